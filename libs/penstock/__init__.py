@@ -1,0 +1,1 @@
+"""Penstock: what users import and type."""

@@ -1,0 +1,300 @@
+"""
+What a bus does, whichever it is: append facts and follow them, snapshots, leases, work, requests and telemetry.
+
+Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``; ``tests/contract`` holds both to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from penstock_events import Commit
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One commit to be appended.
+
+    Attributes
+    ----------
+    expected : int or None
+        Stream sequence of the subject's last message, 0 for a subject that must be new; None appends regardless.
+    """
+
+    subject: str
+    commit: Commit
+    expected: int | None
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One commit as it stands in the log.
+
+    Attributes
+    ----------
+    seq : int
+        Sequence in the stream; rises from one delivery to the next, not always by one.
+    stored_s : float
+        Seconds since the epoch at which the bus stored it.
+    pending : int
+        Messages that the log held behind this one when it was delivered; 0 means caught up.
+    """
+
+    seq: int
+    subject: str
+    stored_s: float
+    pending: int
+    commit: Commit
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A fold's state up to ``last_seq``; ``schema`` names the layout of ``state`` and is compared for equality."""
+
+    schema: str
+    last_seq: int
+    state: bytes
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Proof of being the one owner of a name; ``token`` rises with every new owner (a fencing token)."""
+
+    name: str
+    owner: str
+    token: int
+    ttl_s: float
+
+
+class Work(Protocol):
+    """One message of the work queue; exactly one of its three methods is called once."""
+
+    subject: str
+    body: bytes
+
+    async def ack(self) -> None:
+        """It is done."""
+
+    async def retry(self, delay_s: float = 0.0) -> None:
+        """Not now: deliver it again."""
+
+    async def reject(self, reason: str) -> None:
+        """Never: move it to REJECTED with the reason."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler answers: a body, or an error where ``code`` is not 0 (HTTP-like: 400, 404, 409, 503)."""
+
+    body: bytes = b""
+    code: int = 0
+    error: str = ""
+
+
+Handler = Callable[[bytes], Awaitable[Reply]]
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One request subject of a service."""
+
+    name: str
+    subject: str
+    handler: Handler
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a process's output; ``seq`` orders a stream's pieces."""
+
+    seq: int
+    job_id: str
+    rank: int
+    stored_s: float
+    data: bytes
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not be accepted and why. ``origin`` is where it came from, such as a subject and a sequence."""
+
+    reason: str
+    origin: str
+    body: bytes
+    stored_s: float = 0.0
+
+
+class Bus(Protocol):
+    """
+    The port. All methods raise :class:`BusError` or a child of it and nothing else that the bus is to blame for.
+
+    Times are seconds. Every adapter is an async context manager through its ``connect`` function.
+    """
+
+    # --- the log
+    async def append(self, item: Append) -> int:
+        """
+        Append one commit; return its sequence.
+
+        A retry of the same commit id that was already stored returns the stored sequence.
+
+        Raises
+        ------
+        Conflict
+            If the subject's last sequence is not the expected one.
+        TooLarge
+            If the commit is over the server's limit.
+        StorageFull, Unavailable
+            If it was not stored; it may be tried again with the same id.
+        """
+
+    async def append_many(self, items: Sequence[Append]) -> list[int]:
+        """
+        Append many commits with a window of outstanding acknowledgements, keeping the order of equal subjects.
+
+        Returns the sequences in the order of ``items``. On an error, some may have been stored: the same ids may be
+        tried again.
+        """
+
+    def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+        """
+        Yield every commit after a sequence, then every new one, for ever, in order, each once.
+
+        Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once
+        and is skipped. ``subjects`` are patterns; empty means all.
+        """
+
+    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
+        """Return the stored commits of a subject or pattern, in order; those that cannot be decoded are left out."""
+
+    async def last(self, subject: str) -> Delivery | None:
+        """Return the last commit of one exact subject."""
+
+    async def last_seq(self) -> int:
+        """Return the sequence of the log's last message; 0 for an empty log."""
+
+    # --- what the log refused
+    async def reject(self, what: str, rejection: Rejection) -> None:
+        """Put something that cannot be accepted where people find it (``subjects.rejected(what)``)."""
+
+    async def rejections(self) -> list[Rejection]:
+        """Return what was rejected, oldest first (the newest thousand)."""
+
+    # --- snapshots
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Store the snapshot, replacing the one before; readers see the old or the new one, never a mix."""
+
+    async def load_snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot; None where there is none or where it is damaged (which is logged)."""
+
+    async def delete_snapshots(self) -> None:
+        """Delete all snapshots of all services; every state must then be the same after a restart."""
+
+    # --- leases
+    async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
+        """Become the owner of a name, if nobody is; None otherwise. The owner itself gets its lease again."""
+
+    async def renew(self, lease: Lease) -> bool:
+        """Stay the owner for another ``ttl_s``; False if the lease is gone."""
+
+    async def release(self, lease: Lease) -> None:
+        """Stop being the owner at once."""
+
+    # --- work
+    async def submit(self, subject: str, body: bytes) -> None:
+        """Put a message into the work queue; returns when it is stored."""
+
+    def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
+        """Yield work; each message goes to one of the workers of ``queue``, and again if it is not acknowledged."""
+
+    # --- requests
+    async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
+        """
+        Ask and return the answer's body.
+
+        Raises
+        ------
+        ServiceError
+            If the service answered with an error.
+        NoResponders
+            If nobody serves the subject.
+        Timeout
+            If no answer came in time.
+        """
+
+    def serve(
+        self, name: str, version: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """
+        Serve requests while the context is open, sharing them with other replicas of the same name.
+
+        On NATS it is a micro service: ``nats micro ls``, ``info`` and ``stats`` know it. An exception in a handler
+        becomes error 500.
+        """
+
+    # --- telemetry and output
+    async def tell(self, subject: str, body: bytes) -> None:
+        """Publish without storing; it may be lost."""
+
+    def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield ``(subject, body)`` of what is told from now on; a slow reader loses the oldest."""
+
+    async def write_log(self, job_id: str, rank: int, data: bytes) -> None:
+        """Store a piece of a process's output."""
+
+    def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
+        """Yield a job's output, all or the last ``tail`` pieces, then end, or go on with ``follow``."""
+
+    # --- itself
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that the server takes."""
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
+
+
+class BusError(Exception):
+    """Root of what can go wrong on the bus."""
+
+
+class Conflict(BusError):
+    """The subject has moved on: read it and decide again."""
+
+    def __init__(self, subject: str, expected: int) -> None:
+        """Say which subject, and which sequence the writer had expected."""
+        super().__init__(f"{subject} is no longer at sequence {expected}; read it again and decide anew")
+        self.subject = subject
+        self.expected = expected
+
+
+class Unavailable(BusError):
+    """The server did not answer or cannot be reached; the call may be tried again."""
+
+
+class StorageFull(Unavailable):
+    """The server has no room left; nothing was stored, and nothing stored before is lost."""
+
+
+class Timeout(Unavailable):
+    """No answer came in time."""
+
+
+class NoResponders(Unavailable):
+    """Nobody serves that subject: is the service running?"""
+
+
+class Unauthorized(BusError):
+    """The server refused the credentials, or they may not use that subject."""
+
+
+class TooLarge(BusError):
+    """The body is over the server's limit; send less, or raise ``max_payload``."""
+
+
+class ServiceError(BusError):
+    """A service answered with an error."""
+
+    def __init__(self, code: int, message: str, body: bytes = b"") -> None:
+        """Keep the code for the caller; the message says what to do."""
+        super().__init__(message)
+        self.code = code
+        self.body = body

@@ -1,0 +1,69 @@
+"""The vocabulary of Penstock: facts, specifications, subjects, and the life of a job."""
+
+from penstock_events.base import Event
+from penstock_events.codec import AnyEvent, CodecError, Commit, decode, encode, tag_of
+from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
+from penstock_events.lifecycle import ACTIVE, TERMINAL, Job, Jobs, State
+from penstock_events.node import NodeJoined, NodeLeft
+from penstock_events.profile import KindSpeed, Sample, SamplesRequested, WorkloadProfiled
+from penstock_events.rank import JobsRanked, Rank
+from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
+from penstock_events.round import Cause, Placement, Preemption, RoundDecided, Slot, Wait
+from penstock_events.run import RunCheckpointed, RunEnded, RunStarted, RunWarned
+from penstock_events.spec import Choice, Device, Dimension, Integers, JobSpec, Outcome, Param, SweepSpec, Uniform
+from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened
+
+__all__ = [
+    "ACTIVE",
+    "TERMINAL",
+    "AnyEvent",
+    "Cause",
+    "Choice",
+    "CodecError",
+    "Commit",
+    "Device",
+    "Dimension",
+    "Event",
+    "Integers",
+    "Job",
+    "JobCancelled",
+    "JobFinished",
+    "JobHeld",
+    "JobReleased",
+    "JobSpec",
+    "JobSubmitted",
+    "Jobs",
+    "JobsRanked",
+    "KindSpeed",
+    "NodeDrained",
+    "NodeJoined",
+    "NodeLeft",
+    "NodeResumed",
+    "Outcome",
+    "Param",
+    "Placement",
+    "Preemption",
+    "Rank",
+    "RoundDecided",
+    "RunCheckpointed",
+    "RunEnded",
+    "RunStarted",
+    "RunWarned",
+    "Sample",
+    "SamplesRequested",
+    "Slot",
+    "State",
+    "SweepCancelled",
+    "SweepFinished",
+    "SweepSpec",
+    "SweepSubmitted",
+    "Trial",
+    "TrialFinished",
+    "TrialGroupOpened",
+    "Uniform",
+    "Wait",
+    "WorkloadProfiled",
+    "decode",
+    "encode",
+    "tag_of",
+]

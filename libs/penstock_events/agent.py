@@ -1,0 +1,106 @@
+"""
+What a job's process and its node's executor say to each other, over a Unix socket, one JSON object a line.
+
+The executor listens; every process of a job connects, says :class:`Hello` and goes on. To preempt a gang without losing
+or repeating a step, all of its processes must stop after the same one although none may wait for the others inside a
+collective operation: the executor asks (:class:`Stop`), each answers at its next boundary (:class:`At`) and goes on for
+at most ``STOP_MARGIN`` steps; with all answers in, the executor names the step (:class:`StopAt`): the largest answer
+plus the margin, which nobody can have passed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+VERSION: Final = 1
+STOP_MARGIN: Final = 2
+"""Steps a process may go on after answering; two, because processes of one gang are at most one step apart."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """First line of a process, at every connection."""
+
+    version: int
+    job_id: str
+    epoch: int
+    rank: int
+    pid: int
+    step: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning."""
+
+    step: int
+    loop_steps: int
+    loop_s: float
+    metrics: dict[str, float] = {}
+
+
+class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
+    """Answer to :class:`Stop`: this many steps are done."""
+
+    step: int
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
+    """A checkpoint after this step is complete; ``leaving`` where the process exits next, as asked."""
+
+    step: int
+    leaving: bool = False
+
+
+class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
+    """The checkpoint could not be written; the one before is untouched, and the process goes on."""
+
+    step: int
+    error: str
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The session was left in good order: last step and last metrics."""
+
+    step: int
+    loop_steps: int
+    loop_s: float
+    metrics: dict[str, float] = {}
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """Say where you are: you are about to be preempted."""
+
+
+class StopAt(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
+    """Save a checkpoint after this step, say :class:`Saved` with ``leaving``, and exit with :data:`EXIT_PREEMPTED`."""
+
+    step: int
+
+
+FromJob = Hello | Progress | At | Saved | SaveFailed | Done
+ToJob = Stop | StopAt
+
+EXIT_PREEMPTED: Final = 75
+"""``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""
+
+
+class Env:
+    """Environment variables that a job's processes find."""
+
+    JOB_ID: Final = "PENSTOCK_JOB_ID"
+    EPOCH: Final = "PENSTOCK_EPOCH"
+    NODE: Final = "PENSTOCK_NODE"
+    RANK: Final = "PENSTOCK_RANK"
+    LOCAL_RANK: Final = "PENSTOCK_LOCAL_RANK"
+    WORLD_SIZE: Final = "PENSTOCK_WORLD_SIZE"
+    SOCKET: Final = "PENSTOCK_SOCKET"
+    CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
+    CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
+    PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
+    BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"
+    SAMPLE_ITERATIONS: Final = "PENSTOCK_SAMPLE_ITERATIONS"  # only in a profiler's sample
+    DEVICE_KIND: Final = "PENSTOCK_DEVICE_KIND"
+    DEVICES: Final = "PENSTOCK_DEVICES"  # this process's device numbers, with commas
+    BACKEND: Final = "PENSTOCK_BACKEND"
+    EMULATED_SPEED: Final = "PENSTOCK_EMULATED_SPEED"  # only on an emulated device

@@ -1,0 +1,318 @@
+"""
+The life of a job, as a table: every service that cares about jobs folds them with this one module.
+
+States are the two letters that people read in ``penstock ps``. The fold never refuses a fact: one that does not fit the
+job's present state (an older epoch, a placement of a job that was cancelled meanwhile) changes nothing, and it changes
+nothing in the same way in every service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from penstock_events.base import Event
+from penstock_events.job import JobCancelled, JobHeld, JobReleased, JobSubmitted
+from penstock_events.profile import Sample, SamplesRequested
+from penstock_events.round import Placement, RoundDecided
+from penstock_events.run import RunCheckpointed, RunEnded, RunStarted
+from penstock_events.spec import JobSpec, Outcome
+
+
+class State(StrEnum):
+    """What ``penstock ps`` shows."""
+
+    PENDING = "PD"
+    RUNNING = "R"
+    PREEMPTING = "PR"
+    COMPLETING = "CG"
+    COMPLETED = "CD"
+    FAILED = "F"
+    CANCELLED = "CA"
+
+
+TERMINAL: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+ACTIVE: Final = frozenset({State.RUNNING, State.PREEMPTING, State.COMPLETING})
+
+_ENDED: Final = {
+    "completed": State.COMPLETED,
+    "failed": State.FAILED,
+    "retried": State.PENDING,
+    "preempted": State.PENDING,
+    "lost": State.PENDING,
+    "cancelled": State.CANCELLED,
+}
+
+TRANSITIONS: Final[dict[State, dict[str, State]]] = {
+    State.PENDING: {"placed": State.RUNNING, "cancel": State.CANCELLED},
+    State.RUNNING: {"preempt": State.PREEMPTING, "cancel": State.COMPLETING, **_ENDED},
+    State.PREEMPTING: {"cancel": State.COMPLETING, **_ENDED},
+    State.COMPLETING: dict.fromkeys(_ENDED, State.CANCELLED),
+    State.COMPLETED: {},
+    State.FAILED: {},
+    State.CANCELLED: {},
+}
+"""State → what happened → next state; what is not listed changes nothing. ``docs/states.md`` is drawn from it."""
+
+_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "lost", "failed", "cancelled")
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """
+    One job as the log has it so far.
+
+    Attributes
+    ----------
+    epoch : int
+        Of the last placement; 0 before the first.
+    placement : Placement or None
+        The lease in force.
+    open_nodes : set of str
+        Nodes of the lease whose run has not ended: their devices are taken.
+    outcome : str
+        The worst outcome among the ended nodes of the lease; a gang ends as a whole.
+    started_s : float
+        Start of the present run; 0 while none has started.
+    pending_since_s, waited_s, executed_s : float
+        Since when it waits, how long it waited before that, and how long it ran in ended runs.
+    not_before_s : float
+        End of the back-off after a failure.
+    """
+
+    id: str
+    spec: JobSpec
+    submitted_s: float
+    state: State = State.PENDING
+    sample: Sample | None = None
+    profile_key: str = ""
+    held: bool = False
+    epoch: int = 0
+    placement: Placement | None = None
+    open_nodes: set[str] = msgspec.field(default_factory=set)
+    outcome: Outcome = "completed"
+    started_s: float = 0.0
+    first_started_s: float = 0.0
+    pending_since_s: float = 0.0
+    waited_s: float = 0.0
+    executed_s: float = 0.0
+    not_before_s: float = 0.0
+    attempts: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    checkpoint_step: int = 0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    reason: str = ""
+    exit_code: int | None = None
+    finished_s: float = 0.0
+
+    def executed_by(self, now_s: float) -> float:
+        """Return the seconds executed over all runs up to ``now_s``."""
+        running_s = max(0.0, now_s - self.started_s) if self.started_s and self.placement else 0.0
+        return self.executed_s + running_s
+
+    def attained_gpu_s(self, now_s: float) -> float:
+        """Return the two-dimensional attained service up to ``now_s``, in GPU-seconds."""
+        return self.spec.gpus * self.executed_by(now_s)
+
+    def waited_by(self, now_s: float) -> float:
+        """Return the seconds spent waiting up to ``now_s``."""
+        return self.waited_s + (max(0.0, now_s - self.pending_since_s) if self.state is State.PENDING else 0.0)
+
+    def may_start(self, now_s: float) -> bool:
+        """Say whether the job waits for nothing but devices."""
+        return self.state is State.PENDING and not self.held and now_s >= self.not_before_s
+
+    def may_run(self, epoch: int, node_id: str) -> bool:
+        """Say whether the processes of this epoch on this node are still wanted, in whatever state they are."""
+        return self.placement is not None and self.placement.epoch == epoch and node_id in self.open_nodes
+
+    @property
+    def stopping(self) -> bool:
+        """Whether processes that still run are to end: preempted, cancelled, or the gang has ended badly elsewhere."""
+        return self.state in {State.PREEMPTING, State.COMPLETING} or self.outcome != "completed"
+
+
+class Jobs(msgspec.Struct):
+    """All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`."""
+
+    by_id: dict[str, Job] = msgspec.field(default_factory=dict)
+
+    def __getitem__(self, job_id: str) -> Job:
+        return self.by_id[job_id]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.by_id.values())
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def get(self, job_id: str) -> Job | None:
+        """Return a job, or None where the id is not known."""
+        return self.by_id.get(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job; facts about it are ignored from here on."""
+        self.by_id.pop(job_id, None)
+
+    def apply(self, event: Event) -> list[Job]:
+        """Fold one fact in; return the jobs it touched."""
+        match event:
+            case JobSubmitted():
+                touched = [_submit(self, event.job_id, event.spec, event.at_s)]
+            case SamplesRequested():
+                touched = [_submit_sample(self, event, sample) for sample in event.samples]
+            case RoundDecided():
+                touched = _apply_round(self, event)
+            case RunEnded():
+                touched = self._known(event.job_id, _end_run, event)
+            case RunStarted():
+                touched = self._known(event.job_id, _start_run, event)
+            case RunCheckpointed():
+                touched = self._known(event.job_id, _checkpoint, event)
+            case JobCancelled():
+                touched = self._known(event.job_id, _cancel, event)
+            case JobHeld() | JobReleased():
+                touched = self._known(event.job_id, _hold, event)
+            case _:
+                touched = []
+        return touched
+
+    def _known(self, job_id: str, step: Callable[[Job, Any], bool], event: Event) -> list[Job]:
+        job = self.by_id.get(job_id)
+        return [job] if job is not None and step(job, event) else []
+
+
+def _submit(jobs: Jobs, job_id: str, spec: JobSpec, at_s: float) -> Job:
+    job = Job(id=job_id, spec=spec, submitted_s=at_s, pending_since_s=at_s, held=spec.hold)
+    return jobs.by_id.setdefault(job_id, job)
+
+
+def _submit_sample(jobs: Jobs, event: SamplesRequested, sample: Sample) -> Job:
+    spec = msgspec.structs.replace(
+        event.spec,
+        id=sample.sample_id,
+        kinds=(sample.kind,),
+        gpus=1,
+        retries=0,
+        checkpoint_s=0.0,
+        hold=False,
+        parent="",
+    )
+    job = _submit(jobs, sample.sample_id, spec, event.at_s)
+    job.sample, job.profile_key = sample, event.key
+    return job
+
+
+def _apply_round(jobs: Jobs, event: RoundDecided) -> list[Job]:
+    touched = []
+    for node_id in event.lost_nodes:
+        touched += [job for job in jobs if node_id in job.open_nodes and _leave_node(job, node_id, "lost", event.at_s)]
+    for preemption in event.preemptions:
+        job = jobs.get(preemption.job_id)
+        if job is not None and job.epoch == preemption.epoch and _move(job, "preempt"):
+            job.reason = preemption.reason
+            touched.append(job)
+    for placement in event.placements:
+        job = jobs.get(placement.job_id)
+        if job is not None and _place(job, placement, event.at_s):
+            touched.append(job)
+    return touched
+
+
+def _place(job: Job, placement: Placement, at_s: float) -> bool:
+    if job.held or placement.epoch != job.epoch + 1 or not _move(job, "placed"):
+        return False
+    job.epoch, job.placement = placement.epoch, placement
+    job.open_nodes = {slot.node_id for slot in placement.slots}
+    job.outcome, job.reason, job.exit_code = "completed", "", None
+    job.waited_s += max(0.0, at_s - job.pending_since_s)
+    return True
+
+
+def _start_run(job: Job, event: RunStarted) -> bool:
+    if not job.may_run(event.epoch, event.node_id):
+        return False
+    if not job.started_s:
+        job.started_s = event.at_s
+        job.attempts += 1
+        job.first_started_s = job.first_started_s or event.at_s
+    return True
+
+
+def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
+    if job.placement is None or job.placement.epoch != event.epoch:
+        return False
+    job.checkpoint_step = max(job.checkpoint_step, event.step)
+    return True
+
+
+def _end_run(job: Job, event: RunEnded) -> bool:
+    if not job.may_run(event.epoch, event.node_id):
+        return False
+    job.steps = max(job.steps, event.steps)
+    job.metrics = {**job.metrics, **event.metrics}
+    if _WORST.index(event.outcome) >= _WORST.index(job.outcome):
+        job.reason = event.reason
+        job.exit_code = event.exit_code
+    _leave_node(job, event.node_id, event.outcome, event.at_s)
+    return True
+
+
+def _leave_node(job: Job, node_id: str, outcome: Outcome, at_s: float) -> bool:
+    job.open_nodes.discard(node_id)
+    job.outcome = max(job.outcome, outcome, key=_WORST.index)
+    if job.open_nodes:
+        return True
+    job.executed_s = job.executed_by(at_s)
+    job.placement, job.started_s = None, 0.0
+    _conclude(job, at_s)
+    return True
+
+
+def _conclude(job: Job, at_s: float) -> None:
+    what: str = job.outcome
+    if what == "failed":
+        job.failures += 1
+        if job.failures <= job.spec.retries and job.state is not State.COMPLETING:
+            what = "retried"
+            job.not_before_s = at_s + job.spec.backoff_s * 2.0 ** (job.failures - 1)
+    elif what == "preempted":
+        job.preemptions += 1
+    elif what == "lost":
+        job.reason = "its node was lost"
+    _move(job, what)
+    if job.state is State.PENDING:
+        job.pending_since_s = at_s
+    else:
+        job.finished_s = at_s
+
+
+def _cancel(job: Job, event: JobCancelled) -> bool:
+    was_pending = job.state is State.PENDING
+    if not _move(job, "cancel"):
+        return False
+    job.reason = event.reason or (f"cancelled by {event.by}" if event.by else "cancelled")
+    if was_pending:
+        job.waited_s += max(0.0, event.at_s - job.pending_since_s)
+        job.finished_s = event.at_s
+    return True
+
+
+def _hold(job: Job, event: JobHeld | JobReleased) -> bool:
+    held = isinstance(event, JobHeld)
+    changed = job.state not in TERMINAL and job.held != held
+    if changed:
+        job.held = held
+    return changed
+
+
+def _move(job: Job, what: str) -> bool:
+    to = TRANSITIONS[job.state].get(what)
+    if to is None:
+        return False
+    job.state = to
+    return True

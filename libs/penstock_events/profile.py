@@ -1,0 +1,56 @@
+"""Facts about workloads. Written by the profiler on ``evt.profile.<key>``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock_events.base import Event
+from penstock_events.spec import JobSpec
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One short run of a workload, placed by the matcher like a job and never retried."""
+
+    sample_id: str
+    kind: str
+    iterations: int
+
+
+class SamplesRequested(Event, frozen=True, kw_only=True, tag="profile.samples_requested.v1"):
+    """An unseen workload is to be sampled; each sample becomes a job of its own, ahead of all others."""
+
+    key: str
+    spec: JobSpec
+    samples: tuple[Sample, ...]
+
+
+class KindSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How fast a workload is on one kind of device.
+
+    Attributes
+    ----------
+    kind : str
+    iteration_s : float
+        Seconds an iteration (the slope ``a`` of ``t = a·n + b``); 0 where it could not be measured.
+    speed : float
+        Relative to the fastest measured kind of this workload, in (0, 1]; larger is faster.
+    memory_bytes : int
+        Peak seen; 0 where unknown.
+    predicted : bool
+        True where it was not measured but predicted from other workloads.
+    """
+
+    kind: str
+    iteration_s: float
+    speed: float
+    memory_bytes: int = 0
+    predicted: bool = False
+
+
+class WorkloadProfiled(Event, frozen=True, kw_only=True, tag="profile.measured.v1"):
+    """The profiler's present knowledge of a workload; a later one replaces it."""
+
+    key: str
+    speeds: tuple[KindSpeed, ...]
+    note: str = ""

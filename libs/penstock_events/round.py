@@ -1,0 +1,93 @@
+"""Facts about matching rounds. Written by the matcher on ``evt.round.<pool>``: one event a decision."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from penstock_events.base import Event
+
+Cause = Literal[
+    "capacity",  # every fitting device is taken by jobs that rank higher
+    "gang",  # some devices are free, but not enough at once
+    "later_place",  # the matching has it wait for a better device
+    "profiling",  # its speeds are being measured
+    "backoff",  # it failed and is waiting for its next try
+    "never_fits",  # no set of present nodes could ever hold it
+    "no_nodes",  # the pool has no node that takes jobs
+    "held",  # its user or an operator holds it
+]
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one node."""
+
+    node_id: str
+    devices: tuple[int, ...]
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A lease: the job runs on these devices under this epoch.
+
+    Attributes
+    ----------
+    epoch : int
+        One more than the job's last; executors and folds refuse facts of older ones.
+    """
+
+    job_id: str
+    epoch: int
+    kind: str
+    slots: tuple[Slot, ...]
+
+
+class Preemption(msgspec.Struct, frozen=True, kw_only=True):
+    """The job's run under this epoch is to checkpoint and stop."""
+
+    job_id: str
+    epoch: int
+    reason: str = ""
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Why a job waits.
+
+    Attributes
+    ----------
+    cause : Cause
+        The one that dominates.
+    evidence : str
+        What shows it, in figures.
+    remedy : str
+        What would change it; empty where nothing the user does would.
+    """
+
+    job_id: str
+    cause: Cause
+    evidence: str
+    remedy: str = ""
+
+
+class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
+    """
+    The matcher decided who runs where.
+
+    Attributes
+    ----------
+    lost_nodes : tuple of str
+        Nodes whose heartbeats have stopped; their leases end here.
+    prices : dict of str to float
+        What one more device of each kind would save, in seconds of completion time.
+    waits : tuple of Wait
+        For the first waiting jobs in rank order; a later round's list replaces this one.
+    """
+
+    pool: str
+    placements: tuple[Placement, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
+    prices: dict[str, float] = {}
+    waits: tuple[Wait, ...] = ()

@@ -1,0 +1,64 @@
+"""Facts about runs: one attempt of a job on its devices. Written by executors on ``evt.run.<job>``."""
+
+from __future__ import annotations
+
+from penstock_events.base import Event
+from penstock_events.spec import Outcome
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
+    """The executor of one node started the job's processes on all of its devices there."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    devices: tuple[int, ...]
+    resumed_step: int = 0
+
+
+class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1"):
+    """A checkpoint was completed: a later run resumes after this step."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    step: int
+
+
+class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
+    """
+    All of the job's processes on one node are gone, and its devices there are free.
+
+    Attributes
+    ----------
+    outcome : {"completed", "failed", "preempted", "cancelled", "lost"}
+        ``lost`` means that the processes vanished without an exit status (the machine went down): it is not held
+        against the job.
+    steps : int
+        Iterations done since the job's very beginning, over all runs.
+    loop_steps, loop_s : int, float
+        Iterations of this run and the seconds between the first one's start and the last one's end.
+    metrics : dict
+        The last value of each reported metric.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    outcome: Outcome
+    exit_code: int | None = None
+    reason: str = ""
+    steps: int = 0
+    loop_steps: int = 0
+    loop_s: float = 0.0
+    peak_memory_bytes: int = 0
+    metrics: dict[str, float] = {}
+
+
+class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):
+    """Something about the run deserves attention, and it goes on: a checkpoint failed, output was dropped."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    warning: str

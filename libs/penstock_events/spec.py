@@ -1,0 +1,179 @@
+"""What people ask for: the specifications of a job and of a sweep, and what a device is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$", description="letters, digits, - and _")]
+EntityId = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9][a-z0-9_-]{0,62})?$",
+        description="lower-case letters, digits, - and _; empty: given by the gateway",
+    ),
+]
+Param = str | int | float | bool
+Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    One job, as its user describes it. Nothing here asks how long it will run.
+
+    Attributes
+    ----------
+    name : str
+        For people; need not be unique.
+    command : tuple of str
+        The program and its arguments; started once on every device (see ``processes``).
+    id : str
+        Wished id. The same id with equal content is the same job; with other content it is a conflict.
+    user, team : str
+        Whose job it is; filled in by the client.
+    pool : str
+        The set of nodes it may run on.
+    gpus : int
+        Devices, all of one kind and all at once (a gang where more than one).
+    kinds : tuple of str
+        Accepted device kinds; empty means every kind that is not a bare CPU.
+    memory_bytes : int
+        Least memory of each device; 0 where any will do.
+    model, batch_size
+        Name the workload for the profiler. With a model named, arguments do not tell workloads apart.
+    digest : str
+        Digest of the script, filled in by the client where it can read it.
+    profile : {"auto", "off"}
+        ``auto`` samples an unseen workload on each device kind, if its script uses :func:`penstock.session`.
+    processes : {"device", "node"}
+        One process for each device, or one for all of a node's devices.
+    retries : int
+        How often a failed run is tried again.
+    backoff_s : float
+        Wait before the first retry, in seconds; doubles with each further one.
+    grace_s : float
+        Seconds between asking a run to stop and TERM, and again between TERM and KILL.
+    checkpoint_s : float
+        Least seconds between two periodic checkpoints; 0 leaves only those asked for by a preemption.
+    duration_s : float
+        Exclusive run time, if the user happens to know it; 0 where unknown. Used by the matcher, never required.
+    env, cwd, params
+        Environment, working directory, and hyper-parameters (``session.params``).
+    hold : bool
+        Accept the job, but do not start it before ``penstock release``.
+    parent : str
+        The sweep this job is a trial of.
+    """
+
+    name: Name
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+    id: EntityId = ""
+    user: str = ""
+    team: str = ""
+    pool: Name = "default"
+    gpus: Annotated[int, Meta(ge=1)] = 1
+    kinds: tuple[Name, ...] = ()
+    memory_bytes: Annotated[int, Meta(ge=0)] = 0
+    model: str = ""
+    batch_size: Annotated[int, Meta(ge=0)] = 0
+    digest: str = ""
+    profile: Literal["auto", "off"] = "auto"
+    processes: Literal["device", "node"] = "device"
+    retries: Annotated[int, Meta(ge=0, le=100)] = 0
+    backoff_s: Annotated[float, Meta(ge=0)] = 1.0
+    grace_s: Annotated[float, Meta(ge=0)] = 10.0
+    checkpoint_s: Annotated[float, Meta(ge=0)] = 60.0
+    duration_s: Annotated[float, Meta(ge=0)] = 0.0
+    env: dict[str, str] = {}
+    cwd: str = ""
+    params: dict[str, Param] = {}
+    hold: bool = False
+    parent: str = ""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):
+    """One of the listed values."""
+
+    values: Annotated[tuple[Param, ...], Meta(min_length=1)]
+
+
+class Uniform(msgspec.Struct, frozen=True, kw_only=True, tag="uniform", tag_field="kind"):
+    """A number between ``low`` and ``high``; evenly in its logarithm where ``log`` is set."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+class Integers(msgspec.Struct, frozen=True, kw_only=True, tag="int", tag_field="kind"):
+    """A whole number between ``low`` and ``high``, both included."""
+
+    low: int
+    high: int
+
+
+Dimension = Choice | Uniform | Integers
+
+
+class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    A search over hyper-parameters: one job template, one space, one metric.
+
+    Attributes
+    ----------
+    name, id
+        As for a job.
+    job : JobSpec
+        What each trial runs; its ``params`` are overlaid with the trial's point of the space.
+    space : dict of str to Dimension
+        Name of each hyper-parameter and where its values come from.
+    metric, mode
+        What ``session.report`` calls the result, and which end of it is better.
+    search : {"random", "grid"}
+        ``grid`` walks the product of the choices and ignores ``trials`` where it is 0.
+    trials : int
+        How many points are tried.
+    max_gpus : int
+        Most devices for one trial (Fluid's d).
+    seed : int
+        Of the random search: the same seed gives the same trials.
+    """
+
+    name: Name
+    job: JobSpec
+    space: dict[str, Dimension]
+    metric: str
+    id: EntityId = ""
+    mode: Literal["max", "min"] = "max"
+    search: Literal["random", "grid"] = "random"
+    trials: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    max_gpus: Annotated[int, Meta(ge=1)] = 1
+    seed: int = 0
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One device of a node.
+
+    Attributes
+    ----------
+    index : int
+        Its number within the node.
+    kind : str
+        What the matcher tells devices apart by, such as ``h100`` or ``fast``.
+    memory_bytes : int
+    backend : {"cuda", "cpu", "emulated"}
+    uuid : str
+        The driver's own name for it, if it has one.
+    speed : float
+        Of an emulated device: its speed relative to this host, shown as emulated everywhere.
+    """
+
+    index: int
+    kind: str
+    memory_bytes: int
+    backend: Literal["cuda", "cpu", "emulated"]
+    uuid: str = ""
+    speed: float = 1.0

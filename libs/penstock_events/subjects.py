@@ -1,0 +1,182 @@
+"""All subjects and streams of Penstock, and who may write which: built here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROOT: Final = "penstock"
+
+EVT: Final = "EVT"
+LOG: Final = "LOG"
+INBOX: Final = "INBOX"
+REJECTED: Final = "REJECTED"
+STATE: Final = "STATE"  # snapshots, in chunks
+LEASES: Final = "penstock-leases"  # a key-value bucket
+
+STREAM_SUBJECTS: Final[dict[str, str]] = {
+    EVT: f"{ROOT}.evt.>",
+    LOG: f"{ROOT}.log.>",
+    INBOX: f"{ROOT}.inbox.>",
+    REJECTED: f"{ROOT}.rejected.>",
+    STATE: f"{ROOT}.state.>",
+}
+
+INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
+INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
+
+WRITERS: Final[dict[str, str]] = {
+    "job": "gateway",
+    "request": "gateway",
+    "profile": "profiler",
+    "rank": "ranker",
+    "round": "matcher",
+    "sweep": "tuner",
+    "run": "executor",
+    "node": "executor",
+}
+"""Entity kind → the one service that may write its facts."""
+
+
+def entity(kind: str, entity_id: str) -> str:
+    """
+    Return the log subject of one entity.
+
+    Raises
+    ------
+    ValueError
+        If the kind is not known or the id is not one subject token.
+
+    Examples
+    --------
+    >>> entity("job", "j1")
+    'penstock.evt.job.j1'
+    """
+    if kind not in WRITERS:
+        raise ValueError(f"unknown entity kind {kind!r}; expected one of {', '.join(sorted(WRITERS))}")
+    return f"{ROOT}.evt.{kind}.{_token(entity_id)}"
+
+
+def job(job_id: str) -> str:
+    """Return ``evt.job.<id>``."""
+    return entity("job", job_id)
+
+
+def request(entity_id: str) -> str:
+    """Return ``evt.request.<id>``: what people ask of a sweep or a node."""
+    return entity("request", entity_id)
+
+
+def profile(key: str) -> str:
+    """Return ``evt.profile.<key>``."""
+    return entity("profile", key)
+
+
+def rank(pool: str) -> str:
+    """Return ``evt.rank.<pool>``."""
+    return entity("rank", pool)
+
+
+def round_(pool: str) -> str:
+    """Return ``evt.round.<pool>``."""
+    return entity("round", pool)
+
+
+def sweep(sweep_id: str) -> str:
+    """Return ``evt.sweep.<id>``."""
+    return entity("sweep", sweep_id)
+
+
+def run(job_id: str) -> str:
+    """Return ``evt.run.<job>``."""
+    return entity("run", job_id)
+
+
+def node(node_id: str) -> str:
+    """Return ``evt.node.<id>``."""
+    return entity("node", node_id)
+
+
+def writer_of(subject: str) -> str:
+    """
+    Return the name of the service that may write a log subject; empty if it is no log subject.
+
+    Examples
+    --------
+    >>> writer_of("penstock.evt.round.default")
+    'matcher'
+    """
+    parts = subject.split(".")
+    return WRITERS.get(parts[2], "") if len(parts) == 4 and parts[:2] == [ROOT, "evt"] else ""
+
+
+def entity_of(subject: str) -> tuple[str, str]:
+    """Return ``(kind, id)`` of a log subject, as made by :func:`entity`."""
+    _, _, kind, entity_id = subject.split(".")
+    return kind, entity_id
+
+
+def writable(service: str) -> list[str]:
+    """Return the subjects of the log that a service may publish to, as patterns for NATS permissions."""
+    return [f"{ROOT}.evt.{kind}.*" for kind, writer in WRITERS.items() if writer == service]
+
+
+def command(name: str, service: str = "gateway") -> str:
+    """Return the subject of a command, such as ``penstock.cmd.gateway.submit``."""
+    return f"{ROOT}.cmd.{service}.{_token(name)}"
+
+
+def query(name: str, service: str = "gateway") -> str:
+    """Return the subject of a query, such as ``penstock.qry.gateway.why``."""
+    return f"{ROOT}.qry.{service}.{_token(name)}"
+
+
+def log(job_id: str, rank_: int) -> str:
+    """Return the subject of one process's output."""
+    return f"{ROOT}.log.{_token(job_id)}.{rank_}"
+
+
+def logs(job_id: str) -> str:
+    """Return the pattern for the output of all of a job's processes."""
+    return f"{ROOT}.log.{_token(job_id)}.*"
+
+
+def rejected(what: str) -> str:
+    """Return the subject for what could not be accepted: ``evt``, ``jobs``, ``sweeps``, …"""
+    return f"{ROOT}.rejected.{_token(what)}"
+
+
+def state(name: str) -> str:
+    """Return the subject of a service's snapshots."""
+    return f"{ROOT}.state.{_token(name)}"
+
+
+def heartbeat(node_id: str) -> str:
+    """Return the telemetry subject of a node's heartbeats."""
+    return f"{ROOT}.tel.node.{_token(node_id)}"
+
+
+HEARTBEATS: Final = f"{ROOT}.tel.node.*"
+
+
+def replica(service: str, replica_id: str) -> str:
+    """Return the telemetry subject on which one replica of a service says that it is alive."""
+    return f"{ROOT}.tel.replica.{_token(service)}.{_token(replica_id)}"
+
+
+def replicas(service: str) -> str:
+    """Return the pattern for all of a service's replicas."""
+    return f"{ROOT}.tel.replica.{_token(service)}.*"
+
+
+def progress(job_id: str) -> str:
+    """Return the telemetry subject of a running job's steps and metrics."""
+    return f"{ROOT}.tel.progress.{_token(job_id)}"
+
+
+PROGRESS: Final = f"{ROOT}.tel.progress.*"
+
+
+def _token(text: str) -> str:
+    if not text or any(c in text for c in " .*>\t\r\n"):
+        raise ValueError(f"{text!r} cannot be part of a subject; expected letters, digits, - and _")
+    return text

@@ -1,0 +1,28 @@
+"""Which jobs are the same workload: the key under which iteration times are remembered."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from penstock_events.spec import JobSpec
+
+
+def key(spec: JobSpec) -> str:
+    """
+    Return the workload key of a job: 16 hexadecimal digits.
+
+    With a model named, the key is of model, batch size, script digest and program: arguments such as the number of
+    epochs do not change an iteration. Without one, all arguments count.
+
+    Examples
+    --------
+    >>> a = JobSpec(name="a", command=("python", "train.py", "--epochs", "3"), model="mlp")
+    >>> b = JobSpec(name="b", command=("python", "train.py", "--epochs", "9"), model="mlp")
+    >>> key(a) == key(b)
+    True
+    """
+    program = spec.command[:2] if spec.model else spec.command
+    parts = (spec.model, spec.batch_size, spec.digest, program)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
