@@ -1,0 +1,71 @@
+# Penstock. `make help` lists the targets.
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PACKAGES := libs services
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types imports docs docs-check bench compose-test tree clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.examples ## Run the main job on an embedded NATS server; ARGS=--keep leaves it running
+	@$(BIN)/python examples/demo/run.py $(ARGS)
+
+test: $(VENV)/.dev ## Install what the tests need and run them
+	@$(PYTEST) -q -m "not compose and not bench" $(ARGS)
+
+check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy $(PACKAGES) tools examples
+	@$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory docs-check
+	@$(MAKE) --no-print-directory test
+
+format: $(VENV)/.dev ## Format the code and apply safe fixes
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.dev ## Lint only
+	@$(BIN)/ruff check .
+
+types: $(VENV)/.dev ## Type-check only
+	@$(BIN)/mypy $(PACKAGES) tools examples
+
+imports: $(VENV)/.dev ## Check the import contracts only
+	@$(BIN)/lint-imports --no-logo
+
+docs: $(VENV)/.dev ## Generate docs/events.md, docs/asyncapi.json, docs/states.md and docs/jobspec.schema.json from the code
+	@$(BIN)/python tools/docs.py
+
+docs-check: $(VENV)/.dev ## Fail if a generated document is stale
+	@$(BIN)/python tools/docs.py --check
+
+bench: $(VENV)/.dev ## Print the benchmarks, as ratios against baselines of the same run
+	@$(BIN)/python tests/bench/run.py $(ARGS)
+
+compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
+	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose $(ARGS)
+
+tree: $(VENV)/.dev ## Print the modules with their sizes
+	@$(BIN)/python tools/tree.py
+
+clean: ## Remove the environment and every cache
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+
+$(VENV)/.made: tools/make-venv
+	@tools/make-venv $(VENV)
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.made pyproject.toml
+	@echo "Installing Penstock into $(VENV) ..."
+	@$(PIP) -e '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made pyproject.toml
+	@echo "Installing Penstock and its tools into $(VENV) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.examples
