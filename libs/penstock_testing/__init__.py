@@ -1,1 +1,6 @@
-"""Penstock's testing."""
+"""For tests of services: scenarios over deciders, a real NATS server, and both buses as fixtures."""
+
+from penstock_testing.facts import delivery, subject_of
+from penstock_testing.scenario import Scenario, check_replay
+
+__all__ = ["Scenario", "check_replay", "delivery", "subject_of"]

@@ -1,0 +1,155 @@
+"""Settings, decoded once and strictly: a TOML table overlaid with environment variables, into a frozen Struct."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
+DEFAULT_FILE: Final = "penstock.toml"
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names the file or variable and what was expected."""
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Where the bus is, and as whom to go there: ``PENSTOCK_URL``, ``PENSTOCK_USER``, ``PENSTOCK_PASSWORD``.
+
+    Attributes
+    ----------
+    connect_s : float
+        How long to go on trying to connect at the start, in seconds.
+    drain_s : float
+        How long a service may take to stop in good order, in seconds.
+    """
+
+    url: str = "nats://127.0.0.1:4222"
+    user: str = ""
+    password: str = ""
+    replica_id: str = ""
+    connect_s: float = 60.0
+    drain_s: float = 20.0
+
+
+def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None) -> T:
+    """
+    Return the settings of a section.
+
+    Parameters
+    ----------
+    cls : type of Struct
+        What is expected; its defaults apply where nothing is set.
+    section : str
+        The TOML table, and the ``PENSTOCK_<SECTION>_`` prefix of the variables; empty for the file's own top level
+        and the bare ``PENSTOCK_`` prefix.
+
+    Raises
+    ------
+    SettingsError
+        If a key is unknown, a value has the wrong type, a required one is missing, or the file cannot be read.
+
+    Examples
+    --------
+    >>> load(Connection, "", environ={"PENSTOCK_URL": "nats://bus:4222"}).url
+    'nats://bus:4222'
+    """
+    environ = os.environ if environ is None else environ
+    fields = {field.name: field for field in msgspec.structs.fields(cls)}
+    types_ = get_type_hints(cls, include_extras=True)
+    values = {
+        name: _convert(value, types_[name], f"{source}, key {name!r}", strict=True)
+        for name, (value, source) in _from_file(section, fields, environ).items()
+    }
+    for name, (text, variable) in _from_environment(section, fields, environ).items():
+        values[name] = _convert(_parsed(text, types_[name]), types_[name], f"variable {variable}", strict=False)
+    for name, field in fields.items():
+        if name not in values and field.required:
+            where = f"variable {_variable(section, name)} or key {name!r} of [{section}]"
+            raise SettingsError(f"{where} is missing in {DEFAULT_FILE}; expected {_words(types_[name])}: set it")
+    return cls(**values)
+
+
+def _from_file(section: str, known: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    path = environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
+    table = _read(Path(path), wanted=CONFIG_VARIABLE in environ)
+    if section:
+        table = table.get(section, {})
+        if not isinstance(table, dict):
+            raise SettingsError(f"{path}: {section!r} is not a table; write it as [{section}]")
+    else:
+        table = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    where = f"{path}, [{section}]" if section else path
+    for name in table:
+        if name not in known:
+            raise SettingsError(f"{where}: unknown key {name!r}; expected one of {', '.join(sorted(known))}")
+    return {name: (value, where) for name, value in table.items()}
+
+
+def _read(path: Path, *, wanted: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not wanted:
+            return {}
+        raise SettingsError(f"{CONFIG_VARIABLE} names {path}, which does not exist; create it or unset it") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
+
+
+def _from_environment(
+    section: str, known: Mapping[str, object], environ: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    if section:
+        prefix = _variable(section, "")
+        for variable in environ:
+            if variable.startswith(prefix) and variable.removeprefix(prefix).lower() not in known:
+                names = ", ".join(prefix + name.upper() for name in sorted(known))
+                raise SettingsError(f"unknown variable {variable}; expected one of {names}")
+    variables = {name: _variable(section, name) for name in known}
+    return {name: (environ[variable], variable) for name, variable in variables.items() if variable in environ}
+
+
+def _variable(section: str, name: str) -> str:
+    return "_".join(part for part in ("PENSTOCK", section.upper().replace("-", "_")) if part) + f"_{name.upper()}"
+
+
+def _parsed(text: str, wanted: Any) -> Any:
+    """Read lists, tables and Structs as JSON; atoms stay text, to be converted leniently."""
+    if not _is_container(wanted):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _is_container(wanted: Any) -> bool:
+    origin = get_origin(wanted)
+    if origin in {Union, types.UnionType}:
+        return any(_is_container(arg) for arg in get_args(wanted))
+    if hasattr(wanted, "__metadata__"):  # Annotated
+        return _is_container(get_args(wanted)[0])
+    wanted = origin or wanted
+    return isinstance(wanted, type) and issubclass(wanted, list | tuple | dict | set | frozenset | msgspec.Struct)
+
+
+def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:
+    try:
+        return msgspec.convert(value, wanted, strict=strict)
+    except msgspec.ValidationError as error:
+        shown = "(hidden)" if "password" in where.lower() else repr(value)
+        raise SettingsError(f"{where}: {error}; got {shown}, expected {_words(wanted)}") from error
+
+
+def _words(wanted: Any) -> str:
+    return wanted.__name__ if isinstance(wanted, type) else str(wanted).replace("typing.", "")
