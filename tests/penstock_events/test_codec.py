@@ -1,0 +1,109 @@
+import math
+from typing import get_args
+
+import msgspec
+import pytest
+from factories import submitted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_events import (
+    AnyEvent,
+    Choice,
+    CodecError,
+    Commit,
+    Device,
+    JobSpec,
+    NodeJoined,
+    RunEnded,
+    SweepSpec,
+    decode,
+    encode,
+    tag_of,
+)
+from penstock_events.upcasts import UPCASTS
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
+NAME = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,20}\Z")
+st.register_type_strategy(float, FINITE)
+
+
+def specs() -> st.SearchStrategy[JobSpec]:
+    parameter = TEXT | st.integers(-(2**53), 2**53) | FINITE | st.booleans()
+    return st.builds(
+        JobSpec,
+        name=NAME,
+        command=st.lists(TEXT, min_size=1, max_size=3).map(tuple),
+        id=st.just(""),
+        pool=NAME,
+        kinds=st.lists(NAME, max_size=2).map(tuple),
+        gpus=st.integers(1, 64),
+        retries=st.integers(0, 100),
+        memory_bytes=st.integers(0, 2**40),
+        batch_size=st.integers(0, 2**20),
+        backoff_s=st.floats(0, 1e6),
+        grace_s=st.floats(0, 1e6),
+        checkpoint_s=st.floats(0, 1e6),
+        duration_s=st.floats(0, 1e6),
+        env=st.dictionaries(TEXT, TEXT, max_size=2),
+        params=st.dictionaries(TEXT, parameter, max_size=2),
+    )
+
+
+st.register_type_strategy(JobSpec, specs())
+st.register_type_strategy(Choice, st.builds(Choice, values=st.lists(FINITE, min_size=1, max_size=3).map(tuple)))
+st.register_type_strategy(
+    SweepSpec,
+    st.builds(SweepSpec, name=NAME, id=st.just(""), trials=st.integers(0, 100_000), max_gpus=st.integers(1, 9)),
+)
+
+
+@pytest.mark.parametrize("event", get_args(AnyEvent), ids=tag_of)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_fact_survives_the_codec(event, data):
+    fact = data.draw(st.builds(event))
+    commit = Commit(id="c1", actor="test/1", facts=(fact,), cause=7)
+    assert decode(encode(commit)) == commit
+
+
+def test_every_tag_is_its_own_and_carries_a_version():
+    tags = [tag_of(event) for event in get_args(AnyEvent)]
+    assert len(set(tags)) == len(tags)
+    assert all(tag.rsplit(".", 1)[1].removeprefix("v").isdigit() for tag in tags)
+    assert not set(UPCASTS) & set(tags)
+
+
+def test_a_node_of_the_first_version_gets_the_devices_it_counted():
+    body = b'{"id":"c","actor":"executor/n1","facts":[{"type":"node.joined.v1","at_s":1,"node_id":"n1","gpus":2,"kind":"v100","memory_bytes":16}]}'  # noqa: E501 the body as it was
+    devices = tuple(Device(index=i, kind="v100", memory_bytes=16, backend="cuda") for i in range(2))
+    assert decode(body).facts == (NodeJoined(at_s=1.0, node_id="n1", devices=devices),)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_a_number_that_json_cannot_hold_is_refused_with_its_place(number):
+    fact = RunEnded(at_s=1.0, job_id="j", epoch=1, node_id="n", outcome="completed", metrics={"loss": number})
+    with pytest.raises(CodecError, match=r"commit\.facts\[0\]\.metrics\.loss is not a finite number"):
+        encode(Commit(id="c", actor="a", facts=(fact,)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{nonsense", "JSON is malformed"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b'{"id":"c","actor":"a","facts":[{"type":"job.forgotten.v9","at_s":1}]}', "job.forgotten.v9"),
+        (b'{"id":"c","actor":"a","facts":[{"type":"node.joined.v1","at_s":1}]}', "gpus"),
+    ],
+)
+def test_bytes_that_are_no_commit_are_refused_with_the_reason(body, message):
+    with pytest.raises(CodecError, match=message):
+        decode(body)
+
+
+def test_a_reader_ignores_fields_that_a_newer_writer_added():
+    raw = msgspec.json.decode(encode(Commit(id="c", actor="a", facts=(submitted(),))))
+    raw["facts"][0]["spec"]["colour"] = "blue"
+    raw["flavour"] = "new"
+    assert decode(msgspec.json.encode(raw)).facts == (submitted(),)

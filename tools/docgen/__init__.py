@@ -1,0 +1,1 @@
+"""Documents that are drawn from the code, so that they cannot drift from it."""
