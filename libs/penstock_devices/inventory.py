@@ -1,0 +1,84 @@
+"""From a node's ``devices`` setting to its numbered devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+import msgspec
+
+from penstock_devices import cpu, emulated, nvml
+from penstock_devices.cpu import Cpu
+from penstock_devices.emulated import Emulated, parse_bytes
+from penstock_devices.nvml import Nvml
+from penstock_devices.port import Backend, DeviceError
+from penstock_events import Device
+
+EXPECTED: Final = "expected auto, cuda, cpu, cpu:MEMORY or kind:count@speed:memory, separated by commas"
+
+
+def backends_of(description: str) -> tuple[Backend, ...]:
+    """
+    Return the backends that a description names, in its order.
+
+    ``auto`` is CUDA where there is a driver and the CPU otherwise; ``cuda`` insists on a driver; ``cpu`` or
+    ``cpu:8GiB`` is the host; everything else describes emulated devices.
+
+    Raises
+    ------
+    DeviceError
+        If the description cannot be understood, or names devices that the host has not got.
+    """
+    backends, column = [], 1
+    for part in description.split(","):
+        backends.append(_backend(part.strip(), column + len(part) - len(part.lstrip())))
+        column += len(part) + 1
+    return tuple(backends)
+
+
+def _backend(part: str, column: int) -> Backend:
+    if not part:
+        raise DeviceError(f"nothing at column {column} of the devices; {EXPECTED}")
+    if part == "auto":
+        cuda = Nvml()
+        return cuda if cuda.devices() else Cpu()
+    if part == "cuda":
+        return _insist(Nvml())
+    if part == "cpu" or (part.startswith("cpu:") and part.count(":") == 1 and not part[4:].isdigit()):
+        return Cpu(parse_bytes(part[4:], column + 4) if part[4:] else 0)
+    return Emulated(part, column)
+
+
+def inventory(description: str) -> tuple[Device, ...]:
+    """
+    Return a node's devices, numbered from 0 through all backends.
+
+    Examples
+    --------
+    >>> [(device.index, device.kind) for device in inventory("fast:2@1.0:16GiB,cpu")]
+    [(0, 'fast'), (1, 'fast'), (2, 'cpu')]
+    """
+    found = [device for backend in backends_of(description) for device in backend.devices()]
+    return tuple(msgspec.structs.replace(device, index=i) for i, device in enumerate(found))
+
+
+def environment(devices: Sequence[Device]) -> dict[str, str]:
+    """Return the variables under which a process sees exactly these devices of one backend."""
+    if not devices:
+        return cpu.environment(devices)
+    match devices[0].backend:
+        case "cuda":
+            return nvml.environment(devices)
+        case "emulated":
+            return emulated.environment(devices)
+        case "cpu":
+            return cpu.environment(devices)
+        case backend:
+            assert_never(backend)
+
+
+def _insist(cuda: Nvml) -> Nvml:
+    if not cuda.devices():
+        why = cuda.reason or "the driver lists none"
+        raise DeviceError(f"devices = cuda, and there is no CUDA device ({why}); use auto, cpu or an emulated kind")
+    return cuda

@@ -1,0 +1,130 @@
+"""One conformance suite for all device backends, and what is particular to each."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_devices import Backend, DeviceError, environment, inventory
+from penstock_devices.cpu import Cpu
+from penstock_devices.emulated import Emulated, Group, parse
+from penstock_devices.nvml import Nvml, kind_of
+from penstock_events import Device
+from penstock_events.agent import Env
+
+GIB = 2**30
+
+
+@pytest.fixture(params=["cuda", "cpu", "emulated"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param == "cuda":
+        cuda = Nvml()
+        if not cuda.devices():
+            pytest.skip(f"the CUDA backend was not tried: {cuda.reason or 'the driver lists no device'}")
+        return cuda
+    return Cpu() if request.param == "cpu" else Emulated("fast:2@1.0:16GiB,slow:2@0.4:8GiB")
+
+
+def test_devices_are_numbered_from_zero_without_gaps(backend: Backend) -> None:
+    assert [device.index for device in backend.devices()] == list(range(len(backend.devices())))
+
+
+def test_every_device_has_a_kind_that_a_job_can_name_and_some_memory(backend: Backend) -> None:
+    for device in backend.devices():
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", device.kind)
+        assert device.memory_bytes > 0
+        assert device.speed > 0
+        assert device.backend == backend.name
+
+
+def test_asking_twice_gives_the_same_devices(backend: Backend) -> None:
+    assert backend.devices() == backend.devices()
+
+
+def test_a_process_sees_only_the_devices_of_its_lease(backend: Backend) -> None:
+    first = backend.devices()[:1]
+    seen = backend.environment(first)["CUDA_VISIBLE_DEVICES"]
+    assert seen == (first[0].uuid if backend.name == "cuda" else "")
+    assert environment(first) == backend.environment(first)
+
+
+def test_a_host_without_a_driver_has_no_cuda_devices_and_says_why() -> None:
+    cuda = Nvml()
+    assert cuda.devices() or "no NVIDIA driver" in cuda.reason or not cuda.reason
+
+
+def test_an_emulated_description_names_kind_count_speed_and_memory() -> None:
+    assert parse("fast:2@1.0:16GiB, slow:1@0.4:8GiB") == [
+        Group("fast", 2, 1.0, 16 * GIB),
+        Group("slow", 1, 0.4, 8 * GIB),
+    ]
+
+
+def test_the_session_is_told_the_slowest_emulated_speed() -> None:
+    devices = Emulated("fast:1@1.0:1GiB,slow:1@0.4:1GiB").devices()
+    assert environment(devices)[Env.EMULATED_SPEED] == "0.4"
+    assert Env.EMULATED_SPEED not in environment(Cpu().devices())
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("fast", "'fast' at column 1 is no group of devices; expected kind:count@speed:memory"),
+        ("fast:2,sl/ow:1", "kind 'sl/ow' at column 8: expected letters"),
+        ("fast:two", "count 'two' at column 6: expected a whole number"),
+        ("fast:0@1.0:8GiB", "count '0' at column 6"),
+        ("fast:2@quick:8GiB", "speed 'quick' at column 8: expected a number above 0"),
+        ("fast:2@-1:8GiB", "speed '-1' at column 8"),
+        ("fast:2@1.0:8Gib", "memory '8Gib' at column 12: expected a positive number with one of KiB"),
+        ("fast:1, slow:1@1.0:lots", "memory 'lots' at column 20"),
+        ("fast:1,,slow:1", "nothing at column 8"),
+    ],
+)
+def test_a_wrong_description_says_where_and_what_was_expected(description: str, message: str) -> None:
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        inventory(description)
+
+
+def test_an_inventory_numbers_the_devices_of_all_backends_through() -> None:
+    devices = inventory("fast:2@1.0:16GiB,slow:2@0.4:8GiB,cpu")
+    assert [(device.index, device.kind) for device in devices] == [
+        (0, "fast"),
+        (1, "fast"),
+        (2, "slow"),
+        (3, "slow"),
+        (4, "cpu"),
+    ]
+
+
+def test_the_cpu_can_be_given_less_memory_than_the_host_has() -> None:
+    assert inventory("cpu:2GiB")[0].memory_bytes == 2 * GIB
+
+
+def test_insisting_on_cuda_without_a_driver_is_refused_with_a_way_out() -> None:
+    if Nvml().devices():
+        pytest.skip("this host has CUDA devices")
+    with pytest.raises(DeviceError, match="use auto, cpu or an emulated kind"):
+        inventory("cuda")
+    assert [device.backend for device in inventory("auto")] == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("product", "kind"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("Tesla T4", "t4")],
+)
+def test_a_kind_is_the_products_model(product: str, kind: str) -> None:
+    assert kind_of(product) == kind
+
+
+@given(
+    st.lists(
+        st.builds(Group, st.sampled_from("abc"), st.integers(1, 5), st.floats(0.01, 9), st.integers(1, 2**40)),
+        min_size=1,
+    )
+)
+def test_what_is_described_is_what_there_is(groups: list[Group]) -> None:
+    text = ",".join(f"{group.kind}:{group.count}@{group.speed!r}:{group.memory_bytes}" for group in groups)
+    assert parse(text) == groups
+    devices: tuple[Device, ...] = Emulated(text).devices()
+    assert len(devices) == sum(group.count for group in groups)
