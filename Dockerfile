@@ -1,0 +1,23 @@
+# One image for every service, the NATS server, the command line and the examples.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+RUN python3 -m venv /opt/penstock
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY tools/dependencies.py tools/
+RUN python3 tools/dependencies.py examples > requirements.txt \
+    && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
+COPY libs libs
+COPY services services
+RUN /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
+
+FROM ${PYTHON_IMAGE}
+RUN useradd --create-home --uid 10001 penstock \
+    && mkdir -p /data /auth && chown penstock: /data /auth
+COPY --from=build /opt/penstock /opt/penstock
+COPY examples /opt/penstock/examples
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json
+USER penstock
+WORKDIR /opt/penstock/examples
+ENTRYPOINT ["penstock"]
