@@ -1,8 +1,8 @@
 """
 What the gateway is asked: the bodies of its commands and queries, as JSON. An empty body is one with all defaults.
 
-``submit``, ``dryrun`` and ``tune`` also take a bare specification; :class:`SubmitAsk` and :class:`TuneAsk` wrap it where
-something is to be said beside it. Every query takes ``at``: a stream sequence (a whole number below a thousand
+``submit``, ``dryrun`` and ``tune`` also take a bare specification; :class:`SubmitAsk` and :class:`TuneAsk` wrap it
+where something is to be said beside it. Every query takes ``at``: a stream sequence (a whole number below a thousand
 million), a time in seconds since the epoch, or an RFC 3339 text; it is then answered as of that moment.
 """
 
