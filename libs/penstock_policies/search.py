@@ -1,0 +1,164 @@
+"""Which points of a hyper-parameter space a sweep tries: all of a grid, or random ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, assert_never
+
+import numpy as np
+
+from penstock_events.spec import Choice, Dimension, Integers, Param, SweepSpec, Uniform
+
+Params = dict[str, Param]
+
+MOST_TRIALS: Final = 100_000
+_INT64: Final = 2**63
+
+
+class BadSpace(ValueError):
+    """The sweep's search cannot be carried out as written; the message names the dimension and what was expected."""
+
+
+def check(spec: SweepSpec) -> None:
+    """
+    Refuse a sweep whose space or number of trials makes no sense.
+
+    Raises
+    ------
+    BadSpace
+        Naming the dimension, what it was, and what was expected.
+
+    Examples
+    --------
+    >>> from penstock_events import JobSpec
+    >>> job = JobSpec(name="j", command=("true",))
+    >>> try:
+    ...     check(SweepSpec(name="s", job=job, space={"lr": Uniform(low=1.0, high=0.0)}, metric="acc", trials=3))
+    ... except BadSpace as error:
+    ...     error
+    BadSpace('space.lr: low 1.0 is not below high 0.0; expected low < high')
+    """
+    if not spec.space:
+        raise BadSpace(
+            "space has no dimension; expected at least one, such as lr = {kind = 'choice', values = [0.1, 0.2]}"
+        )
+    for name, dimension in sorted(spec.space.items()):
+        _check_dimension(f"space.{name}", dimension, spec.search)
+    if spec.search == "random" and spec.trials == 0:
+        raise BadSpace("trials is 0; expected 1 or more for search = 'random'")
+    if size(spec) > MOST_TRIALS:
+        raise BadSpace(f"the grid has {size(spec)} points; expected {MOST_TRIALS} at most: set trials, or fewer values")
+
+
+def size(spec: SweepSpec) -> int:
+    """Return how many trials the sweep has; a grid may be cut short by ``trials``."""
+    if spec.search == "random":
+        return spec.trials
+    product = math.prod(_length(_values(dimension)) for dimension in spec.space.values())
+    return min(product, spec.trials) if spec.trials else product
+
+
+def points(spec: SweepSpec, start: int, count: int, rng: np.random.Generator) -> list[Params]:
+    """
+    Return ``count`` points of the sweep from the ``start``-th on, fewer at its end.
+
+    Parameters
+    ----------
+    spec : SweepSpec
+        One that :func:`check` lets pass.
+    start, count : int
+    rng : numpy Generator
+        Source of a random search; the same generator state gives the same points. A grid does not use it.
+
+    Examples
+    --------
+    >>> from penstock_events import JobSpec
+    >>> space = {"lr": Choice(values=(0.1, 0.2)), "width": Integers(low=1, high=2)}
+    >>> job = JobSpec(name="j", command=("true",))
+    >>> spec = SweepSpec(name="s", job=job, space=space, metric="acc", search="grid")
+    >>> points(spec, 1, 2, np.random.default_rng(0))
+    [{'lr': 0.1, 'width': 2}, {'lr': 0.2, 'width': 1}]
+    """
+    count = max(0, min(count, size(spec) - start))
+    names = sorted(spec.space)
+    if spec.search == "random":
+        columns = [_draw(spec.space[name], count, rng) for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    walks = [_values(spec.space[name]) for name in names]
+    return [dict(zip(names, _grid_point(walks, i), strict=True)) for i in range(start, start + count)]
+
+
+def _draw(dimension: Dimension, count: int, rng: np.random.Generator) -> list[Param]:
+    match dimension:
+        case Choice():
+            return [dimension.values[i] for i in rng.integers(len(dimension.values), size=count)]
+        case Integers():
+            return [int(n) for n in rng.integers(dimension.low, dimension.high, size=count, endpoint=True)]
+        case Uniform():
+            return _draw_uniform(dimension, count, rng)
+        case _:
+            assert_never(dimension)
+
+
+def _draw_uniform(dimension: Uniform, count: int, rng: np.random.Generator) -> list[Param]:
+    low, high = dimension.low, dimension.high
+    drawn = np.exp(rng.uniform(np.log(low), np.log(high), count)) if dimension.log else rng.uniform(low, high, count)
+    return [float(x) for x in np.clip(drawn, low, high)]
+
+
+def _grid_point(walks: list[tuple[Param, ...] | range], index: int) -> list[Param]:
+    """Return the point of the product at an index; the last dimension turns fastest."""
+    reversed_point: list[Param] = []
+    for walk in reversed(walks):
+        index, place = divmod(index, _length(walk))
+        reversed_point.append(walk[place])
+    return reversed_point[::-1]
+
+
+def _values(dimension: Dimension) -> tuple[Param, ...] | range:
+    match dimension:
+        case Choice():
+            return dimension.values
+        case Integers():
+            return range(dimension.low, dimension.high + 1)
+        case Uniform():
+            raise BadSpace("a grid cannot walk a uniform dimension; expected a choice of values")
+        case _:
+            assert_never(dimension)
+
+
+def _length(walk: tuple[Param, ...] | range) -> int:
+    return walk.stop - walk.start if isinstance(walk, range) else len(walk)  # len() of a range ends at 63 bits
+
+
+def _check_dimension(where: str, dimension: Dimension, search: str) -> None:
+    match dimension:
+        case Choice():
+            _expect(len(dimension.values) > 0, where, "without values", "at least one")
+        case Integers():
+            _check_range(where, dimension.low, dimension.high)
+            fits = dimension.low >= -_INT64 and dimension.high < _INT64
+            _expect(fits, where, "beyond 64 bits", "whole numbers of 64 bits")
+        case Uniform():
+            _expect(search != "grid", where, "continuous and search is 'grid'", "a choice or int, or search = 'random'")
+            _check_uniform(where, dimension)
+        case _:
+            assert_never(dimension)
+
+
+def _check_uniform(where: str, dimension: Uniform) -> None:
+    low, high = dimension.low, dimension.high
+    _expect(math.isfinite(low) and math.isfinite(high), where, "not finite", "finite low and high")
+    _check_range(where, low, high)
+    _expect(math.isfinite(high - low), where, "too wide", "high - low below 1.8e308")
+    _expect(not dimension.log or low > 0, where, f"on a logarithmic scale from {low}", "low > 0, or log = false")
+
+
+def _check_range(where: str, low: float, high: float) -> None:
+    if not low < high:
+        raise BadSpace(f"{where}: low {low} is not below high {high}; expected low < high")
+
+
+def _expect(holds: bool, where: str, what: str, expected: str) -> None:
+    if not holds:
+        raise BadSpace(f"{where} is {what}; expected {expected}")
