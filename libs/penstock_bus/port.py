@@ -158,15 +158,16 @@ class Bus(Protocol):
         """
         Yield every commit after a sequence, then every new one, for ever, in order, each once.
 
-        Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once
-        and is skipped. ``subjects`` are patterns; empty means all.
+        Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once;
+        a delivery whose commit has no id and no facts keeps its place, so that readers catch up and writers know the
+        subject's last sequence. ``subjects`` are patterns; empty means all.
         """
 
     async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
         """Return the stored commits of a subject or pattern, in order; those that cannot be decoded are left out."""
 
     async def last(self, subject: str) -> Delivery | None:
-        """Return the last commit of one exact subject."""
+        """Return the last commit of one exact subject; one without an id stands for an undecodable one."""
 
     async def last_seq(self) -> int:
         """Return the sequence of the log's last message; 0 for an empty log."""

@@ -1,0 +1,6 @@
+"""The bus in one process: the same contract without a server, for tests and simulation."""
+
+from penstock_bus.memory.bus import MemoryBus
+from penstock_bus.memory.server import MemoryServer
+
+__all__ = ["MemoryBus", "MemoryServer"]
