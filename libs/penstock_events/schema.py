@@ -1,0 +1,56 @@
+"""The published JSON Schemas of job and sweep specifications, made from the Structs and their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Final
+
+import msgspec
+
+from penstock_events import spec
+
+BASE: Final = "https://penstock.example/schemas"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_ATTRIBUTE: Final = re.compile(r"^(\w[\w, ]*?)(?: : .*)?\n((?:    .*\n?)+)", re.MULTILINE)
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job specification."""
+    return _published(spec.JobSpec, "job", "Penstock job")
+
+
+def sweep_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a sweep specification."""
+    return _published(spec.SweepSpec, "sweep", "Penstock sweep")
+
+
+def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:
+    made = msgspec.json.schema(type_)
+    definitions: dict[str, Any] = made["$defs"]
+    for defined, schema in definitions.items():
+        _document(schema, getattr(spec, defined))
+    top = definitions.pop(type_.__name__)
+    rest = {"$defs": definitions} if definitions else {}
+    return {"$schema": DIALECT, "$id": f"{BASE}/{name}.json", **top, "title": title, **rest}
+
+
+def _document(schema: dict[str, Any], type_: type) -> None:
+    doc = inspect.cleandoc(type_.__doc__ or "")
+    schema["description"] = _joined(doc.partition("\n\nAttributes\n")[0])
+    schema["additionalProperties"] = False
+    described = _attributes(doc)
+    for name, field in schema["properties"].items():
+        if name in described:
+            field["description"] = described[name]
+
+
+def _attributes(doc: str) -> dict[str, str]:
+    _, _, section = doc.partition("\n\nAttributes\n----------\n")
+    return {
+        name.strip(): _joined(text) for names, text in _ATTRIBUTE.findall(f"{section}\n") for name in names.split(",")
+    }
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`")
