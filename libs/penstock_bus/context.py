@@ -1,0 +1,66 @@
+"""What a service finds around it while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from penstock_bus import health
+from penstock_bus.metrics import Metrics
+from penstock_bus.port import Bus
+from penstock_bus.tasks import background
+
+
+@dataclass
+class Shell:
+    """
+    What a service finds around it.
+
+    Attributes
+    ----------
+    bus : Bus
+    service, replica_id : str
+    stopping : asyncio.Event
+        Set when the service is to end: finish what is under way and return.
+    vitals : Vitals
+        What health and heartbeats say; a service without a :class:`~penstock_bus.replica.Replica` sets ``ready``.
+    clock : callable
+        Seconds since the epoch.
+    """
+
+    bus: Bus
+    service: str
+    replica_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    clock: Callable[[], float] = time.time  # noqa: TID251 - the one place where a service's clock comes from
+
+    def __post_init__(self) -> None:
+        self.log: structlog.stdlib.BoundLogger = structlog.get_logger(f"penstock.{self.service}")
+        self.metrics = Metrics(service=self.service, replica=self.replica_id)
+        self.vitals = health.Vitals(service=self.service, replica=self.replica_id)
+        self._peers = health.Peers(self.clock)
+
+    def now_s(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return self.clock()
+
+    def peers(self) -> list[str]:
+        """Return the ids of this service's live replicas, sorted, this one included."""
+        return sorted({self.replica_id, *(vitals.replica for vitals in self._peers.alive())})
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer health requests, say and hear heartbeats while the context is open."""
+        metadata = {"replica": self.replica_id, "pid": str(self.vitals.pid), "host": self.vitals.host}
+        served = health.endpoints(self.vitals, self.metrics)
+        async with (
+            self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
+            background(health.beat(self.bus, self.vitals), self._peers.listen(self.bus, self.service)),
+        ):
+            yield

@@ -1,0 +1,138 @@
+"""The process around a service: settings, logs, signals, connection, health, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+import structlog
+import uvloop
+
+from penstock_bus import health, logging
+from penstock_bus.context import Shell
+from penstock_bus.port import Bus, BusError, Unauthorized, Unavailable
+from penstock_bus.settings import Connection, SettingsError, load
+
+__all__ = ["Run", "Shell", "main"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+EX_UNAVAILABLE: Final = 69
+EX_SOFTWARE: Final = 70
+EX_NOPERM: Final = 77
+EX_CONFIG: Final = 78
+CONNECT_RETRY_S: Final = 0.5
+
+
+Run = Callable[[Shell, T], Awaitable[None]]
+
+
+def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
+    """
+    Be a service: the whole of its ``__main__.py``.
+
+    Exits with 0 after an orderly end, 69 if the bus cannot be reached, 70 after an error in the service, 77 if the bus
+    refuses the credentials and 78 if a setting is wrong.
+    """
+    try:
+        connection = load(Connection, "")
+        settings = load(settings_type, service)
+        logging.configure(load(logging.Logging, "log"))
+    except SettingsError as error:
+        sys.stderr.write(f"penstock {service}: {error}\n")
+        raise SystemExit(EX_CONFIG) from error
+    raise SystemExit(uvloop.run(_main(service, connection, settings, run)))
+
+
+async def _main(service: str, connection: Connection, settings: T, run: Run[T]) -> int:
+    replica_id = connection.replica_id or uuid.uuid4().hex[:8]
+    structlog.contextvars.bind_contextvars(service=service, replica=replica_id)
+    log = structlog.get_logger("penstock.shell")
+    stopping = asyncio.Event()
+    handle_signals(stopping)
+    async with AsyncExitStack() as stack:
+        try:
+            bus = await _connect(stack, connection, f"{service}/{replica_id}", stopping)
+        except Unauthorized as error:
+            log.error("credentials_refused", url=connection.url, user=connection.user, error=str(error))
+            return EX_NOPERM
+        except BusError as error:
+            log.error("bus_unreachable", url=connection.url, error=str(error), advice="is NATS there? set PENSTOCK_URL")
+            return EX_UNAVAILABLE
+        if bus is None:
+            return 0
+        shell = Shell(bus, service, replica_id, stopping)
+        log.info("started", url=connection.url, version=health.VERSION)
+        try:
+            async with shell.serving():
+                finished = await run_until_drained(run(shell, settings), stopping, connection.drain_s)
+        except Exception:
+            log.exception("service_failed")
+            return EX_SOFTWARE
+        log.info("stopped" if finished else "drain_timed_out", drain_s=connection.drain_s)
+        return 0 if finished else EX_SOFTWARE
+
+
+def handle_signals(stopping: asyncio.Event) -> None:
+    """Set ``stopping`` at the first SIGTERM or SIGINT, and exit at once at the second."""
+
+    def on_signal(signum: signal.Signals) -> None:
+        if stopping.is_set():
+            sys.stderr.write(f"second {signum.name}: exiting at once\n")
+            os._exit(128 + signum)
+        stopping.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
+
+
+async def run_until_drained(work: Awaitable[None], stopping: asyncio.Event, drain_s: float) -> bool:
+    """
+    Run until the work ends by itself, giving it ``drain_s`` after ``stopping``; False if it had to be cut off.
+
+    Raises
+    ------
+    Exception
+        What the work raises.
+    """
+    task = asyncio.ensure_future(work)
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({task}, timeout=drain_s)
+        for ended in done:
+            ended.result()
+        return bool(done)
+    finally:
+        stop.cancel()
+        task.cancel()
+
+
+async def _connect(stack: AsyncExitStack, connection: Connection, name: str, stopping: asyncio.Event) -> Bus | None:
+    """Return the bus; None if the service is stopped meanwhile."""
+    from penstock_bus.nats import connect  # noqa: PLC0415 - machines and tests need not load an adapter
+
+    log = structlog.get_logger("penstock.shell")
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + connection.connect_s
+    while not stopping.is_set():
+        try:
+            connecting = connect(connection.url, user=connection.user, password=connection.password, name=name)
+            return await stack.enter_async_context(connecting)
+        except Unavailable as error:
+            if loop.time() >= give_up_at:
+                raise
+            log.warning("bus_not_reached_yet", url=connection.url, error=str(error))
+        try:
+            async with asyncio.timeout(CONNECT_RETRY_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
+    return None
