@@ -1,1 +1,1 @@
-"""The ranker service."""
+"""The ranker: which job comes first, by what it has used so far and never by how long it will take."""
