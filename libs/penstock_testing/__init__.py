@@ -2,5 +2,6 @@
 
 from penstock_testing.facts import delivery, subject_of
 from penstock_testing.scenario import Scenario, check_replay
+from penstock_testing.waiting import eventually
 
-__all__ = ["Scenario", "check_replay", "delivery", "subject_of"]
+__all__ = ["Scenario", "check_replay", "delivery", "eventually", "subject_of"]

@@ -1,0 +1,71 @@
+import asyncio
+
+import msgspec
+import pytest
+
+from penstock_bus import ServiceError
+from penstock_bus.context import Shell
+from penstock_bus.health import Peers, Vitals
+from penstock_bus.memory import MemoryBus, MemoryServer
+from penstock_events import subjects
+from penstock_testing import eventually
+
+
+def ready(service: str = "matcher") -> str:
+    return subjects.query("ready", service)
+
+
+async def test_ready_is_refused_until_the_service_has_caught_up(memory_bus: MemoryBus) -> None:
+    shell = Shell(memory_bus, "matcher", "r1")
+    async with shell.serving():
+        with pytest.raises(ServiceError, match="matcher/r1 is still catching up; ask again") as caught:
+            await memory_bus.request(ready(), b"")
+        assert caught.value.code == 503
+        shell.vitals.ready = True
+        vitals = msgspec.json.decode(await memory_bus.request(ready(), b""), type=Vitals)
+    assert (vitals.service, vitals.replica, vitals.ready) == ("matcher", "r1", True)
+
+
+async def test_live_answers_whatever_it_is_doing(memory_bus: MemoryBus) -> None:
+    async with Shell(memory_bus, "matcher", "r1").serving():
+        body = await memory_bus.request(subjects.query("live", "matcher"), b"")
+    assert msgspec.json.decode(body, type=Vitals).ready is False
+
+
+async def test_metrics_are_served_in_text_form(memory_bus: MemoryBus) -> None:
+    shell = Shell(memory_bus, "matcher", "r1")
+    shell.metrics.counter("penstock_rounds_total").inc()
+    async with shell.serving():
+        body = await memory_bus.request(subjects.query("metrics", "matcher"), b"")
+    assert b'penstock_rounds_total{replica="r1",service="matcher"} 1\n' in body
+
+
+async def test_replicas_of_one_service_know_each_other() -> None:
+    server = MemoryServer()
+    first, second = (Shell(MemoryBus(server), "profiler", name) for name in ("r1", "r2"))
+    other = Shell(MemoryBus(server), "ranker", "r3")
+    async with first.serving(), second.serving(), other.serving():
+        await eventually(lambda: first.peers() == second.peers() == ["r1", "r2"])
+        assert other.peers() == ["r3"]
+
+
+def test_a_replica_that_fell_silent_is_gone() -> None:
+    now = [0.0]
+    peers = Peers(lambda: now[0], gone_after_s=3.0)
+    peers.see(Vitals(service="ranker", replica="r1"))
+    now[0] = 2.0
+    peers.see(Vitals(service="ranker", replica="r2"))
+    assert [vitals.replica for vitals in peers.alive()] == ["r1", "r2"]
+    now[0] = 4.0
+    assert [vitals.replica for vitals in peers.alive()] == ["r2"]
+
+
+async def test_words_that_are_no_heartbeat_are_not_heard(memory_bus: MemoryBus) -> None:
+    shell = Shell(memory_bus, "ranker", "r1")
+    async with shell.serving():
+        await asyncio.sleep(0)
+        await memory_bus.tell(subjects.replica("ranker", "r2"), b"hello")
+        await memory_bus.tell(
+            subjects.replica("ranker", "r3"), msgspec.json.encode(Vitals(service="ranker", replica="r3"))
+        )
+        await eventually(lambda: shell.peers() == ["r1", "r3"])

@@ -1,0 +1,130 @@
+import asyncio
+import json
+import logging as std
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from penstock_bus.logging import Logging, configure
+from penstock_bus.shell import EX_CONFIG, EX_UNAVAILABLE, run_until_drained
+
+WAITING_SERVICE = """
+import msgspec
+from penstock_bus.shell import main
+
+class Settings(msgspec.Struct, frozen=True):
+    rounds: int = 1
+
+async def run(shell, settings):
+    await shell.stopping.wait()
+
+main("matcher", Settings, run)
+"""
+
+
+def start(**variables: str) -> subprocess.Popen[str]:
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}, **variables}
+    return subprocess.Popen([sys.executable, "-c", WAITING_SERVICE], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_wrong_setting_ends_the_service_with_one_line() -> None:
+    process = start(PENSTOCK_MATCHER_ROUNDS="many")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == EX_CONFIG
+    assert said == (
+        "penstock matcher: variable PENSTOCK_MATCHER_ROUNDS: Expected `int`, got `str`; got 'many', expected int\n"
+    )
+
+
+def test_a_dead_address_is_named_with_what_to_do() -> None:
+    process = start(PENSTOCK_URL="nats://127.0.0.1:1", PENSTOCK_CONNECT_S="0", PENSTOCK_LOG_FORMAT="json")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == EX_UNAVAILABLE
+    last = json.loads(said.splitlines()[-1])
+    assert last["event"] == "bus_unreachable"
+    assert last["url"] == "nats://127.0.0.1:1"
+    assert last["advice"] == "is NATS there? set PENSTOCK_URL"
+
+
+def test_a_signal_ends_a_service_that_still_waits_for_the_bus() -> None:
+    process = start(PENSTOCK_URL="nats://127.0.0.1:1", PENSTOCK_LOG_FORMAT="json")
+    assert process.stderr is not None
+    while "bus_not_reached_yet" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+async def test_work_that_ends_by_itself_is_not_hurried() -> None:
+    assert await run_until_drained(asyncio.sleep(0), asyncio.Event(), drain_s=0.0)
+
+
+async def test_work_may_finish_after_the_signal() -> None:
+    stopping, finished = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await stopping.wait()
+        await asyncio.sleep(0.01)
+        finished.set()
+
+    stopping.set()
+    assert await run_until_drained(work(), stopping, drain_s=10.0)
+    assert finished.is_set()
+
+
+async def test_work_that_does_not_end_is_cut_off() -> None:
+    stopping, cut = asyncio.Event(), asyncio.Event()
+    stopping.set()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cut.set()
+
+    assert not await run_until_drained(work(), stopping, drain_s=0.01)
+    await cut.wait()
+
+
+async def test_an_error_in_the_work_comes_through() -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run_until_drained(work(), asyncio.Event(), drain_s=1.0)
+
+
+@pytest.fixture
+def _logging_as_before() -> Iterator[None]:
+    root = std.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_logs_are_json_lines_with_level_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(Logging(format="json", level="info"))
+    structlog.get_logger().info("job_placed", job_id="j1")
+    structlog.get_logger().debug("unseen")
+    std.getLogger("nats").warning("slow consumer")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["event"], first["job_id"], first["level"]) == ("job_placed", "j1", "info")
+    assert first["timestamp"].endswith("Z")
+    assert second["event"] == "slow consumer"
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_logs_for_a_console_are_plain_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(Logging())
+    structlog.get_logger().warning("job_placed", job_id="j1")
+    said = capsys.readouterr().err
+    assert "job_placed" in said
+    assert "\x1b[" not in said
