@@ -1,1 +1,41 @@
-"""Penstock: what users import and type."""
+"""
+Penstock: what users import and type.
+
+The names are loaded when they are first used, so that a training script pays for the session only, and a shell command
+for the client only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock.session_loop import Session, session
+    from penstock.session_setup import SessionError
+    from penstock_events.spec import JobSpec, SweepSpec
+
+_HOMES: Final = {
+    "Client": "penstock.client",
+    "JobSpec": "penstock_events.spec",
+    "Session": "penstock.session_loop",
+    "SessionError": "penstock.session_setup",
+    "SweepSpec": "penstock_events.spec",
+    "session": "penstock.session_loop",
+}
+
+__all__ = ["Client", "JobSpec", "Session", "SessionError", "SweepSpec", "session"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,173 @@
+"""
+A job's checkpoints: folders ``step-<n>``, each complete or not there at all, the last two kept.
+
+The user's function writes into a fresh folder; a manifest with the step and the size of every file goes beside its
+files; everything is flushed to the disk, and only then is the folder renamed. What a crash left half-written never
+bears the name of a checkpoint, and what lost its tail later is found out by its size.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.session_replay import History
+from penstock.session_setup import SessionError
+
+FORMAT: Final = 1
+KEPT: Final = 2
+MANIFEST: Final = "penstock-manifest.json"
+_PREFIX: Final = "step-"
+_UNFINISHED: Final = ".unfinished-"
+
+_log = logging.getLogger("penstock.session")
+
+
+class CheckpointDamaged(SessionError):
+    """There are checkpoints, and none of them can be loaded."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the session keeps of its own beside the user's files; ``files`` maps relative paths to sizes in bytes."""
+
+    format: int
+    step: int
+    history: History
+    files: dict[str, int]
+
+
+class Checkpoints:
+    """
+    The checkpoint folder of one job.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it is not there. Other files in it are left alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._good: list[int] = []
+
+    def save(self, step: int, history: History, write: Callable[[Path], object]) -> None:
+        """
+        Write the checkpoint after a step and drop all but the last two.
+
+        Raises
+        ------
+        Exception
+            Whatever ``write`` or the file system raise; the checkpoints from before are untouched then.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._folder))
+        try:
+            write(fresh)
+            self._seal(fresh, step, history)
+            self._publish(fresh, self._folder / f"{_PREFIX}{step}")
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        self._good = [*self._good, step][-KEPT:]
+        self._prune()
+
+    def load(self, read: Callable[[Path], object]) -> Manifest | None:
+        """
+        Hand the newest checkpoint to ``read``, or the one before where that is damaged; None where there is none.
+
+        Raises
+        ------
+        CheckpointDamaged
+            If ``read`` failed on each of them: the job's state may be half loaded, so it must not start from there.
+        """
+        failed = []
+        for path, manifest in self.complete():
+            try:
+                read(path)
+            except Exception as error:  # whatever the user's function raises, an older one may do
+                _log.warning("checkpoint_damaged path=%s error=%r; trying the one before", path, error)
+                failed.append(f"{path.name}: {error!r}")
+            else:
+                self._good = [manifest.step]
+                return manifest
+        if failed:
+            message = (
+                f"no checkpoint in {self._folder} can be loaded ({'; '.join(failed)}); "
+                "repair the load function, or move the folder away to start from step 0"
+            )
+            raise CheckpointDamaged(message)
+        return None
+
+    def complete(self) -> Iterator[tuple[Path, Manifest]]:
+        """Yield the complete checkpoints, the newest first; what is incomplete is warned about and left out."""
+        for path in sorted(self._all(), key=_step_of, reverse=True):
+            try:
+                yield path, _verified(path)
+            except (OSError, ValueError) as error:
+                _log.warning("checkpoint_incomplete path=%s error=%s; trying the one before", path, error)
+
+    def sweep(self) -> None:
+        """Remove what a crash left unfinished; for the one process that writes."""
+        for path in self._folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _seal(self, fresh: Path, step: int, history: History) -> None:
+        files = {str(path.relative_to(fresh)): path.stat().st_size for path in _files(fresh)}
+        manifest = Manifest(format=FORMAT, step=step, history=history, files=files)
+        (fresh / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        fresh.chmod(0o755)
+        for path in [*_files(fresh), *(path for path in fresh.rglob("*") if path.is_dir()), fresh]:
+            _flush(path)
+
+    def _publish(self, fresh: Path, path: Path) -> None:
+        if path.exists():  # damaged, or else this step would not have been done again
+            path.rename(fresh.with_name(f"{fresh.name}-replaced"))
+        fresh.rename(path)
+        _flush(self._folder)
+
+    def _prune(self) -> None:
+        """Keep the last two that this process wrote or began from; all others are older, or damaged."""
+        for path in self._all():
+            if _step_of(path) not in self._good:
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+        self.sweep()
+
+    def _all(self) -> list[Path]:
+        return [path for path in self._folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()]
+
+
+def _verified(path: Path) -> Manifest:
+    manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+    if manifest.format != FORMAT:
+        message = f"format is {manifest.format}, this version of penstock reads {FORMAT}"
+        raise ValueError(message)
+    for name, size in manifest.files.items():
+        found = (path / name).stat().st_size
+        if found != size:
+            message = f"{name} has {found} bytes, {size} were written"
+            raise ValueError(message)
+    return manifest
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,97 @@
+"""
+The time that iterations take, and on an emulated device the time that they are made to take.
+
+This is shell code: it reads clocks and sleeps, which is the whole of its work.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter, process_time, sleep
+from typing import Final, Protocol
+
+LEAST_SLEEP_S: Final = 0.004
+"""Debts below this are carried on: a sleep costs some 60 microseconds, more than many a short iteration."""
+MOST_CREDIT_S: Final = 0.05
+"""How far a process that the host kept waiting may catch up; without a limit it would later run too fast for long."""
+
+
+class Pace(Protocol):
+    """Measures a loop, boundary by boundary."""
+
+    loop_s: float
+
+    def resume(self) -> None:
+        """A loop starts, or goes on after something that is not part of an iteration."""
+
+    def lap(self) -> float:
+        """Return the clock at the end of an iteration, in seconds."""
+
+    def settle(self) -> None:
+        """Sleep what is owed, however little."""
+
+
+class HostPace:
+    """On a real device: wall time, nothing added."""
+
+    def __init__(self) -> None:
+        self.loop_s = 0.0
+        self._mark = perf_counter()
+
+    def resume(self) -> None:
+        """Start measuring here."""
+        self._mark = perf_counter()
+
+    def lap(self) -> float:
+        """Add the time since the last mark."""
+        now = perf_counter()
+        self.loop_s += now - self._mark
+        self._mark = now
+        return now
+
+    def settle(self) -> None:
+        """Nothing is ever owed."""
+
+
+class EmulatedPace:
+    """
+    On an emulated device: an iteration of ``c`` CPU seconds takes ``c / speed`` seconds.
+
+    ``loop_s`` is the emulated time. It counts the CPU time of the whole process, all threads, and neither what an
+    iteration waits for nor what the host's other processes take from it, so that devices emulated on a busy laptop keep
+    their ratio. A script should keep its numeric library to one thread.
+
+    Parameters
+    ----------
+    speed : float
+        Relative to this host; above 1 the device cannot be emulated in real time, only in ``loop_s``.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self.loop_s = 0.0
+        self._speed = speed
+        self._owed_s = 0.0
+        self.resume()
+
+    def resume(self) -> None:
+        """Start measuring here."""
+        self._wall_s = perf_counter()
+        self._cpu_s = process_time()
+
+    def lap(self) -> float:
+        """Add the emulated time of the iteration, and sleep once enough is owed."""
+        wall_s, cpu_s = perf_counter(), process_time()
+        emulated_s = (cpu_s - self._cpu_s) / self._speed
+        self.loop_s += emulated_s
+        self._owed_s = max(self._owed_s + emulated_s - (wall_s - self._wall_s), -MOST_CREDIT_S)
+        self._wall_s, self._cpu_s = wall_s, cpu_s
+        if self._owed_s >= LEAST_SLEEP_S:
+            self.settle()
+        return self._wall_s
+
+    def settle(self) -> None:
+        """Sleep what is owed; what the sleep takes too long becomes credit."""
+        if self._owed_s > 0:
+            sleep(self._owed_s)
+            wall_s = perf_counter()
+            self._owed_s -= wall_s - self._wall_s
+            self._wall_s = wall_s

@@ -1,0 +1,119 @@
+"""What the executor tells a job's process through its environment, decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock_events.agent import Env
+from penstock_events.spec import Param
+
+
+class SessionError(Exception):
+    """Root of what :func:`penstock.session` refuses or cannot do."""
+
+
+class BadEnvironment(SessionError):
+    """A variable that the executor sets does not hold what it should."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A process's place in its job; the defaults are those of a script run by hand.
+
+    Attributes
+    ----------
+    socket : str
+        Path of the executor's Unix socket; empty without an executor.
+    checkpoint_dir : Path or None
+        Where checkpoints live; None where none are kept, as in a profiler's sample.
+    checkpoint_s : float
+        Least seconds between two periodic checkpoints; 0 for none.
+    sample_iterations : int
+        Iterations after which a profiler's sample ends; 0 where this is no sample.
+    emulated_speed : float
+        Speed of the emulated device relative to this host; 0 on a real device.
+    """
+
+    job_id: str = ""
+    epoch: int = 0
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    socket: str = ""
+    checkpoint_dir: Path | None = None
+    checkpoint_s: float = 0.0
+    params: dict[str, Param] = {}
+    batch_size: int = 0
+    sample_iterations: int = 0
+    device_kind: str = ""
+    emulated_speed: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing has to happen at the boundary of a step."""
+        return not (self.socket or self.checkpoint_dir or self.sample_iterations or self.emulated_speed)
+
+
+def read(environ: Mapping[str, str]) -> Setup:
+    """
+    Decode the variables of :class:`penstock_events.agent.Env`; unset and empty ones keep their defaults.
+
+    Raises
+    ------
+    BadEnvironment
+        If a value has the wrong form, is negative, or the rank is outside of the world.
+    """
+    sample = _whole(environ, Env.SAMPLE_ITERATIONS)
+    folder = environ.get(Env.CHECKPOINT_DIR, "")
+    setup = Setup(
+        job_id=environ.get(Env.JOB_ID, ""),
+        epoch=_whole(environ, Env.EPOCH),
+        rank=_whole(environ, Env.RANK),
+        local_rank=_whole(environ, Env.LOCAL_RANK),
+        world_size=_whole(environ, Env.WORLD_SIZE) or 1,
+        socket=environ.get(Env.SOCKET, ""),
+        checkpoint_dir=Path(folder) if folder and not sample else None,
+        checkpoint_s=_number(environ, Env.CHECKPOINT_S),
+        params=_params(environ),
+        batch_size=_whole(environ, Env.BATCH_SIZE),
+        sample_iterations=sample,
+        device_kind=environ.get(Env.DEVICE_KIND, ""),
+        emulated_speed=_number(environ, Env.EMULATED_SPEED),
+    )
+    if setup.rank >= setup.world_size:
+        message = f"{Env.RANK} is {setup.rank}, but {Env.WORLD_SIZE} is {setup.world_size}: ranks run from 0 below it"
+        raise BadEnvironment(message)
+    return setup
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name) or "0"
+    if not text.isdecimal():
+        raise _bad(name, text, "a whole number, 0 or more")
+    return int(text)
+
+
+def _number(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name) or "0"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise _bad(name, text, "a number, 0 or more")
+    return value
+
+
+def _params(environ: Mapping[str, str]) -> dict[str, Param]:
+    text = environ.get(Env.PARAMS) or "{}"
+    try:
+        return msgspec.json.decode(text, type=dict[str, Param])
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise _bad(Env.PARAMS, text, f"a JSON object of numbers, strings and booleans ({error})") from error
+
+
+def _bad(name: str, text: str, expected: str) -> BadEnvironment:
+    return BadEnvironment(f"{name} is {text!r}, expected {expected}; the executor sets it, unset it to run by hand")
