@@ -12,7 +12,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.examples ## Run the main job on an embedded NATS server; ARGS=--keep leaves it running
-	@$(BIN)/python examples/demo/run.py $(ARGS)
+	@cd examples && ../$(BIN)/python -m demo $(ARGS)
 
 test: $(VENV)/.dev ## Install what the tests need and run them
 	@$(PYTEST) -q -m "not compose and not bench" $(ARGS)

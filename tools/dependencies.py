@@ -1,4 +1,4 @@
-"""Print the dependencies of pyproject.toml with those of the named extras: ``python tools/dependencies.py [EXTRA …]``."""
+"""Print the dependencies of pyproject.toml and of the extras named: ``python tools/dependencies.py [EXTRA …]``."""
 
 import sys
 import tomllib

@@ -22,7 +22,7 @@ def main() -> None:
             bodies += [(size, f"{module.relative_to(ROOT)}: {name}") for name, size in found]
             lengths.append(_lines(module))
             longest = max((size for _, size in found), default=0)
-            print(f"    {str(module.relative_to(package)):<32} {_lines(module):>4} lines, longest body {longest}")
+            print(f"    {module.relative_to(package)!s:<32} {_lines(module):>4} lines, longest body {longest}")
     tests = sum(_lines(path) for path in (ROOT / "tests").rglob("*.py"))
     sizes = [size for size, _ in bodies]
     print(f"\n{len(lengths)} modules, {sum(lengths)} lines, {tests} lines of tests")

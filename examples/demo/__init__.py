@@ -1,0 +1,1 @@
+"""The demo: real training jobs on one node with emulated devices."""

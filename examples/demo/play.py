@@ -1,0 +1,133 @@
+"""Submit the demo's workload to a running Penstock, watch it, and collect what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import msgspec
+
+import penstock
+from demo import outcome, workload
+from demo.outcome import JobOutcome, Run, Summary
+from demo.workload import Arrival
+from penstock_bus import ServiceError
+from penstock_events import AnyEvent, Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, views
+
+Show = Callable[[Iterable[views.JobView]], None]
+REFRESH_S = 0.5
+PAGE = 1000
+
+
+async def play(client: penstock.Client, show: Show, limit_s: float) -> Summary:
+    """Run the whole workload; jobs that have not ended after ``limit_s`` seconds are reported as they are."""
+    ids: dict[str, str] = {}
+    lines: list[JobOutcome] = []
+    watching = asyncio.ensure_future(_watch(client, show))
+    try:
+        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+            sweep = group.create_task(_sweep(client))
+            for arrival in workload.arrivals():
+                group.create_task(_one(client, arrival, ids, lines))
+        sweep_state = sweep.result()
+    except TimeoutError:
+        sweep_state = f"unfinished after {limit_s:.0f} s"
+    finally:
+        watching.cancel()
+    found = (await client.jobs(limit=PAGE)).jobs
+    show(found)
+    return await _summary(client, found, lines, sweep_state)
+
+
+async def _one(client: penstock.Client, arrival: Arrival, ids: dict[str, str], refusals: list[JobOutcome]) -> None:
+    """Submit one job at its time and wait for its end; the one to be cancelled is cancelled once it runs."""
+    await asyncio.sleep(arrival.at_s)
+    try:
+        answer = await client.submit(arrival.spec, strict=arrival.end == "refused")
+    except ServiceError as error:
+        refusals.append(outcome.refused(arrival.spec.name, str(error)))
+        return
+    ids[arrival.spec.name] = answer.id
+    if arrival.end == "CA":
+        await _until(client, answer.id, "run.started.v1")
+        await client.cancel(answer.id, reason="the demo cancels it once it runs")
+    await client.wait(answer.id)
+
+
+async def _sweep(client: penstock.Client) -> str:
+    await asyncio.sleep(workload.SWEEP_AT_S)
+    answer = await client.tune(workload.sweep())
+    await _until(client, answer.id, "sweep.finished.v1")
+    return (await client.sweep(answer.id)).state
+
+
+async def _until(client: penstock.Client, entity_id: str, tag: str) -> None:
+    async for event in client.follow_events(entity_id):
+        if event.type == tag:
+            return
+
+
+async def _watch(client: penstock.Client, show: Show) -> None:
+    while True:
+        show((await client.jobs(limit=PAGE)).jobs)
+        await asyncio.sleep(REFRESH_S)
+
+
+async def _summary(
+    client: penstock.Client, found: Iterable[views.JobView], refusals: list[JobOutcome], sweep_state: str
+) -> Summary:
+    arrivals = {arrival.spec.name: arrival for arrival in workload.arrivals()}
+    views_ = list(found)
+    lines = {line.name: line for line in [*map(outcome.of_job, (v for v in views_ if not v.parent)), *refusals]}
+    trials = [outcome.of_job(view) for view in views_ if view.parent]
+    wrong = [] if sweep_state == "completed" else [f"sweep: expected completed, got {sweep_state}"]
+    for name, arrival in arrivals.items():
+        wrong += outcome.faults(arrival, lines[name]) if name in lines else [f"{name}: was never submitted"]
+    wrong += [fault for trial in trials for fault in outcome.trial_faults(trial)]
+    done = [view for view in views_ if view.state == "CD"]
+    return Summary(
+        ok=not wrong,
+        avg_jct_s=sum(view.jct_s or 0.0 for view in done) / max(1, len(done)),
+        fifo_avg_jct_s=outcome.fifo_avg_jct_s(await _runs(client, done)),
+        wrong=tuple(wrong),
+        jobs=(*lines.values(), *trials),
+    )
+
+
+async def _runs(client: penstock.Client, done: Iterable[views.JobView]) -> list[Run]:
+    """Return the completed jobs as they were measured, from the log."""
+    measured = await _seconds_on_kinds(client)
+    runs = []
+    for view in done:
+        detail = await client.job(view.id)
+        run = Run(
+            submitted_s=view.submitted_s,
+            gpus=view.gpus,
+            on_kind_s=measured[view.id],
+            kinds=view.kinds,
+            speeds=detail.speeds,
+        )
+        runs.append(run)
+    return runs
+
+
+async def _seconds_on_kinds(client: penstock.Client) -> dict[str, dict[str, float]]:
+    """Return, for each job, how many seconds it ran on each kind of device."""
+    jobs, seconds = Jobs(), dict[str, dict[str, float]]()
+    async for event in _facts(client):
+        job = jobs.get(event.job_id) if isinstance(event, RunEnded) else None
+        if job is not None and job.placement is not None and job.started_s:
+            on_kind = seconds.setdefault(job.id, {})
+            kind = job.placement.kind
+            on_kind[kind] = on_kind.get(kind, 0.0) + event.at_s - job.started_s
+        if isinstance(event, JobSubmitted | RoundDecided | RunStarted | RunEnded):
+            jobs.apply(event)
+    return seconds
+
+
+async def _facts(client: penstock.Client) -> AsyncIterator[AnyEvent]:
+    after = 0
+    while page := (await client.events(after=after, limit=PAGE)).events:
+        for view in page:
+            yield msgspec.convert({**view.fact, "type": view.type, "at_s": view.at_s}, AnyEvent)
+        after = page[-1].seq

@@ -1,0 +1,59 @@
+"""What the demo shows: a live table while it runs, and the summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from demo.outcome import JobOutcome, Summary
+from penstock_events import views
+
+STYLES = {"PD": "yellow", "R": "green", "PR": "magenta", "CG": "magenta", "CD": "dim", "F": "bold red", "CA": "red"}
+
+
+def live(jobs: Iterable[views.JobView], elapsed_s: float) -> Table:
+    """Return the table of jobs as they are now, those that run or wait last."""
+    table = Table(title=f"Penstock demo, {elapsed_s:.0f} s", title_justify="left", expand=False)
+    for column, justify in (("JOB", "left"), ("ST", "left"), ("GPUS", "right"), ("WAIT", "right"), ("RUN", "right")):
+        table.add_column(column, justify="right" if justify == "right" else "left")
+    table.add_column("STEPS", justify="right")
+    table.add_column("ON, OR WHY IT WAITS")
+    for job in sorted(jobs, key=lambda job: (job.finished_s is None, job.submitted_s)):
+        style = STYLES.get(job.state, "")
+        where = ", ".join(job.placed_on) or job.cause or job.reason
+        cells = (job.name, job.state, str(job.gpus), f"{job.wait_s:.1f}", f"{job.run_s:.1f}", str(job.steps), where)
+        table.add_row(*cells, style=style)
+    return table
+
+
+def summary(outcome: Summary) -> Table:
+    """Return the closing table."""
+    table = Table(title="Summary (seconds)", title_justify="left", expand=False)
+    for column in (
+        "JOB",
+        "ST",
+        "WAIT",
+        "RUN",
+        "JCT",
+        "PREEMPTED",
+        "ATTEMPTS",
+        "STEPS",
+        "ACCURACY",
+        "DEVICES OR REASON",
+    ):
+        table.add_column(column, justify="left" if column in {"JOB", "ST", "DEVICES OR REASON"} else "right")
+    for job in outcome.jobs:
+        table.add_row(*_cells(job), style="" if job.state == "CD" else STYLES.get(job.state, "red"))
+    return table
+
+
+def _cells(job: JobOutcome) -> tuple[str, ...]:
+    where = job.reason if job.state in {"refused", "CA", "F"} else ", ".join(job.devices)
+    counts = (str(job.preemptions), str(job.attempts), str(job.steps))
+    times = tuple(_seconds(value) for value in (job.wait_s, job.run_s, job.jct_s))
+    return (job.name, job.state, *times, *counts, "" if job.accuracy is None else f"{job.accuracy:.3f}", where)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"

@@ -1,0 +1,91 @@
+"""What the demo runs: when each job arrives, and how each is to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from penstock_events import Choice, JobSpec, SweepSpec
+
+EXAMPLES: Final = str(Path(__file__).parents[1])
+End = Literal["CD", "CA", "refused"]
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One job of the demo.
+
+    Attributes
+    ----------
+    at_s : float
+        Seconds after the demo's start at which it is submitted.
+    steps : int
+        Gradient steps that it must have done in the end: none lost, none twice.
+    end : {"CD", "CA", "refused"}
+        How it must end.
+    attempts, preemptions : int
+        The least that there must have been.
+    """
+
+    at_s: float
+    spec: JobSpec
+    steps: int
+    end: End = "CD"
+    attempts: int = 1
+    preemptions: int = 0
+
+
+def job(name: str, model: str, steps: int, *, gpus: int = 1, kinds: tuple[str, ...] = (), **params: float) -> JobSpec:
+    """Return the specification of a training job on the handwritten digits; ``model`` is ``mlp`` or ``softmax``."""
+    return JobSpec(
+        name=name,
+        command=("python", f"digits_{model}.py"),
+        cwd=EXAMPLES,
+        model=model if gpus == 1 else f"{model}-x{gpus}",
+        gpus=gpus,
+        kinds=kinds,
+        params={"steps": steps, **params},
+        checkpoint_s=2.0,
+        grace_s=10.0,
+    )
+
+
+def arrivals() -> list[Arrival]:
+    """Return the jobs in the order of their arrival."""
+    crashing = msgspec.structs.replace(job("crash-once", "softmax", 500, crash_at=250), retries=1, backoff_s=0.5)
+    impossible = job("never-fits", "mlp", 100, gpus=64)
+    return [
+        Arrival(at_s=0.0, spec=job("long", "mlp", 1800), steps=1800, preemptions=1),
+        Arrival(at_s=0.0, spec=job("softmax-a", "softmax", 700), steps=700),
+        Arrival(at_s=0.2, spec=job("mlp-a", "mlp", 500), steps=500),
+        Arrival(at_s=0.4, spec=job("on-cpu", "softmax", 600, kinds=("cpu",)), steps=600),
+        Arrival(at_s=1.0, spec=job("gang-mlp", "mlp", 300, gpus=2), steps=300),
+        Arrival(at_s=1.5, spec=job("to-be-cancelled", "mlp", 20_000), steps=0, end="CA"),
+        Arrival(at_s=2.0, spec=crashing, steps=500, attempts=2),
+        Arrival(at_s=2.5, spec=job("mlp-b", "mlp", 250, lr=0.05), steps=250),
+        Arrival(at_s=3.0, spec=impossible, steps=0, end="refused"),
+        Arrival(at_s=3.0, spec=job("softmax-b", "softmax", 300), steps=300),
+        Arrival(at_s=3.5, spec=job("gang-softmax", "softmax", 250, gpus=2), steps=250),
+        Arrival(at_s=4.0, spec=job("mlp-c", "mlp", 400), steps=400),
+        Arrival(at_s=4.5, spec=job("softmax-c", "softmax", 450), steps=450),
+        Arrival(at_s=5.0, spec=job("mlp-d", "mlp", 200), steps=200),
+        Arrival(at_s=6.0, spec=job("softmax-d", "softmax", 250), steps=250),
+        Arrival(at_s=7.0, spec=job("mlp-e", "mlp", 300), steps=300),
+    ]
+
+
+SWEEP_AT_S: Final = 5.5
+SWEEP_STEPS: Final = 150
+
+
+def sweep() -> SweepSpec:
+    """Return the sweep: four learning rates times two widths."""
+    return SweepSpec(
+        name="digits",
+        job=job("digits", "mlp", SWEEP_STEPS),
+        space={"lr": Choice(values=(0.02, 0.05, 0.1, 0.2)), "width": Choice(values=(32, 64))},
+        search="grid",
+        metric="accuracy",
+    )
