@@ -1,0 +1,71 @@
+"""What the profiler says about a workload: measured speeds, predicted ones, and why those are only predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from penstock_events import KindSpeed, WorkloadProfiled
+from penstock_policies import speedups
+from penstock_profiler.workload import Workload
+
+
+def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str], now_s: float) -> WorkloadProfiled:
+    """
+    Return the present knowledge of a workload.
+
+    Parameters
+    ----------
+    workload : Workload
+    others : iterable of Workload
+        What the kinds' ratios are predicted from; the workload itself may be among them.
+    fitting : sequence of str
+        Kinds of the pool that its jobs accept.
+    now_s : float
+    """
+    kinds = sorted({*fitting, *workload.iteration_s, *(workload.announced or {})})
+    if not kinds:
+        note = f"no device of pool {workload.spec.pool} fits at present; speeds follow when one joins"
+        return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=(), note=note)
+    times_s = speedups.predicted_s(_measured(others, kinds), _row(workload, kinds))
+    speeds = speedups.speeds(times_s)
+    said = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
+    notes = [_why(workload, kind, float(t), len(kinds)) for kind, t in zip(kinds, times_s, strict=True)]
+    return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=said, note="; ".join(filter(None, notes)))
+
+
+def _measured(workloads: Iterable[Workload], kinds: Sequence[str]) -> speedups.Floats:
+    rows = [_row(workload, kinds) for workload in workloads if workload.iteration_s]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(kinds))
+
+
+def _row(workload: Workload, kinds: Sequence[str]) -> speedups.Floats:
+    return np.array([workload.iteration_s.get(kind, math.nan) for kind in kinds])
+
+
+def _kind_speed(workload: Workload, kind: str, speed: float) -> KindSpeed:
+    iteration_s = workload.iteration_s.get(kind)
+    return KindSpeed(
+        kind=kind,
+        iteration_s=iteration_s or 0.0,
+        speed=1.0 if math.isnan(speed) else speed,
+        memory_bytes=workload.memory_bytes.get(kind, 0),
+        predicted=iteration_s is None,
+    )
+
+
+def _why(workload: Workload, kind: str, time_s: float, kinds: int) -> str:
+    if kind in workload.iteration_s:
+        return ""
+    if kinds == 1:
+        return f"{kind}: not measured, the only kind that fits"
+    source = "taken as 1.0, no other workload to go by" if math.isnan(time_s) else "predicted from other workloads"
+    if kind in workload.failures:
+        return f"{kind}: {source}; its sample failed: {workload.failures[kind]}"
+    if kind in workload.open_kinds():
+        return f"{kind}: {source}; its samples have not ended yet"
+    if workload.unsampleable():
+        return f"{kind}: {source}; samples elsewhere failed"
+    return f"{kind}: {source}; not sampled"

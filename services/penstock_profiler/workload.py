@@ -1,0 +1,143 @@
+"""What is known about one workload: its samples, its iteration times, and what was said about it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, State
+from penstock_policies import speedups
+
+REFINE_WEIGHT: Final = 0.3
+"""Weight of the newest real run against what is known."""
+
+MOVED: Final = 0.1
+"""An iteration time that changed by no more than this fraction is not announced again."""
+
+LEAST_STEPS: Final = 20
+"""Iterations that a real run needs before it says anything about the iteration time."""
+
+LOST_TOO_OFTEN: Final = 2
+"""A sample that was placed so often without ending is no longer waited for."""
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """One sample: what was asked, and what came of it."""
+
+    kind: str
+    over: bool = False
+    steps: int = 0
+    loop_s: float = 0.0
+    failure: str = ""
+
+
+class Workload(msgspec.Struct, kw_only=True):
+    """
+    One workload.
+
+    Attributes
+    ----------
+    spec : JobSpec
+        Of the job submitted last.
+    active : int
+        Jobs of this workload that are not over.
+    cause : int
+        Sequence of the last fact that taught something about it.
+    samples : dict of str to Sampling
+        By sample id.
+    requested_s : float
+        When samples were last asked for.
+    iteration_s, memory_bytes, failures
+        By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
+    announced : dict of str to KindSpeed, or None
+        What the log says, by kind; None where nothing was said yet.
+    """
+
+    key: str
+    spec: JobSpec
+    active: int = 0
+    cause: int = 0
+    samples: dict[str, Sampling] = msgspec.field(default_factory=dict)
+    requested_s: float = 0.0
+    iteration_s: dict[str, float] = msgspec.field(default_factory=dict)
+    memory_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    failures: dict[str, str] = msgspec.field(default_factory=dict)
+    announced: dict[str, KindSpeed] | None = None
+
+    def request(self, samples: tuple[Sample, ...], at_s: float) -> None:
+        """Note that these samples were asked for."""
+        self.requested_s = at_s
+        for sample in samples:
+            self.samples[sample.sample_id] = Sampling(kind=sample.kind)
+
+    def end_sample(self, sample_id: str, event: RunEnded, reason: str) -> None:
+        """Note how a sample's run ended."""
+        sampling = self.samples[sample_id]
+        self._note_memory(sampling.kind, event.peak_memory_bytes)
+        if event.outcome == "completed" and event.loop_steps > 0 and math.isfinite(event.loop_s) and event.loop_s > 0:
+            sampling.steps, sampling.loop_s = event.loop_steps, event.loop_s
+        elif event.outcome == "completed":
+            sampling.failure = "opaque: it reported no iterations"
+        else:
+            sampling.failure = reason or event.outcome
+        self._close(sampling)
+
+    def give_up(self, sample_id: str, reason: str) -> None:
+        """Note that a sample is not waited for any longer."""
+        sampling = self.samples[sample_id]
+        sampling.failure = sampling.failure or reason
+        self._close(sampling)
+
+    def refine(self, kind: str, event: RunEnded) -> None:
+        """Learn from a real run of one device."""
+        self._note_memory(kind, event.peak_memory_bytes)
+        if event.loop_steps < LEAST_STEPS or not math.isfinite(event.loop_s) or event.loop_s <= 0:
+            return
+        seen_s = event.loop_s / event.loop_steps
+        known_s = self.iteration_s.get(kind, seen_s)
+        self.iteration_s[kind] = speedups.refined_s(known_s, seen_s, REFINE_WEIGHT)
+
+    def sampled_kinds(self) -> set[str]:
+        """Return the kinds that samples were asked for on."""
+        return {sampling.kind for sampling in self.samples.values()}
+
+    def open_kinds(self) -> set[str]:
+        """Return the kinds with samples that are not over."""
+        return {sampling.kind for sampling in self.samples.values() if not sampling.over}
+
+    def unsampleable(self) -> bool:
+        """Say whether samples were tried and never gave a measure: further ones would not either."""
+        return bool(self.failures) and not self.iteration_s
+
+    def news(self) -> bool:
+        """Say whether the measured times differ from the announced ones by enough to say so."""
+        announced = self.announced or {}
+        for kind, now_s in self.iteration_s.items():
+            said = announced.get(kind)
+            if said is None or said.predicted or speedups.moved(said.iteration_s, now_s, MOVED):
+                return True
+        return False
+
+    def _close(self, sampling: Sampling) -> None:
+        sampling.over = True
+        of_kind = [other for other in self.samples.values() if other.kind == sampling.kind]
+        if not all(other.over for other in of_kind):
+            return
+        points = [(other.steps, other.loop_s) for other in of_kind if other.steps]
+        if points:
+            steps, loop_s = zip(*points, strict=True)
+            self.iteration_s[sampling.kind] = speedups.iteration_s(np.array(steps), np.array(loop_s))
+            self.failures.pop(sampling.kind, None)
+        else:
+            self.failures[sampling.kind] = next(other.failure for other in of_kind if other.failure)
+
+    def _note_memory(self, kind: str, peak_bytes: int) -> None:
+        self.memory_bytes[kind] = max(self.memory_bytes.get(kind, 0), peak_bytes)
+
+
+def lost_too_often(job: Job) -> bool:
+    """Say whether a sample was placed twice and is waiting, or running, once more."""
+    return job.epoch > LOST_TOO_OFTEN or (job.epoch == LOST_TOO_OFTEN and job.state is State.PENDING)

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiling import (
+    KEY,
+    ended,
+    failed,
+    lost,
+    node,
+    placed,
+    profiled,
+    ran,
+    requested,
+    sample_id,
+    sampled,
+    spec,
+    submitted,
+)
+
+from penstock_events import (
+    Device,
+    JobCancelled,
+    KindSpeed,
+    NodeJoined,
+    SamplesRequested,
+    WorkloadProfiled,
+    workload,
+)
+from penstock_profiler.machine import State, decider
+from penstock_profiler.settings import Settings
+from penstock_testing import Scenario
+
+FAST_AND_SLOW = ("fast", "slow")
+
+
+@pytest.fixture
+def profiler() -> Scenario[State]:
+    return Scenario(decider()).at(1.0)
+
+
+def the_answer(profiler: Scenario[State]) -> WorkloadProfiled:
+    (fact,) = profiler.facts()
+    assert isinstance(fact, WorkloadProfiled)
+    return fact
+
+
+def speeds(answer: WorkloadProfiled) -> dict[str, tuple[float, bool]]:
+    return {speed.kind: (pytest.approx(speed.speed), speed.predicted) for speed in answer.speeds}
+
+
+# --- asking
+
+
+def test_an_unseen_workload_is_sampled_twice_on_each_kind(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted()).then(requested("fast", "slow")).then()
+
+
+def test_a_bare_cpu_is_sampled_only_where_the_job_names_it(profiler):
+    profiler.given(node("n1", "cpu", *FAST_AND_SLOW)).when(submitted(kinds=("cpu", "fast")))
+    profiler.then(requested("cpu", "fast", kinds=("cpu", "fast")))
+
+
+def test_devices_with_too_little_memory_are_not_sampled(profiler):
+    small = Device(index=0, kind="small", memory_bytes=10, backend="cuda")
+    profiler.given(node("n1", *FAST_AND_SLOW), NodeJoined(at_s=0.0, node_id="n2", devices=(small,)))
+    profiler.when(submitted(memory_bytes=50)).then(requested("fast", "slow", memory_bytes=50))
+
+
+def test_nodes_of_other_pools_are_not_sampled(profiler):
+    profiler.given(node("n1", "fast"), node("n2", "slow", pool="other")).when(submitted())
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, True)}
+
+
+def test_jobs_of_one_workload_are_sampled_once(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted("j1"), submitted("j2")).then(requested(*FAST_AND_SLOW))
+    profiler.when(submitted("j3")).then()
+
+
+def test_sample_ids_are_valid_job_ids_whatever_the_kind_is_called(profiler):
+    kinds = ("NVIDIA H100 80GB HBM3", "x" * 80)
+    (fact,) = profiler.given(node("n1", *kinds)).when(submitted()).facts()
+    assert isinstance(fact, SamplesRequested)
+    assert fact.samples[0].sample_id == f"s-{KEY[:8]}-nvidia-h100-80gb-hbm3-1"
+    assert max(len(sample.sample_id) for sample in fact.samples) <= 63
+
+
+def test_the_number_of_iterations_can_be_set():
+    profiler = Scenario(decider(Settings(short_iterations=2, long_iterations=9)))
+    (fact,) = profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted()).facts()
+    assert [sample.iterations for sample in fact.samples] == [2, 9, 2, 9]
+
+
+# --- answering at once
+
+
+def test_one_kind_needs_no_samples(profiler):
+    note = "fast: not measured, the only kind that fits"
+    speed = KindSpeed(kind="fast", iteration_s=0.0, speed=1.0, predicted=True)
+    profiler.given(node("n1", "fast")).when(submitted()).then(profiled(speed, at_s=1.0, note=note)).then()
+
+
+def test_a_job_that_wants_no_samples_gets_predictions(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted(profile="off"))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, True), "slow": (1.0, True)}
+    assert "slow: taken as 1.0, no other workload to go by; not sampled" in answer.note
+
+
+def test_a_job_that_nothing_fits_is_answered_and_measured_when_devices_come(profiler):
+    note = "no device of pool default fits at present; speeds follow when one joins"
+    profiler.when(submitted()).then(profiled(at_s=1.0, note=note)).then()
+    profiler.when(node("n1", *FAST_AND_SLOW)).then(requested(*FAST_AND_SLOW))
+
+
+# --- answering after samples
+
+
+def test_the_slopes_of_both_samples_give_the_speeds(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW))
+    profiler.given(*sampled("fast", 0.1)).then()
+    profiler.at(9.0).when(*sampled("slow", 0.25))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, False), "slow": (0.4, False)}
+    assert [speed.iteration_s for speed in answer.speeds] == pytest.approx([0.1, 0.25])
+    assert answer.note == ""
+    assert profiler.settle() == [answer]
+
+
+def test_the_peak_memory_of_samples_is_kept(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *sampled("slow", 0.2))
+    profiler.given(*ran(sample_id("fast", 1), "fast", 5, 1.0, peak_memory_bytes=70))
+    profiler.given(*ran(sample_id("fast", 2), "fast", 25, 2.0, peak_memory_bytes=90))
+    assert [speed.memory_bytes for speed in the_answer(profiler).speeds] == [90, 0]
+
+
+def test_a_longer_sample_that_took_less_time_counts_by_its_average(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *sampled("slow", 0.2))
+    profiler.given(*ran(sample_id("fast", 1), "fast", 5, 9.0), *ran(sample_id("fast", 2), "fast", 25, 2.5))
+    assert the_answer(profiler).speeds[0].iteration_s == 0.1
+
+
+def test_an_opaque_command_is_answered_with_predictions_that_say_why(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW))
+    profiler.given(*failed("fast"), *ran(sample_id("slow", 1), "slow", 0, 0.0))
+    profiler.when(*ran(sample_id("slow", 2), "slow", 0, 0.0))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, True), "slow": (1.0, True)}
+    assert "fast: taken as 1.0, no other workload to go by; its sample failed: opaque" in answer.note
+    assert "its sample failed: opaque: it reported no iterations" in answer.note
+
+
+def test_an_opaque_command_is_not_sampled_on_kinds_that_come_later(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *failed("fast"), *failed("slow"))
+    profiler.settle()
+    profiler.when(node("n2", "huge"))
+    answer = the_answer(profiler)
+    assert "huge: taken as 1.0, no other workload to go by; samples elsewhere failed" in answer.note
+    assert profiler.settle() == [answer]
+
+
+def test_a_kind_whose_samples_failed_is_predicted_from_other_workloads(profiler):
+    other = {"model": "other"}
+    other_key = workload.key(spec(**other))
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted("j0", **other), requested(*FAST_AND_SLOW, **other))
+    profiler.given(*sampled("fast", 0.1, other_key), *sampled("slow", 0.5, other_key))
+    profiler.settle()
+    profiler.given(submitted(), requested(*FAST_AND_SLOW), *sampled("fast", 1.0), *failed("slow", "exit code 1"))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, False), "slow": (0.2, True)}
+    assert answer.note == "slow: predicted from other workloads; its sample failed: exit code 1"
+    assert answer.speeds[1].iteration_s == 0.0
+
+
+def test_one_good_sample_of_two_is_enough(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *sampled("slow", 0.2))
+    profiler.given(placed(sample_id("fast", 1), "fast"), ended(sample_id("fast", 1), "failed", reason="exit code 1"))
+    profiler.when(*ran(sample_id("fast", 2), "fast", 25, 2.5))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (0.5, False)}
+
+
+def test_a_sample_lost_once_is_waited_for_and_one_lost_twice_is_not(profiler):
+    first, second = sample_id("fast", 1), sample_id("fast", 2)
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *sampled("slow", 0.2))
+    profiler.given(placed(first, "fast"), lost("n1"), node("n1", *FAST_AND_SLOW), placed(second, "fast")).then()
+    profiler.given(ended(second, "failed"), placed(first, "fast", epoch=2), lost("n1"))
+    profiler.when(node("n1", *FAST_AND_SLOW))
+    assert "its sample failed: its node was lost" in the_answer(profiler).note
+
+
+def test_a_cancelled_sample_is_not_waited_for(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *sampled("slow", 0.2))
+    profiler.when(*(JobCancelled(at_s=5.0, job_id=sample_id("fast", n), by="ada") for n in (1, 2)))
+    assert "its sample failed: cancelled by ada" in the_answer(profiler).note
+
+
+def test_jobs_do_not_wait_for_samples_for_ever(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW, at_s=10.0))
+    profiler.given(*sampled("slow", 0.2))
+    profiler.at(129.0).then().then_wakes_at(130.0)
+    profiler.at(130.0)
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, True), "slow": (1.0, False)}
+    assert "its samples have not ended yet" in answer.note
+    assert profiler.settle() == [answer]
+
+
+def test_samples_that_end_late_correct_the_answer(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *sampled("slow", 0.2))
+    profiler.at(200.0).settle()
+    profiler.when(*sampled("fast", 0.1))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (0.5, False)}
+
+
+def test_a_workload_whose_jobs_were_all_cancelled_is_still_answered(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW))
+    profiler.given(JobCancelled(at_s=2.0, job_id="j1")).then()
+    profiler.when(*sampled("fast", 0.1), *sampled("slow", 0.2))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (0.5, False)}
+
+
+# --- known workloads
+
+
+def known(profiler: Scenario[State]) -> Scenario[State]:
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW))
+    profiler.given(*sampled("fast", 0.1), *sampled("slow", 0.2)).settle()
+    return profiler
+
+
+def test_a_known_workload_is_not_sampled_again(profiler):
+    known(profiler).when(submitted("j2"), node("n2", *FAST_AND_SLOW)).then()
+
+
+def test_a_new_kind_is_sampled_alone(profiler):
+    known(profiler).when(node("n2", "huge")).then(requested("huge")).then()
+    profiler.when(*sampled("huge", 0.05))
+    assert speeds(the_answer(profiler)) == {"fast": (0.5, False), "huge": (1.0, False), "slow": (0.25, False)}
+
+
+def test_a_new_kind_is_not_sampled_for_workloads_that_nobody_runs(profiler):
+    known(profiler).given(*ran("j1", "fast", 100, 10.0)).then()
+    profiler.when(node("n2", "huge")).then()
+    profiler.when(submitted("j2")).then(requested("huge"))
+
+
+def test_a_real_run_that_agrees_is_not_announced(profiler):
+    known(profiler).when(*ran("j1", "fast", 1000, 105.0)).then()
+
+
+def test_real_runs_that_differ_are_averaged_in_and_announced(profiler):
+    known(profiler).when(*ran("j1", "fast", 1000, 200.0))
+    answer = the_answer(profiler)
+    assert [speed.iteration_s for speed in answer.speeds] == pytest.approx([0.13, 0.2])
+    assert speeds(answer) == {"fast": (1.0, False), "slow": (0.65, False)}
+    assert profiler.settle() == [answer]
+
+
+@pytest.mark.parametrize("case", ["gang", "short", "failed", "no time"])
+def test_runs_that_say_nothing_about_an_iteration_change_nothing(profiler, case):
+    fields: dict[str, Any] = {"gpus": 2} if case == "gang" else {}
+    known(profiler).given(submitted("j2", **fields), placed("j2", "fast"))
+    steps = 10 if case == "short" else 100
+    loop_s = 0.0 if case == "no time" else 99.0
+    outcome = "failed" if case == "failed" else "completed"
+    profiler.when(ended("j2", outcome, loop_steps=steps, loop_s=loop_s)).then()
+
+
+def test_a_real_run_measures_a_kind_that_was_only_predicted(profiler):
+    profiler.given(node("n1", "fast"), submitted()).settle()
+    profiler.when(*ran("j1", "fast", 100, 5.0))
+    assert the_answer(profiler).speeds == (KindSpeed(kind="fast", iteration_s=0.05, speed=1.0),)
+
+
+def test_an_answer_keeps_what_is_known_of_kinds_that_do_not_fit_now(profiler):
+    known(profiler).when(submitted("j2", kinds=("fast",)), *ran("j1", "fast", 1000, 200.0))
+    assert [speed.kind for speed in the_answer(profiler).speeds] == ["fast", "slow"]
+
+
+# --- sharing
+
+
+def test_a_replica_asks_only_for_its_own_keys():
+    other = Scenario(decider(mine=lambda key: key != KEY))
+    other.given(node("n1", *FAST_AND_SLOW)).when(submitted()).then().then_wakes_at(None)
+
+
+# --- what must always hold
+
+
+kinds = st.sampled_from(["fast", "slow", "huge"])
+steps = st.integers(0, 60)
+
+
+@st.composite
+def stories(draw):
+    """Any jobs, nodes, and runs of jobs and samples, in any order."""
+    facts: list[Any] = []
+    for number in range(draw(st.integers(1, 25))):
+        job_id = draw(st.sampled_from([f"j{n}" for n in range(number + 1)] + [sample_id(k, 1) for k in FAST_AND_SLOW]))
+        facts += draw(
+            st.sampled_from(
+                [
+                    [submitted(f"j{number}", profile=draw(st.sampled_from(["auto", "off"])))],
+                    [node(draw(st.sampled_from(["n1", "n2"])), *draw(st.lists(kinds, max_size=3)))],
+                    ran(job_id, draw(kinds), draw(steps), draw(st.floats(0, 100))),
+                    [placed(job_id, draw(kinds), epoch=draw(st.integers(1, 3)))],
+                    [ended(job_id, draw(st.sampled_from(["failed", "lost"])), epoch=draw(st.integers(1, 3)))],
+                    [lost("n1")],
+                    [JobCancelled(at_s=4.0, job_id=job_id)],
+                ]
+            )
+        )
+    return facts
+
+
+@given(story=stories())
+def test_every_workload_is_answered_in_time_and_the_profiler_comes_to_rest(story):
+    profiler = Scenario(decider()).at(2.0)
+    said: list[Any] = []
+    for fact in story:
+        said += profiler.when(fact).settle()
+    said += profiler.at(1000.0).settle()
+    answered = [fact for fact in said if isinstance(fact, WorkloadProfiled)]
+    assert {fact.key for fact in answered} == profiler.state.workloads.keys()
+    assert all(0.0 < speed.speed <= 1.0 and math.isfinite(speed.speed) for fact in answered for speed in fact.speeds)
+    sample_ids = [s.sample_id for fact in said if isinstance(fact, SamplesRequested) for s in fact.samples]
+    assert len(sample_ids) == len(set(sample_ids)), "a kind was sampled twice"
+    assert all(before != after for before, after in pairwise(answered))
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="expected 1 <= short_iterations < long_iterations"):
+        Settings(short_iterations=25, long_iterations=5)
+    with pytest.raises(ValueError, match="answer_within_s is 0"):
+        Settings(answer_within_s=0)
