@@ -1,0 +1,52 @@
+"""A health check for containers: ``python -m penstock_bus.probe SERVICE`` exits with 0 if that service is ready here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import Final
+
+import msgspec
+
+from penstock_bus import health, nats
+from penstock_bus.port import Bus, BusError
+from penstock_bus.settings import Connection, SettingsError, load
+from penstock_events import subjects
+
+WAIT_S: Final = 3 * health.HEARTBEAT_S
+
+
+async def ready(bus: Bus, service: str, host: str, wait_s: float = WAIT_S) -> bool:
+    """
+    Say whether a replica of the service on this host says that it is ready, within ``wait_s`` seconds.
+
+    Heartbeats tell replicas apart, which requests, answered by any replica, do not.
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            async for _, body in bus.listen(subjects.replicas(service)):
+                vitals = msgspec.json.decode(body, type=health.Vitals)
+                if vitals.host == host and vitals.ready:
+                    return True
+    except TimeoutError:
+        pass
+    return False
+
+
+async def _main(service: str) -> int:
+    try:
+        connection = load(Connection, "")
+        async with nats.connect(
+            connection.url, user=connection.user, password=connection.password, name=f"probe of {service}"
+        ) as bus:
+            return 0 if await ready(bus, service, socket.gethostname()) else 1
+    except (BusError, SettingsError) as error:
+        sys.stderr.write(f"{service} cannot be asked: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m penstock_bus.probe SERVICE")
+    sys.exit(asyncio.run(_main(sys.argv[1])))
