@@ -1,4 +1,4 @@
-"""A health check for containers: ``python -m penstock_bus.probe SERVICE`` exits with 0 if that service is ready here."""
+"""Is a service ready on this host? ``python -m penstock_bus.probe SERVICE`` exits with 0 if so: for containers."""
 
 from __future__ import annotations
 
