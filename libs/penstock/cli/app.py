@@ -1,0 +1,45 @@
+"""All commands of ``penstock``, put together."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from penstock.cli import cluster, doctor, extras, jobs, output, submit, sweeps, up
+from penstock.cli.errors import Group
+
+LOCAL = "nats://127.0.0.1:4222"
+
+app = typer.Typer(
+    cls=Group,
+    help="Keep every GPU of a shared cluster doing useful work.",
+    epilog="Exit codes: 1 it failed, 2 bad input, 3 server unreachable, 4 not found, 5 conflict; "
+    "with --wait and run, the job's own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    url: Annotated[
+        str, typer.Option("--url", help="NATS server; PENSTOCK_URL, else nats://127.0.0.1:4222.", show_default=False)
+    ] = "",
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Keep every GPU of a shared cluster doing useful work."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"penstock {installed('penstock')}")
+        raise typer.Exit
+    ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL", LOCAL)}
+
+
+for topic in (submit, jobs, output, sweeps, cluster, up, doctor, extras):
+    topic.register(app)

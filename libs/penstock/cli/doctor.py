@@ -1,0 +1,210 @@
+"""`penstock doctor`: is everything there that a job needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import typer
+
+from penstock.cli import render
+from penstock.cli.session import Output
+from penstock.cli.times import now_s, span
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_events import views
+
+Level = Literal["ok", "warn", "fail"]
+
+SKEW_S: Final = 5.0
+LITTLE_BYTES: Final = 1 << 30
+TOO_LITTLE_BYTES: Final = 100 << 20
+_CONNECT_S: Final = 3.0
+_COLOURS: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Finding(NamedTuple):
+    """One line of the report; ``remedy`` is what to do, where anything is."""
+
+    level: Level
+    what: str
+    detail: str
+    remedy: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(
+    ctx: typer.Context,
+    data: Annotated[Path, typer.Option("--data", help="Data folder of `penstock up`, if it is on this machine.")] = (
+        Path("penstock-data")
+    ),
+    output: Annotated[Output, typer.Option("-o", "--output", help="table or json.")] = "table",
+) -> None:
+    """Check server, log, services, nodes, clocks and disk; exit code 1 if something is broken."""
+    findings = asyncio.run(_collect(ctx, data))
+    if output == "json":
+        render.show_json([finding._asdict() for finding in findings])
+    else:
+        for finding in findings:
+            render.say(line_of(finding, colour=render.colours()))
+    if any(finding.level == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+def line_of(finding: Finding, *, colour: bool = False) -> str:
+    """
+    Return a finding as a line.
+
+    Examples
+    --------
+    >>> line_of(Finding("warn", "nodes", "none has joined", "start an executor"))
+    'warn  nodes: none has joined; start an executor'
+    """
+    level = f"{finding.level:<4}"
+    painted = typer.style(level, fg=_COLOURS[finding.level]) if colour else level
+    return f"{painted}  {finding.what}: {finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}"
+
+
+async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
+    from penstock.client import Client
+    from penstock_bus.port import BusError
+
+    url = ctx.obj["url"]
+    findings = [disk(data)]
+    if "client" not in ctx.obj:
+        findings.append(await server(url))
+    if findings[-1].level == "fail" and findings[-1].what == "server":
+        return findings
+    try:
+        async with ctx.obj.get("client", Client)(url) as client:
+            findings += [finding async for finding in ask(client)]
+    except BusError as error:
+        findings.append(Finding("fail", "connection", str(error)))
+    return findings
+
+
+def disk(data: Path) -> Finding:
+    """Check the folder that the log is kept in."""
+    if not data.exists():
+        return Finding("ok", "data folder", f"{data} is not on this machine, or `penstock up` has not run yet")
+    if not os.access(data, os.W_OK | os.X_OK):
+        return Finding("fail", "data folder", f"{data} cannot be written to by this user", "check its owner and mode")
+    free = shutil.disk_usage(data).free
+    detail = f"{render.size(free)} free under {data}"
+    if free < TOO_LITTLE_BYTES:
+        return Finding("fail", "data folder", detail, "free some: the log refuses facts when the disk is full")
+    if free < LITTLE_BYTES:
+        return Finding("warn", "data folder", detail, "free some before the disk is full")
+    return Finding("ok", "data folder", detail)
+
+
+async def server(url: str) -> Finding:
+    """Check what the NATS server says of itself when one connects."""
+    import msgspec
+
+    host, port = urlsplit(url).hostname or url, urlsplit(url).port or 4222
+    start = "start one with `penstock up`, or name another with --url or PENSTOCK_URL"
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            greeting = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError, ValueError) as error:
+        return Finding("fail", "server", f"nothing listens at {url} ({error or 'no answer in time'})", start)
+    if not greeting.startswith(b"INFO "):
+        return Finding("fail", "server", f"what listens at {url} is no NATS server", start)
+    info = msgspec.json.decode(greeting[5:])
+    about = f"NATS {info.get('version', 'of unknown version')} at {url}"
+    if not info.get("jetstream"):
+        return Finding("fail", "server", f"{about} without JetStream", "start it with -js, or use `penstock up`")
+    return Finding("ok", "server", f"{about}, messages up to {render.size(info.get('max_payload', 0))}")
+
+
+async def ask(client: Client) -> AsyncIterator[Finding]:
+    """Check what is behind the server."""
+    yield await _log(client)
+    async for finding in _services(client):
+        yield finding
+    async for finding in _gateway(client):
+        yield finding
+
+
+async def _log(client: Client) -> Finding:
+    from penstock_bus.port import BusError
+
+    try:
+        seq = await client.bus.last_seq()
+        rejected = await client.bus.rejections()
+    except BusError as error:
+        return Finding("fail", "log", str(error), "start a service once: it creates the streams")
+    if rejected:
+        latest = f"{len(rejected)} messages were rejected, the last because {rejected[-1].reason}"
+        return Finding("warn", "log", f"at sequence {seq}; {latest}", "see what sends them")
+    return Finding("ok", "log", f"at sequence {seq}")
+
+
+async def _services(client: Client) -> AsyncIterator[Finding]:
+    from penstock_bus.port import BusError, NoResponders, ServiceError
+    from penstock_events import subjects
+
+    for service in sorted(set(subjects.WRITERS.values())):
+        try:
+            await client.bus.request(subjects.query("ready", service), b"", 2.0)
+            yield Finding("ok", service, "ready")
+        except ServiceError as error:
+            yield Finding("warn", service, str(error))
+        except NoResponders:
+            yield Finding("fail", service, "no replica answers", f"start one: `penstock service {service}`")
+        except BusError as error:
+            yield Finding("fail", service, str(error))
+
+
+async def _gateway(client: Client) -> AsyncIterator[Finding]:
+    from penstock_bus.port import BusError
+
+    try:
+        found, status = await client.nodes(), await client.status()
+    except BusError as error:
+        yield Finding("fail", "gateway", str(error), "see the line about the gateway above")
+        return
+    backlog = status.backlog
+    if backlog > 1000:
+        yield Finding("warn", "gateway", f"{backlog} facts behind the log", "wait, or start more replicas")
+    for finding in (nodes(found), skew(found, now_s())):
+        if finding:
+            yield finding
+
+
+def nodes(found: views.NodesView) -> Finding:
+    """Check that there is something to run on."""
+    up = [node for node in found.nodes if node.state == "up"]
+    away = [node.id for node in found.nodes if node.state == "lost"]
+    devices = sum(len(node.devices) for node in up)
+    if not up:
+        return Finding("fail", "nodes", "none is up", "start an executor: `penstock service executor` on each node")
+    detail = f"{len(up)} up with {devices} devices"
+    if away:
+        return Finding("warn", "nodes", f"{detail}; lost: {', '.join(away)}", "restart their executors")
+    return Finding("ok", "nodes", detail)
+
+
+def skew(found: views.NodesView, now: float) -> Finding | None:
+    """Compare this machine's clock with the gateway's: heartbeats come every second, so the last was just now."""
+    heard = [node.heard_s for node in found.nodes if node.state == "up" and node.heard_s is not None]
+    if not heard:
+        return None
+    off = now - max(heard)
+    if abs(off) > SKEW_S:
+        words = f"{span(abs(off))} {'ahead of' if off > 0 else 'behind'} the gateway's"
+        return Finding("warn", "clock", f"this machine's clock is {words}", "synchronise both (chrony, ntpd)")
+    return Finding("ok", "clock", "agrees with the gateway's")

@@ -1,0 +1,121 @@
+"""What can go wrong and how it is said: one line on standard error, and an exit code that scripts can tell apart."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+
+class Exit(IntEnum):
+    """Exit codes of ``penstock``; with ``--wait`` and ``run`` the job's own exit code comes back instead."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    INTERRUPTED = 130
+
+
+class Failure(Exception):
+    """An error that people are told in one line: what was wrong, what was expected, what to do."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        """Keep the exit code."""
+        super().__init__(message)
+        self.code = code
+
+
+class Group(TyperGroup):
+    """The root of all commands: turns expected errors into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+        except BrokenPipeError:
+            _silence()
+            raise typer.Exit(Exit.OK) from None
+        except Exception as error:
+            failure = explain(error, (ctx.find_object(dict) or {}).get("url", ""))
+            if failure is None:
+                raise
+            tell(str(failure))
+            raise typer.Exit(failure.code) from error
+
+
+def tell(message: str) -> None:
+    """Say something on standard error, after the program's name."""
+    typer.echo(f"penstock: {message}", err=True)
+
+
+def explain(error: Exception, url: str) -> Failure | None:
+    """Return what to tell people about an error; None for one that is a defect and deserves its traceback."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, ValueError) and _is_bad_input(error):
+        return Failure(str(error), Exit.USAGE)
+    if "penstock_bus.port" in sys.modules:
+        return _explain_bus(error, url)
+    return None
+
+
+def _is_bad_input(error: ValueError) -> bool:
+    from penstock import specfile
+    from penstock_events import strict
+
+    return isinstance(error, specfile.SpecError | strict.BadInput)
+
+
+def _explain_bus(error: Exception, url: str) -> Failure | None:
+    from penstock_bus import port
+
+    match error:
+        case port.ServiceError():
+            code, message = _of_service(error.code), str(error)
+        case port.TooLarge():
+            code, message = Exit.USAGE, str(error)
+        case port.NoResponders():
+            code = Exit.UNREACHABLE
+            message = f"no gateway answers at {url}; start one with `penstock up`, or look with `penstock doctor`"
+        case port.Timeout():
+            code, message = Exit.UNREACHABLE, f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
+        case port.Unavailable() | port.Unauthorized():
+            code, message = Exit.UNREACHABLE, str(error)
+        case port.BusError():
+            code, message = Exit.FAILED, str(error)
+        case _:
+            return None
+    return Failure(message, code)
+
+
+def _of_service(code: int) -> Exit:
+    match code:
+        case 400 | 413:
+            return Exit.USAGE
+        case 404:
+            return Exit.NOT_FOUND
+        case 409:
+            return Exit.CONFLICT
+        case 503:
+            return Exit.UNREACHABLE
+        case _:
+            return Exit.FAILED
+
+
+def bad_input(message: str) -> NoReturn:
+    """End with a message about what was typed."""
+    raise Failure(message, Exit.USAGE)
+
+
+def _silence() -> None:
+    """Let the interpreter flush into nothing at exit: the reader of our output has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,191 @@
+"""Commands about jobs that are there: ps, show, why, story, events, cancel, hold, release."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import render
+from penstock.cli.session import At, JobId, JobIds, Out, act, call
+from penstock.cli.times import moment, now_s
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_events import views
+
+ENDED_SHOWN = 20
+"""How many of the jobs that have ended `penstock ps` shows without --all."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands, in the order of the help."""
+    for command in (ps, show, why, story, events, cancel, hold, release):
+        app.command()(command)
+
+
+def ps(
+    ctx: typer.Context,
+    *,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Ended jobs too, however old.")] = False,
+    state: Annotated[list[str] | None, typer.Option("--state", "-s", help="PD R PR CG CD F CA; repeatable.")] = None,
+    user: Annotated[str, typer.Option("--user", "-u", help="Of this user; `me` is you.")] = "",
+    name: Annotated[str, typer.Option("--name", "-n", help="With this name, or this beginning: 'train*'.")] = "",
+    sweep: Annotated[str, typer.Option("--sweep", help="Trials of this sweep.")] = "",
+    samples: Annotated[bool, typer.Option("--samples", help="The profiler's samples too.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many, the newest.")] = 500,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """List jobs: those waiting and running, and the last twenty that have ended."""
+    if user == "me":
+        from penstock.submission import user_name
+
+        user = user_name()
+    asked = _states(state or [])
+
+    async def ask(client: Client) -> views.JobsView:
+        async def jobs(states: tuple[str, ...], most: int) -> views.JobsView:
+            return await client.jobs(
+                state=states, user=user, name=name, parent=sweep, samples=samples, limit=most, at=moment(at)
+            )
+
+        if everything or asked or sweep:
+            return await jobs(asked, limit)
+        return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
+
+    _show_jobs(call(ctx, ask), output)
+
+
+_OPEN = ("PD", "R", "PR", "CG")
+_ENDED = ("CD", "F", "CA")
+
+
+def _states(typed: list[str]) -> tuple[str, ...]:
+    from penstock.cli.errors import bad_input
+
+    states = tuple(word.upper() for entry in typed for word in entry.split(",") if word)
+    for state in states:
+        if state not in _OPEN + _ENDED:
+            bad_input(f"--state {state!r} is no state; expected some of {', '.join(_OPEN + _ENDED)}")
+    return states
+
+
+def _merged(ended: views.JobsView, open_: views.JobsView) -> views.JobsView:
+    """Return both lists as one, each job once (one may have ended between the two answers)."""
+    from penstock_events import views
+
+    by_id = {job.id: job for job in (*open_.jobs, *ended.jobs)}
+    jobs = sorted(by_id.values(), key=lambda job: (job.submitted_s, job.id))
+    return views.JobsView(jobs=tuple(jobs), total=ended.total + open_.total, seq=open_.seq)
+
+
+def _show_jobs(found: views.JobsView, output: str) -> None:
+    from penstock.cli import show as text
+
+    if output == "json":
+        render.show_json(found)
+    elif output == "wide":
+        render.show_table(text.JOB_WIDE, [text.wide_job_row(job) for job in found.jobs], wide=True)
+    else:
+        render.show_table(text.JOB_HEADERS, [text.job_row(job) for job in found.jobs])
+
+
+def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+    """Show all that is known of a job."""
+    from penstock.cli import show as text
+
+    detail = call(ctx, lambda client: client.job(job, moment(at)))
+    if output == "json":
+        render.show_json(detail)
+        return
+    lines = text.job_lines(detail)
+    if detail.job.state == "PD":
+        lines += ["", *text.why_lines(detail.why, now_s())]
+    render.say("\n".join(lines))
+
+
+def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+    """Say why a job waits: the one dominant cause, what shows it, what it is not, and what would change it."""
+    from penstock.cli import show as text
+
+    found = call(ctx, lambda client: client.why(job, moment(at)))
+    if output == "json":
+        render.show_json(found)
+    else:
+        render.say("\n".join(text.why_lines(found, now_s())))
+
+
+def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+    """Tell a job's life, a sentence for each fact."""
+    from penstock.cli import show as text
+
+    found = call(ctx, lambda client: client.story(job, moment(at)))
+    if output == "json":
+        render.show_json(found)
+    elif output == "wide":
+        render.show_table(text.STORY_WIDE, text.wide_story_rows(found), wide=True)
+    else:
+        render.show_table(text.STORY_HEADERS, text.story_rows(found))
+
+
+def events(
+    ctx: typer.Context,
+    entity: Annotated[str, typer.Argument(metavar="[ID]", help="Job, sweep, node, pool or workload.")] = "",
+    *,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new facts until Ctrl-C.")] = False,
+    after: Annotated[int | None, typer.Option("--after", min=0, help="Only behind this stream sequence.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """Show the raw facts of the log, the newest if no --after is given."""
+    from penstock.cli import show as text
+
+    async def ask(client: Client) -> None:
+        found = await client.events(entity, after=after, limit=limit, at=moment(at))
+        if output == "json" and not follow:
+            render.show_json(found)
+            return
+        if output != "json":
+            render.show_table(text.EVENT_HEADERS, [text.event_row(e) for e in found.events], wide=output == "wide")
+        else:
+            _json_lines(found)
+        if follow:
+            async for event in client.follow_events(entity, after=found.seq):
+                _show_event(event, output)
+
+    call(ctx, ask)
+
+
+def _json_lines(found: views.EventsView) -> None:
+    for event in found.events:
+        render.show_json_line(event)
+
+
+def _show_event(event: views.EventView, output: str) -> None:
+    from penstock.cli import show as text
+
+    if output == "json":
+        render.show_json_line(event)
+    else:
+        render.say("  ".join(text.event_row(event)))
+
+
+def cancel(
+    ctx: typer.Context,
+    jobs: JobIds,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+) -> None:
+    """End jobs; running ones are stopped first."""
+    act(ctx, jobs, lambda client, job: client.cancel(job, reason))
+
+
+def hold(ctx: typer.Context, jobs: JobIds) -> None:
+    """Keep waiting jobs from being started."""
+    act(ctx, jobs, lambda client, job: client.hold(job))
+
+
+def release(ctx: typer.Context, jobs: JobIds) -> None:
+    """Let held jobs be started again."""
+    act(ctx, jobs, lambda client, job: client.release(job))

@@ -1,0 +1,204 @@
+"""How views read: pure functions from what the gateway answered to lines of text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.cli import render
+from penstock.cli.times import clock, span
+
+if TYPE_CHECKING:
+    from penstock_events import KindSpeed, views
+
+Rows = list[tuple[str, ...]]
+
+JOB_HEADERS: Final = ("ID", "NAME", "USER", "ST", "GPUS", "WAIT", "RUN", "QUEUE", "STEPS", "NODES/REASON")
+JOB_WIDE: Final = (*JOB_HEADERS[:-1], "KINDS", "POOL", "PARENT", "PREEMPTED", "TRIES", "METRICS", "NODES/REASON")
+NODE_HEADERS: Final = ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD")
+NODE_WIDE: Final = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HEARD")
+SWEEP_HEADERS: Final = ("ID", "NAME", "ST", "DONE", "TRIALS", "METRIC", "BEST", "BEST-JOB")
+TRIAL_HEADERS: Final = ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS")
+EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
+STORY_HEADERS: Final = ("AFTER", "WHAT")
+STORY_WIDE: Final = ("AFTER", "TIME", "SEQ", "CAUSE", "ACTOR", "WHAT")
+
+
+def place_or_reason(job: views.JobView) -> str:
+    """Return where an active job runs, in brackets why a waiting one waits, or why an ended one ended."""
+    if job.state == "PD":
+        return f"({'held' if job.held else job.cause or 'undecided'})"
+    if job.placed_on:
+        return render.devices(job.placed_on)
+    return job.reason or render.devices(job.devices)
+
+
+def job_row(job: views.JobView) -> tuple[str, ...]:
+    """Return a job's cells under :data:`JOB_HEADERS`."""
+    queue = "-" if job.queue is None else str(job.queue)
+    cells = (job.id, job.name, job.user, job.state, str(job.gpus), span(job.wait_s), span(job.run_s), queue)
+    return (*cells, str(job.steps), place_or_reason(job))
+
+
+def wide_job_row(job: views.JobView) -> tuple[str, ...]:
+    """Return a job's cells under :data:`JOB_WIDE`."""
+    row = job_row(job)
+    more = (",".join(job.kinds) or "any", job.pool, job.parent, str(job.preemptions), str(job.attempts))
+    return (*row[:-1], *more, render.mapping(job.metrics), row[-1])
+
+
+def job_lines(detail: views.JobDetail) -> list[str]:
+    """Return all that is known of a job, a line each."""
+    job, spec = detail.job, detail.spec
+    pairs = [
+        ("id", job.id),
+        ("name", job.name),
+        ("state", _state(job)),
+        ("user", f"{job.user} ({job.team})" if job.team else job.user),
+        ("sweep", job.parent),
+        ("pool", job.pool),
+        ("wants", _wants(detail)),
+        ("runs on", render.devices(job.placed_on)),
+        ("ran on", render.devices(job.devices) if not job.placed_on else ""),
+        ("submitted", clock(job.submitted_s)),
+        ("started", clock(job.started_s) if job.started_s is not None else ""),
+        ("finished", clock(job.finished_s) if job.finished_s is not None else ""),
+        ("waited", span(job.wait_s)),
+        ("ran", span(job.run_s)),
+        ("took", span(job.jct_s) if job.jct_s is not None else ""),
+        ("steps", str(job.steps)),
+        ("metrics", render.mapping(job.metrics)),
+        ("tries", f"{job.attempts}, preempted {job.preemptions} times, retries allowed {spec.retries}"),
+        ("queue", "" if job.queue is None else str(job.queue)),
+        ("reason", job.reason),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("command", shlex.join(spec.command)),
+        ("folder", spec.cwd),
+        ("params", render.mapping(spec.params)),
+        ("environment", render.mapping(spec.env)),
+        ("workload", detail.workload),
+        ("speeds", speeds(detail.speeds)),
+    ]
+    warnings = [("warning", warning) for warning in job.warnings]
+    return render.labelled(pairs + warnings)
+
+
+def _state(job: views.JobView) -> str:
+    words = {
+        "PD": "waiting",
+        "R": "running",
+        "PR": "being preempted",
+        "CG": "being stopped",
+        "CD": "completed",
+        "F": "failed",
+        "CA": "cancelled",
+    }
+    held = ", held" if job.held else ""
+    return f"{job.state} ({words.get(job.state, job.state)}{held})"
+
+
+def _wants(detail: views.JobDetail) -> str:
+    kinds = " or ".join(detail.spec.kinds) or "any kind but a bare CPU"
+    memory = f", {render.size(detail.spec.memory_bytes)} each" if detail.spec.memory_bytes else ""
+    return f"{detail.spec.gpus} x {kinds}{memory}"
+
+
+def speeds(known: Iterable[KindSpeed]) -> str:
+    """Return a workload's speed on each kind of device."""
+    return ", ".join(
+        f"{s.kind} {s.speed:.2g}x"
+        + (f" ({s.iteration_s * 1e3:.4g} ms/step)" if s.iteration_s else "")
+        + (" predicted" if s.predicted else "")
+        for s in known
+    )
+
+
+def why_lines(why: views.WhyView, now_s: float) -> list[str]:
+    """Return the one cause first, then its evidence, what it is not, and what would change it."""
+    pairs = [
+        ("because", why.evidence),
+        *(("not", text) for text in why.not_causes),
+        ("change", why.remedy),
+        ("place", f"queue {why.rank.queue}, {why.rank.ahead} waiting ahead" if why.rank else ""),
+    ]
+    since = f" for {span(now_s - why.since_s)}" if why.since_s and now_s > why.since_s else ""
+    return [f"{why.id} ({why.name}) is {why.state}{since}: {why.cause.replace('_', ' ')}", *_indented(pairs)]
+
+
+def dry_run_lines(view: views.DryRunView) -> list[str]:
+    """Return where the job would start at once, or why it would wait."""
+    if view.starts:
+        head = f"would start at once on {render.devices(view.devices)} ({view.kind})"
+    else:
+        head = f"would wait: {view.cause.replace('_', ' ')}"
+    pairs = [("because", view.evidence), ("change", view.remedy), *(("warning", text) for text in view.warnings)]
+    return [head, *_indented(pairs)]
+
+
+def _indented(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  {line}" for line in render.labelled(pairs)]
+
+
+def story_rows(story: views.StoryView) -> Rows:
+    """Return a story's sentences, each with how long after the submission it was true."""
+    return [(f"+{span(line.after_s)}", line.text) for line in story.lines]
+
+
+def wide_story_rows(story: views.StoryView) -> Rows:
+    """Return a story's sentences with time, stream sequence, cause and author."""
+    return [
+        (f"+{span(line.after_s)}", clock(line.at_s), str(line.seq), str(line.cause or "-"), line.actor, line.text)
+        for line in story.lines
+    ]
+
+
+def event_row(event: views.EventView) -> tuple[str, ...]:
+    """Return a fact's cells under :data:`EVENT_HEADERS`."""
+    kind, _, entity_id = event.subject.partition(".evt.")[2].partition(".")
+    fact = msgspec.json.encode(event.fact).decode()
+    cause = str(event.cause) if event.cause else "-"
+    return (str(event.seq), clock(event.at_s), event.type, f"{kind}/{entity_id}", event.actor, cause, fact)
+
+
+def node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
+    """Return a node's cells under :data:`NODE_HEADERS`."""
+    busy = sum(1 for device in node.devices if device.job_id)
+    counts: dict[str, int] = {}
+    for device in node.devices:
+        counts[device.device.kind] = counts.get(device.device.kind, 0) + 1
+    emulated = any(device.device.backend == "emulated" for device in node.devices)
+    kinds = ",".join(f"{kind}:{count}" for kind, count in counts.items()) + (" (emulated)" if emulated else "")
+    return (node.id, node.pool, node.state, str(busy), str(len(node.devices) - busy), kinds, _heard(node, now_s))
+
+
+def wide_node_rows(node: views.NodeView, now_s: float) -> Rows:
+    """Return a line for each of the node's devices, under :data:`NODE_WIDE`."""
+    head, heard = (node.id, node.pool, node.state), _heard(node, now_s)
+    rows: Rows = []
+    for view in node.devices:
+        device = view.device
+        speed = f"{device.speed:g}x" if device.backend == "emulated" else "-"
+        about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, view.job_id)
+        rows.append((*head, *about, heard))
+    return rows or [(*head, "-", "-", "-", "-", "-", "-", heard)]
+
+
+def _heard(node: views.NodeView, now_s: float) -> str:
+    return "-" if node.heard_s is None else f"{span(now_s - node.heard_s)} ago"
+
+
+def sweep_row(sweep: views.SweepView) -> tuple[str, ...]:
+    """Return a sweep's cells under :data:`SWEEP_HEADERS`."""
+    wanted = str(sweep.wanted) if sweep.wanted else "-"
+    metric = f"{sweep.metric} ({sweep.mode})"
+    best = render.number(sweep.best_value)
+    return (sweep.id, sweep.name, sweep.state, str(sweep.done), wanted, metric, best, sweep.best_job_id)
+
+
+def trial_row(trial: views.TrialView) -> tuple[str, ...]:
+    """Return a trial's cells under :data:`TRIAL_HEADERS`."""
+    value, params = render.number(trial.value), render.mapping(trial.params)
+    return (trial.job_id, trial.state, str(trial.group), str(trial.gpus), value, params)

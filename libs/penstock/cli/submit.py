@@ -1,0 +1,161 @@
+"""`penstock submit` and `penstock run`: from a file and flags, or a command, to jobs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from penstock.cli import typed
+from penstock.cli.errors import bad_input
+
+COMMAND = "penstock.command"
+Files = Annotated[
+    list[str] | None, typer.Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin.")
+]
+
+
+class DashedCommand(TyperCommand):
+    """A command that leaves everything behind ``--`` to the user's program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Cut the arguments at ``--``."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[COMMAND], args = tuple(args[at + 1 :]), args[:at]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command("submit", cls=DashedCommand)(submit)
+    app.command("run", cls=DashedCommand)(run)
+
+
+Name = Annotated[str, typer.Option("--name", "-n", help="Instead of the script's name.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", "-g", min=1, help="Devices, all of one kind and all at once.")]
+Kinds = Annotated[list[str] | None, typer.Option("--kind", "-k", help="Accepted device kind; repeatable.")]
+Memory = Annotated[str, typer.Option("--memory", help="Least memory of each device, such as 8GiB.")]
+Pool = Annotated[str, typer.Option("--pool", help="Set of nodes.")]
+Retries = Annotated[int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")]
+Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE hyper-parameter; repeatable.")]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
+]
+Id = Annotated[str, typer.Option("--id", help="Wished id: the same job under the same id is submitted once.")]
+Team = Annotated[str, typer.Option("--team", help="Whom the work is for.")]
+Model = Annotated[str, typer.Option("--model", help="Names the workload, whatever the other arguments are.")]
+Cwd = Annotated[str, typer.Option("--cwd", "-D", help="Working directory; by default this one.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a job that could never start at present.")]
+Check = Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")]
+
+
+def submit(
+    ctx: typer.Context,
+    files: Files = None,
+    *,
+    name: Name = "",
+    gpus: Gpus = None,
+    kind: Kinds = None,
+    memory: Memory = "",
+    pool: Pool = "",
+    retries: Retries = None,
+    param: Params = None,
+    env: Env = None,
+    job_id: Id = "",
+    team: Team = "",
+    model: Model = "",
+    cwd: Cwd = "",
+    strict: Strict = False,
+    check: Check = True,
+    hold: Annotated[bool, typer.Option("--hold", help="Accept it, start it on `penstock release`.")] = False,
+    array: Annotated[str, typer.Option("--array", help="One job for each index, such as 0-9.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say where it would start, or why not.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
+    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+) -> None:
+    """
+    Submit a job: a file, or the command behind --; flags win over the file. Prints its id.
+
+    With --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
+    """
+    from penstock.cli import submitting
+
+    spec = _spec(files, _fields(locals()), check=check)
+    if dry_run:
+        submitting.dry_run(ctx, spec, output)
+    else:
+        indices = typed.array(array) if array else []
+        submitting.submit(ctx, submitting.expand(spec, indices), strict=strict, wait=wait, output=output)
+
+
+def run(
+    ctx: typer.Context,
+    files: Files = None,
+    *,
+    name: Name = "",
+    gpus: Gpus = None,
+    kind: Kinds = None,
+    memory: Memory = "",
+    pool: Pool = "",
+    retries: Retries = None,
+    param: Params = None,
+    env: Env = None,
+    job_id: Id = "",
+    team: Team = "",
+    model: Model = "",
+    cwd: Cwd = "",
+    strict: Strict = False,
+    check: Check = True,
+) -> None:
+    """
+    Submit a job and show its output until it ends; Ctrl-C cancels it.
+
+    The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
+    """
+    from penstock.cli import submitting
+
+    submitting.run(ctx, _spec(files, _fields(locals()), check=check), strict=strict)
+
+
+def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given, as fields of the specification."""
+    memory = typed_in["memory"]
+    found = {
+        "command": typed_in["ctx"].meta.get(COMMAND, ()),
+        "name": typed_in["name"],
+        "id": typed_in["job_id"],
+        "team": typed_in["team"],
+        "model": typed_in["model"],
+        "pool": typed_in["pool"],
+        "cwd": typed_in["cwd"],
+        "gpus": typed_in["gpus"],
+        "retries": typed_in["retries"],
+        "kinds": typed.words(typed_in["kind"] or []),
+        "memory_bytes": typed.size(memory) if memory else None,
+        "params": typed.parameters(typed_in["param"] or []),
+        "env": typed.environment(typed_in["env"] or []),
+        "hold": typed_in.get("hold") or None,
+    }
+    return {field: value for field, value in found.items() if value not in (None, "", (), {})}
+
+
+def _spec(files: list[str] | None, fields: dict[str, Any], *, check: bool) -> Any:
+    from penstock import specfile, submission
+
+    if len(files or []) > 1:
+        bad_input(f"{' '.join(files or [])!r}: expected one file; put -- before a command: penstock submit -- python …")
+    if not files and not fields.get("command"):
+        bad_input("there is no job; give a file, or a command behind --: penstock submit -- python train.py")
+    if "cwd" in fields:
+        fields["cwd"] = submission.absolute(fields["cwd"])
+    if not files and "name" not in fields:
+        fields["name"] = submission.name_from(fields["command"])
+    source = specfile.read(files[0], sys.stdin.read) if files else specfile.EMPTY
+    spec = specfile.job(source, fields)
+    missing = submission.missing_script(spec) if check else None
+    if missing:
+        bad_input(f"there is no script {missing}; check the path, or give --no-check if only the nodes have it")
+    return spec

@@ -1,0 +1,103 @@
+"""Commands about sweeps: tune, and sweep ls, show and cancel."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import render
+from penstock.cli.session import At, Out, act, call
+from penstock.cli.times import moment
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_events import views
+
+sweep_app = typer.Typer(help="List, show and cancel sweeps.", no_args_is_help=True)
+SweepId = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep id, or a unique beginning of it.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(tune)
+    sweep_app.command("ls")(ls)
+    sweep_app.command("show")(show)
+    sweep_app.command("cancel")(cancel)
+    app.add_typer(sweep_app, name="sweep")
+
+
+def tune(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Sweep in TOML, YAML or JSON; - for standard input.")],
+    *,
+    name: Annotated[str, typer.Option("--name", help="Instead of the file's.")] = "",
+    sweep_id: Annotated[str, typer.Option("--id", help="Wished id.")] = "",
+    trials: Annotated[int | None, typer.Option("--trials", min=0, help="How many points are tried.")] = None,
+    max_gpus: Annotated[int | None, typer.Option("--max-gpus", min=1, help="Most devices for one trial.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the random search.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a sweep that could not start at present.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it ends; exit code 0 if it completed.")] = False,
+) -> None:
+    """Submit a sweep over hyper-parameters."""
+    from penstock import specfile
+
+    typed: dict[str, Any] = {"name": name, "id": sweep_id, "trials": trials, "max_gpus": max_gpus, "seed": seed}
+    overrides = {key: value for key, value in typed.items() if value not in {"", None}}
+    spec = specfile.sweep(specfile.read(file, sys.stdin.read), overrides)
+
+    async def submit(client: Client) -> views.SweepView | None:
+        answer = await client.tune(spec, strict=strict)
+        for warning in answer.warnings:
+            typer.echo(f"penstock: {warning}", err=True)
+        render.say(answer.id)
+        return await client.wait_sweep(answer.id) if wait else None
+
+    _conclude(call(ctx, submit))
+
+
+def _conclude(sweep: views.SweepView | None) -> None:
+    from penstock.cli.errors import Exit
+
+    if sweep is None:
+        return
+    best = (
+        f": best {sweep.metric} {render.number(sweep.best_value)} by {sweep.best_job_id}" if sweep.best_job_id else ""
+    )
+    typer.echo(f"penstock: sweep {sweep.id} {sweep.state}{best}", err=True)
+    if sweep.state != "completed":
+        raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
+
+
+def ls(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+    """List sweeps."""
+    from penstock.cli import show as text
+
+    found = call(ctx, lambda client: client.sweeps(moment(at)))
+    if output == "json":
+        render.show_json(found)
+    else:
+        render.show_table(text.SWEEP_HEADERS, [text.sweep_row(s) for s in found.sweeps], wide=output == "wide")
+
+
+def show(ctx: typer.Context, sweep: SweepId, output: Out = "table", at: At = None) -> None:
+    """Show a sweep and its trials."""
+    from penstock.cli import show as text
+
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    if output == "json":
+        render.show_json(found)
+        return
+    render.show_table(text.SWEEP_HEADERS, [text.sweep_row(found)], wide=output == "wide")
+    render.show_pairs([("reason", found.reason)])
+    render.say()
+    render.show_table(text.TRIAL_HEADERS, [text.trial_row(t) for t in found.trials], wide=output == "wide")
+
+
+def cancel(
+    ctx: typer.Context,
+    sweeps: Annotated[list[str], typer.Argument(metavar="SWEEP...", help="Sweep ids, or beginnings of them.")],
+) -> None:
+    """End sweeps and their trials."""
+    act(ctx, sweeps, lambda client, sweep: client.cancel_sweep(sweep))

@@ -1,0 +1,103 @@
+"""What people type as values of options: sizes, NAME=VALUE pairs, array indices."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.cli.errors import bad_input
+
+MOST_IN_ARRAY: Final = 10_000
+_UNITS: Final = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def size(text: str) -> int:
+    """
+    Return bytes; K, M, G and T are binary, as everywhere where memory is spoken of, KB to TB decimal.
+
+    Examples
+    --------
+    >>> size("8GiB") == size("8g") == 8 * 2**30, size("1.5KB"), size("100")
+    (True, 1500, 100)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
+    if found is None:
+        bad_input(f"{text!r} is no amount of memory; expected a number and a unit, such as 8GiB or 512M")
+    number, unit, ending = float(found[1]), found[2], found[3]
+    if not unit:
+        return int(number)
+    power = _UNITS[unit]
+    return int(number * (1000 ** (power // 10) if ending == "b" else 2**power))
+
+
+def pairs(words: Iterable[str], option: str) -> dict[str, str]:
+    """Return NAME=VALUE words as a table."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            bad_input(f"{option} {word!r} is no pair; expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def environment(words: Iterable[str]) -> dict[str, str]:
+    """Return NAME=VALUE words, and bare NAMEs with their value in this shell, as a table."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals and name not in os.environ:
+            bad_input(f"--env {name} is not set in this shell; set it, or give NAME=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
+    """
+    Return hyper-parameters: numbers and booleans as such, all else as text.
+
+    Examples
+    --------
+    >>> parameters(["lr=0.1", "layers=3", "nesterov=true", "name=adam"])
+    {'lr': 0.1, 'layers': 3, 'nesterov': True, 'name': 'adam'}
+    """
+    return {name: _value(text) for name, text in pairs(words, "--param").items()}
+
+
+def _value(text: str) -> str | int | float | bool:
+    try:
+        value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool) else text
+
+
+def array(text: str) -> list[int]:
+    """
+    Return the indices of an array of jobs.
+
+    Examples
+    --------
+    >>> array("0-3"), array("1,5,7-8")
+    ([0, 1, 2, 3], [1, 5, 7, 8])
+    """
+    indices: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        if found is None:
+            bad_input(f"--array {text!r} is no list of indices; expected such as 0-9 or 1,3,7-8")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first or last - first >= MOST_IN_ARRAY:
+            bad_input(f"--array {text!r} is empty or too long; expected 1 to {MOST_IN_ARRAY} rising indices")
+        indices += range(first, last + 1)
+    if len(set(indices)) != len(indices) or len(indices) > MOST_IN_ARRAY:
+        bad_input(f"--array {text!r} repeats an index or has more than {MOST_IN_ARRAY}")
+    return indices
+
+
+def words(entries: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of a repeatable option that also takes commas."""
+    return tuple(word.strip() for entry in entries for word in entry.split(",") if word.strip())

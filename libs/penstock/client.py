@@ -1,0 +1,354 @@
+"""The asynchronous client: everything that ``penstock`` does on the command line, from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock import submission
+from penstock_bus.port import Bus, Delivery, LogLine
+from penstock_events import (
+    TERMINAL,
+    Event,
+    JobFinished,
+    JobSpec,
+    SweepFinished,
+    SweepSpec,
+    asks,
+    strict,
+    subjects,
+    tag_of,
+    views,
+)
+
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+_LAST_PIECES: Final = 256
+V = TypeVar("V", bound=views.View)
+S = TypeVar("S", JobSpec, SweepSpec)
+
+
+class Client:
+    """
+    A connection to a running Penstock.
+
+    Every method raises a child of :class:`penstock_bus.BusError`: ``ServiceError`` with a ``code`` (400 bad input,
+    404 unknown, 409 conflict, 413 too large, 503 not now), ``NoResponders`` where no gateway runs, ``Unavailable``
+    where the server does not answer, ``Unauthorized`` where it refuses.
+
+    Parameters
+    ----------
+    url : str, optional
+        Of the NATS server; otherwise ``PENSTOCK_URL``, otherwise the local one.
+    bus : Bus, optional
+        An open bus to use instead; it is not closed.
+    timeout_s : float
+        How long an answer may take.
+
+    Examples
+    --------
+    ::
+
+        async with penstock.Client() as client:
+            answer = await client.submit(name="mnist", command=("python", "train.py"), gpus=2)
+            job = await client.wait(answer.id)
+    """
+
+    def __init__(self, url: str | None = None, *, bus: Bus | None = None, timeout_s: float = 10.0) -> None:
+        self.url = url or os.environ.get("PENSTOCK_URL", DEFAULT_URL)
+        self._given = bus
+        self._bus = bus
+        self._timeout_s = timeout_s
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Client:
+        if self._given is None:
+            from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
+
+            user, password = os.environ.get("PENSTOCK_USER", ""), os.environ.get("PENSTOCK_PASSWORD", "")
+            connection = nats.connect(self.url, user=user, password=password, name="penstock client")
+            self._bus = await self._stack.enter_async_context(connection)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+        self._bus = self._given
+
+    @property
+    def bus(self) -> Bus:
+        """The bus underneath; RuntimeError outside ``async with``."""
+        if self._bus is None:
+            raise RuntimeError("the client is not connected; use it inside `async with penstock.Client() as client:`")
+        return self._bus
+
+    # --- commands
+    async def submit(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.SubmitAnswer:
+        """
+        Submit a job, given as a :class:`JobSpec` or as its fields.
+
+        User, working directory, script digest and a minimal environment are filled in where they are empty.
+
+        Parameters
+        ----------
+        strict : bool
+            Refuse a job that could never start on the present cluster, instead of having it wait.
+        """
+        filled = submission.fill(_given(spec, fields, JobSpec))
+        return await self._command("submit", asks.SubmitAsk(spec=filled, strict=strict), views.SubmitAnswer)
+
+    async def tune(self, spec: SweepSpec | None = None, *, strict: bool = False, **fields: Any) -> views.SubmitAnswer:
+        """Submit a sweep, given as a :class:`SweepSpec` or as its fields."""
+        filled = submission.fill_sweep(_given(spec, fields, SweepSpec))
+        return await self._command("tune", asks.TuneAsk(spec=filled, strict=strict), views.SubmitAnswer)
+
+    async def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
+        """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
+        return await self._act("cancel", job_id, reason)
+
+    async def hold(self, job_id: str) -> views.ActAnswer:
+        """Keep a waiting job from being started."""
+        return await self._act("hold", job_id)
+
+    async def release(self, job_id: str) -> views.ActAnswer:
+        """Let a held job be started again."""
+        return await self._act("release", job_id)
+
+    async def cancel_sweep(self, sweep_id: str) -> views.ActAnswer:
+        """End a sweep and its trials."""
+        return await self._act("cancel_sweep", sweep_id)
+
+    async def drain(self, node_id: str, reason: str = "", *, preempt: bool = False) -> views.ActAnswer:
+        """Give a node no new jobs; with ``preempt`` move its running ones elsewhere."""
+        ask = asks.DrainAsk(id=node_id, by=submission.user_name(), reason=reason, preempt=preempt)
+        return await self._command("drain", ask, views.ActAnswer)
+
+    async def resume(self, node_id: str) -> views.ActAnswer:
+        """Give a drained node jobs again."""
+        return await self._act("resume", node_id)
+
+    # --- queries
+    async def jobs(
+        self,
+        *,
+        state: Iterable[str] = (),
+        user: str = "",
+        name: str = "",
+        parent: str = "",
+        ids: Iterable[str] = (),
+        samples: bool = False,
+        limit: int = 500,
+        at: asks.At = None,
+    ) -> views.JobsView:
+        """Return the jobs that match all given filters, the newest ``limit``, oldest first."""
+        ask = asks.JobsAsk(
+            state=tuple(state),
+            user=user,
+            name=name,
+            parent=parent,
+            ids=tuple(ids),
+            samples=samples,
+            limit=limit,
+            at=at,
+        )
+        return await self._query("jobs", ask, views.JobsView)
+
+    async def job(self, job_id: str, at: asks.At = None) -> views.JobDetail:
+        """Return one job in full."""
+        return await self._query("job", asks.OneAsk(id=job_id, at=at), views.JobDetail)
+
+    async def why(self, job_id: str, at: asks.At = None) -> views.WhyView:
+        """Return why a job is where it is."""
+        return await self._query("why", asks.OneAsk(id=job_id, at=at), views.WhyView)
+
+    async def story(self, job_id: str, at: asks.At = None) -> views.StoryView:
+        """Return a job's life, a sentence for each fact."""
+        return await self._query("story", asks.OneAsk(id=job_id, at=at), views.StoryView)
+
+    async def nodes(self, at: asks.At = None) -> views.NodesView:
+        """Return all nodes and their devices."""
+        return await self._query("nodes", asks.AllAsk(at=at), views.NodesView)
+
+    async def sweeps(self, at: asks.At = None) -> views.SweepsView:
+        """Return all sweeps, without their trials."""
+        return await self._query("sweeps", asks.AllAsk(at=at), views.SweepsView)
+
+    async def sweep(self, sweep_id: str, at: asks.At = None) -> views.SweepView:
+        """Return one sweep with its trials."""
+        return await self._query("sweep", asks.OneAsk(id=sweep_id, at=at), views.SweepView)
+
+    async def events(
+        self, entity_id: str = "", *, after: int | None = None, limit: int = 100, at: asks.At = None
+    ) -> views.EventsView:
+        """Return the raw facts about an entity, or all; ``after`` a stream sequence, or the newest ``limit``."""
+        ask = asks.EventsAsk(id=entity_id, after=after, limit=limit, at=at)
+        return await self._query("events", ask, views.EventsView)
+
+    async def rejected(self) -> views.RejectedListView:
+        """Return what could not be accepted, and why."""
+        return await self._query("rejected", asks.NothingAsk(), views.RejectedListView)
+
+    async def status(self, at: asks.At = None) -> views.StatusView:
+        """Return counts of jobs, devices and nodes, and the replicas that are alive."""
+        return await self._query("status", asks.AllAsk(at=at), views.StatusView)
+
+    async def dry_run(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.DryRunView:
+        """Return where and when a job would start if it were submitted now, or why not."""
+        filled = submission.fill(_given(spec, fields, JobSpec))
+        return await self._query("dryrun", asks.SubmitAsk(spec=filled, strict=strict), views.DryRunView)
+
+    async def schema(self) -> views.SchemaView:
+        """Return the JSON Schemas of jobs and sweeps that the gateway holds."""
+        return await self._query("schema", asks.NothingAsk(), views.SchemaView)
+
+    # --- following
+    async def wait(self, job_id: str) -> views.JobView:
+        """
+        Return the job once it has ended.
+
+        It follows the job's own subject in the log, so it costs nothing while it waits and outlives restarts of the
+        server and the gateway.
+
+        Raises
+        ------
+        ValueError
+            If it is a profiler's sample, which nobody announces the end of.
+        """
+        job = (await self.job(job_id)).job
+        if job.sample:
+            raise ValueError(f"{job.id} is a sample of the profiler; wait for the job that it is taken for")
+        if job.state in TERMINAL:
+            return job
+        seq = await self._announced(subjects.job(job.id), JobFinished)
+        job = (await self.job(job.id)).job
+        return job if job.state in TERMINAL else (await self.job(job.id, at=seq)).job
+
+    async def wait_sweep(self, sweep_id: str) -> views.SweepView:
+        """Return the sweep once it has ended, as :meth:`wait` does a job."""
+        sweep = await self.sweep(sweep_id)
+        if sweep.finished_s is not None:
+            return sweep
+        seq = await self._announced(subjects.sweep(sweep.id), SweepFinished)
+        sweep = await self.sweep(sweep.id)
+        return sweep if sweep.finished_s is not None else await self.sweep(sweep.id, at=seq)
+
+    async def follow_events(self, entity_id: str = "", *, after: int = 0) -> AsyncIterator[views.EventView]:
+        """Yield every fact about an entity, or all, behind a stream sequence and from then on for ever."""
+        async for delivery in self.bus.follow(after_seq=after):
+            for view in facts(delivery):
+                if not entity_id or about(view, entity_id):
+                    yield view
+
+    async def logs(self, job_id: str, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
+        """
+        Yield a job's output, all or the last ``tail`` pieces; with ``follow`` go on until the job has ended.
+
+        Pieces are as the processes wrote them: a piece may hold several lines, or a part of one.
+        """
+        detail = await self.job(job_id)
+        whole_id, last = detail.job.id, 0
+        if follow and detail.job.state not in TERMINAL and not detail.job.sample:
+            live = self.bus.read_logs(whole_id, follow=True, tail=tail)
+            end = asyncio.ensure_future(self._announced(subjects.job(whole_id), JobFinished))
+            async for line in _until(live, end):
+                last, tail = line.seq, None
+                yield line
+        async for line in self._logs_behind(whole_id, last, tail):
+            yield line
+
+    async def _logs_behind(self, job_id: str, seq: int, tail: int | None) -> AsyncIterator[LogLine]:
+        """Yield stored output behind a sequence; a long log is not read again for its last few pieces."""
+        if seq:
+            end = [line async for line in self.bus.read_logs(job_id, tail=_LAST_PIECES)]
+            if not end or end[0].seq <= seq:
+                for line in end:
+                    if line.seq > seq:
+                        yield line
+                return
+        async for line in self.bus.read_logs(job_id, tail=tail):
+            if line.seq > seq:
+                yield line
+
+    async def _announced(self, subject: str, end: type[Event]) -> int:
+        """Return the sequence at which an entity's last fact stands, once it does."""
+        async for delivery in self.bus.follow(subjects=[subject]):
+            if any(isinstance(fact, end) for fact in delivery.commit.facts):
+                return delivery.seq
+        raise AssertionError("a followed log does not end")
+
+    # --- asking
+    async def _act(self, name: str, entity_id: str, reason: str = "") -> views.ActAnswer:
+        ask = asks.ActAsk(id=entity_id, by=submission.user_name(), reason=reason)
+        return await self._command(name, ask, views.ActAnswer)
+
+    async def _command(self, name: str, ask: asks.Ask, answer: type[V]) -> V:
+        return await self._ask(subjects.command(name), ask, answer)
+
+    async def _query(self, name: str, ask: asks.Ask, answer: type[V]) -> V:
+        return await self._ask(subjects.query(name), ask, answer)
+
+    async def _ask(self, subject: str, ask: asks.Ask, answer: type[V]) -> V:
+        body = await self.bus.request(subject, msgspec.json.encode(ask), self._timeout_s)
+        return msgspec.json.decode(body, type=answer)
+
+
+def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
+    if spec is not None and fields:
+        raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
+    return spec if spec is not None else strict.convert(fields, wanted)
+
+
+def facts(delivery: Delivery) -> list[views.EventView]:
+    """Return a commit's facts, as the query ``events`` shows them."""
+    return [_fact(delivery, event) for event in delivery.commit.facts]
+
+
+def _fact(delivery: Delivery, event: Event) -> views.EventView:
+    fact = msgspec.to_builtins(event)
+    return views.EventView(
+        seq=delivery.seq,
+        stored_s=delivery.stored_s,
+        subject=delivery.subject,
+        actor=delivery.commit.actor,
+        cause=delivery.commit.cause,
+        type=tag_of(event),
+        at_s=event.at_s,
+        fact={key: value for key, value in fact.items() if key not in {"type", "at_s"}},
+    )
+
+
+def about(view: views.EventView, entity_id: str) -> bool:
+    """Say whether a fact is of an entity, or names it: a round names the jobs it placed."""
+    return subjects.entity_of(view.subject)[1] == entity_id or _names(view.fact, entity_id)
+
+
+def _names(value: object, entity_id: str) -> bool:
+    if isinstance(value, dict):
+        return any(key == entity_id or _names(item, entity_id) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return any(_names(item, entity_id) for item in value)
+    return value == entity_id
+
+
+async def _until(lines: AsyncIterator[LogLine], end: asyncio.Future[Any]) -> AsyncIterator[LogLine]:
+    """Yield from a stream that does not end by itself until ``end`` is done."""
+    following: asyncio.Future[Any] | None = None
+    try:
+        while not end.done():
+            following = following or asyncio.ensure_future(anext(lines))
+            await asyncio.wait([following, end], return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                yield following.result()
+                following = None
+        end.result()
+    finally:
+        pending = [task for task in (following, end) if task is not None]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,112 @@
+"""What a submitting client adds to a specification: whose job it is, where it runs, its script and its environment."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock_events import JobSpec, SweepSpec
+
+EXPORTED: Final = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "LANG")
+"""
+Variables of the submitting shell that a job gets by default, so that ``python`` means the same there as here. The rest
+stays at home: Slurm exports everything, tokens and all, and the log is kept for ever.
+"""
+
+_SCRIPT: Final = re.compile(r"\.(py|sh|bash|pl|rb|jl|R|lua|js)$")
+_MAGIC_OF_BINARIES: Final = b"\x7fELF"
+
+
+def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
+    """
+    Return the job with user, absolute working directory, script digest and environment filled in where they are empty.
+
+    Variables that the job sets itself win over those of the shell.
+    """
+    cwd = absolute(spec.cwd or ".")
+    return msgspec.structs.replace(
+        spec,
+        user=spec.user or user_name(),
+        cwd=cwd,
+        digest=spec.digest or digest(spec.command, Path(cwd)),
+        env={name: environ[name] for name in EXPORTED if name in environ} | spec.env,
+    )
+
+
+def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ) -> SweepSpec:
+    """Return the sweep with its job filled in."""
+    return msgspec.structs.replace(spec, job=fill(spec.job, environ))
+
+
+def absolute(path: str) -> str:
+    """Return a path that does not depend on where one stands."""
+    return str(Path(path).expanduser().absolute())
+
+
+def user_name() -> str:
+    """Return the submitting user's name; ``uid-<n>`` where the system has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
+
+
+def digest(command: Sequence[str], cwd: Path) -> str:
+    """
+    Return the SHA-256 of the script: the first word of the command that is a readable file and no binary program.
+
+    Empty where there is none; jobs are then told apart by their words alone.
+    """
+    for word in command:
+        try:
+            with (cwd / word).open("rb") as file:
+                if file.read(4) == _MAGIC_OF_BINARIES:
+                    continue
+                file.seek(0)
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError):
+            continue
+    return ""
+
+
+def script(command: Sequence[str]) -> str:
+    """
+    Return the word of the command that looks like its script; empty where none does.
+
+    Examples
+    --------
+    >>> script(("python", "-u", "train.py", "--init", "weights.py"))
+    'train.py'
+    >>> script(("python", "-m", "json.tool"))
+    ''
+    """
+    if "-m" in command[:3] or "-c" in command[:3]:
+        return ""
+    return next((word for word in command if _SCRIPT.search(word) and not word.startswith("-")), "")
+
+
+def missing_script(spec: JobSpec) -> Path | None:
+    """Return where the job's script should be but is not; None where it is there, or the command names no script."""
+    word = script(spec.command)
+    path = Path(spec.cwd or ".").absolute() / word
+    return path if word and not path.exists() else None
+
+
+def name_from(command: Sequence[str]) -> str:
+    """
+    Return a name for a job that was given none: that of its script or, failing that, its program.
+
+    Examples
+    --------
+    >>> name_from(("python", "train.py")), name_from(("/bin/echo", "hi")), name_from(("./x y!",))
+    ('train', 'echo', 'x-y')
+    """
+    stem = Path(script(command) or command[0]).stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:63] or "job"
