@@ -23,7 +23,7 @@ async def eventually(
     """
     try:
         async with asyncio.timeout(within_s):
-            while not await _holds(condition):
+            while not await _holds(condition):  # noqa: ASYNC110 - there is no event, that is what this is for
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError as error:
         raise AssertionError(f"not true within {within_s} s: {why or condition}") from error

