@@ -69,8 +69,16 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    """One message of the work queue; exactly one of its three methods is called once."""
+    """
+    One message of the work queue; exactly one of its three methods is called once.
 
+    Attributes
+    ----------
+    seq : int
+        Its sequence in the queue: the same at every delivery, and no other message's.
+    """
+
+    seq: int
     subject: str
     body: bytes
 

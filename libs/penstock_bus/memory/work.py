@@ -16,6 +16,7 @@ class MemoryWork:
 
     def __init__(self, client: Client, number: int, job: Job) -> None:
         """Hold the message until it is acknowledged or its time is over."""
+        self.seq = number
         self.subject = job.subject
         self.body = job.body
         self._client = client
