@@ -1,0 +1,61 @@
+"""How long a job still takes: from what it declared, or from the service that finished jobs of its pool needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float) -> Floats:
+    """
+    Return the expected remaining service ``E[S - a | S > a]`` of jobs that did not declare their length.
+
+    Parameters
+    ----------
+    attained_s : (J,) float array, seconds
+        Service each job has had so far (``a``).
+    finished_s : (N,) floats, seconds
+        Service that finished jobs needed (samples of ``S``).
+    prior_s : float
+        Assumed while there is no sample; memoryless, so it does not shrink with what a job has had.
+
+    Returns
+    -------
+    (J,) float array, seconds
+        A job that has outlived every sample is expected to take as long again as it has had.
+
+    Notes
+    -----
+    O((N + J) log N).
+
+    Examples
+    --------
+    >>> remaining_s(np.array([0.0, 5.0, 20.0]), [4.0, 8.0, 12.0], prior_s=60.0).tolist()
+    [8.0, 5.0, 20.0]
+    >>> remaining_s(np.array([0.0, 5.0]), [], prior_s=60.0).tolist()
+    [60.0, 60.0]
+    """
+    if not len(finished_s):
+        return np.full(attained_s.shape, prior_s)
+    samples = np.sort(np.asarray(finished_s, dtype=np.float64))
+    sums = np.append(np.cumsum(samples[::-1])[::-1], 0.0)
+    first = np.searchsorted(samples, attained_s, side="right")
+    above = samples.size - first
+    mean_s = sums[first] / np.maximum(above, 1)
+    return np.where(above > 0, mean_s - attained_s, attained_s)
+
+
+def declared_s(duration_s: float, attained_s: float, least_s: float = 0.1) -> float:
+    """
+    Return the remaining service of a job that declared its length; at least ``least_s`` once it has run over.
+
+    Examples
+    --------
+    >>> declared_s(10.0, 4.0), declared_s(10.0, 12.0)
+    (6.0, 0.1)
+    """
+    return max(least_s, duration_s - attained_s)

@@ -1,0 +1,51 @@
+"""How fast each workload is on each kind of device, as the profiler has told, and a guess where it has not."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+
+from penstock_events import WorkloadProfiled
+
+
+class Speeds(msgspec.Struct):
+    """
+    What is known of all workloads.
+
+    Attributes
+    ----------
+    by_key : dict of str to dict of str to float
+        Workload key → device kind → speed relative to its fastest kind, in (0, 1].
+
+    Examples
+    --------
+    >>> from penstock_events import KindSpeed
+    >>> speeds = Speeds()
+    >>> fast, slow = KindSpeed(kind="fast", iteration_s=1, speed=1), KindSpeed(kind="slow", iteration_s=4, speed=0.25)
+    >>> speeds.apply(WorkloadProfiled(at_s=0.0, key="mlp", speeds=(fast, slow)))
+    >>> speeds.of("mlp", "slow"), speeds.of("unseen", "slow"), speeds.of("unseen", "cpu")
+    (0.25, 0.25, 1.0)
+    """
+
+    by_key: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+
+    def apply(self, event: WorkloadProfiled) -> None:
+        """Fold the profiler's present knowledge of one workload in; it replaces what was known of it."""
+        self.by_key[event.key] = {speed.kind: speed.speed for speed in event.speeds if speed.speed > 0}
+
+    def knows(self, key: str) -> bool:
+        """Say whether the profiler has said anything about the workload."""
+        return key in self.by_key
+
+    def of(self, key: str, kind: str) -> float:
+        """
+        Return the workload's speed on a kind; where unknown, the median of all other workloads; 1 without any.
+
+        A guess costs a look at every workload: callers that ask often keep the answer for the length of a round.
+        """
+        known = self.by_key.get(key, {}).get(kind)
+        if known is not None:
+            return known
+        others = [speeds[kind] for speeds in self.by_key.values() if kind in speeds]
+        return median(others) if others else 1.0
