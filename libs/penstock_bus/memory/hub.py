@@ -49,6 +49,8 @@ class Instance:
         async with self._turns[subject]:
             try:
                 return await self.handlers[subject](body)
+            except asyncio.CancelledError:
+                return Reply(code=503, error=f"{self.name} stopped before it answered; ask again")
             except Exception as error:  # whatever the handler raises is the caller's to know
                 return Reply(code=500, error=repr(error))
 

@@ -1,0 +1,114 @@
+"""Finding the server, and saying what to do if it is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+
+from penstock_bus.nats.link import Link
+from penstock_bus.port import Unauthorized, Unavailable
+
+_RETRY_S: Final = 0.1
+_PING_S: Final = 5
+
+
+class _Attempts:
+    """What went wrong while connecting; afterwards errors are the link's."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.count = 0
+        self.last: Exception | None = None
+        self.refused = asyncio.Event()
+
+    async def failed(self, error: Exception) -> None:
+        """Take an error from the client."""
+        self.count += 1
+        self.last = error
+        if "authorization" in str(error).lower() or "authentication" in str(error).lower():
+            self.refused.set()
+        await self.link.failed(error)
+
+
+@asynccontextmanager
+async def linked(
+    url: str, *, user: str, password: str, name: str, timeout_s: float, connect_timeout_s: float
+) -> AsyncIterator[Link]:
+    """
+    Connect, and close the connection at the end.
+
+    Raises
+    ------
+    Unavailable
+        If no server answers at the address in time.
+    Unauthorized
+        If it refuses the user.
+    """
+    link = Link(Client(), _address(url), timeout_s)
+    attempts = _Attempts(link)
+    connecting = asyncio.ensure_future(
+        link.client.connect(
+            url.split(","),
+            name=name,
+            user=user or None,
+            password=password or None,
+            error_cb=attempts.failed,
+            disconnected_cb=link.disconnected,
+            reconnected_cb=link.reconnected,
+            closed_cb=link.closed,
+            connect_timeout=max(1, int(connect_timeout_s)),
+            reconnect_time_wait=cast("int", _RETRY_S),  # declared as int, slept as seconds
+            max_reconnect_attempts=-1,
+            ping_interval=_PING_S,
+        )
+    )
+    try:
+        await _connected(connecting, attempts, user, connect_timeout_s)
+        await link.start()
+        yield link
+    finally:
+        await link.close()
+
+
+async def _connected(
+    connecting: asyncio.Future[None], attempts: _Attempts, user: str, connect_timeout_s: float
+) -> None:
+    address = attempts.link.address
+    refused = asyncio.ensure_future(attempts.refused.wait())
+    try:
+        both: set[asyncio.Future[Any]] = {connecting, refused}
+        await asyncio.wait(both, timeout=connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise _refused(address, user) if refused.done() else _absent(address, attempts, connect_timeout_s)
+        connecting.result()
+    except (ValueError, nats.errors.Error, OSError) as error:
+        raise Unavailable(f"cannot connect to {address}: {error}; expected nats://HOST:PORT") from error
+    finally:
+        connecting.cancel()
+        refused.cancel()
+        await asyncio.gather(connecting, refused, return_exceptions=True)
+
+
+def _address(url: str) -> str:
+    """Return the URL without its credentials."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.scheme else url
+
+
+def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
+    why = str(attempts.last) or repr(attempts.last) if attempts.last else "no answer"
+    return Unavailable(
+        f"no NATS server at {address}: tried {max(attempts.count, 1)} times in {waited_s:.1f} s, last: {why}. "
+        "Start one with 'penstock up', or set PENSTOCK_URL to the address of yours"
+    )
+
+
+def _refused(address: str, user: str) -> Unauthorized:
+    who = f"user {user!r}" if user else "a client without a user"
+    return Unauthorized(f"the NATS server at {address} refused {who}; check PENSTOCK_USER and PENSTOCK_PASSWORD")

@@ -1,0 +1,97 @@
+"""Following a stream: a consumer at a time, and a new one whenever the old one breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+import structlog
+from nats.aio.msg import Msg
+
+from penstock_bus.nats.faults import Refused
+from penstock_bus.nats.link import Link
+from penstock_bus.nats.pull import Pull, Stalled
+from penstock_bus.port import Unavailable
+
+_AHEAD: Final = 2000  # messages asked for beyond what the reader took
+_FORGOTTEN_S: Final = 10  # the server drops a reader's consumer this long after the reader is gone
+_PAUSE_S: Final = 0.05
+_S: Final = 10**9
+_PLAIN_REPLY: Final = 9  # tokens; with a domain there are more
+
+_log = structlog.get_logger("penstock.bus")
+
+
+def position(reply: str) -> tuple[int, float, int]:
+    """
+    Return sequence, time of storing and messages behind, which JetStream writes into the reply subject.
+
+    Examples
+    --------
+    >>> position("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2")
+    (7, 1700000000.25, 2)
+    """
+    tokens = reply.split(".")
+    if len(tokens) == _PLAIN_REPLY:
+        return int(tokens[5]), int(tokens[7]) // 1000 / 1e6, int(tokens[8])
+    return int(tokens[7]), int(tokens[9]) // 1000 / 1e6, int(tokens[10])
+
+
+class Reader:
+    """
+    One reader of a stream.
+
+    Attributes
+    ----------
+    seen : int
+        Sequence of the last message that was used; whoever uses the batches moves it.
+    """
+
+    def __init__(self, link: Link, stream: str, after_seq: int, patterns: Sequence[str]) -> None:
+        """Start behind a sequence."""
+        self.seen = after_seq
+        self._link = link
+        self._stream = stream
+        self._patterns = list(patterns)
+
+    async def batches(self) -> AsyncGenerator[list[Msg], None]:
+        """
+        Yield messages as they come, for ever; after a break some may come twice, so skip what is not after ``seen``.
+
+        Raises
+        ------
+        Unavailable
+            If the connection is closed for good.
+        """
+        while True:
+            pull: Pull | None = None
+            try:
+                pull = await self._consume()
+                while True:
+                    yield await pull.take()
+            except (Stalled, Refused, Unavailable) as reason:
+                _log.info("consumer_made_again", stream=self._stream, seen=self.seen, reason=str(reason))
+            finally:
+                if pull is not None:
+                    await pull.close()
+            await self._link.online()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _consume(self) -> Pull:
+        config: dict[str, Any] = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self.seen + 1,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": _FORGOTTEN_S * _S,
+        }
+        if self._patterns:
+            config["filter_subjects"] = self._patterns
+        await self._link.online()
+        request = {"stream_name": self._stream, "config": config}
+        made = await self._link.api(f"CONSUMER.CREATE.{self._stream}", request)
+        pull = Pull(self._link, self._stream, made["name"], _AHEAD)
+        await pull.open()
+        return pull

@@ -1,0 +1,101 @@
+"""Reading what is stored without a consumer: batches of direct gets, and one message from the leader."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from nats.aio.msg import Msg
+
+from penstock_bus.nats.faults import NOT_FOUND, Refused
+from penstock_bus.nats.link import TRY_S, Link
+from penstock_bus.port import Unavailable
+
+_BATCH: Final = 1000
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a stream."""
+
+    seq: int
+    subject: str
+    stored_s: float
+    body: bytes
+    headers: dict[str, str]
+
+
+async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> AsyncGenerator[Stored, None]:
+    """Yield what a stream holds of a subject or pattern after a sequence, in order."""
+    seq, more = after_seq, True
+    while more:
+        more = False
+        async for message in _batch(link, stream, {"seq": seq + 1, "batch": _BATCH, "next_by_subj": subject}):
+            seq, more = message.seq, True
+            yield message
+
+
+async def _batch(link: Link, stream: str, request: dict[str, Any]) -> AsyncGenerator[Stored, None]:
+    if not link.is_online:
+        await link.online(link.timeout_s)
+    call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
+    try:
+        await link.send(call, msgspec.json.encode(request))
+        while not (msg := await call.next(TRY_S)).headers or "Status" not in msg.headers:
+            yield _of_message(msg)
+        if msg.headers["Status"] not in ("204", "404"):
+            raise Unavailable(f"cannot read {stream}: {msg.headers.get('Description', msg.headers['Status'])}")
+    except TimeoutError:
+        raise Unavailable(f"no answer from {stream} within {TRY_S} s; try again") from None
+    finally:
+        link.replies.close(call)
+
+
+async def newest(link: Link, stream: str, subject: str) -> Stored | None:
+    """Return the last message of an exact subject."""
+    msg = await link.patiently(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+    status = (msg.headers or {}).get("Status", "")
+    if status == "404":
+        return None
+    if status:
+        raise Unavailable(f"cannot read {subject}: {(msg.headers or {}).get('Description', status)}")
+    return _of_message(msg)
+
+
+async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> Stored | None:
+    """Return the message that a request names (``last_by_subj``, or ``seq`` and ``next_by_subj``), never stale."""
+    try:
+        found = (await link.api(f"STREAM.MSG.GET.{stream}", request))["message"]
+    except Refused as error:
+        if error.err_code in NOT_FOUND:
+            return None
+        raise
+    return Stored(
+        seq=found["seq"],
+        subject=found["subject"],
+        stored_s=_seconds(found["time"]),
+        body=base64.b64decode(found.get("data", "")),
+        headers=_headers(base64.b64decode(found.get("hdrs", "")).decode()),
+    )
+
+
+def _of_message(msg: Msg) -> Stored:
+    headers = msg.headers or {}
+    return Stored(
+        seq=int(headers["Nats-Sequence"]),
+        subject=headers["Nats-Subject"],
+        stored_s=_seconds(headers["Nats-Time-Stamp"]),
+        body=msg.data,
+        headers=headers,
+    )
+
+
+def _headers(text: str) -> dict[str, str]:
+    lines = (line.partition(": ") for line in text.split("\r\n")[1:] if line)
+    return {key: value for key, _, value in lines}
+
+
+def _seconds(rfc3339: str) -> float:
+    return datetime.fromisoformat(rfc3339).timestamp()

@@ -1,0 +1,89 @@
+"""Leases on a key-value bucket: the server's clock ends them, and compare-and-set decides who is next."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from penstock_bus.nats import get
+from penstock_bus.nats.append import EXPECTED
+from penstock_bus.nats.client import NatsClient
+from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, fault
+from penstock_bus.nats.link import Ack
+from penstock_bus.nats.streams import BUCKET, KEY
+from penstock_bus.port import Lease
+
+_MARKERS: Final = ("KV-Operation", "Nats-Marker-Reason")
+_TRIES: Final = 3
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What the bucket says of a lease: its owner, and the revision that the owner began with (0: this one)."""
+
+    owner: str
+    token: int = 0
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The bucket's last word on a name; ``held`` is None where nobody owns it."""
+
+    revision: int = 0
+    held: Held | None = None
+
+
+class LeaseClient(NatsClient):
+    """
+    The part of the port that says who leads.
+
+    The server counts whole seconds: a lease of 1.5 s lives for 2 s. On a cluster of three its time should be longer
+    than a fail-over (10 s), or its holder must stop by its own clock.
+    """
+
+    async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
+        """Become the owner of a name, if nobody is."""
+        for _ in range(_TRIES):
+            entry = await self._entry(name)
+            if entry.held is not None and entry.held.owner != owner:
+                return None
+            token = entry.held.token if entry.held else 0
+            ack = await self._put(name, Held(owner, token), entry.revision, ttl_s)
+            if ack.error is None:
+                return Lease(name=name, owner=owner, token=token or ack.seq, ttl_s=ttl_s)
+        return None
+
+    async def renew(self, lease: Lease) -> bool:
+        """Stay the owner for another ``ttl_s``; False if the lease is gone."""
+        for _ in range(_TRIES):
+            entry = await self._entry(lease.name)
+            if entry.held is None or entry.held.token != lease.token:
+                return False
+            ack = await self._put(lease.name, Held(lease.owner, lease.token), entry.revision, lease.ttl_s)
+            if ack.error is None:
+                return True
+        return False
+
+    async def release(self, lease: Lease) -> None:
+        """Stop being the owner at once."""
+        entry = await self._entry(lease.name)
+        if entry.held is not None and entry.held.token == lease.token:
+            headers = {EXPECTED: str(entry.revision), "KV-Operation": "DEL"}
+            await self.link.store(KEY + lease.name, b"", headers)
+
+    async def _entry(self, name: str) -> Entry:
+        stored = await get.from_leader(self.link, BUCKET, {"last_by_subj": KEY + name})
+        if stored is None:
+            return Entry()
+        if any(marker in stored.headers for marker in _MARKERS):
+            return Entry(stored.seq)
+        held = msgspec.json.decode(stored.body, type=Held)
+        return Entry(stored.seq, Held(held.owner, held.token or stored.seq))
+
+    async def _put(self, name: str, held: Held, revision: int, ttl_s: float) -> Ack:
+        """Write if nobody wrote since; the caller looks again after a refusal."""
+        headers = {EXPECTED: str(revision), "Nats-TTL": f"{max(math.ceil(ttl_s), 1)}s"}
+        ack = await self.link.store(KEY + name, msgspec.json.encode(held), headers)
+        if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:
+            raise fault(f"lease {name}", ack.error)
+        return ack

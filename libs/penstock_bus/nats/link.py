@@ -1,0 +1,235 @@
+"""One connection to the server: calls with answers, stored messages with acknowledgements, and what breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from penstock_bus.nats.faults import ApiError, Lost, denied, fault
+from penstock_bus.nats.replies import Many, One, Replies
+from penstock_bus.port import NoResponders, Timeout, TooLarge, Unavailable
+
+_HEADROOM: Final = 1024  # for our headers, which the server counts too
+TRY_S: Final = 2.0  # after this long without an acknowledgement the same message is sent again
+PAUSE_S: Final = 0.1
+_CLOSE_S: Final = 2.0
+
+_log = structlog.get_logger("penstock.bus")
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """The server's answer to a message that is to be stored."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: ApiError | None = None
+
+
+_decode_ack: Final = msgspec.json.Decoder(Ack).decode
+
+
+class Link:
+    """
+    A connection that comes back by itself.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a call goes on trying over disconnects and elections.
+    """
+
+    def __init__(self, client: Client, address: str, timeout_s: float) -> None:
+        """Stand between the client's callbacks and those who call."""
+        self.client = client
+        self.address = address
+        self.timeout_s = timeout_s
+        self.replies = Replies(client)
+        self.on_lost: set[Callable[[], None]] = set()
+        self._online = asyncio.Event()
+        self._ended = ""
+
+    async def start(self) -> None:
+        """Begin to take answers."""
+        self._online.set()
+        await self.replies.start()
+
+    # --- told by the client
+    async def disconnected(self) -> None:
+        """End what waits: its answers will not come on the next connection."""
+        if self._online.is_set() and not self._ended:
+            _log.warning("server_lost", address=self.address)
+        self._online.clear()
+        self.replies.fail(Lost(f"the connection to {self.address} was lost"))
+        for told in list(self.on_lost):
+            told()
+
+    async def reconnected(self) -> None:
+        """Go on."""
+        _log.info("server_found_again", address=self.address)
+        self._online.set()
+
+    async def closed(self) -> None:
+        """Nothing more will come; said once to everybody."""
+        self.end(f"the server at {self.address} closed the connection: {self.client.last_error}")
+        await self.disconnected()
+
+    async def failed(self, error: Exception) -> None:
+        """Take an error that belongs to no call, or find the calls that it belongs to."""
+        text = str(error)
+        if "permissions violation for publish to" in text:
+            subject = text.rpartition(' to "')[2].partition('"')[0]
+            self.replies.fail(denied(subject), subject)
+        elif self._online.is_set():
+            _log.warning("bus_error", error=text or repr(error))
+
+    def end(self, reason: str) -> None:
+        """No call works from now on."""
+        self._ended = self._ended or reason
+
+    # --- calls
+    @property
+    def is_online(self) -> bool:
+        """Whether messages reach the server right now."""
+        return self._online.is_set() and self.client.is_connected
+
+    async def online(self, timeout_s: float | None = None) -> None:
+        """
+        Wait until messages reach the server.
+
+        Raises
+        ------
+        Unavailable
+            If the connection is closed, or does not come back in time.
+        """
+        while not self.is_online:
+            if self._ended:
+                raise Unavailable(f"{self._ended}; connect again")
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._online.wait()
+                    await asyncio.sleep(0 if self.client.is_connected else PAUSE_S)
+            except TimeoutError:
+                raise Unavailable(
+                    f"lost the NATS server at {self.address} and waited {timeout_s:.1f} s for it; "
+                    "is it running? The call may be tried again"
+                ) from None
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that the server takes beside our headers."""
+        return self.client.max_payload - _HEADROOM
+
+    def check_size(self, what: str, body: bytes) -> None:
+        """Raise TooLarge for a body over the server's limit."""
+        if len(body) > self.max_body_bytes:
+            raise TooLarge(
+                f"the body for {what} has {len(body)} bytes and the server takes {self.max_body_bytes}; "
+                "send less, or raise max_payload in the server's configuration"
+            )
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
+        if self.client.is_closed:
+            return
+        self.end("this bus is closed")
+        with suppress(TimeoutError, nats.errors.Error, OSError):  # it is gone anyway
+            async with asyncio.timeout(_CLOSE_S):
+                if self.is_online:
+                    await self.client.flush()
+                await self.client.close()
+
+    async def send(self, call: One | Many, body: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish a call with its own reply subject."""
+        try:
+            await self.client.publish(call.subject, body, reply=self.replies.inbox(call), headers=headers)
+        except nats.errors.MaxPayloadError:
+            self.check_size(call.subject, body)
+        except (nats.errors.Error, OSError) as error:
+            raise Lost(f"could not send to {self.address}: {error}") from error
+
+    async def ask(
+        self, subject: str, body: bytes, headers: dict[str, str] | None = None, timeout_s: float = TRY_S
+    ) -> Msg:
+        """
+        Return the first answer.
+
+        Raises
+        ------
+        Lost, Timeout, NoResponders, Unauthorized
+        """
+        call = self.replies.one(subject)
+        try:
+            await self.send(call, body, headers)
+            async with asyncio.timeout(timeout_s):
+                msg = await call.future
+        except TimeoutError:
+            raise Timeout(f"no answer on {subject} within {timeout_s:.1f} s; ask again or wait longer") from None
+        finally:
+            self.replies.close(call)
+        if msg.headers is not None and msg.headers.get("Status") == "503":
+            raise NoResponders(f"nobody serves {subject}; is it running?")
+        return msg
+
+    async def api(self, verb: str, request: Any = None) -> Any:
+        """
+        Call JetStream's API, trying again while the server is away.
+
+        Raises
+        ------
+        Refused, Unavailable, StorageFull, Unauthorized
+        """
+        body = b"" if request is None else msgspec.json.encode(request)
+        msg = await self.patiently(f"$JS.API.{verb}", body)
+        answer = msgspec.json.decode(msg.data)
+        if "error" in answer:
+            raise fault(verb, msgspec.convert(answer["error"], ApiError))
+        return answer
+
+    async def store(self, subject: str, body: bytes, headers: dict[str, str]) -> Ack:
+        """
+        Publish to a stream and return its acknowledgement, which may be a refusal.
+
+        The same message is sent again after a disconnect, so it needs a message id or an expected sequence.
+        """
+        self.check_size(subject, body)
+        return _decode_ack((await self.patiently(subject, body, headers)).data)
+
+    async def patiently(self, subject: str, body: bytes, headers: dict[str, str] | None = None) -> Msg:
+        """Ask again and again until an answer or ``timeout_s``."""
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self.timeout_s
+        while True:
+            if not self.is_online:
+                await self.online(max(end_s - clock(), 0.0))
+            try:
+                return await self.ask(subject, body, headers)
+            except Unavailable as error:
+                if clock() >= end_s:
+                    raise _gave_up(subject, self.timeout_s, error) from error
+                if isinstance(error, NoResponders):
+                    await asyncio.sleep(PAUSE_S)
+
+
+def decode_ack(msg: Msg) -> Ack:
+    """Return the acknowledgement in a message; without one (status 503) a refusal."""
+    if not msg.data:
+        return Ack(error=ApiError(code=503, description="no stream answered"))
+    return _decode_ack(msg.data)
+
+
+def _gave_up(subject: str, timeout_s: float, last: Unavailable) -> Unavailable:
+    if isinstance(last, NoResponders):
+        return Unavailable(
+            f"no stream took {subject} within {timeout_s:.1f} s: is JetStream enabled and the stream there? "
+            "'penstock up' makes the streams; or connect as a user who may"
+        )
+    return Unavailable(f"gave {subject} up after {timeout_s:.1f} s: {last}; the call may be tried again")

@@ -1,0 +1,150 @@
+"""The part of the port that reads and writes streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import structlog
+
+from penstock_bus.nats import append as appending
+from penstock_bus.nats import get
+from penstock_bus.nats.client import NatsClient
+from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, fault
+from penstock_bus.nats.follow import Reader, position
+from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection
+from penstock_bus.reading import delivery, origin, placeholder, rejected_as
+from penstock_events import CodecError
+from penstock_events import subjects as names
+
+_NEWEST: Final = 1000
+_REASON: Final = "Penstock-Reason"
+_ORIGIN: Final = "Penstock-Origin"
+_REASON_CHARS: Final = 400
+
+_log = structlog.get_logger("penstock.bus")
+
+
+class LogClient(NatsClient):
+    """Appends, followers, rejections and the output of jobs."""
+
+    async def append(self, item: Append) -> int:
+        """Append one commit; return its sequence."""
+        return await appending.append(self.link, item)
+
+    async def append_many(self, items: Sequence[Append]) -> list[int]:
+        """Append many commits with a window of outstanding acknowledgements."""
+        return await appending.Window(self.link, items).run()
+
+    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+        """Yield every commit after a sequence, then every new one."""
+        reader = Reader(self.link, names.EVT, after_seq, subjects)
+        async with aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                for msg in batch:
+                    seq, stored_s, pending = position(msg.reply)
+                    if seq <= reader.seen:
+                        continue
+                    reader.seen = seq
+                    yield self._deliver(seq, msg.subject, stored_s, pending, msg.data)
+
+    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
+        """Return the stored commits of a subject or pattern."""
+        found = []
+        async with aclosing(get.stored(self.link, names.EVT, subject, after_seq)) as messages:
+            async for message in messages:
+                if until_seq is not None and message.seq > until_seq:
+                    break
+                found.append(message)
+        counted = ((m, len(found) - i) for i, m in enumerate(found, 1))
+        deliveries = (self._deliver(m.seq, m.subject, m.stored_s, behind, m.body) for m, behind in counted)
+        return [one for one in deliveries if one.commit.id]
+
+    async def last(self, subject: str) -> Delivery | None:
+        """Return the last commit of one exact subject."""
+        message = await get.newest(self.link, names.EVT, subject)
+        if message is None:
+            return None
+        return self._deliver(message.seq, message.subject, message.stored_s, 0, message.body)
+
+    async def last_seq(self) -> int:
+        """Return the sequence of the log's last message."""
+        return int((await self.link.api(f"STREAM.INFO.{names.EVT}"))["state"]["last_seq"])
+
+    async def reject(self, what: str, rejection: Rejection) -> None:
+        """Put something that cannot be accepted where people find it."""
+        await self._store_rejection(what, rejection, {appending.MSG_ID: self.new_id()})
+
+    async def rejections(self) -> list[Rejection]:
+        """Return the newest thousand, oldest first."""
+        state = (await self.link.api(f"STREAM.INFO.{names.REJECTED}"))["state"]
+        after_seq = max(int(state["last_seq"]) - _NEWEST, 0)
+        stored = get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
+        return [_rejection(message) async for message in stored]
+
+    async def write_log(self, job_id: str, rank: int, data: bytes) -> None:
+        """Store a piece of a process's output."""
+        ack = await self.link.store(names.log(job_id, rank), data, {appending.MSG_ID: self.new_id()})
+        if ack.error is not None:
+            raise fault(f"output of {job_id}", ack.error)
+
+    async def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
+        """Yield a job's output."""
+        pattern, seen = names.logs(job_id), 0
+        lines = [_line(job_id, m) async for m in get.stored(self.link, names.LOG, pattern)]
+        for line in lines if tail is None else lines[max(len(lines) - tail, 0) :]:
+            yield line
+        if not follow:
+            return
+        reader = Reader(self.link, names.LOG, lines[-1].seq if lines else 0, [pattern])
+        async with aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                for msg in batch:
+                    seen, stored_s, _ = position(msg.reply)
+                    if seen > reader.seen:
+                        reader.seen = seen
+                        rank = _rank(msg.subject)
+                        yield LogLine(seq=seen, job_id=job_id, rank=rank, stored_s=stored_s, data=msg.data)
+
+    def _deliver(self, seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
+        try:
+            return delivery(seq, subject, stored_s, pending, body)
+        except CodecError as error:
+            rejection = Rejection(reason=str(error), origin=origin(names.EVT, subject, seq), body=body)
+            self.in_background(self._reject_once(seq, rejection))
+            return placeholder(seq, subject, stored_s, pending)
+
+    async def _reject_once(self, seq: int, rejection: Rejection) -> None:
+        """Every reader of the log meets the same message; the first one's rejection stays."""
+        try:
+            await self._store_rejection(rejected_as(seq), rejection, {appending.EXPECTED: "0"})
+        except BusError as error:
+            _log.warning("rejection_not_stored", origin=rejection.origin, reason=rejection.reason, error=str(error))
+
+    async def _store_rejection(self, what: str, rejection: Rejection, headers: dict[str, str]) -> None:
+        reason = rejection.reason[:_REASON_CHARS]
+        body = rejection.body[: self.max_body_bytes]
+        headers = headers | {_REASON: reason, _ORIGIN: rejection.origin}
+        ack = await self.link.store(names.rejected(what), body, headers)
+        if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:
+            raise fault(f"rejection of {rejection.origin}", ack.error)
+
+
+def _rejection(message: get.Stored) -> Rejection:
+    headers = message.headers
+    return Rejection(
+        reason=headers.get(_REASON, ""),
+        origin=headers.get(_ORIGIN, message.subject),
+        body=message.body,
+        stored_s=message.stored_s,
+    )
+
+
+def _line(job_id: str, message: get.Stored) -> LogLine:
+    rank = _rank(message.subject)
+    return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body)
+
+
+def _rank(subject: str) -> int:
+    return int(subject.rpartition(".")[2])

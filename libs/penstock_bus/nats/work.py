@@ -1,0 +1,142 @@
+"""The work queue: one durable consumer for each queue, shared by its workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+import msgspec
+import structlog
+from nats.aio.msg import Msg
+
+from penstock_bus.nats.append import MSG_ID
+from penstock_bus.nats.faults import Refused, fault
+from penstock_bus.nats.follow import position
+from penstock_bus.nats.log import LogClient
+from penstock_bus.nats.pull import Pull, Stalled
+from penstock_bus.port import BusError, Rejection, Unavailable, Work
+from penstock_bus.reading import undeliverable
+from penstock_events import subjects as names
+
+_AHEAD: Final = 64
+_PAUSE_S: Final = 0.05
+_S: Final = 10**9
+_DELIVERIES: Final = 4  # the token of the reply subject that counts deliveries; two later with a domain
+_PLAIN_REPLY: Final = 9
+
+_log = structlog.get_logger("penstock.bus")
+
+
+class NatsWork:
+    """One delivery of a message of the work queue."""
+
+    def __init__(self, client: LogClient, msg: Msg) -> None:
+        """Hold the message until it is acknowledged or its time is over."""
+        self.seq = position(msg.reply)[0]
+        self.subject = msg.subject
+        self.body = msg.data
+        self._client = client
+        self._reply = msg.reply
+
+    @property
+    def deliveries(self) -> int:
+        """How often the message was delivered, this time included."""
+        tokens = self._reply.split(".")
+        return int(tokens[_DELIVERIES if len(tokens) == _PLAIN_REPLY else _DELIVERIES + 2])
+
+    async def ack(self) -> None:
+        """It is done; returns when the server knows."""
+        await self._client.link.patiently(self._reply, b"+ACK")
+
+    async def retry(self, delay_s: float = 0.0) -> None:
+        """Deliver it again."""
+        delay = msgspec.json.encode({"delay": int(delay_s * _S)}) if delay_s > 0 else b""
+        await self._client.link.patiently(self._reply, b"-NAK " + delay)
+
+    async def reject(self, reason: str) -> None:
+        """Move it to REJECTED with the reason."""
+        what = self.subject.rpartition(".")[2]
+        rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}", body=self.body)
+        await self._client.reject(what, rejection)
+        await self._client.link.patiently(self._reply, b"+TERM")
+
+    async def hold(self) -> None:
+        """Tell the server that it is still wanted here."""
+        await self._client.link.client.publish(self._reply, b"+WPI")
+
+
+class WorkClient(LogClient):
+    """The part of the port that hands out work."""
+
+    async def submit(self, subject: str, body: bytes) -> None:
+        """Put a message into the work queue; returns when it is stored."""
+        ack = await self.link.store(subject, body, {MSG_ID: self.new_id()})
+        if ack.error is not None:
+            raise fault(f"submission to {subject}", ack.error)
+
+    async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
+        """Yield work; each message goes to one of the workers of ``queue``."""
+        while True:
+            pull: Pull | None = None
+            try:
+                pull = await self._consume(queue, subjects)
+                while True:
+                    async with aclosing(self._each(await pull.take())) as each:
+                        async for work in each:
+                            yield work
+            except (Stalled, Unavailable) as reason:
+                _log.info("consumer_made_again", stream=names.INBOX, queue=queue, reason=str(reason))
+            finally:
+                if pull is not None:
+                    await pull.close()
+            await self.link.online()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _each(self, taken: list[Msg]) -> AsyncGenerator[Work, None]:
+        """Yield what was taken; keep the rest alive meanwhile, and give it back if nobody wants it."""
+        waiting = deque(NatsWork(self, msg) for msg in taken)
+        holding = asyncio.create_task(self._hold(waiting))
+        try:
+            while waiting:
+                work = waiting.popleft()
+                if work.deliveries > self.max_deliver:
+                    await work.reject(undeliverable(self.max_deliver))
+                else:
+                    yield work
+        finally:
+            holding.cancel()
+            for work in waiting:
+                self.in_background(_give_back(work))
+
+    async def _hold(self, waiting: deque[NatsWork]) -> None:
+        while True:
+            await asyncio.sleep(self.ack_wait_s / 3)
+            for work in list(waiting):
+                await work.hold()
+
+    async def _consume(self, queue: str, subjects: Sequence[str]) -> Pull:
+        config: dict[str, Any] = {
+            "durable_name": queue,
+            "filter_subjects": list(subjects),
+            "ack_policy": "explicit",
+            "ack_wait": int(self.ack_wait_s * _S),
+            "max_deliver": -1,  # counted by the workers, who move the message to REJECTED
+            "max_ack_pending": 1000,
+        }
+        await self.link.online()
+        request = {"stream_name": names.INBOX, "config": config}
+        try:
+            await self.link.api(f"CONSUMER.DURABLE.CREATE.{names.INBOX}.{queue}", request)
+        except Refused as error:
+            raise BusError(f"queue {queue!r} cannot take {', '.join(subjects)}: {error}") from error
+        pull = Pull(self.link, names.INBOX, queue, _AHEAD)
+        await pull.open()
+        return pull
+
+
+async def _give_back(work: NatsWork) -> None:
+    with suppress(BusError):  # its time will run out
+        await work.retry()
