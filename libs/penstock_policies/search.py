@@ -12,7 +12,7 @@ from penstock_events.spec import Choice, Dimension, Integers, Param, SweepSpec, 
 Params = dict[str, Param]
 
 MOST_TRIALS: Final = 100_000
-_INT64: Final = 2**63
+_64_BITS: Final = "whole numbers of 64 bits"
 
 
 class BadSpace(ValueError):
@@ -42,6 +42,7 @@ def check(spec: SweepSpec) -> None:
         raise BadSpace(
             "space has no dimension; expected at least one, such as lr = {kind = 'choice', values = [0.1, 0.2]}"
         )
+    _expect(_is_64_bit(spec.seed), "seed", "beyond 64 bits", _64_BITS)
     for name, dimension in sorted(spec.space.items()):
         _check_dimension(f"space.{name}", dimension, spec.search)
     if spec.search == "random" and spec.trials == 0:
@@ -135,10 +136,11 @@ def _check_dimension(where: str, dimension: Dimension, search: str) -> None:
     match dimension:
         case Choice():
             _expect(len(dimension.values) > 0, where, "without values", "at least one")
+            whole = [value for value in dimension.values if isinstance(value, int)]
+            _expect(all(map(_is_64_bit, whole)), where, "beyond 64 bits", _64_BITS)
         case Integers():
             _check_range(where, dimension.low, dimension.high)
-            fits = dimension.low >= -_INT64 and dimension.high < _INT64
-            _expect(fits, where, "beyond 64 bits", "whole numbers of 64 bits")
+            _expect(_is_64_bit(dimension.low) and _is_64_bit(dimension.high), where, "beyond 64 bits", _64_BITS)
         case Uniform():
             _expect(search != "grid", where, "continuous and search is 'grid'", "a choice or int, or search = 'random'")
             _check_uniform(where, dimension)
@@ -152,6 +154,11 @@ def _check_uniform(where: str, dimension: Uniform) -> None:
     _check_range(where, low, high)
     _expect(math.isfinite(high - low), where, "too wide", "high - low below 1.8e308")
     _expect(not dimension.log or low > 0, where, f"on a logarithmic scale from {low}", "low > 0, or log = false")
+
+
+def _is_64_bit(value: int) -> bool:
+    """Say whether a number fits the random generators, the snapshots and most other programs' JSON."""
+    return -(2**63) <= value < 2**63
 
 
 def _check_range(where: str, low: float, high: float) -> None:

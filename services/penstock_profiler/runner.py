@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from penstock_bus.context import Shell
 from penstock_bus.replica import Replica
-from penstock_bus.shell import Shell
 from penstock_bus.tasks import background
 from penstock_profiler.machine import State, decider
 from penstock_profiler.settings import Settings

@@ -87,6 +87,8 @@ def test_a_grid_in_pieces_is_the_grid_in_one(start, count):
         (sweep({"lr": Uniform(low=-1.7e308, high=1.7e308)}), r"space\.lr is too wide"),
         (sweep({"lr": LR}, search="grid"), r"space\.lr is continuous and search is 'grid'; expected a choice or int"),
         (sweep({"a": Choice(values=())}), r"space\.a is without values; expected at least one"),
+        (sweep({"a": Choice(values=("x", -(2**63) - 1))}), r"space\.a is beyond 64 bits"),
+        (sweep(seed=2**63), "seed is beyond 64 bits; expected whole numbers of 64 bits"),
         (sweep(trials=0), "trials is 0; expected 1 or more for search = 'random'"),
         (sweep({"n": Integers(low=0, high=2**40)}, search="grid", trials=0), "the grid has 1099511627777 points"),
     ],
