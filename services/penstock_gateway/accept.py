@@ -1,0 +1,135 @@
+"""Whether a job or sweep can be accepted: pure, and the same whichever way it came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from penstock_events import JobSpec, JobSubmitted, SweepSpec, SweepSubmitted, subjects
+from penstock_events.strict import BadInput
+from penstock_gateway import fit
+from penstock_gateway.find import Refused
+from penstock_gateway.machine import State
+from penstock_policies import search
+
+CONFLICT: Final = 409
+BAD: Final = 400
+_MOST_CHARACTERS: Final = 128
+_VOLATILE: Final = frozenset({"id"})
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """The same was accepted before."""
+
+    id: str
+    seq: int
+    warnings: tuple[str, ...] = ()
+
+
+class Fresh(msgspec.Struct, frozen=True, kw_only=True):
+    """It can be accepted: this fact is to be appended."""
+
+    id: str
+    subject: str
+    fact: JobSubmitted | SweepSubmitted
+    warnings: tuple[str, ...] = ()
+
+
+def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | Fresh:
+    """
+    Accept a job whose id is given.
+
+    Raises
+    ------
+    BadInput
+        If the specification contradicts itself.
+    Refused
+        409 where the id belongs to something else; 400 with ``strict`` where it could not run on the present nodes.
+    """
+    check(spec)
+    warnings = fit.warnings(state.cluster, spec)
+    there = state.jobs.get(spec.id)
+    if there is not None:
+        if there.sample is not None:
+            raise Refused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
+        _same(there.spec, spec, f"job {spec.id}")
+        return Known(id=spec.id, seq=state.histories[spec.id].seq, warnings=warnings)
+    _strictly(strict, warnings)
+    fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
+    return Fresh(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
+
+
+def sweep(state: State, spec: SweepSpec, *, strict: bool, now_s: float) -> Known | Fresh:
+    """Accept a sweep whose id is given; errors as for :func:`job`."""
+    check(spec.job, "$.job")
+    try:
+        search.check(spec)
+    except search.BadSpace as error:
+        raise BadInput(f"$.{error}" if str(error).startswith(("space", "trials")) else str(error)) from error
+    warnings = fit.warnings(state.cluster, spec.job)
+    there = state.sweeps.get(spec.id)
+    if there is not None:
+        _same(there.spec, spec, f"sweep {spec.id}")
+        return Known(id=spec.id, seq=there.seq, warnings=warnings)
+    _strictly(strict, warnings)
+    fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
+    return Fresh(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
+
+
+def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
+    """
+    Return the fields in which two specifications differ, as ``gpus (1, now 2)``.
+
+    The id does not count, nor a digest that only one of them has: not every client can read the script.
+
+    Examples
+    --------
+    >>> differences(JobSpec(name="a", command=("x",)), JobSpec(name="a", command=("x",), gpus=2))
+    ['gpus (1, now 2)']
+    """
+    found = []
+    for field in now.__struct_fields__:
+        old, new = getattr(before, field), getattr(now, field)
+        if isinstance(old, JobSpec) and isinstance(new, JobSpec):
+            found += [f"{field}.{text}" for text in differences(old, new)]
+        elif old != new and field not in _VOLATILE and not (field == "digest" and not (old and new)):
+            found.append(f"{field} ({_shown(old)}, now {_shown(new)})")
+    return found
+
+
+def _same(before: msgspec.Struct, now: msgspec.Struct, what: str) -> None:
+    if different := differences(before, now):
+        advice = "choose another id, or leave the id out"
+        raise Refused(CONFLICT, f"{what} is there already with other content: {', '.join(different)}; {advice}")
+
+
+def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
+    if strict and warnings:
+        raise Refused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
+
+
+def check(spec: JobSpec, path: str = "$") -> None:
+    """Refuse a job whose fields have the right types but cannot be meant so, by raising :class:`BadInput`."""
+    problems = [
+        f"{path}.{field}: expected {_MOST_CHARACTERS} printable characters at most, got {len(getattr(spec, field))}"
+        for field in ("user", "team", "model", "digest", "parent")
+        if len(getattr(spec, field)) > _MOST_CHARACTERS or not getattr(spec, field).isprintable()
+    ]
+    problems += [
+        f"{path}.env: a variable's name is not empty and has no `=`, got {json.dumps(name)}"
+        for name in spec.env
+        if not name or "=" in name
+    ]
+    if not spec.command[0].strip():
+        problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
+    if len(set(spec.kinds)) < len(spec.kinds):
+        problems.append(f"{path}.kinds: names a kind twice")
+    if problems:
+        raise BadInput(*problems)
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:40]}…"

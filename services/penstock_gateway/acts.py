@@ -1,0 +1,159 @@
+"""What people do to jobs, sweeps and nodes that are there: pure, and idempotent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock_events import (
+    ACTIVE,
+    TERMINAL,
+    AnyEvent,
+    Job,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    NodeDrained,
+    NodeResumed,
+    SweepCancelled,
+    asks,
+    lifecycle,
+    subjects,
+)
+from penstock_gateway import find
+from penstock_gateway.find import Refused
+from penstock_gateway.machine import State
+from penstock_gateway.sweeps import Sweep
+from penstock_gateway.words import count
+from penstock_policies.cluster import Node
+
+CONFLICT: Final = 409
+_SAID: Final = {
+    lifecycle.State.COMPLETED: "has completed",
+    lifecycle.State.FAILED: "has failed",
+    lifecycle.State.CANCELLED: "was cancelled",
+}
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What is to be done, and what to say once it is.
+
+    Attributes
+    ----------
+    subject, fact
+        To be appended; ``fact`` is None where it was so before.
+    state : str
+        Of the thing afterwards.
+    """
+
+    id: str
+    state: str
+    message: str
+    subject: str = ""
+    fact: AnyEvent | None = None
+
+
+def cancel(state: State, ask: asks.ActAsk, now_s: float) -> Act:
+    """End a job; 409 where it ended by itself."""
+    job = _job(state, ask.id)
+    if job.state in {lifecycle.State.COMPLETING, lifecycle.State.CANCELLED}:
+        said = "is being cancelled already" if job.state is lifecycle.State.COMPLETING else "was cancelled before"
+        return Act(id=job.id, state=job.state, message=f"job {job.id} {said}")
+    _not_over(job, "cancel")
+    running = job.state in ACTIVE
+    after = lifecycle.State.COMPLETING if running else lifecycle.State.CANCELLED
+    message = f"job {job.id} " + ("is being stopped" if running else "is cancelled; it had not started")
+    fact = JobCancelled(job_id=job.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    return Act(id=job.id, state=after, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def hold(state: State, ask: asks.ActAsk, now_s: float) -> Act:
+    """Keep a job from being started; 409 where it is over."""
+    job = _job(state, ask.id)
+    _not_over(job, "hold")
+    if job.held:
+        return Act(id=job.id, state=job.state, message=f"job {job.id} is held already")
+    goes_on = "; it runs on, and will not be started again after a preemption" if job.state in ACTIVE else ""
+    fact = JobHeld(job_id=job.id, by=ask.by, at_s=now_s)
+    message = f"job {job.id} is held{goes_on}"
+    return Act(id=job.id, state=job.state, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def release(state: State, ask: asks.ActAsk, now_s: float) -> Act:
+    """Let a held job be started; 409 where it is over."""
+    job = _job(state, ask.id)
+    _not_over(job, "release")
+    if not job.held:
+        return Act(id=job.id, state=job.state, message=f"job {job.id} is not held")
+    fact = JobReleased(job_id=job.id, by=ask.by, at_s=now_s)
+    message = f"job {job.id} may start again"
+    return Act(id=job.id, state=job.state, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def drain(state: State, ask: asks.DrainAsk, now_s: float) -> Act:
+    """Give a node no new jobs; with ``preempt`` move its running ones too."""
+    node = node_named(state, ask.id)
+    running = sum(node.id in job.open_nodes for job in state.jobs)
+    after = "draining" if running else "drained"
+    if node.drained and (node.evicting or not ask.preempt):
+        return Act(id=node.id, state=after, message=f"node {node.id} is drained already")
+    fact = NodeDrained(node_id=node.id, by=ask.by, reason=ask.reason, preempt=ask.preempt, at_s=now_s)
+    what = "are moved" if ask.preempt else "end there"
+    message = f"node {node.id} takes no new jobs; {count(running, 'running job')} {what}"
+    return Act(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+
+
+def resume(state: State, ask: asks.ActAsk, now_s: float) -> Act:
+    """Give a drained node jobs again."""
+    node = node_named(state, ask.id)
+    after = node.gone or "up"
+    if not node.drained:
+        return Act(id=node.id, state=after, message=f"node {node.id} is not drained")
+    fact = NodeResumed(node_id=node.id, by=ask.by, at_s=now_s)
+    message = f"node {node.id} takes jobs again"
+    return Act(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+
+
+def cancel_sweep(state: State, ask: asks.ActAsk, now_s: float) -> Act:
+    """End a sweep; its trials are cancelled one by one from here on. 409 where it ended by itself."""
+    sweep = sweep_named(state, ask.id)
+    if sweep.cancelled is not None:
+        return Act(id=sweep.id, state=sweep.state, message=f"sweep {sweep.id} was cancelled before")
+    if sweep.finished is not None:
+        raise Refused(CONFLICT, f"sweep {sweep.id} has {sweep.finished.state} already; there is nothing to cancel")
+    left = sum(state.jobs[job_id].state not in TERMINAL for job_id in state.children.get(sweep.id, ()))
+    fact = SweepCancelled(sweep_id=sweep.id, by=ask.by, at_s=now_s)
+    message = f"sweep {sweep.id} is being cancelled, and {count(left, 'trial')} with it"
+    return Act(id=sweep.id, state="cancelling", message=message, subject=subjects.request(sweep.id), fact=fact)
+
+
+def job_named(state: State, wanted: str) -> Job:
+    """Return the job that an id or its unique beginning names; samples only by their whole id."""
+    if (job := state.jobs.get(wanted)) is not None:
+        return job
+    jobs = {job.id: job for job in state.jobs if job.sample is None}
+    return find.one(jobs, wanted, "job", names=((job.spec.name, job.id) for job in jobs.values()))
+
+
+def sweep_named(state: State, wanted: str) -> Sweep:
+    """Return the sweep that an id or its unique beginning names."""
+    return find.one(state.sweeps, wanted, "sweep", names=((s.spec.name, s.id) for s in state.sweeps.values()))
+
+
+def node_named(state: State, wanted: str) -> Node:
+    """Return the node that an id or its unique beginning names."""
+    return find.one(state.cluster.nodes, wanted, "node")
+
+
+def _job(state: State, wanted: str) -> Job:
+    job = job_named(state, wanted)
+    if job.sample is not None:
+        raise Refused(CONFLICT, f"{job.id} is a sample of the profiler, which ends by itself; name a job")
+    return job
+
+
+def _not_over(job: Job, what: str) -> None:
+    if job.state in TERMINAL:
+        raise Refused(CONFLICT, f"job {job.id} {_SAID[job.state]} already; there is nothing to {what}")

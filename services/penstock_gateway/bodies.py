@@ -1,0 +1,80 @@
+"""What came in and what goes out: strict decoding of requests, and exceptions as error codes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from penstock_bus import Conflict, Endpoint, Reply, StorageFull, Timeout, TooLarge, Unavailable
+from penstock_events import asks, strict
+from penstock_events.views import View
+from penstock_gateway.find import Refused
+
+A = TypeVar("A", bound=asks.Ask)
+Answering = Callable[[bytes], Awaitable[View]]
+_log = structlog.get_logger("penstock.gateway")
+
+
+def ask(body: bytes, type_: type[A]) -> A:
+    """Return a request; an empty body is one with all defaults."""
+    return strict.decode(body if body.strip() else b"{}", type_)
+
+
+def submission(body: bytes, wrapped: type[A], most_bytes: int) -> A:
+    """
+    Return a wrapped specification from a body that holds either it or the bare specification.
+
+    Raises
+    ------
+    Refused
+        413 where the body is too large.
+    BadInput
+    """
+    if len(body) > most_bytes:
+        raise Refused(413, f"the body has {len(body)} bytes, and {most_bytes} are accepted at most; send less")
+    raw = strict.parse(body)
+    if isinstance(raw, dict) and "spec" in raw and "name" not in raw:
+        return strict.convert(raw, wrapped)
+    return wrapped(spec=strict.convert(raw, wrapped.__annotations__["spec"]))
+
+
+def endpoint(name: str, subject: str, answering: Answering, most_bytes: int) -> Endpoint:
+    """Return the endpoint that answers with a view, or with an error code and one sentence."""
+
+    async def handle(body: bytes) -> Reply:
+        try:
+            return _reply(await answering(body), most_bytes)
+        except strict.BadInput as error:
+            return Reply(code=400, error=str(error))
+        except Refused as error:
+            return Reply(code=error.code, error=str(error))
+        except TooLarge as error:
+            return Reply(code=413, error=str(error))
+        except (Unavailable, Conflict) as error:
+            _log.warning("request_not_answered", endpoint=name, error=str(error))
+            return Reply(code=503, error=unavailable(error))
+
+    return Endpoint(name=name, subject=subject, handler=handle)
+
+
+def unavailable(error: Exception) -> str:
+    """Return what to tell people when the log could not take or give something."""
+    match error:
+        case StorageFull():
+            return "the log has no room left, and nothing was accepted; free some disk space and try again"
+        case Timeout():
+            return f"the log did not answer in time ({error}); try again, with the same id if you gave one"
+        case Conflict():
+            return "others kept changing the same thing, and nothing was accepted; try again"
+        case _:
+            return f"the log cannot be reached, and nothing was accepted; try again ({error})"
+
+
+def _reply(view: View, most_bytes: int) -> Reply:
+    body = msgspec.json.encode(view)
+    if len(body) > most_bytes:
+        raise Refused(413, f"the answer has {len(body)} bytes, over the server's {most_bytes}; ask with a lower limit")
+    return Reply(body=body)

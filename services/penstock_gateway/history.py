@@ -1,0 +1,68 @@
+"""What the gateway remembers of a job beside its life: devices, rank, warnings, and when it came to be as it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock_events import Event, Job, Placement, Rank, RoundDecided, RunWarned, State
+
+MOST_WARNINGS = 5
+
+
+class History(msgspec.Struct, kw_only=True):
+    """
+    One job's past.
+
+    Attributes
+    ----------
+    seq, last_seq : int
+        Of the commit that submitted it and of the last one that changed it.
+    state, since_s
+        Its state and when that began.
+    devices : list of str
+        All devices that it was placed on, in order of first use.
+    warnings : list of str
+        The last few.
+    announced : bool
+        Whether its ``JobFinished`` is in the log.
+    """
+
+    seq: int
+    last_seq: int
+    state: State
+    since_s: float
+    devices: list[str] = msgspec.field(default_factory=list)
+    rank: Rank | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
+    announced: bool = False
+
+    def note(self, job: Job, event: Event, seq: int) -> None:
+        """Note that the event changed the job."""
+        self.last_seq = seq
+        if job.state is not self.state:
+            self.state, self.since_s = job.state, event.at_s
+        if isinstance(event, RoundDecided) and job.placement is not None:
+            self.devices += [name for name in device_names(job.placement) if name not in self.devices]
+
+    def warn(self, event: RunWarned) -> None:
+        """Keep a warning."""
+        self.warnings = [*self.warnings, event.warning][-MOST_WARNINGS:]
+
+
+def begin(job: Job, event: Event, seq: int) -> History:
+    """Return the history of a job that was just submitted."""
+    return History(seq=seq, last_seq=seq, state=job.state, since_s=event.at_s)
+
+
+def device_names(placement: Placement) -> list[str]:
+    """
+    Return the devices of a lease as people call them: node, kind and number.
+
+    Examples
+    --------
+    >>> from penstock_events import Slot
+    >>> slots = (Slot(node_id="n1", devices=(0, 1)),)
+    >>> device_names(Placement(job_id="j", epoch=1, kind="fast", slots=slots))
+    ['n1/fast0', 'n1/fast1']
+    """
+    return [f"{slot.node_id}/{placement.kind}{index}" for slot in placement.slots for index in slot.devices]

@@ -1,0 +1,67 @@
+"""Submissions that were published to the inbox and wait for no answer: the same rules, errors go to REJECTED."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from penstock_bus import Bus, Conflict, TooLarge, Unavailable, Work
+from penstock_events import asks, subjects
+from penstock_events.strict import BadInput
+from penstock_events.views import SubmitAnswer
+from penstock_gateway.bodies import submission
+from penstock_gateway.commands import Commands
+from penstock_gateway.find import Refused
+
+_QUEUE = "gateway"
+_log = structlog.get_logger("penstock.gateway")
+
+
+async def take_jobs(bus: Bus, commands: Commands, retry_s: float) -> None:
+    """Accept jobs from the inbox, for ever."""
+
+    async def accept(work: Work) -> SubmitAnswer:
+        asked = submission(work.body, asks.SubmitAsk, commands.most_bytes)
+        return await commands.submit_job(asked.spec, strict=asked.strict, new_id=given_id(work))
+
+    async for work in bus.work(f"{_QUEUE}-jobs", [subjects.INBOX_JOBS]):
+        await _take(work, accept, retry_s)
+
+
+async def take_sweeps(bus: Bus, commands: Commands, retry_s: float) -> None:
+    """Accept sweeps from the inbox, for ever."""
+
+    async def accept(work: Work) -> SubmitAnswer:
+        asked = submission(work.body, asks.TuneAsk, commands.most_bytes)
+        return await commands.submit_sweep(asked.spec, strict=asked.strict, new_id=given_id(work))
+
+    async for work in bus.work(f"{_QUEUE}-sweeps", [subjects.INBOX_SWEEPS]):
+        await _take(work, accept, retry_s)
+
+
+def given_id(work: Work) -> str:
+    """Return the id of a submission that names none: the same at every delivery of the same message."""
+    return f"q{work.seq}-{hashlib.sha256(work.body).hexdigest()[:6]}"
+
+
+async def _take(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], retry_s: float) -> None:
+    try:
+        await _decide(work, accept, retry_s)
+    except Unavailable as error:
+        _log.warning("inbox_not_acknowledged", subject=work.subject, error=str(error))  # it will come again
+
+
+async def _decide(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], retry_s: float) -> None:
+    try:
+        answer = await accept(work)
+    except (BadInput, Refused, TooLarge) as error:
+        _log.info("submission_rejected", subject=work.subject, reason=str(error))
+        await work.reject(str(error))
+    except (Unavailable, Conflict) as error:
+        _log.warning("submission_put_back", subject=work.subject, error=str(error))
+        await work.retry(retry_s)
+    else:
+        _log.debug("submission_taken", id=answer.id, created=answer.created)
+        await work.ack()

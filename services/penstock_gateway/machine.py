@@ -1,0 +1,186 @@
+"""
+The gateway's state: everything that people ask about, folded from all facts; and what it announces by itself.
+
+It announces the end of each job, and cancels the trials of a cancelled sweep. What people command is not decided here
+but in :mod:`penstock_gateway.accept` and :mod:`penstock_gateway.acts`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from penstock_bus import Decider, Decision, Proposal
+from penstock_events import (
+    TERMINAL,
+    Event,
+    Job,
+    JobCancelled,
+    JobFinished,
+    Jobs,
+    JobsRanked,
+    RoundDecided,
+    RunWarned,
+    SweepCancelled,
+    Wait,
+    WorkloadProfiled,
+    lifecycle,
+    subjects,
+)
+from penstock_gateway import history, sweeps
+from penstock_gateway.history import History
+from penstock_gateway.settings import Settings
+from penstock_gateway.sweeps import Sweep
+from penstock_policies.cluster import Cluster
+
+SCHEMA: Final = "gateway.v1"
+
+_ENDED: Final[dict[lifecycle.State, Literal["completed", "failed", "cancelled"]]] = {
+    lifecycle.State.COMPLETED: "completed",
+    lifecycle.State.FAILED: "failed",
+    lifecycle.State.CANCELLED: "cancelled",
+}
+
+
+class State(msgspec.Struct):
+    """
+    The read model.
+
+    Attributes
+    ----------
+    jobs : Jobs
+        All that ever were, samples among them.
+    children : dict of str to list of str
+        Sweep id → ids of its trials' jobs.
+    samples : dict of str to list of str
+        Workload key → ids of its samples.
+    waits : dict of str to dict of str to Wait
+        Pool → job id → why it waits, of the pool's last round.
+    to_announce, to_cancel : dict of str to int
+        Job id → sequence of the commit that calls for it.
+    """
+
+    jobs: Jobs = msgspec.field(default_factory=Jobs)
+    histories: dict[str, History] = msgspec.field(default_factory=dict)
+    sweeps: dict[str, Sweep] = msgspec.field(default_factory=dict)
+    children: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    cluster: Cluster = msgspec.field(default_factory=Cluster)
+    profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
+    waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
+    to_announce: dict[str, int] = msgspec.field(default_factory=dict)
+    to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def wait_of(self, job: Job) -> Wait | None:
+        """Return what the last round said about a job."""
+        return self.waits.get(job.spec.pool, {}).get(job.id)
+
+
+def apply(state: State, event: Event, seq: int) -> None:
+    """Fold one fact in, in place."""
+    for job in state.jobs.apply(event):
+        _note(state, job, event, seq)
+    state.cluster.apply(event)
+    sweeps.apply(state.sweeps, event, seq)
+    match event:
+        case JobFinished():
+            _announced(state, event.job_id)
+        case SweepCancelled():
+            for job_id in state.children.get(event.sweep_id, ()):
+                _follow_up(state, state.jobs[job_id], seq)
+        case _:
+            _learn(state, event)
+
+
+def decide(state: State, now_s: float) -> Decision:
+    """Announce what has ended, and cancel the trials of cancelled sweeps."""
+    announcements = [_announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
+    cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
+    return Decision(announcements + cancellations)
+
+
+def decider(settings: Settings) -> Decider[State]:  # noqa: ARG001 - all services are made alike
+    """Return the gateway's decider; every replica may decide, and conflicts sort it out."""
+    return Decider(name="gateway", state=State, schema=SCHEMA, apply=apply, decide=decide, leads=False)
+
+
+def _learn(state: State, event: Event) -> None:
+    match event:
+        case RoundDecided():
+            state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+        case JobsRanked():
+            for rank in event.ranks:
+                if (past := state.histories.get(rank.job_id)) is not None:
+                    past.rank = rank
+        case RunWarned():
+            if (past := state.histories.get(event.job_id)) is not None:
+                past.warn(event)
+        case WorkloadProfiled():
+            state.profiles[event.key] = event
+        case _:
+            pass
+
+
+def _note(state: State, job: Job, event: Event, seq: int) -> None:
+    past = state.histories.get(job.id)
+    if past is None:
+        past = state.histories[job.id] = history.begin(job, event, seq)
+        _index(state, job)
+    past.note(job, event, seq)
+    _follow_up(state, job, seq)
+
+
+def _index(state: State, job: Job) -> None:
+    if job.sample is not None:
+        state.samples.setdefault(job.profile_key, []).append(job.id)
+    elif job.spec.parent:
+        state.children.setdefault(job.spec.parent, []).append(job.id)
+
+
+def _follow_up(state: State, job: Job, seq: int) -> None:
+    """Note what the gateway itself owes the job: an announcement, or a cancellation."""
+    if job.sample is not None:
+        return
+    if job.state in TERMINAL and not state.histories[job.id].announced:
+        state.to_announce.setdefault(job.id, seq)
+    parent = state.sweeps.get(job.spec.parent)
+    doomed = parent is not None and parent.cancelled is not None
+    if doomed and job.state not in TERMINAL and job.state is not lifecycle.State.COMPLETING:
+        state.to_cancel.setdefault(job.id, seq)
+    else:
+        state.to_cancel.pop(job.id, None)
+
+
+def _announced(state: State, job_id: str) -> None:
+    state.to_announce.pop(job_id, None)
+    if (past := state.histories.get(job_id)) is not None:
+        past.announced = True
+
+
+def _announcement(job: Job, cause: int) -> Proposal:
+    fact = JobFinished(
+        at_s=job.finished_s,
+        job_id=job.id,
+        name=job.spec.name,
+        state=_ENDED[job.state],
+        submitted_s=job.submitted_s,
+        reason=job.reason,
+        exit_code=job.exit_code,
+        run_s=job.executed_s,
+        gpu_s=job.attained_gpu_s(job.finished_s),
+        preemptions=job.preemptions,
+        attempts=job.attempts,
+        steps=job.steps,
+        metrics=job.metrics,
+        user=job.spec.user,
+        parent=job.spec.parent,
+    )
+    return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
+
+
+def _cancellation(state: State, job: Job, cause: int, now_s: float) -> Proposal:
+    sweep = state.sweeps[job.spec.parent]
+    by = sweep.cancelled.by if sweep.cancelled is not None else ""
+    fact = JobCancelled(at_s=now_s, job_id=job.id, by=by, reason=f"its sweep {sweep.id} was cancelled")
+    return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)

@@ -1,0 +1,106 @@
+"""Which moment a question is about, and the read model as it was then."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from penstock_bus import Bus, Delivery
+from penstock_bus.decider import Decider
+from penstock_bus.fold import Fold
+from penstock_events import asks, subjects
+from penstock_gateway.find import Refused
+from penstock_gateway.machine import State
+from penstock_gateway.show import Scene
+
+EVERYTHING: Final = subjects.STREAM_SUBJECTS[subjects.EVT]
+PAGE: Final = 2_000
+_LEAST_TIME: Final = 1e9  # as a sequence it is out of reach; as a time it is the year 2001
+_BAD: Final = 400
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of what counts: a stream sequence, or a time in seconds since the epoch."""
+
+    seq: int | None = None
+    time_s: float | None = None
+
+    def excludes(self, delivery: Delivery) -> bool:
+        """Say whether a commit came later."""
+        if self.seq is not None:
+            return delivery.seq > self.seq
+        return self.time_s is not None and delivery.stored_s > self.time_s
+
+
+def parse(at: asks.At) -> Moment | None:
+    """
+    Return the moment that ``at`` names; None for now.
+
+    Raises
+    ------
+    Refused
+        400 if it is none of: a sequence, seconds since the epoch, an RFC 3339 time.
+
+    Examples
+    --------
+    >>> parse(120), parse(1.7e9), parse("120")
+    (Moment(seq=120, time_s=None), Moment(seq=None, time_s=1700000000.0), Moment(seq=120, time_s=None))
+    >>> parse("2023-11-14T22:13:20Z")
+    Moment(seq=None, time_s=1700000000.0)
+    """
+    if at is None or at == "":
+        return None
+    number = float(at) if isinstance(at, int | float) or re.fullmatch(r"\d+(\.\d+)?", at) else None
+    if number is None:
+        return Moment(time_s=_rfc3339(str(at)))
+    if number < 0:
+        raise Refused(_BAD, f"at={at} is negative; expected a sequence or a time in seconds since the epoch")
+    if number < _LEAST_TIME and number.is_integer() and not isinstance(at, float):
+        return Moment(seq=int(number))
+    return Moment(time_s=number)
+
+
+async def scene_at(bus: Bus, decider: Decider[State], moment: Moment) -> Scene:
+    """
+    Fold the log up to a moment.
+
+    Known shortcut: it always starts at the beginning of the log, at about 150,000 events a second; snapshots of
+    fixed ages would make it faster.
+
+    Raises
+    ------
+    Refused
+        400 if the log has not come that far.
+    """
+    last_seq = await bus.last_seq()
+    if moment.seq is not None and moment.seq > last_seq:
+        raise Refused(_BAD, f"at={moment.seq} is behind the end of the log, which is at {last_seq}")
+    fold, now_s = Fold(decider), 0.0
+    async for delivery in _pages(bus, moment.seq if moment.seq is not None else last_seq):
+        if moment.excludes(delivery):
+            break
+        fold.apply(delivery)
+        now_s = delivery.stored_s
+    return Scene(state=fold.state, now_s=moment.time_s if moment.time_s is not None else now_s, seq=fold.last_seq)
+
+
+async def _pages(bus: Bus, until_seq: int) -> AsyncIterator[Delivery]:
+    for after_seq in range(0, until_seq, PAGE):
+        for delivery in await bus.read(EVERYTHING, after_seq, min(after_seq + PAGE, until_seq)):
+            yield delivery
+        await asyncio.sleep(0)
+
+
+def _rfc3339(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Refused(
+            _BAD, f"at={text!r} is no moment; expected a sequence (120), seconds (1.7e9) or 2026-01-31T12:00:00Z"
+        ) from error
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,72 @@
+"""What is heard outside the log: heartbeats of nodes and services, and the progress of running jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+import msgspec
+
+from penstock_bus import Bus, Delivery
+from penstock_bus.health import GONE_AFTER_S
+from penstock_events import RunEnded, subjects
+from penstock_events.views import ReplicaView
+from penstock_gateway.show import Told
+
+SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
+
+
+class Presence:
+    """The last words of everybody; lost on a restart, and heard again within a second."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """Start without having heard anybody."""
+        self.nodes: dict[str, float] = {}
+        self.told: dict[str, Told] = {}
+        self._replicas: dict[tuple[str, str], float] = {}
+        self._now_s = now_s
+
+    def listening(self, bus: Bus) -> list[Coroutine[object, object, None]]:
+        """Return what is to run while there is somebody to hear."""
+        return [
+            self._hear_nodes(bus),
+            self._hear_progress(bus),
+            *(self._hear_replicas(bus, service) for service in SERVICES),
+        ]
+
+    def services(self) -> tuple[ReplicaView, ...]:
+        """Return the replicas that were heard lately."""
+        now_s = self._now_s()
+        return tuple(
+            ReplicaView(service=service, id=replica_id, heard_s=heard_s)
+            for (service, replica_id), heard_s in sorted(self._replicas.items())
+            if now_s - heard_s < GONE_AFTER_S
+        )
+
+    def forget(self, delivery: Delivery) -> None:
+        """Drop the progress of runs that have ended: what the log says of them now counts."""
+        for fact in delivery.commit.facts:
+            if isinstance(fact, RunEnded):
+                self.told.pop(fact.job_id, None)
+
+    async def _hear_nodes(self, bus: Bus) -> None:
+        async for subject, _ in bus.listen(subjects.HEARTBEATS):
+            self.nodes[_last_token(subject)] = self._now_s()
+
+    async def _hear_replicas(self, bus: Bus, service: str) -> None:
+        async for subject, _ in bus.listen(subjects.replicas(service)):
+            self._replicas[service, _last_token(subject)] = self._now_s()
+
+    async def _hear_progress(self, bus: Bus) -> None:
+        async for subject, body in bus.listen(subjects.PROGRESS):
+            try:
+                told = msgspec.json.decode(body, type=Told)
+            except msgspec.MsgspecError:
+                continue  # not a job's progress; nobody depends on it
+            job_id = _last_token(subject)
+            before = self.told.get(job_id, Told())
+            self.told[job_id] = Told(step=max(told.step, before.step), metrics={**before.metrics, **told.metrics})
+
+
+def _last_token(subject: str) -> str:
+    return subject.rpartition(".")[2]

@@ -1,0 +1,51 @@
+"""The gateway on a bus: it follows the log, decides what it owes by itself, answers, and takes from the inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import uuid
+
+from penstock_bus.context import Shell
+from penstock_bus.health import VERSION
+from penstock_bus.replica import Replica
+from penstock_bus.tasks import background
+from penstock_gateway import inbox, machine
+from penstock_gateway.commands import Commands
+from penstock_gateway.presence import Presence
+from penstock_gateway.queries import Queries
+from penstock_gateway.settings import Settings
+
+
+async def run(shell: Shell, settings: Settings) -> None:
+    """Serve until the shell is stopping."""
+    presence = Presence(shell.now_s)
+    replica = Replica(shell, machine.decider(settings), on_delivery=presence.forget)
+    commands = Commands(
+        shell.bus,
+        replica.live,
+        settings,
+        actor=f"{shell.service}/{shell.replica_id}",
+        now_s=shell.now_s,
+        new_id=_short_id,
+        new_commit_id=lambda: uuid.uuid4().hex,
+    )
+    queries = Queries(shell.bus, replica.live, presence, now_s=shell.now_s, most_bytes=commands.most_bytes)
+    async with background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
+        group.create_task(replica.run())  # ends by itself, after its last snapshot
+        await replica.live.caught_up()
+        endpoints = [*commands.endpoints(), *queries.endpoints()]
+        async with (
+            shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
+            background(
+                inbox.take_jobs(shell.bus, commands, settings.retry_s),
+                inbox.take_sweeps(shell.bus, commands, settings.retry_s),
+            ),
+        ):
+            await shell.stopping.wait()
+
+
+def _short_id() -> str:
+    """Return 8 letters and digits that are easy to read out."""
+    return base64.b32encode(secrets.token_bytes(5)).decode().lower()

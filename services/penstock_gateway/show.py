@@ -1,0 +1,245 @@
+"""Jobs, nodes and sweeps as people see them: from the read model to the gateway's answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from penstock_events import ACTIVE, TERMINAL, Job, asks, workload
+from penstock_events.views import (
+    DeviceView,
+    JobDetail,
+    JobsView,
+    JobView,
+    NodesView,
+    NodeView,
+    StatusView,
+    SweepsView,
+    SweepView,
+    TrialView,
+)
+from penstock_gateway import why
+from penstock_gateway.history import device_names
+from penstock_gateway.machine import State
+from penstock_gateway.sweeps import Sweep
+from penstock_policies.cluster import Node, taken_devices
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running job last told of itself, outside the log."""
+
+    step: int = 0
+    metrics: dict[str, float] = {}
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One moment: the read model up to ``seq``, the time, and what was heard outside the log (nothing, in the past).
+
+    Attributes
+    ----------
+    told : dict of str to Told
+        By job id.
+    heard : dict of str to float
+        Node id → time of its last heartbeat.
+    """
+
+    state: State
+    now_s: float
+    seq: int
+    told: Mapping[str, Told] = {}
+    heard: Mapping[str, float] = {}
+
+
+def job(scene: Scene, job: Job) -> JobView:
+    """Return one job's line."""
+    past, spec = scene.state.histories[job.id], job.spec
+    told = scene.told.get(job.id, Told()) if job.state in ACTIVE else Told()
+    over = job.state in TERMINAL
+    return JobView(
+        id=job.id,
+        name=spec.name,
+        state=job.state,
+        user=spec.user,
+        team=spec.team,
+        parent=spec.parent,
+        pool=spec.pool,
+        gpus=spec.gpus,
+        kinds=spec.kinds,
+        submitted_s=job.submitted_s,
+        started_s=job.first_started_s or None,
+        finished_s=job.finished_s if over else None,
+        wait_s=job.waited_by(scene.now_s),
+        run_s=job.executed_by(scene.now_s),
+        jct_s=job.finished_s - job.submitted_s if over else None,
+        devices=tuple(past.devices),
+        placed_on=tuple(device_names(job.placement)) if job.placement is not None else (),
+        preemptions=job.preemptions,
+        attempts=job.attempts,
+        steps=max(job.steps, told.step),
+        metrics={**job.metrics, **told.metrics},
+        reason=job.reason,
+        exit_code=job.exit_code,
+        queue=past.rank.queue if past.rank is not None else None,
+        held=job.held,
+        cause=why.cause_of(scene.state, job, scene.now_s),
+        sample=job.sample is not None,
+        model=spec.model,
+        epoch=job.epoch,
+        warnings=tuple(past.warnings),
+    )
+
+
+def jobs(scene: Scene, ask: asks.JobsAsk) -> JobsView:
+    """Return the jobs that match all filters."""
+    tests = _tests(ask)
+    found = [job for job in _candidates(scene.state, ask) if all(test(job) for test in tests)]
+    return JobsView(jobs=tuple(job(scene, one) for one in found[-ask.limit :]), total=len(found), seq=scene.seq)
+
+
+def detail(scene: Scene, one: Job) -> JobDetail:
+    """Return one job in full."""
+    key = one.profile_key or workload.key(one.spec)
+    profile = scene.state.profiles.get(key)
+    return JobDetail(
+        job=job(scene, one),
+        spec=one.spec,
+        why=why.explain(scene.state, one, scene.now_s),
+        workload=key,
+        speeds=profile.speeds if profile is not None else (),
+        seq=scene.seq,
+    )
+
+
+def nodes(scene: Scene) -> NodesView:
+    """Return all nodes by id, with who is on their devices."""
+    holders = {
+        (slot.node_id, index): job.id
+        for job in scene.state.jobs
+        if job.placement is not None
+        for slot in job.placement.slots
+        if slot.node_id in job.open_nodes
+        for index in slot.devices
+    }
+    known = sorted(scene.state.cluster.nodes.values(), key=lambda node: node.id)
+    return NodesView(nodes=tuple(_node(scene, node, holders) for node in known), seq=scene.seq)
+
+
+def sweep(scene: Scene, sweep: Sweep, *, trials: bool = True) -> SweepView:
+    """Return one sweep, with its trials or without them."""
+    finished = sweep.finished
+    rows = tuple(_trial(scene.state, job_id, sweep) for job_id in sweep.trials) if trials else ()
+    return SweepView(
+        id=sweep.id,
+        name=sweep.spec.name,
+        state=sweep.state,
+        metric=sweep.spec.metric,
+        mode=sweep.spec.mode,
+        submitted_s=sweep.submitted_s,
+        finished_s=finished.at_s if finished is not None else None,
+        wanted=sweep.spec.trials,
+        done=sum(row.finished is not None for row in sweep.trials.values()),
+        best_job_id=finished.best_job_id if finished is not None else "",
+        best_value=finished.best_value if finished is not None else None,
+        reason=finished.reason if finished is not None else "",
+        trials=rows,
+        spec=sweep.spec,
+    )
+
+
+def sweeps(scene: Scene) -> SweepsView:
+    """Return all sweeps without their trials."""
+    return SweepsView(
+        sweeps=tuple(sweep(scene, one, trials=False) for one in scene.state.sweeps.values()), seq=scene.seq
+    )
+
+
+def status(scene: Scene, last_seq: int) -> StatusView:
+    """Return counts; the caller adds the services that it heard."""
+    state = scene.state
+    return StatusView(
+        jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
+        devices=_device_counts(state),
+        nodes=dict(Counter(_node_state(state, node) for node in state.cluster.nodes.values())),
+        sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
+        services=(),
+        last_seq=last_seq,
+        backlog=last_seq - scene.seq,
+    )
+
+
+def _candidates(state: State, ask: asks.JobsAsk) -> Iterable[Job]:
+    if ask.ids:
+        return [job for job_id in ask.ids if (job := state.jobs.get(job_id)) is not None]
+    if ask.parent:
+        return [state.jobs[job_id] for job_id in state.children.get(ask.parent, ())]
+    return state.jobs
+
+
+def _tests(ask: asks.JobsAsk) -> list[Callable[[Job], bool]]:
+    tests: list[Callable[[Job], bool]] = []
+    if ask.state:
+        tests.append(lambda job: job.state in ask.state)
+    if ask.user:
+        tests.append(lambda job: job.spec.user == ask.user)
+    if ask.name.endswith("*"):
+        tests.append(lambda job: job.spec.name.startswith(ask.name[:-1]))
+    elif ask.name:
+        tests.append(lambda job: job.spec.name == ask.name)
+    if ask.parent:
+        tests.append(lambda job: job.spec.parent == ask.parent)
+    if not ask.samples and not ask.ids:
+        tests.append(lambda job: job.sample is None)
+    return tests
+
+
+def _node(scene: Scene, node: Node, holders: Mapping[tuple[str, int], str]) -> NodeView:
+    return NodeView(
+        id=node.id,
+        pool=node.pool,
+        state=_node_state(scene.state, node),
+        devices=tuple(
+            DeviceView(
+                name=f"{node.id}/{device.kind}{device.index}",
+                device=device,
+                job_id=holders.get((node.id, device.index), ""),
+            )
+            for device in node.devices
+        ),
+        joined_s=node.joined_s,
+        heard_s=scene.heard.get(node.id),
+        labels=node.labels,
+    )
+
+
+def _node_state(state: State, node: Node) -> str:
+    if node.gone:
+        return node.gone
+    if not node.drained:
+        return "up"
+    return "draining" if any(node.id in job.open_nodes for job in state.jobs) else "drained"
+
+
+def _device_counts(state: State) -> dict[str, dict[str, int]]:
+    taken = taken_devices(state.jobs)
+    counts: dict[str, dict[str, int]] = {}
+    for node in state.cluster.nodes.values():
+        idle = "lost" if node.gone else "drained" if node.drained else "idle"
+        for device in node.devices:
+            of_kind = counts.setdefault(device.kind, {"busy": 0, "idle": 0, "lost": 0, "drained": 0})
+            of_kind["busy" if (node.id, device.index) in taken else idle] += 1
+    return counts
+
+
+def _trial(state: State, job_id: str, sweep: Sweep) -> TrialView:
+    row, job = sweep.trials[job_id], state.jobs.get(job_id)
+    return TrialView(
+        job_id=job_id,
+        params=row.trial.params,
+        gpus=row.trial.gpus,
+        group=row.group,
+        state=str(job.state) if job is not None else "",
+        value=row.finished.value if row.finished is not None else None,
+    )

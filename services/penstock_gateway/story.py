@@ -1,0 +1,167 @@
+"""One job's life in sentences, from the facts of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from penstock_bus import Delivery
+from penstock_events import (
+    AnyEvent,
+    Job,
+    JobCancelled,
+    JobFinished,
+    JobHeld,
+    JobReleased,
+    JobsRanked,
+    JobSubmitted,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeResumed,
+    RoundDecided,
+    RunCheckpointed,
+    RunEnded,
+    RunStarted,
+    RunWarned,
+    SamplesRequested,
+    SweepCancelled,
+    SweepFinished,
+    SweepSubmitted,
+    TrialFinished,
+    TrialGroupOpened,
+    WorkloadProfiled,
+)
+from penstock_events.views import StoryLine
+from penstock_gateway.history import device_names
+from penstock_gateway.words import count, duration, listed
+
+
+def tell(job: Job, deliveries: Iterable[Delivery]) -> list[StoryLine]:
+    """
+    Return the sentences about a job.
+
+    Parameters
+    ----------
+    deliveries : iterable of Delivery
+        In the order of the log; facts about other things are passed over.
+    """
+    teller, lines = _Teller(job), []
+    for delivery in deliveries:
+        for fact in delivery.commit.facts:
+            for text in teller.sentences(fact):
+                line = StoryLine(
+                    at_s=fact.at_s,
+                    after_s=fact.at_s - job.submitted_s,
+                    text=text,
+                    seq=delivery.seq,
+                    cause=delivery.commit.cause,
+                    actor=delivery.commit.actor,
+                )
+                lines.append(line)
+    return lines
+
+
+class _Teller:
+    """Remembers what was said last, so that nothing is said twice in a row."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._queue: int | None = None
+        self._cause = ""
+
+    def sentences(self, fact: AnyEvent) -> Iterator[str]:
+        match fact:
+            case JobSubmitted() | JobCancelled() | JobHeld() | JobReleased() | JobFinished():
+                yield from self._of_job(fact)
+            case RunStarted() | RunCheckpointed() | RunEnded() | RunWarned():
+                yield from self._of_run(fact)
+            case SamplesRequested() | WorkloadProfiled():
+                yield from self._of_profile(fact)
+            case JobsRanked():
+                yield from self._of_rank(fact)
+            case RoundDecided():
+                yield from self._of_round(fact)
+            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
+                return
+            case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished():
+                return
+            case _:
+                assert_never(fact)
+
+    def _of_job(self, fact: JobSubmitted | JobCancelled | JobHeld | JobReleased | JobFinished) -> Iterator[str]:
+        if fact.job_id != self._job.id:
+            return
+        match fact:
+            case JobSubmitted():
+                yield _submitted(fact)
+            case JobCancelled():
+                yield f"cancelled{_by(fact.by)}{_because(fact.reason)}"
+            case JobHeld():
+                yield f"held{_by(fact.by)}"
+            case JobReleased():
+                yield f"released{_by(fact.by)}"
+            case JobFinished():
+                reason = f": {fact.reason}" if fact.reason else ""
+                ran = f"ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}, {count(fact.steps, 'step')}"
+                yield f"{fact.state}{reason} ({ran})"
+
+    def _of_run(self, fact: RunStarted | RunCheckpointed | RunEnded | RunWarned) -> Iterator[str]:
+        if fact.job_id != self._job.id:
+            return
+        match fact:
+            case RunStarted():
+                resumed = f", resuming after step {fact.resumed_step}" if fact.resumed_step else ""
+                yield f"started on {fact.node_id}{resumed}"
+            case RunCheckpointed():
+                yield f"checkpointed after step {fact.step}"
+            case RunWarned():
+                yield f"warning from {fact.node_id}: {fact.warning}"
+            case RunEnded():
+                code = f" with exit code {fact.exit_code}" if fact.exit_code else ""
+                reason = f": {fact.reason}" if fact.reason else ""
+                yield f"run {fact.outcome} on {fact.node_id}{code} after step {fact.steps}{reason}"
+
+    def _of_profile(self, fact: SamplesRequested | WorkloadProfiled) -> Iterator[str]:
+        match fact:
+            case SamplesRequested():
+                kinds = listed(dict.fromkeys(sample.kind for sample in fact.samples))
+                yield f"its workload is new: {count(len(fact.samples), 'sample')} on {kinds} requested"
+            case WorkloadProfiled():
+                speeds = (f"{speed.kind} {speed.speed:.2f}" for speed in fact.speeds)
+                yield f"profiled, relative speeds: {listed(speeds)}{f' ({fact.note})' if fact.note else ''}"
+
+    def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
+        for rank in fact.ranks:
+            if rank.job_id == self._job.id and rank.queue != self._queue:
+                used = f" after {rank.attained_gpu_s:.1f} GPU-seconds" if rank.attained_gpu_s else ""
+                yield f"ranked in queue {rank.queue}{used}"
+                self._queue = rank.queue
+
+    def _of_round(self, fact: RoundDecided) -> Iterator[str]:
+        for preemption in fact.preemptions:
+            if preemption.job_id == self._job.id:
+                yield f"to be preempted{_because(preemption.reason)}"
+        for placement in fact.placements:
+            if placement.job_id == self._job.id:
+                self._cause = ""
+                yield f"placed on {listed(device_names(placement))} (epoch {placement.epoch})"
+        for wait in fact.waits:
+            if wait.job_id == self._job.id and wait.cause != self._cause:
+                self._cause = wait.cause
+                yield f"waits ({wait.cause}): {wait.evidence}"
+
+
+def _submitted(fact: JobSubmitted) -> str:
+    spec = fact.spec
+    kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
+    parent = f" for sweep {spec.parent}" if spec.parent else ""
+    return f"submitted{_by(spec.user)}{parent}: {count(spec.gpus, 'device')}{kinds}{', on hold' if spec.hold else ''}"
+
+
+def _by(who: str) -> str:
+    return f" by {who}" if who else ""
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
