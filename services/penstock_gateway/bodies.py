@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from penstock_bus import Conflict, Endpoint, Reply, StorageFull, Timeout, TooLarge, Unavailable
-from penstock_events import asks, strict
+from penstock_events import JobSpec, SweepSpec, asks, strict
 from penstock_events.views import View
 from penstock_gateway.find import Refused
 
@@ -23,9 +23,9 @@ def ask(body: bytes, type_: type[A]) -> A:
     return strict.decode(body if body.strip() else b"{}", type_)
 
 
-def submission(body: bytes, wrapped: type[A], most_bytes: int) -> A:
+def job_asked(body: bytes, most_bytes: int) -> asks.SubmitAsk:
     """
-    Return a wrapped specification from a body that holds either it or the bare specification.
+    Return the job that a body holds, bare or wrapped.
 
     Raises
     ------
@@ -33,12 +33,14 @@ def submission(body: bytes, wrapped: type[A], most_bytes: int) -> A:
         413 where the body is too large.
     BadInput
     """
-    if len(body) > most_bytes:
-        raise Refused(413, f"the body has {len(body)} bytes, and {most_bytes} are accepted at most; send less")
-    raw = strict.parse(body)
-    if isinstance(raw, dict) and "spec" in raw and "name" not in raw:
-        return strict.convert(raw, wrapped)
-    return wrapped(spec=strict.convert(raw, wrapped.__annotations__["spec"]))
+    raw = _parsed(body, most_bytes)
+    return strict.convert(raw, asks.SubmitAsk) if _wraps(raw) else asks.SubmitAsk(spec=strict.convert(raw, JobSpec))
+
+
+def sweep_asked(body: bytes, most_bytes: int) -> asks.TuneAsk:
+    """Return the sweep that a body holds, bare or wrapped; errors as for :func:`job_asked`."""
+    raw = _parsed(body, most_bytes)
+    return strict.convert(raw, asks.TuneAsk) if _wraps(raw) else asks.TuneAsk(spec=strict.convert(raw, SweepSpec))
 
 
 def endpoint(name: str, subject: str, answering: Answering, most_bytes: int) -> Endpoint:
@@ -71,6 +73,16 @@ def unavailable(error: Exception) -> str:
             return "others kept changing the same thing, and nothing was accepted; try again"
         case _:
             return f"the log cannot be reached, and nothing was accepted; try again ({error})"
+
+
+def _parsed(body: bytes, most_bytes: int) -> Any:
+    if len(body) > most_bytes:
+        raise Refused(413, f"the body has {len(body)} bytes, and {most_bytes} are accepted at most; send less")
+    return strict.parse(body)
+
+
+def _wraps(raw: Any) -> bool:
+    return isinstance(raw, dict) and "spec" in raw and "name" not in raw
 
 
 def _reply(view: View, most_bytes: int) -> Reply:

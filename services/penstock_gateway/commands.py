@@ -14,7 +14,7 @@ from penstock_bus.live import LiveFold
 from penstock_events import AnyEvent, Commit, JobSpec, SweepSpec, asks, subjects
 from penstock_events.views import ActAnswer, SubmitAnswer
 from penstock_gateway import accept, acts
-from penstock_gateway.bodies import Answering, ask, endpoint, submission
+from penstock_gateway.bodies import Answering, ask, endpoint, job_asked, sweep_asked
 from penstock_gateway.machine import State
 from penstock_gateway.settings import Settings
 
@@ -97,11 +97,11 @@ class Commands:
         return await self._accept(lambda: accept.sweep(self._live.state, spec, strict=strict, now_s=self._now_s()))
 
     async def _submit(self, body: bytes) -> SubmitAnswer:
-        asked = submission(body, asks.SubmitAsk, self.most_bytes)
+        asked = job_asked(body, self.most_bytes)
         return await self.submit_job(asked.spec, strict=asked.strict)
 
     async def _tune(self, body: bytes) -> SubmitAnswer:
-        asked = submission(body, asks.TuneAsk, self.most_bytes)
+        asked = sweep_asked(body, self.most_bytes)
         return await self.submit_sweep(asked.spec, strict=asked.strict)
 
     async def _accept(self, decide: Callable[[], accept.Known | accept.Fresh]) -> SubmitAnswer:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from penstock_bus import Bus, Conflict, TooLarge, Unavailable, Work
-from penstock_events import asks, subjects
+from penstock_events import subjects
 from penstock_events.strict import BadInput
 from penstock_events.views import SubmitAnswer
-from penstock_gateway.bodies import submission
+from penstock_gateway.bodies import job_asked, sweep_asked
 from penstock_gateway.commands import Commands
 from penstock_gateway.find import Refused
 
@@ -23,7 +23,7 @@ async def take_jobs(bus: Bus, commands: Commands, retry_s: float) -> None:
     """Accept jobs from the inbox, for ever."""
 
     async def accept(work: Work) -> SubmitAnswer:
-        asked = submission(work.body, asks.SubmitAsk, commands.most_bytes)
+        asked = job_asked(work.body, commands.most_bytes)
         return await commands.submit_job(asked.spec, strict=asked.strict, new_id=given_id(work))
 
     async for work in bus.work(f"{_QUEUE}-jobs", [subjects.INBOX_JOBS]):
@@ -34,7 +34,7 @@ async def take_sweeps(bus: Bus, commands: Commands, retry_s: float) -> None:
     """Accept sweeps from the inbox, for ever."""
 
     async def accept(work: Work) -> SubmitAnswer:
-        asked = submission(work.body, asks.TuneAsk, commands.most_bytes)
+        asked = sweep_asked(work.body, commands.most_bytes)
         return await commands.submit_sweep(asked.spec, strict=asked.strict, new_id=given_id(work))
 
     async for work in bus.work(f"{_QUEUE}-sweeps", [subjects.INBOX_SWEEPS]):

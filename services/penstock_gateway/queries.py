@@ -29,7 +29,7 @@ from penstock_events.views import (
     WhyView,
 )
 from penstock_gateway import accept, acts, dryrun, moments, show, story, why
-from penstock_gateway.bodies import Answering, ask, endpoint, submission
+from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
 from penstock_gateway.machine import State
 from penstock_gateway.presence import Presence
 from penstock_gateway.show import Scene
@@ -104,7 +104,7 @@ class Queries:
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
 
     async def _dryrun(self, body: bytes) -> DryRunView:
-        asked = submission(body, asks.SubmitAsk, self._most_bytes)
+        asked = job_asked(body, self._most_bytes)
         accept.check(asked.spec)
         return dryrun.dry_run(self._live.state, asked.spec)
 

@@ -1,0 +1,465 @@
+"""The gateway on the bus in memory, asked as any program that speaks JSON would ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import jsonschema
+import msgspec
+import pytest
+import pytest_asyncio
+from gatewaying import (
+    NOW_S,
+    Gateway,
+    ended,
+    gateway,
+    joined,
+    placed,
+    preempted,
+    ranked,
+    refusal,
+    spec,
+    started,
+    submitted,
+    sweep_spec,
+)
+
+from penstock_bus import ServiceError
+from penstock_bus.memory import MemoryBus, MemoryServer
+from penstock_events import JobFinished, JobSubmitted, Trial, TrialGroupOpened, subjects
+from penstock_testing.waiting import eventually
+
+JOB = {"name": "mnist", "command": ["python", "train.py"]}
+
+
+@pytest_asyncio.fixture
+async def served(memory_bus: MemoryBus) -> AsyncIterator[Gateway]:
+    async with gateway(memory_bus, joined(fast=2, slow=2, cpu=1)) as running:
+        yield running
+
+
+async def test_a_bare_job_is_accepted_under_a_short_id_and_stands_in_the_log(served: Gateway) -> None:
+    answer = await served.command("submit", JOB)
+    assert answer["created"] is True
+    assert answer["warnings"] == []
+    assert len(answer["id"]) == 8
+    stored = await served.bus.last(subjects.job(answer["id"]))
+    assert stored is not None
+    assert stored.seq == answer["seq"]
+    (fact,) = stored.commit.facts
+    assert isinstance(fact, JobSubmitted)
+    assert fact.spec.id == fact.job_id == answer["id"]
+
+
+async def test_a_submitted_job_is_known_to_the_very_next_question(served: Gateway) -> None:
+    for number in range(20):
+        answer = await served.command("submit", {**JOB, "id": f"j{number}"})
+        assert (await served.query("job", {"id": answer["id"]}))["job"]["state"] == "PD"
+
+
+async def test_the_same_id_with_equal_content_gets_the_same_answer(served: Gateway) -> None:
+    first = await served.command("submit", {**JOB, "id": "j1"})
+    again = await served.command("submit", {"spec": {**JOB, "id": "j1", "gpus": 1}, "strict": True})
+    assert (again["id"], again["seq"], again["created"]) == (first["id"], first["seq"], False)
+
+
+async def test_the_same_id_with_other_content_is_a_conflict_that_says_what_differs(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "j1"})
+    code, message = await refusal(served.command("submit", {**JOB, "id": "j1", "gpus": 2, "name": "cifar"}))
+    assert code == 409
+    assert message == (
+        'job j1 is there already with other content: name ("mnist", now "cifar"), gpus (1, now 2); '
+        "choose another id, or leave the id out"
+    )
+
+
+async def test_many_submissions_of_one_id_at_once_make_one_job(served: Gateway) -> None:
+    answers = await asyncio.gather(*(served.command("submit", {**JOB, "id": "j1"}) for _ in range(10)))
+    assert sorted(answer["created"] for answer in answers) == [False] * 9 + [True]
+    assert len({answer["seq"] for answer in answers}) == 1
+
+
+async def test_two_gateways_accept_one_id_once(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as one, gateway(MemoryBus(memory_bus.server)) as other:
+        asked = [which.command("submit", {**JOB, "id": f"j{i}"}) for i in range(20) for which in (one, other)]
+        answers = await asyncio.gather(*asked)
+        assert sum(answer["created"] for answer in answers) == 20
+        assert len(await memory_bus.read("penstock.evt.job.*")) == 20
+
+
+async def test_a_job_that_can_never_fit_waits_with_a_warning_or_is_refused_when_strict(served: Gateway) -> None:
+    answer = await served.command("submit", {**JOB, "id": "big", "gpus": 8})
+    assert answer["warnings"] == [
+        "it can never fit now: it asks for 8 devices of one kind at once, and of those pool default has: "
+        "2 fast, 2 slow; ask for 2 at most, or add nodes"
+    ]
+    assert (await served.query("why", {"id": "big"}))["cause"] == "never_fits"
+    code, message = await refusal(served.command("submit", {"spec": {**JOB, "gpus": 8}, "strict": True}))
+    assert code == 400
+    assert message.startswith("refused, as `strict` asks: it can never fit now: it asks for 8 devices")
+
+
+async def test_an_unknown_device_kind_is_named_beside_the_known_ones(served: Gateway) -> None:
+    answer = await served.command("submit", {**JOB, "kinds": ["h100"]})
+    assert answer["warnings"][0] == "unknown device kind h100; known kinds: cpu, fast, slow"
+    code, message = await refusal(served.command("submit", {"spec": {**JOB, "kinds": ["h100"]}, "strict": True}))
+    assert code == 400
+    assert "unknown device kind h100; known kinds: cpu, fast, slow" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is empty; expected a JSON object"),
+        (b'{"name": "a" "command": []}', "malformed JSON at line 1, column 14: expected ',' or '}'"),
+        (b'{"name": "a", "command": ["x"], "gpu": 2}', "$.gpu: unknown field; did you mean `gpus`?"),
+        (
+            b'{"name": "a", "command": ["x"], "gpus": "2"}',
+            '$.gpus: expected a whole number of at least 1, got "2"',
+        ),
+        (b'{"name": "a", "command": ["x"], "gpus": 0}', "$.gpus: expected a whole number of at least 1, got 0"),
+        (b'{"name": "a", "command": ["x"], "gpus": -1}', "$.gpus: expected a whole number of at least 1, got -1"),
+        (b'{"command": ["x"]}', "$.name: missing; it is required"),
+        (b'{"name": "a", "command": []}', "$.command: expected at least 1 element, got 0"),
+        (b'{"name": "a", "command": [" "]}', '$.command[0]: expected a program, got " "'),
+        (
+            b'{"name": "a", "command": ["x"], "id": "A b"}',
+            '$.id: expected 1 to 63 lower-case letters, digits, - and _, got "A b"',
+        ),
+        (
+            b'{"name": "a", "command": ["x"], "env": {"A=B": "1"}}',
+            '$.env: a variable\'s name is not empty and has no `=`, got "A=B"',
+        ),
+        (
+            b'{"spec": {"name": "a", "command": ["x"], "gpus": 0}}',
+            "$.spec.gpus: expected a whole number of at least 1, got 0",
+        ),
+        (
+            b'{"spec": {"name": "a", "command": ["x"]}, "strikt": true}',
+            "$.strikt: unknown field; did you mean `strict`?",
+        ),
+    ],
+)
+async def test_bad_input_is_answered_with_400_and_what_to_correct(served: Gateway, body: bytes, message: str) -> None:
+    before = await served.bus.last_seq()
+    assert await refusal(served.command("submit", body)) == (400, message)
+    assert await served.bus.last_seq() == before
+
+
+async def test_a_name_that_is_too_long_is_refused(served: Gateway) -> None:
+    code, message = await refusal(served.command("submit", {**JOB, "name": "a" * 64}))
+    assert code == 400
+    assert message.startswith("$.name: expected 1 to 63 letters, digits, - and _, got ")
+    code, message = await refusal(served.command("submit", {**JOB, "user": "u" * 129}))
+    assert (code, message) == (400, "$.user: expected 128 printable characters at most, got 129")
+
+
+async def test_a_body_over_the_limit_is_answered_with_413(served: Gateway) -> None:
+    body = msgspec.json.encode({**JOB, "params": {"x": "y" * 300_000}})
+    code, message = await refusal(served.command("submit", body))
+    assert code == 413
+    assert message == f"the body has {len(body)} bytes, and 262144 are accepted at most; send less"
+
+
+async def test_a_full_disk_is_answered_with_503_and_nothing_acknowledged_is_lost() -> None:
+    server = MemoryServer(max_store_bytes=2_000)
+    async with gateway(MemoryBus(server), joined()) as served:
+        accepted: list[str] = []
+        with pytest.raises(ServiceError, match="the log has no room left, and nothing was accepted") as refused:
+            while True:
+                accepted.append((await served.command("submit", {**JOB, "id": f"j{len(accepted)}"}))["id"])
+        assert refused.value.code == 503
+        assert accepted
+        assert [job["id"] for job in (await served.query("jobs"))["jobs"]] == accepted
+
+
+async def test_cancel_hold_and_release_say_what_happened_and_do_it_once(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "abc"})
+    held = await served.command("hold", {"id": "ab", "by": "ada"})
+    assert (held["id"], held["changed"], held["message"]) == ("abc", True, "job abc is held")
+    assert (await served.command("hold", {"id": "abc"}))["message"] == "job abc is held already"
+    assert (await served.query("why", {"id": "abc"}))["remedy"] == "penstock release abc"
+    assert (await served.command("release", {"id": "abc"}))["message"] == "job abc may start again"
+    assert (await served.command("release", {"id": "abc"}))["changed"] is False
+    assert (await served.command("cancel", {"id": "abc", "reason": "no need"}))["state"] == "CA"
+    again = await served.command("cancel", {"id": "abc"})
+    assert (again["changed"], again["message"]) == (False, "job abc was cancelled before")
+    assert await refusal(served.command("hold", {"id": "abc"})) == (
+        409,
+        "job abc was cancelled already; there is nothing to hold",
+    )
+
+
+async def test_an_unknown_id_is_404_with_the_nearest_and_a_short_one_must_be_unique(served: Gateway) -> None:
+    for job_id in ("train-1", "train-2"):
+        await served.command("submit", {**JOB, "id": job_id})
+    assert await refusal(served.command("cancel", {"id": "trian-1"})) == (
+        404,
+        "no job 'trian-1'; did you mean train-1, train-2?",
+    )
+    assert await refusal(served.query("why", {"id": "train"})) == (
+        409,
+        "2 jobs begin with 'train': train-1, train-2; write more of the id",
+    )
+    assert await refusal(served.query("job", {"id": "mnist"})) == (
+        404,
+        "no job 'mnist'; that is a name, its ids are train-1, train-2",
+    )
+    assert await refusal(served.command("drain", {"id": "n9"})) == (404, "no node 'n9'; did you mean n1?")
+
+
+async def test_a_node_is_drained_and_resumed(served: Gateway) -> None:
+    drained = await served.command("drain", {"id": "n1", "by": "ops"})
+    assert (drained["changed"], drained["state"]) == (True, "drained")
+    assert (await served.query("nodes"))["nodes"][0]["state"] == "drained"
+    assert (await served.command("drain", {"id": "n1"}))["changed"] is False
+    assert (await served.command("drain", {"id": "n1", "preempt": True}))["changed"] is True
+    assert (await served.command("resume", {"id": "n1"}))["message"] == "node n1 takes jobs again"
+    assert (await served.query("nodes"))["nodes"][0]["state"] == "up"
+
+
+async def test_a_sweep_is_accepted_checked_and_cancelled_with_its_trials(served: Gateway) -> None:
+    answer = await served.command("tune", sweep_spec(id="s1"))
+    assert (answer["id"], answer["created"]) == ("s1", True)
+    assert (await served.command("tune", {"spec": sweep_spec(id="s1")}))["created"] is False
+    opened = TrialGroupOpened(at_s=NOW_S, sweep_id="s1", group=0, trials=(Trial(job_id="s1-0", params={"lr": 0.5}),))
+    await served.told(opened)
+    await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode(spec(id="s1-0", parent="s1")))
+    await eventually(lambda: _has_job(served, "s1-0"))
+    cancelled = await served.command("cancel_sweep", {"id": "s1", "by": "ada"})
+    assert cancelled["message"] == "sweep s1 is being cancelled, and 1 trial with it"
+    await eventually(lambda: _state(served, "s1-0", "CA"))
+    sweep = await served.query("sweep", {"id": "s1"})
+    assert sweep["state"] == "cancelling"
+    assert sweep["trials"][0]["state"] == "CA"
+    assert (await served.command("cancel_sweep", {"id": "s1"}))["changed"] is False
+
+
+async def test_a_sweep_whose_space_makes_no_sense_is_refused(served: Gateway) -> None:
+    body = {**msgspec.to_builtins(sweep_spec()), "space": {"lr": {"kind": "uniform", "low": 1.0, "high": 0.1}}}
+    assert await refusal(served.command("tune", body)) == (
+        400,
+        "$.space.lr: low 1.0 is not below high 0.1; expected low < high",
+    )
+    body["space"] = {"lr": {"kind": "unifrom", "low": 0.1, "high": 1.0}}
+    code, message = await refusal(served.command("tune", body))
+    assert code == 400
+    assert message.startswith('$.space.lr.kind: expected one of "choice", "uniform", "int", got "unifrom"')
+
+
+async def test_the_inbox_takes_good_jobs_and_rejects_bad_ones_with_the_reason(served: Gateway) -> None:
+    await served.bus.submit(subjects.INBOX_JOBS, b'{"name": "a", "command": ["x"], "id": "good"}')
+    await served.bus.submit(subjects.INBOX_JOBS, b'{"name": "a", "command": ["x"], "gpus": 0}')
+    await served.bus.submit(subjects.INBOX_JOBS, b'{"name": "a", "command": ["x"], "id": "good"}')
+    await served.bus.submit(subjects.INBOX_JOBS, b'{"name": "b", "command": ["x"], "id": "good"}')
+    await served.bus.submit(subjects.INBOX_SWEEPS, b"{")
+    await eventually(lambda: _rejected(served, 3))
+    reasons = sorted(one["reason"] for one in (await served.query("rejected"))["rejected"])
+    assert reasons[0] == "$.gpus: expected a whole number of at least 1, got 0"
+    assert reasons[1].startswith("job good is there already with other content: name")
+    assert reasons[2] == "malformed JSON: it ends too early"
+    assert len(await served.bus.read(subjects.job("good"))) == 1
+
+
+async def test_a_job_without_id_in_the_inbox_is_one_job_and_two_messages_are_two(served: Gateway) -> None:
+    for _ in range(2):
+        await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode(JOB))
+    await eventually(lambda: _has_jobs(served, 2))
+
+
+async def test_the_end_of_a_job_is_announced_once(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "j1", "user": "ada"})
+    await served.told(placed("j1", 0), started("j1"), ended("j1", steps=30, metrics={"accuracy": 0.9}))
+    await eventually(lambda: _announced(served, "j1"))
+    (fact,) = (await served.bus.read(subjects.job("j1")))[-1].commit.facts
+    assert isinstance(fact, JobFinished)
+    assert (fact.state, fact.steps, fact.metrics, fact.user) == ("completed", 30, {"accuracy": 0.9}, "ada")
+    view = (await served.query("job", {"id": "j1"}))["job"]
+    assert (view["state"], view["devices"], view["run_s"]) == ("CD", ["n1/fast0"], 3.0)
+
+
+async def test_two_gateways_announce_the_end_of_a_job_once(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as one, gateway(MemoryBus(memory_bus.server)):
+        await one.told(*(submitted(f"j{i}") for i in range(10)))
+        for i in range(10):
+            await one.command("cancel", {"id": f"j{i}"})
+        await eventually(lambda: _announced(one, *(f"j{i}" for i in range(10))))
+        facts = [fact for d in await memory_bus.read("penstock.evt.job.*") for fact in d.commit.facts]
+        assert sum(isinstance(fact, JobFinished) for fact in facts) == 10
+
+
+async def test_questions_about_the_past_are_answered_as_of_then(served: Gateway) -> None:
+    seq = (await served.command("submit", {**JOB, "id": "j1"}))["seq"]
+    running_at = await served.told(placed("j1", 0), started("j1"))
+    await served.told(ended("j1"))
+    await eventually(lambda: _announced(served, "j1"))
+    assert (await served.query("job", {"id": "j1", "at": seq}))["job"]["state"] == "PD"
+    assert (await served.query("job", {"id": "j1", "at": running_at}))["job"]["state"] == "R"
+    assert (await served.query("nodes", {"at": running_at}))["nodes"][0]["devices"][0]["job_id"] == "j1"
+    assert (await served.query("jobs", {"at": str(seq - 1)}))["total"] == 0
+    stored = await served.bus.read(subjects.run("j1"))
+    then = (await served.query("status", {"at": stored[0].stored_s}))["jobs"]
+    assert sum(then.values()) == 1
+    assert (await served.query("status", {"at": "2001-02-03T04:05:06Z"}))["last_seq"] == 0
+    code, message = await refusal(served.query("jobs", {"at": 10_000}))
+    assert code == 400
+    assert "behind the end of the log" in message
+    code, message = await refusal(served.query("jobs", {"at": "yesterday"}))
+    assert message == (
+        "at='yesterday' is no moment; expected a sequence (120), seconds (1.7e9) or 2026-01-31T12:00:00Z"
+    )
+
+
+async def test_the_story_of_a_job_is_told_from_its_submission_to_its_end(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "j1", "user": "ada"})
+    await served.told(
+        ranked("j1", at_s=NOW_S + 101),
+        placed("j1", 0),
+        started("j1"),
+        preempted("j1", reason="j2 ranks higher"),
+        ended("j1", "preempted", steps=10),
+        placed("j1", 1, epoch=2, at_s=NOW_S + 6),
+        started("j1", epoch=2, at_s=NOW_S + 7),
+        ended("j1", epoch=2, steps=30, at_s=NOW_S + 9),
+    )
+    await eventually(lambda: _announced(served, "j1"))
+    lines = (await served.query("story", {"id": "j1"}))["lines"]
+    assert [line["text"] for line in lines] == [
+        "submitted by ada: 1 device",
+        "ranked in queue 0",
+        "placed on n1/fast0 (epoch 1)",
+        "started on n1",
+        "to be preempted: j2 ranks higher",
+        "run preempted on n1 after step 10",
+        "placed on n1/fast1 (epoch 2)",
+        "started on n1",
+        "run completed on n1 after step 30",
+        "completed (ran 5.0 s in 2 runs, 30 steps)",
+    ]
+    assert lines[0]["after_s"] == 0.0
+    assert lines[-1]["cause"] == lines[-2]["seq"]
+
+
+async def test_events_are_the_raw_facts_of_one_entity_or_of_all(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "j1"})
+    await served.command("submit", {**JOB, "id": "j2"})
+    await served.told(placed("j1", 0), started("j1"))
+    one = await served.query("events", {"id": "j1"})
+    assert [event["type"] for event in one["events"]] == ["job.submitted.v1", "run.started.v1"]
+    everything = await served.query("events", {"after": 0, "limit": 2})
+    assert [event["type"] for event in everything["events"]] == ["node.joined.v2", "job.submitted.v1"]
+    rest = await served.query("events", {"after": everything["seq"], "limit": 100})
+    assert len(rest["events"]) == 3
+    newest = await served.query("events", {"limit": 1})
+    assert [event["type"] for event in newest["events"]] == ["run.started.v1"]
+    assert (await served.query("events", {"after": newest["seq"]}))["events"] == []
+
+
+async def test_jobs_can_be_filtered(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "a1", "user": "ada"})
+    await served.command("submit", {**JOB, "id": "a2", "user": "ada", "name": "other"})
+    await served.command("submit", {**JOB, "id": "b1", "user": "bob"})
+    await served.command("cancel", {"id": "b1"})
+
+    async def ids(**filters: object) -> list[str]:
+        return [job["id"] for job in (await served.query("jobs", filters))["jobs"]]
+
+    assert await ids() == ["a1", "a2", "b1"]
+    assert await ids(user="ada") == ["a1", "a2"]
+    assert await ids(state=["CA"]) == ["b1"]
+    assert await ids(name="mn*", user="ada") == ["a1"]
+    assert await ids(ids=["b1", "nobody"]) == ["b1"]
+    assert await ids(limit=1) == ["b1"]
+    code, message = await refusal(served.query("jobs", {"usr": "ada"}))
+    assert (code, message) == (400, "$.usr: unknown field; did you mean `user`?")
+
+
+async def test_a_dry_run_says_where_the_job_would_start_or_why_not(served: Gateway) -> None:
+    assert (await served.query("dryrun", {**JOB, "gpus": 2, "kinds": ["slow"]}))["devices"] == ["n1/slow2", "n1/slow3"]
+    await served.command("submit", {**JOB, "id": "j1"})
+    await served.told(placed("j1", 0))
+    await eventually(lambda: _state(served, "j1", "R"))
+    would = await served.query("dryrun", {**JOB, "gpus": 2, "kinds": ["fast"], "profile": "off"})
+    assert (would["starts"], would["cause"]) == (False, "gang")
+    assert would["evidence"] == "it asks for 2 devices; free now: 1 of 2 fast; 0 jobs waiting"
+    assert (await served.query("dryrun", {**JOB, "gpus": 9}))["cause"] == "never_fits"
+    assert len((await served.query("jobs"))["jobs"]) == 1
+
+
+async def test_status_counts_jobs_and_devices_and_names_the_services(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "j1"})
+    await served.told(placed("j1", 0))
+    await eventually(lambda: _state(served, "j1", "R"))
+    await served.bus.tell(subjects.replica("matcher", "m1"), b"{}")
+    await eventually(lambda: _sees(served, "matcher"))
+    status = await served.query("status")
+    assert status["jobs"] == {"R": 1}
+    assert status["devices"]["fast"] == {"busy": 1, "idle": 1, "lost": 0, "drained": 0}
+    assert status["nodes"] == {"up": 1}
+    assert status["backlog"] == 0
+
+
+async def test_a_running_jobs_progress_shows_at_once(served: Gateway) -> None:
+    await served.command("submit", {**JOB, "id": "j1"})
+    await served.told(placed("j1", 0), started("j1"))
+    await eventually(lambda: _state(served, "j1", "R"))
+    await served.bus.tell(subjects.progress("j1"), b'{"step": 17, "metrics": {"loss": 0.5}}')
+    await eventually(lambda: _steps(served, "j1", 17))
+
+
+async def test_the_schema_that_is_published_accepts_what_the_gateway_accepts(served: Gateway) -> None:
+    schema = await served.query("schema")
+    jsonschema.validate(JOB, schema["job"])
+    jsonschema.validate(json.loads(msgspec.json.encode(sweep_spec())), schema["sweep"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**JOB, "gpu": 2}, schema["job"])
+
+
+async def test_deleting_the_snapshots_and_starting_again_gives_the_same_answers(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        for i in range(5):
+            await served.command("submit", {**JOB, "id": f"j{i}"})
+        await served.command("hold", {"id": "j3"})
+        before = await served.query("jobs", {"at": await memory_bus.last_seq()})
+        live = await served.query("jobs")
+    assert await memory_bus.load_snapshot("gateway") is not None
+    await memory_bus.delete_snapshots()
+    async with gateway(memory_bus) as served:
+        assert await served.query("jobs", {"at": before["seq"]}) == before
+        after = await served.query("jobs")
+        assert [(job["id"], job["held"]) for job in after["jobs"]] == [(j["id"], j["held"]) for j in live["jobs"]]
+        assert (await served.command("submit", {**JOB, "id": "j1"}))["created"] is False
+
+
+async def _has_job(served: Gateway, job_id: str) -> bool:
+    return any(job["id"] == job_id for job in (await served.query("jobs"))["jobs"])
+
+
+async def _has_jobs(served: Gateway, number: int) -> bool:
+    return (await served.query("jobs"))["total"] == number
+
+
+async def _state(served: Gateway, job_id: str, state: str) -> bool:
+    return any(job["id"] == job_id and job["state"] == state for job in (await served.query("jobs"))["jobs"])
+
+
+async def _steps(served: Gateway, job_id: str, steps: int) -> bool:
+    return bool((await served.query("job", {"id": job_id}))["job"]["steps"] == steps)
+
+
+async def _rejected(served: Gateway, number: int) -> bool:
+    return len((await served.query("rejected"))["rejected"]) == number
+
+
+async def _announced(served: Gateway, *job_ids: str) -> bool:
+    for job_id in job_ids:
+        last = await served.bus.last(subjects.job(job_id))
+        if last is None or not any(isinstance(fact, JobFinished) for fact in last.commit.facts):
+            return False
+    return not (await served.query("status"))["backlog"]
+
+
+async def _sees(served: Gateway, service: str) -> bool:
+    return any(replica["service"] == service for replica in (await served.query("status"))["services"])
