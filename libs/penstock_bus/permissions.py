@@ -16,7 +16,7 @@ _READABLE: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.STAT
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [f"{subjects.ROOT}.inbox.>"],
     "tuner": [f"{subjects.ROOT}.inbox.>"],
-    "executor": [f"{subjects.ROOT}.log.>", subjects.HEARTBEATS, subjects.PROGRESS, f"{subjects.ROOT}.state.*"],
+    "executor": [f"{subjects.ROOT}.log.>", f"{subjects.ROOT}.tel.*.*", f"{subjects.ROOT}.state.*"],
 }
 _WORKERS: Final = ("gateway", "tuner")  # who takes messages out of the work queue
 

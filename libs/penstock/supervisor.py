@@ -1,0 +1,249 @@
+"""``penstock up`` and ``penstock down``: NATS and all services on one machine, kept running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import structlog
+
+from penstock.upkeep import folder as folders
+from penstock.upkeep.child import Child, keep_running
+from penstock.upkeep.options import Options, UpError, environment
+from penstock.upkeep.readiness import Readiness
+from penstock_bus import health, logging, permissions
+from penstock_bus.nats import connect
+from penstock_bus.server import Server, ServerError, ServerSettings
+from penstock_bus.settings import load
+from penstock_bus.shell import handle_signals
+from penstock_bus.tasks import background
+
+__all__ = ["Options", "UpError", "banner", "detach", "down", "up"]
+
+KILL_AFTER_S: Final = 10.0
+DOWN_S: Final = 120.0
+_LOOK_S: Final = 0.05
+_log = structlog.get_logger("penstock.up")
+Say = Callable[[str], None]
+
+
+async def up(options: Options, say: Say, stopping: asyncio.Event | None = None) -> None:
+    """
+    Run everything until SIGTERM or SIGINT, or until ``stopping`` is set.
+
+    Parameters
+    ----------
+    options : Options
+    say : callable
+        Takes the banner when all are ready, and what happens at the end.
+    stopping : asyncio.Event, optional
+        In place of signals.
+
+    Raises
+    ------
+    UpError
+        If it cannot start, with what to do.
+    """
+    if stopping is None:
+        stopping = asyncio.Event()
+        handle_signals(stopping)
+    logging.configure(load(logging.Logging, "log"))
+    with folders.locked(options.folder):
+        for name in folders.kill_stale(options.folder):
+            _log.warning("stale_process_killed", name=name)
+        folders.path(options.folder).unlink(missing_ok=True)
+        await _Supervisor(options, say, stopping).run()
+
+
+async def down(data_dir: str, most_s: float = DOWN_S) -> bool:
+    """
+    Stop what runs on a data folder and wait until it has ended; False if nothing ran.
+
+    Raises
+    ------
+    UpError
+        If it still runs after ``most_s`` seconds.
+    """
+    folder = Options(data_dir=data_dir).folder
+    pid = folders.holder(folder)
+    if pid is None:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(most_s):
+            while folders.holder(folder) is not None:  # noqa: ASYNC110 - the kernel tells nobody when a lock is free
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError as error:
+        raise UpError(f"process {pid} still runs after {most_s:.0f} s; 'kill -9 {pid}' if it must end now") from error
+    return True
+
+
+async def detach(options: Options) -> folders.Record:
+    """
+    Run :func:`up` in a process of its own and return when all are ready; its log is ``penstock.log`` in the folder.
+
+    Raises
+    ------
+    UpError
+        If it ends before that, with its last words.
+    """
+    folder = options.folder
+    with folders.locked(folder):  # or say at once who has it
+        log_file = folder / "penstock.log"
+        log = log_file.open("ab")
+    with log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "penstock.supervisor",
+            msgspec.json.encode(msgspec.structs.replace(options, quiet=True)).decode(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    while True:
+        record = folders.read(folder)
+        if record is not None and record.pid == process.pid and record.ready:
+            return record
+        if process.returncode is not None:
+            lines = log_file.read_text(errors="replace").splitlines()
+            raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")
+        await asyncio.sleep(_LOOK_S)
+
+
+def banner(options: Options, url: str) -> str:
+    """Return what is said when all are ready."""
+    count = len(options.processes())
+    return (
+        f"Penstock {health.VERSION} is up at {url}: {count} processes, data in {options.folder}\n"
+        "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else."
+    )
+
+
+class _Supervisor:
+    def __init__(self, options: Options, say: Say, stopping: asyncio.Event) -> None:
+        self._options, self._say, self._stopping = options, say, stopping
+        settings = ServerSettings(data_dir=options.folder, port=options.port, max_payload=options.max_payload)
+        self._server = Server(settings)
+        self._children: list[Child] = []
+        self._record = folders.Record(
+            url="",
+            pid=os.getpid(),
+            started_s=time.time(),  # noqa: TID251 - for people who read the record
+            version=health.VERSION,
+        )
+
+    async def run(self) -> None:
+        processes = self._options.processes()
+        try:
+            await self._server.start()
+        except ServerError as error:
+            raise UpError(str(error)) from error
+        try:
+            self._record.url = self._server.url
+            self._children = [self._child(service, number) for service, number in processes]
+            await self._supervise([service for service, _ in processes])
+        except BaseExceptionGroup as group:
+            raise _cause(group) from group
+        finally:
+            await self._end_all()
+
+    def _child(self, service: str, number: int) -> Child:
+        options, name = self._options, f"{service}-{number}"
+        env = environment(options, service, number, url=self._server.url, password=self._server.passwords[service])
+        log_file = options.folder / "logs" / f"{name}.log" if options.quiet else None
+        if log_file is not None:
+            log_file.parent.mkdir(exist_ok=True)
+        return Child(name, (sys.executable, "-m", f"penstock_{service}"), env, log_file, self._started)
+
+    async def _supervise(self, services: list[str]) -> None:
+        password = self._server.passwords[permissions.ADMIN]
+        async with connect(self._server.url, user=permissions.ADMIN, password=password, name="supervisor") as bus:
+            ready = Readiness().all_of(bus, services, self._missing, self._options.ready_s)
+            kept = [
+                keep_running("nats", self._nats, self._stopping.is_set),
+                *(child.keep() for child in self._children),
+            ]
+            async with background(*kept):
+                await self._first(ready)
+                if not self._stopping.is_set():
+                    self._record.ready = True
+                    self._record.save(self._options.folder)
+                    self._say(banner(self._options, self._server.url))
+                await self._stopping.wait()
+
+    def _missing(self, ready: set[int]) -> list[str]:
+        return [child.name for child in self._children if child.pid not in ready]
+
+    async def _first(self, ready: Coroutine[object, object, None]) -> None:
+        """Wait until all are ready, or until it is to stop."""
+        waits = {asyncio.ensure_future(ready), asyncio.ensure_future(self._stopping.wait())}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _nats(self) -> int:
+        process = self._server.process
+        if process is None or process.returncode is not None:
+            try:
+                await self._server.start()
+            except ServerError as error:
+                _log.error("nats_not_started", error=str(error))
+                return 1
+        self._note("nats", self._server.process.pid if self._server.process else 0)
+        return await self._server.wait()
+
+    def _started(self, child: Child) -> None:
+        self._note(child.name, child.pid)
+
+    def _note(self, name: str, pid: int) -> None:
+        self._record.processes[name] = folders.process(pid)
+        self._record.save(self._options.folder)
+
+    async def _end_all(self) -> None:
+        """Stop those that decide, then the executors, which hand their jobs back to the log, then the log."""
+        grace_s = self._options.drain_s + KILL_AFTER_S
+        if self._children:
+            self._say("Stopping: running jobs are checkpointed first")
+        executors = [child for child in self._children if child.name.startswith("executor-")]
+        others = [child for child in self._children if child not in executors]
+        for group in (others, executors):
+            await asyncio.gather(*(child.end(grace_s) for child in group))
+        await self._server.stop()
+        folders.path(self._options.folder).unlink(missing_ok=True)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that people can do something about, if there is one."""
+    found: BaseException = group.subgroup(UpError) or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _main() -> int:
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    try:
+        asyncio.run(up(options, lambda text: _log.info("up", text=text)))
+    except UpError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,119 @@
+"""One supervised process: started again when it dies, more slowly each time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from penstock.upkeep.options import UpError
+from penstock_bus.children import dies_with_parent, end
+from penstock_bus.shell import EX_CONFIG, EX_NOPERM
+
+FIRST_S: Final = 0.2
+MOST_S: Final = 10.0
+STEADY_S: Final = 10.0
+_HOPELESS: Final = {EX_CONFIG: "its settings are wrong", EX_NOPERM: "the bus refuses its credentials"}
+_log = structlog.get_logger("penstock.up")
+
+
+class Backoff:
+    """How long to wait before the next start."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_S
+
+    def after(self, lived_s: float) -> float:
+        """Return the wait in seconds after a life of ``lived_s``; a long life makes the next wait short again."""
+        wait_s = FIRST_S if lived_s >= STEADY_S else self._next_s
+        self._next_s = min(wait_s * 2, MOST_S)
+        return wait_s
+
+
+class Child:
+    """
+    One process of a service.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``matcher-1``.
+    command, env
+        What to start.
+    log_file : Path or None
+        Where its standard error goes; None leaves it on the supervisor's.
+    on_start : callable
+        Called with the child after each start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log_file: Path | None,
+        on_start: Callable[[Child], None],
+    ) -> None:
+        self.name = name
+        self.pid = 0
+        self.starts = 0
+        self._command, self._env, self._log_file, self._on_start = command, env, log_file, on_start
+        self._process: asyncio.subprocess.Process | None = None
+        self._ending = False
+
+    async def keep(self) -> None:
+        """
+        Run it until :meth:`end`, starting it again whenever it dies.
+
+        Raises
+        ------
+        UpError
+            If starting it again cannot help.
+        """
+        await keep_running(self.name, self._once, lambda: self._ending)
+
+    async def end(self, grace_s: float) -> None:
+        """Stop it in good order, or kill it after ``grace_s``."""
+        self._ending = True
+        if self._process is not None:
+            await end(self._process, grace_s)
+
+    async def _once(self) -> int:
+        log = self._log_file.open("ab") if self._log_file is not None else None
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=dict(self._env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # an interrupt at the terminal is for the supervisor alone
+                preexec_fn=dies_with_parent(),
+            )
+        finally:
+            if log is not None:
+                log.close()
+        self.pid = self._process.pid
+        self.starts += 1
+        self._on_start(self)
+        status = await self._process.wait()
+        if status in _HOPELESS and not self._ending:
+            where = self._log_file or "its log above"
+            raise UpError(f"{self.name} cannot run: {_HOPELESS[status]}; see {where}")
+        return status
+
+
+async def keep_running(name: str, once: Callable[[], Awaitable[int]], ending: Callable[[], bool]) -> None:
+    """Run something again and again until ``ending``; its return value is the exit status for the log."""
+    backoff, clock = Backoff(), asyncio.get_running_loop().time
+    while not ending():
+        started = clock()
+        status = await once()
+        if ending():
+            return
+        wait_s = backoff.after(clock() - started)
+        _log.warning("process_died", name=name, status=status, restart_in_s=wait_s)
+        await asyncio.sleep(wait_s)

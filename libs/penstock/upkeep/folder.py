@@ -1,0 +1,145 @@
+"""The data folder: one supervisor at a time, and a record of what it runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.upkeep.options import UpError
+from penstock_bus.credentials import write_private
+
+_START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process that cannot be mistaken for a later one with the same id."""
+
+    pid: int
+    start_ticks: int
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """
+    ``penstock.json``: where the bus is and what runs.
+
+    Attributes
+    ----------
+    url : str
+        Of the NATS server; from this machine no user or password is needed.
+    pid : int
+        Of the supervisor.
+    ready : bool
+        All services have said that they are ready.
+    """
+
+    url: str
+    pid: int
+    started_s: float
+    version: str
+    ready: bool = False
+    processes: dict[str, Process] = {}
+
+    def save(self, folder: Path) -> None:
+        """Write it down."""
+        write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
+
+
+def path(folder: Path) -> Path:
+    """Return the path of the record."""
+    return folder / "penstock.json"
+
+
+def read(folder: Path) -> Record | None:
+    """Return the record; None where there is none or it cannot be read."""
+    try:
+        return msgspec.json.decode(path(folder).read_bytes(), type=Record)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """
+    Be the folder's only supervisor; the kernel gives the lock back whatever becomes of this process.
+
+    Raises
+    ------
+    UpError
+        If another one is, or the folder cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "penstock.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UpError(
+            f"the data folder {folder} cannot be used: {error.strerror}; choose another with --data"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UpError(_taken(folder, lock)) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def holder(folder: Path) -> int | None:
+    """Return the process id of the folder's supervisor; None if none runs."""
+    try:
+        lock = os.open(folder / "penstock.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(lock, 32, 0) or 0)
+    finally:
+        os.close(lock)
+    return None
+
+
+def process(pid: int) -> Process:
+    """Return a running process's identity; start ticks 0 if it is gone."""
+    return Process(pid, _start_ticks(pid))
+
+
+def kill_stale(folder: Path) -> list[str]:
+    """Kill what an earlier supervisor that was killed itself has left; return the names."""
+    record = read(folder)
+    stale = [] if record is None else [(name, old) for name, old in record.processes.items() if _is_running(old)]
+    for _, old in stale:
+        try:
+            os.kill(old.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return [name for name, _ in stale]
+
+
+def _is_running(old: Process) -> bool:
+    return old.start_ticks != 0 and _start_ticks(old.pid) == old.start_ticks
+
+
+def _start_ticks(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(stat.rpartition(")")[2].split()[_START_TICKS])
+
+
+def _taken(folder: Path, lock: int) -> str:
+    pid = os.pread(lock, 32, 0).decode() or "unknown"
+    return (
+        f"the data folder {folder} is in use by the supervisor with process id {pid}; stop it with "
+        f"'penstock down --data {folder}', or choose another folder with --data"
+    )
