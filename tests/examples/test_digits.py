@@ -1,0 +1,184 @@
+"""The examples as jobs: they learn, they resume bit for bit, they crash when told, and two ranks do what one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
+from penstock_events.spec import Choice, JobSpec, SweepSpec
+from small_executor import SmallExecutor, overlay, small_executor
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = ["digits_mlp.py", "digits_softmax.py"]
+
+
+@pytest.fixture
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallExecutor]:
+    with small_executor(tmp_path_factory.mktemp("x")) as running:
+        yield running
+
+
+def start(
+    script: str,
+    params: dict[str, object],
+    executor: SmallExecutor | None = None,
+    extra: dict[str, str] | None = None,
+    **env: str,
+) -> subprocess.Popen[str]:
+    more = executor.env(**env) if executor else overlay({}, **env)
+    environ = overlay(os.environ, PARAMS=json.dumps(params)) | more | (extra or {})
+    return subprocess.Popen(
+        [sys.executable, script], cwd=EXAMPLES, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, errors = process.communicate(timeout=100)
+    return process.returncode, output + errors
+
+
+def state(folder: Path, step: int) -> dict[str, np.ndarray]:
+    with np.load(folder / f"step-{step}" / "state.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_example_learns_to_read_digits_by_hand(script: str) -> None:
+    code, output = end(start(script, {}))
+    assert code == 0
+    assert float(output.split("accuracy ")[-1].split()[0]) > 0.95
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
+    script: str, executor: SmallExecutor, tmp_path: Path
+) -> None:
+    params: dict[str, object] = {"steps": 60, "width": 32}
+    alone, twice = tmp_path / "alone", tmp_path / "twice"
+    assert end(start(script, params, CHECKPOINT_DIR=str(alone), CHECKPOINT_S="1e-9"))[0] == 0
+
+    env = {"CHECKPOINT_DIR": str(twice), "CHECKPOINT_S": "1e-9"}
+    first = start(script, params, executor, **env)
+    executor.wait(Saved, when=lambda saved: saved.step == 30)
+    step = executor.preempt()
+    assert end(first)[0] == EXIT_PREEMPTED
+    assert 30 <= step < 60
+    second = start(script, params, executor, **env)
+    done = executor.wait(Done)
+    assert end(second)[0] == 0
+    assert (done.step, done.loop_steps) == (60, 60 - step)
+    assert done.metrics["accuracy"] > 0.8
+
+    expected, found = state(alone, 60), state(twice, 60)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert value.tobytes() == found[name].tobytes(), name
+
+
+def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, tmp_path: Path) -> None:
+    params: dict[str, object] = {"steps": 40, "width": 32}
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert end(start("digits_mlp.py", params, CHECKPOINT_DIR=str(one), CHECKPOINT_S="1e-9"))[0] == 0
+
+    star = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(two), "CHECKPOINT_S": "1e-9"}
+    ranks = [start("digits_mlp.py", params, executor, star, RANK=str(rank), **env) for rank in (0, 1)]
+    assert [end(process)[0] for process in ranks] == [0, 0]
+    assert [executor.wait(Done, rank).step for rank in (0, 1)] == [40, 40]
+
+    expected, found = state(one, 40), state(two, 40)
+    for name in expected:
+        if name != "random":
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path: Path) -> None:
+    params: dict[str, object] = {"steps": 400, "width": 64}
+
+    def both() -> list[subprocess.Popen[str]]:
+        star = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(tmp_path)}
+        return [start("digits_mlp.py", params, executor, star, RANK=str(rank), **env) for rank in (0, 1)]
+
+    ranks = both()
+    step = executor.preempt(ranks=2)
+    assert [end(process)[0] for process in ranks] == [EXIT_PREEMPTED] * 2
+    assert executor.wait(Saved) == Saved(step=step, leaving=True)
+    ranks = both()
+    assert [end(process)[0] for process in ranks] == [0, 0]
+    assert [(done.step, done.loop_steps) for done in executor.of(Done)] == [(400, 400 - step)] * 2
+
+
+def test_crash_at_crashes_on_the_first_attempt_only(tmp_path: Path) -> None:
+    params: dict[str, object] = {"steps": 40, "width": 32, "crash_at": 20}
+    env = {"CHECKPOINT_DIR": str(tmp_path), "CHECKPOINT_S": "1e-9"}
+    code, output = end(start("digits_mlp.py", params, **env))
+    assert code == 1
+    assert "crashed at step 20, as crash_at asks" in output
+    assert (tmp_path / "step-20").is_dir()
+    assert end(start("digits_mlp.py", params, **env))[0] == 0
+    assert (tmp_path / "step-40").is_dir()
+
+
+def test_a_rank_whose_peer_never_comes_says_so() -> None:
+    code = "from allreduce import AllReduce; AllReduce(0, 3, '127.0.0.1', 0, timeout_s=0.05)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES, capture_output=True, text=True, check=False)
+    assert "PeerLost: ranks [1, 2] did not join within 0.05 s" in done.stderr
+
+
+def test_a_rank_says_so_when_rank_0_is_not_there() -> None:
+    code = f"from allreduce import AllReduce; AllReduce(1, 2, '127.0.0.1', {free_port()}, timeout_s=0.05)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES, capture_output=True, text=True, check=False)
+    assert "PeerLost: rank 1 could not join rank 0 at 127.0.0.1:" in done.stderr
+
+
+def test_a_process_of_an_earlier_run_is_turned_away_and_the_gang_still_meets() -> None:
+    port = free_port()
+    code = (
+        "import sys, numpy as np; from allreduce import AllReduce\n"
+        "rank, run = int(sys.argv[1]), sys.argv[2]\n"
+        f"with AllReduce(rank, 2, '127.0.0.1', {port}, run, timeout_s=float(sys.argv[3])) as peers:\n"
+        "    print(peers.sum(np.full(3, rank + 1, np.float32)).tolist())"
+    )
+
+    def rank(number: int, run: str, timeout_s: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, str(number), run, str(timeout_s)]
+        return subprocess.Popen(command, cwd=EXAMPLES, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    zero, stale = rank(0, "j/2", 60), rank(1, "j/1", 0.5)
+    assert "PeerLost" in end(stale)[1]
+    one = rank(1, "j/2", 60)
+    assert end(one) == (0, "[3.0, 3.0, 3.0]\n")
+    assert end(zero) == (0, "[3.0, 3.0, 3.0]\n")
+
+
+def test_every_job_file_is_a_job_of_a_script_that_is_there() -> None:
+    files = sorted((EXAMPLES / "jobs").glob("*.toml"))
+    assert files
+    for file in files:
+        spec = msgspec.toml.decode(file.read_bytes(), type=JobSpec, strict=True)
+        assert spec.command[0] == "python"
+        assert (EXAMPLES / spec.command[1]).exists()
+
+
+def test_the_sweep_has_eight_trials_over_lr_and_width() -> None:
+    sweep = msgspec.toml.decode((EXAMPLES / "sweeps" / "digits.toml").read_bytes(), type=SweepSpec)
+    sizes = [len(choice.values) for choice in sweep.space.values() if isinstance(choice, Choice)]
+    assert sorted(sweep.space) == ["lr", "width"]
+    assert np.prod(sizes) == sweep.trials == 8
+    assert (sweep.metric, sweep.mode) == ("accuracy", "max")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])

@@ -1,0 +1,359 @@
+"""The job's side of the protocol against a small executor; scripts that must leave run as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import penstock
+from penstock.session_loop import Session
+from penstock.session_setup import read
+from penstock_events.agent import EXIT_PREEMPTED, At, Done, Hello, Progress, Saved, SaveFailed, Stop, StopAt
+from small_executor import SmallExecutor, overlay, small_executor
+
+COUNTING = """
+import os, time, penstock
+with penstock.session() as session:
+    seen = []
+    session.on_checkpoint(lambda folder: (folder / "seen").write_text(repr(seen)),
+                          lambda folder: seen.extend(eval((folder / "seen").read_text())))
+    for item in session.iterations(range(int(session.params["steps"]))):
+        time.sleep(0.001)
+        seen.append(item)
+        session.report(items=len(seen), bad=float("nan"))
+assert seen == list(range(len(seen))), seen
+"""
+
+PAIR = """
+import os, socket, penstock
+def exchange():
+    peer.sendall(b"x")
+    assert peer.recv(1), "the other rank is gone"
+with penstock.session() as session:
+    path = os.environ["PAIR_SOCKET"]
+    if session.rank == 0:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            print("listening", flush=True)
+            peer, _ = listener.accept()
+    else:
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(path)
+    session.on_checkpoint(lambda folder: (folder / "state").write_text(str(session.step)), lambda folder: None)
+    for _ in session.iterations(range(1_000_000)):
+        exchange()
+"""
+
+
+@pytest.fixture
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallExecutor]:
+    with small_executor(tmp_path_factory.mktemp("x")) as running:
+        yield running
+
+
+def start(executor: SmallExecutor, code: str, extra: dict[str, str] | None = None, **env: str) -> subprocess.Popen[str]:
+    environ = overlay(os.environ) | executor.env(**env) | (extra or {})
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+def inside(executor: SmallExecutor, **env: str) -> Session:
+    return Session(read(executor.env(**env)))
+
+
+def test_a_job_says_hello_progress_and_done(executor: SmallExecutor) -> None:
+    process = start(executor, COUNTING, PARAMS='{"steps": 30}')
+    done = executor.wait(Done)
+    assert (done.step, done.loop_steps, done.metrics) == (30, 30, {"items": 30.0})
+    assert 0.03 <= done.loop_s < 30
+    hello = executor.wait(Hello)
+    assert (hello.version, hello.job_id, hello.epoch, hello.rank, hello.pid) == (1, "j1", 1, 0, process.pid)
+    assert len(executor.of(Progress)) <= 2 + done.loop_s / 0.25
+    assert end(process) == (0, "")
+
+
+def test_a_preempted_job_saves_leaves_and_goes_on_where_it_was(executor: SmallExecutor, tmp_path: Path) -> None:
+    env = {"PARAMS": '{"steps": 400}', "CHECKPOINT_DIR": str(tmp_path)}
+    process = start(executor, COUNTING, **env)
+    executor.wait(Progress)
+    step = executor.preempt()
+    assert executor.wait(Saved) == Saved(step=step, leaving=True)
+    assert end(process) == (EXIT_PREEMPTED, "")
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step}"]
+    resumed = start(executor, COUNTING, **env)
+    assert executor.wait(Progress, when=lambda told: told.loop_steps == 0).step == step
+    done = executor.wait(Done)
+    assert (done.step, done.loop_steps) == (400, 400 - step)
+    assert end(resumed) == (0, "")
+
+
+def test_a_gang_of_two_processes_stops_after_the_same_step(executor: SmallExecutor, tmp_path: Path) -> None:
+    extra = {"PAIR_SOCKET": str(executor.path.with_name("pair.sock"))}
+    env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(tmp_path)}
+    first = start(executor, PAIR, extra, RANK="0", **env)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "listening\n"
+    second = start(executor, PAIR, extra, RANK="1", **env)
+    for rank in (0, 1):
+        executor.wait(Progress, rank)
+    step = executor.preempt(ranks=2)
+    assert executor.wait(Saved, rank=0) == Saved(step=step, leaving=True)
+    assert end(first) == (EXIT_PREEMPTED, "")
+    assert end(second) == (EXIT_PREEMPTED, "")
+    assert executor.of(Progress, rank=1)[-1].step == step
+    assert executor.of(Saved, rank=1) == []
+
+
+def test_a_process_inside_a_long_step_answers_at_once(executor: SmallExecutor) -> None:
+    with inside(executor) as session:
+        for item in session.iterations(range(4)):
+            if item == 1:
+                executor.say(Stop())
+                assert executor.wait(At).step == 1
+                executor.say(StopAt(step=100))
+    assert executor.wait(Done).step == 4
+
+
+def test_a_process_waits_at_its_margin_until_the_step_is_named(executor: SmallExecutor, tmp_path: Path) -> None:
+    steps: list[int] = []
+    waiting = threading.Event()
+
+    def name_the_step() -> None:
+        waiting.wait(30)
+        executor.say(StopAt(step=5))
+
+    other = threading.Thread(target=name_the_step)
+    other.start()
+    with pytest.raises(SystemExit) as left, inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
+        session.on_checkpoint(lambda _: steps.append(session.step), lambda _: None)
+        for item in session.iterations(range(100)):
+            if item == 0:
+                executor.say(Stop())
+                executor.wait(At)
+            if item == 1:
+                waiting.set()
+    other.join()
+    assert left.value.code == EXIT_PREEMPTED
+    assert steps == [5]
+
+
+def test_a_question_before_the_loop_is_answered_with_the_resumed_step(executor: SmallExecutor, tmp_path: Path) -> None:
+    with inside(executor, CHECKPOINT_DIR=str(tmp_path), CHECKPOINT_S="1e-9") as session:
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        list(session.iterations(range(7)))
+    with pytest.raises(SystemExit), inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
+        executor.wait(Hello, count=2)
+        executor.say(Stop())
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        for _ in session.iterations(range(100)):
+            executor.wait(At)
+            executor.say(StopAt(step=9))
+            executor.wait(At)
+    assert executor.wait(At).step == 7
+    assert executor.wait(Saved, when=lambda saved: saved.leaving).step == 9
+
+
+def test_a_checkpoint_that_fails_when_leaving_is_told_and_the_job_goes_on(
+    executor: SmallExecutor, tmp_path: Path
+) -> None:
+    def save(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
+        session.on_checkpoint(save, lambda _: None)
+        for item in session.iterations(range(10)):
+            if item == 2:
+                executor.preempt()
+            elif item == 7:
+                executor.say(Stop())
+                assert executor.wait(At, count=2).step == 7
+                executor.say(StopAt(step=99))
+    failed = executor.of(SaveFailed)
+    assert [message.step for message in failed] == [4]
+    assert failed[0].error == "OSError: [Errno 28] No space left on device"
+    assert executor.wait(Done).step == 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_without_checkpoints_still_leaves_when_asked(executor: SmallExecutor) -> None:
+    with pytest.raises(SystemExit) as left, inside(executor) as session:
+        for item in session.iterations(range(10)):
+            if item == 2:
+                executor.preempt()
+    assert left.value.code == EXIT_PREEMPTED
+    executor.wait_hung_up()
+    assert executor.of(Progress)[-1].step == 4
+    assert executor.of(Saved) == []
+    assert executor.of(Done) == []
+
+
+def test_a_stop_that_falls_on_a_break_is_met_before_the_next_loop(executor: SmallExecutor) -> None:
+    with pytest.raises(SystemExit), inside(executor) as session:
+        for item in session.iterations(range(10)):
+            if item == 0:
+                executor.preempt()
+            if item == 1:
+                break
+        list(session.iterations(range(10)))
+    executor.wait_hung_up()
+    assert executor.of(Progress)[-1].step == 2
+
+
+def test_periodic_checkpoints_are_told(executor: SmallExecutor, tmp_path: Path) -> None:
+    with inside(executor, CHECKPOINT_DIR=str(tmp_path), CHECKPOINT_S="1e-9") as session:
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        list(session.iterations(range(3)))
+    executor.wait(Done)
+    assert executor.of(Saved) == [Saved(step=1), Saved(step=2), Saved(step=3)]
+
+
+def test_a_sample_ends_after_its_iterations_and_says_how_long_they_took(executor: SmallExecutor) -> None:
+    process = start(executor, COUNTING, PARAMS='{"steps": 100000}', SAMPLE_ITERATIONS="12", CHECKPOINT_DIR="/nowhere")
+    done = executor.wait(Done)
+    assert (done.step, done.loop_steps) == (12, 12)
+    assert done.loop_s >= 0.012
+    assert end(process) == (0, "")
+
+
+def test_a_job_works_on_while_its_executor_restarts_and_says_hello_again(executor: SmallExecutor) -> None:
+    with inside(executor) as session:
+        for item in session.iterations(range(6)):
+            if item == 2:
+                executor.wait(Progress)
+                executor.die()
+            if item == 4:
+                executor.start()
+                assert executor.wait(Hello, count=2).step == 4
+                executor.preempt()
+            if item == 5:
+                break
+    assert executor.wait(Done).step == 6
+
+
+def test_an_executor_that_dies_with_its_question_open_frees_the_job(executor: SmallExecutor) -> None:
+    with inside(executor) as session:
+        for item in session.iterations(range(50)):
+            if item == 0:
+                executor.say(Stop())
+                executor.wait(At)
+            if item == 1:
+                threading.Timer(0.05, executor.die).start()
+            if item == 48:
+                executor.start()
+    assert executor.wait(Done).step == 50
+
+
+def test_the_result_waits_for_an_executor_that_is_restarting(executor: SmallExecutor) -> None:
+    with inside(executor) as session:
+        list(session.iterations(range(3)))
+        executor.die()
+        threading.Timer(0.3, executor.start).start()
+    assert executor.wait(Done).step == 3
+
+
+def test_a_job_whose_executor_is_not_there_runs_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.session_agent.LAST_WORD_S", 0.01)
+    with Session(read(overlay({}, SOCKET=str(tmp_path / "none")))) as session:
+        assert list(session.iterations([1, 2])) == [1, 2]
+    assert "executor_not_there" in caplog.text
+
+
+def test_an_exception_ends_the_session_without_done_and_without_the_step_it_broke(executor: SmallExecutor) -> None:
+    with pytest.raises(ValueError, match="broken"), inside(executor) as session:
+        for item in session.iterations(range(10)):
+            if item == 6:
+                raise ValueError("broken")
+    executor.wait_hung_up()
+    assert executor.of(Done) == []
+    assert executor.of(Progress)[-1].step == 6
+
+
+def test_a_forked_child_does_not_hold_its_killed_parents_connection_open(executor: SmallExecutor) -> None:
+    code = """
+import os, signal, sys, penstock
+with penstock.session() as session:
+    for item in session.iterations(range(3)):
+        if item == 1 and not os.fork():
+            os.read(0, 1)  # outlives its parent
+            sys.exit(0)
+        if item == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+    reader, writer = os.pipe()
+    environ = overlay(os.environ) | executor.env()
+    process = subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=reader)
+    os.close(reader)
+    executor.wait_hung_up()
+    assert process.wait(30) == -9
+    os.close(writer)
+    assert executor.of(Done) == []
+
+
+def test_a_forked_child_that_ends_says_nothing_in_its_parents_name(executor: SmallExecutor) -> None:
+    code = """
+import os, sys, penstock
+with penstock.session() as session:
+    for item in session.iterations(range(4)):
+        if item == 1:
+            pid = os.fork()
+            if not pid:
+                break
+    if pid:
+        os.waitpid(pid, 0)
+"""
+    process = start(executor, code)
+    assert executor.wait(Done).step == 4
+    assert end(process) == (0, "")
+    assert (len(executor.of(Done)), len(executor.of(Hello))) == (1, 1)
+
+
+def test_a_line_that_is_not_understood_does_not_end_the_conversation(
+    executor: SmallExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unheard(msgspec.Struct, tag="unheard"):
+        pass
+
+    with inside(executor) as session:
+        for item in session.iterations(range(4)):
+            if item == 0:
+                executor.wait(Progress) if session.step else executor.wait(Hello)
+                executor.say(Unheard())  # type: ignore[arg-type]  # what a later version may say
+                executor.say(Stop())
+                executor.wait(At)
+                executor.say(StopAt(step=50))
+    assert executor.wait(Done).step == 4
+    assert "executor_line_not_understood" in caplog.text
+
+
+def test_a_tensor_is_detached_when_reported_and_read_when_sent(executor: SmallExecutor) -> None:
+    class Tensor:
+        reads = 0
+
+        def detach(self) -> Tensor:
+            return self
+
+        def __float__(self) -> float:
+            Tensor.reads += 1
+            return 0.25
+
+    with penstock.Session(read(executor.env())) as session:
+        for _ in session.iterations(range(1000)):
+            session.report(loss=Tensor())
+    assert executor.wait(Done).metrics == {"loss": 0.25}
+    assert Tensor.reads < 100
