@@ -14,7 +14,7 @@ RUN /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --n
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --create-home --uid 10001 penstock \
-    && mkdir -p /data /auth && chown penstock: /data /auth
+    && mkdir -p /data /auth /checkpoints && chown penstock: /data /auth /checkpoints
 COPY --from=build /opt/penstock /opt/penstock
 COPY examples /opt/penstock/examples
 ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json

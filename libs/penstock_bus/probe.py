@@ -38,7 +38,7 @@ async def _main(service: str) -> int:
     try:
         connection = load(Connection, "")
         async with nats.connect(
-            connection.url, user=connection.user, password=connection.password, name=f"probe of {service}"
+            connection.url, user=connection.user, password=connection.secret(), name=f"probe of {service}"
         ) as bus:
             return 0 if await ready(bus, service, socket.gethostname()) else 1
     except (BusError, SettingsError) as error:

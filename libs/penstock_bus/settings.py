@@ -27,6 +27,8 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    password_file : str
+        Holds the password, where it is not to stand in the environment.
     connect_s : float
         How long to go on trying to connect at the start, in seconds.
     drain_s : float
@@ -36,9 +38,28 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "nats://127.0.0.1:4222"
     user: str = ""
     password: str = ""
+    password_file: str = ""
     replica_id: str = ""
     connect_s: float = 60.0
     drain_s: float = 20.0
+
+    def secret(self) -> str:
+        """
+        Return the password, from its file if one is named.
+
+        Raises
+        ------
+        SettingsError
+            If the file cannot be read.
+        """
+        if not self.password_file:
+            return self.password
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                f"PENSTOCK_PASSWORD_FILE names {self.password_file}, which cannot be read: {error}; make it readable"
+            ) from error
 
 
 def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None) -> T:

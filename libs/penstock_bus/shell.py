@@ -43,6 +43,7 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     """
     try:
         connection = load(Connection, "")
+        connection.secret()  # a file that cannot be read is better known now
         settings = load(settings_type, service)
         logging.configure(load(logging.Logging, "log"))
     except SettingsError as error:
@@ -124,7 +125,7 @@ async def _connect(stack: AsyncExitStack, connection: Connection, name: str, sto
     give_up_at = loop.time() + connection.connect_s
     while not stopping.is_set():
         try:
-            connecting = connect(connection.url, user=connection.user, password=connection.password, name=name)
+            connecting = connect(connection.url, user=connection.user, password=connection.secret(), name=name)
             return await stack.enter_async_context(connecting)
         except Unavailable as error:
             if loop.time() >= give_up_at:

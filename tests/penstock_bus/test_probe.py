@@ -4,6 +4,7 @@ import pytest
 
 from penstock_bus import health, probe
 from penstock_bus.memory import MemoryBus
+from penstock_bus.settings import Connection, SettingsError, load
 from penstock_bus.tasks import background
 
 
@@ -20,3 +21,13 @@ async def test_only_a_ready_replica_on_this_host_counts(host, is_ready, expected
 async def test_a_silent_service_is_not_ready():
     async with MemoryBus() as bus:
         assert not await asyncio.wait_for(probe.ready(bus, "gateway", "here", wait_s=0.05), 5)
+
+
+def test_a_password_may_stand_in_a_file(tmp_path):
+    secret = tmp_path / "gateway"
+    secret.write_text("s3cret\n")
+    environment = {"PENSTOCK_PASSWORD_FILE": str(secret)}
+    assert load(Connection, "", environ=environment).secret() == "s3cret"
+    secret.unlink()
+    with pytest.raises(SettingsError, match="PENSTOCK_PASSWORD_FILE names .*gateway, which cannot be read"):
+        load(Connection, "", environ=environment).secret()

@@ -1,0 +1,66 @@
+"""
+A NATS server for Penstock by itself, for containers: ``python -m penstock_bus.standalone``.
+
+It makes the streams, and a file with each service's password for those that share the credentials folder
+(``PENSTOCK_PASSWORD_FILE``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from penstock_bus import credentials, permissions
+from penstock_bus.nats import connect
+from penstock_bus.port import BusError
+from penstock_bus.server import ServerSettings, running
+from penstock_bus.shell import handle_signals
+
+
+async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event) -> int:
+    """
+    Run the server until ``stopping`` is set; return 1 if it ends before that.
+
+    Parameters
+    ----------
+    shared : Path
+        Existing folder for one file a service, named after it, that holds its password.
+    """
+    async with running(settings) as server:
+        admin = server.passwords[permissions.ADMIN]
+        async with connect(server.url, user=permissions.ADMIN, password=admin, name="penstock server"):
+            pass  # the first connection of an admin makes the streams
+        for service in permissions.SERVICES:
+            credentials.write_private(shared / service, server.passwords[service].encode())
+        stop, end = asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(server.wait())
+        await asyncio.wait({stop, end}, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (stop, end):
+            waiting.cancel()
+        return 0 if stopping.is_set() else 1
+
+
+async def _main(settings: ServerSettings, shared: Path) -> int:
+    stopping = asyncio.Event()
+    handle_signals(stopping)
+    try:
+        return await serve(settings, shared, stopping)
+    except BusError as error:
+        sys.stderr.write(f"penstock server: {error}\n")
+        return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m penstock_bus.standalone", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the streams")
+    parser.add_argument("--credentials", type=Path, required=True, help="folder for the services' passwords")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104 a container's own
+    parser.add_argument("--port", type=int, default=4222)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = _arguments()
+    args.credentials.mkdir(parents=True, exist_ok=True)
+    sys.exit(asyncio.run(_main(ServerSettings(data_dir=args.data, host=args.host, port=args.port), args.credentials)))
