@@ -1,0 +1,135 @@
+"""Following the log, on both adapters: in order, each commit once, whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from bus_harness import Harness, append, ids, take
+
+from penstock_bus import Bus, Unavailable
+from penstock_events import subjects
+from penstock_testing import eventually
+
+GARBAGE = b'{"id": "x", "actor": "y", "facts": [{"type": "job.vanished.v9", "at_s": 1.0}]}'
+
+
+async def test_a_follower_gets_what_is_stored_and_then_what_comes(bus: Bus) -> None:
+    stored = [append(f"j{i}") for i in range(5)]
+    await bus.append_many(stored)
+    async with aclosing(bus.follow()) as deliveries:
+        old = await take(deliveries, 5)
+        assert ids(old) == [item.commit.id for item in stored]
+        assert [one.seq for one in old] == [1, 2, 3, 4, 5]
+        assert [one.pending for one in old] == [4, 3, 2, 1, 0]
+        for i in range(3):
+            item = append(f"new{i}")
+            await bus.append(item)
+            (new,) = await take(deliveries, 1)
+            assert (new.seq, new.commit, new.subject, new.pending) == (6 + i, item.commit, item.subject, 0)
+
+
+async def test_a_follower_may_start_behind_a_sequence(bus: Bus) -> None:
+    await bus.append_many([append(f"j{i}") for i in range(10)])
+    async with aclosing(bus.follow(after_seq=7)) as deliveries:
+        assert [one.seq for one in await take(deliveries, 3)] == [8, 9, 10]
+
+
+async def test_a_follower_behind_the_end_waits_for_the_next(bus: Bus) -> None:
+    last = await bus.append(append("j0"))
+    async with aclosing(bus.follow(after_seq=last)) as deliveries:
+        waiting = asyncio.create_task(take(deliveries, 1))
+        await bus.append(append("j1"))
+        assert [one.seq for one in await waiting] == [last + 1]
+
+
+async def test_a_follower_of_some_subjects_gets_no_others(bus: Bus) -> None:
+    for i in range(4):
+        await bus.append(append(f"j{i}"))
+    async with aclosing(bus.follow(subjects=[subjects.job("j1"), subjects.job("j3")])) as deliveries:
+        found = await take(deliveries, 2)
+        assert [(one.seq, one.pending) for one in found] == [(2, 1), (4, 0)]
+
+
+async def test_times_of_storing_are_the_same_in_a_follower_and_in_a_reader(bus: Bus) -> None:
+    await bus.append(append("j1"))
+    async with aclosing(bus.follow()) as deliveries:
+        assert await take(deliveries, 1) == await bus.read(subjects.job("j1"))
+
+
+async def test_an_unreadable_message_is_rejected_once_and_the_reader_goes_on(harness: Harness, bus: Bus) -> None:
+    await bus.append(append("j1"))
+    await harness.inject(subjects.job("j2"), GARBAGE)
+    await harness.inject(subjects.job("j3"), b"no JSON")
+    await bus.append(append("j4"))
+    async with harness.connect() as other, aclosing(bus.follow()) as here, aclosing(other.follow()) as there:
+        for deliveries in (here, there):
+            found = await take(deliveries, 4)
+            assert [one.seq for one in found] == [1, 2, 3, 4]
+            assert [len(one.commit.facts) for one in found] == [1, 0, 0, 1]
+            assert [one.pending for one in found] == [3, 2, 1, 0]
+
+        async def both_rejected() -> bool:
+            return len(await bus.rejections()) >= 2
+
+        await eventually(both_rejected)
+        unknown, malformed = sorted(await bus.rejections(), key=lambda one: one.origin)
+        assert "job.vanished.v9" in unknown.reason
+        assert unknown.origin == "EVT penstock.evt.job.j2 seq 2"
+        assert unknown.body == GARBAGE
+        assert malformed.body == b"no JSON"
+
+
+async def test_an_unreadable_message_keeps_its_place_for_writers(harness: Harness, bus: Bus) -> None:
+    await harness.inject(subjects.job("j1"), GARBAGE)
+    last = await bus.last(subjects.job("j1"))
+    assert last is not None
+    assert not last.commit.facts
+    assert await bus.append(append("j1", last.seq)) == 2
+    assert [one.seq for one in await bus.read(subjects.job("j1"))] == [2]
+
+
+async def test_a_slow_follower_loses_nothing(bus: Bus) -> None:
+    async with aclosing(bus.follow()) as deliveries:
+        await bus.append(append("first"))
+        await take(deliveries, 1)
+        await bus.append_many([append(f"j{i}") for i in range(6000)])  # three times what is read ahead
+        assert [one.seq for one in await take(deliveries, 6000)] == list(range(2, 6002))
+
+
+async def test_a_follower_goes_on_over_a_disconnect(harness: Harness, bus: Bus) -> None:
+    async with aclosing(bus.follow()) as deliveries:
+        await bus.append_many([append(f"a{i}") for i in range(50)])
+        before = await take(deliveries, 20)
+        harness.cut()
+        waiting = asyncio.create_task(take(deliveries, 60))
+        harness.mend()
+        await bus.append_many([append(f"b{i}") for i in range(30)])
+        assert [one.seq for one in before + await waiting] == list(range(1, 81))
+
+
+async def test_a_follower_goes_on_over_a_crash_of_the_server(harness: Harness, bus: Bus) -> None:
+    async with aclosing(bus.follow()) as deliveries:
+        seen = []
+        for round_ in range(3):
+            await bus.append_many([append(f"before{round_}-{i}") for i in range(40)])
+            seen += await take(deliveries, 30)
+            await harness.crash()
+            waiting = asyncio.create_task(take(deliveries, 20))
+            await harness.restart()
+            await bus.append_many([append(f"after{round_}-{i}") for i in range(10)])
+            seen += await waiting
+        assert [one.seq for one in seen] == list(range(1, 151))
+
+
+async def test_a_follower_on_a_closed_bus_ends_with_an_error(harness: Harness) -> None:
+    async with harness.connect() as bus:
+        await bus.append(append("j1"))
+        async with aclosing(bus.follow()) as deliveries:
+            await take(deliveries, 1)
+            waiting = asyncio.create_task(take(deliveries, 1))
+            await asyncio.sleep(0)
+            await bus.close()
+            with pytest.raises(Unavailable, match="closed"):
+                await waiting
