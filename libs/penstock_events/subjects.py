@@ -173,6 +173,13 @@ def progress(job_id: str) -> str:
     return f"{ROOT}.tel.progress.{_token(job_id)}"
 
 
+def agreement(job_id: str) -> str:
+    """Return the telemetry subject on which the nodes of a gang tell each other their processes' answers to a stop."""
+    return f"{ROOT}.tel.agreement.{_token(job_id)}"
+
+
+AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
+
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 
 

@@ -1,0 +1,62 @@
+"""How a gang agrees on the step to stop after, from what its processes say. Pure; the rules are those of ``agent``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock_events.agent import STOP_MARGIN, At, Done, FromJob, Hello, Progress, Saved, SaveFailed, StopAt
+from penstock_executor.local import Rank, Run
+
+
+def stop_step(world_size: int, answers: Mapping[int, int]) -> int | None:
+    """
+    Return the step that all processes of a gang can stop after; None while an answer is missing.
+
+    Examples
+    --------
+    >>> stop_step(2, {0: 10}), stop_step(2, {0: 10, 1: 11})
+    (None, 13)
+    """
+    if len(answers) < world_size:
+        return None
+    return max(answers.values()) + STOP_MARGIN
+
+
+def hear(run: Run, index: int, message: FromJob) -> None:
+    """Take in what one process said."""
+    rank = run.ranks[index]
+    match message:
+        case Hello():
+            rank.greeted = True
+            rank.step = max(rank.step, message.step)
+            run.answers.pop(index, None)  # a question over an older connection is void
+        case Progress():
+            _progress(rank, message)
+        case Done():
+            _progress(rank, message)
+            run.answers[index] = message.step
+        case At():
+            run.answers[index] = message.step
+        case Saved():
+            rank.saved_step = max(rank.saved_step, message.step)
+            rank.step = max(rank.step, message.step)
+            rank.leaving = rank.leaving or message.leaving
+        case SaveFailed():
+            rank.step = max(rank.step, message.step)
+
+
+def _progress(rank: Rank, message: Progress | Done) -> None:
+    rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
+    rank.metrics = {**rank.metrics, **message.metrics}
+
+
+def agree(run: Run, agreed: int | None = None) -> StopAt | None:
+    """
+    Settle the step once all answers are in; return what to tell the processes, the first time only.
+
+    ``agreed`` is the step as another node of the gang had it from the same answers.
+    """
+    if not run.asked_s or run.stop_step is not None:
+        return None
+    run.stop_step = stop_step(run.world_size, run.answers) if agreed is None else agreed
+    return None if run.stop_step is None else StopAt(step=run.stop_step)

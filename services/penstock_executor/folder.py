@@ -1,0 +1,144 @@
+"""
+Run folders: what must outlive the executor so that a later one finds its runs again.
+
+``<data>/runs/<job>/<epoch>/run.json`` says what was started, ``stop.json`` how far its end had come, and each rank's
+folder holds ``pid`` and ``exit`` (written by the shim), ``stdout``, ``stderr``, and ``hello`` if it spoke to us.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from penstock_executor.local import Ending, Key, Run
+
+_log = structlog.get_logger("penstock.executor")
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while a run lasts."""
+
+    job_id: str
+    epoch: int
+    devices: tuple[int, ...]
+    world_size: int
+    ranks: tuple[int, ...]
+    started_s: float
+
+
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run's end has come; written before the deed."""
+
+    ending: Ending
+    asked_s: float
+    termed_s: float
+    killed_s: float
+    stop_step: int | None
+
+
+_started: Final = msgspec.json.Decoder(Started)
+_stopping: Final = msgspec.json.Decoder(Stopping)
+
+
+def path_of(runs: Path, key: Key) -> Path:
+    """Return the folder of one run."""
+    return runs / key[0] / str(key[1])
+
+
+def rank_path(runs: Path, key: Key, rank: int) -> Path:
+    """Return the folder of one process."""
+    return path_of(runs, key) / str(rank)
+
+
+def create(runs: Path, run: Run) -> None:
+    """Make the folders of a run that is about to start."""
+    folder = path_of(runs, run.key)
+    for rank in run.ranks:
+        (folder / str(rank)).mkdir(parents=True, exist_ok=True)
+    started = Started(
+        job_id=run.job_id,
+        epoch=run.epoch,
+        devices=run.devices,
+        world_size=run.world_size,
+        ranks=tuple(run.ranks),
+        started_s=run.started_s,
+    )
+    (folder / "run.json").write_bytes(msgspec.json.encode(started))
+
+
+def note_stopping(runs: Path, run: Run) -> None:
+    """Write down how far the run's end has come; where that fails, only a restart in the middle of it would notice."""
+    stopping = Stopping(
+        ending=run.ending,
+        asked_s=run.asked_s,
+        termed_s=run.termed_s,
+        killed_s=run.killed_s,
+        stop_step=run.stop_step,
+    )
+    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(stopping))
+
+
+def note_greeting(runs: Path, run: Run, rank: int) -> None:
+    """Write down that the process speaks the agent protocol."""
+    _replace(rank_path(runs, run.key, rank) / "hello", b"")
+
+
+def _replace(path: Path, body: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_bytes(body)
+        fresh.replace(path)
+    except OSError as error:
+        _log.warning("run_folder_not_written", path=str(path), error=str(error))
+
+
+def scan(runs: Path) -> Iterator[tuple[Started, Stopping | None]]:
+    """Yield every run that has a folder; what was never completely started is removed."""
+    for folder in sorted(runs.glob("*/*")):
+        try:
+            started = _started.decode((folder / "run.json").read_bytes())
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.warning("run_folder_without_a_run_removed", folder=str(folder), error=str(error))
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        yield started, _stop_of(folder)
+
+
+def _stop_of(folder: Path) -> Stopping | None:
+    try:
+        return _stopping.decode((folder / "stop.json").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def greeted(runs: Path, key: Key, rank: int) -> bool:
+    """Say whether the process ever spoke the agent protocol."""
+    return (rank_path(runs, key, rank) / "hello").exists()
+
+
+def remove(runs: Path, key: Key) -> None:
+    """Remove a run's folder, and the job's where it was the last."""
+    folder = path_of(runs, key)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rmdir(folder.parent)
+    except OSError:
+        return  # other epochs are still there
+
+
+def last_line(path: Path, most_bytes: int = 4096) -> str:
+    """Return the last line of a file that has more than white space in it; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - most_bytes))
+            lines = file.read().replace(b"\0", b"").splitlines()
+    except OSError:
+        return ""
+    return next((text for line in reversed(lines) if (text := line.decode(errors="replace").strip())), "")[:500]

@@ -1,0 +1,273 @@
+"""This node's runs and what can be done to them: start, ask, end, find again, remove. Synchronous; owns no loop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+
+from penstock_events import AnyEvent, Job, RunCheckpointed, RunWarned
+from penstock_events.agent import FromJob, Hello, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
+from penstock_executor import agreement, folder, launch, preflight, processes
+from penstock_executor.ears import Line
+from penstock_executor.local import Ending, Key, Rank, Run
+from penstock_policies.cluster import Cluster
+
+Place = tuple[Key, int]
+"""A run and a rank."""
+_log = structlog.get_logger("penstock.executor")
+
+
+class Host:
+    """
+    The runs of one node.
+
+    Parameters
+    ----------
+    site : launch.Site
+    runs_dir : Path
+    clock : callable
+        Seconds since the epoch.
+    watch : callable
+        ``watch(place, process)``: tell when that process ends.
+    report : callable
+        ``report(fact)``: a fact that a run's process brought about.
+    wake : callable
+        Something has changed.
+
+    Attributes
+    ----------
+    runs : dict of Key to Run
+    lines : dict of Place to Line
+        Open connections.
+    fresh : set of str
+        Jobs whose progress has changed since it was last told.
+    """
+
+    def __init__(
+        self,
+        site: launch.Site,
+        runs_dir: Path,
+        *,
+        clock: Callable[[], float],
+        watch: Callable[[Place, processes.Process], None],
+        report: Callable[[AnyEvent], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.site, self.runs_dir = site, runs_dir
+        self.runs: dict[Key, Run] = {}
+        self.lines: dict[Place, Line] = {}
+        self.fresh: set[Key] = set()
+        self._processes: dict[Place, processes.Process] = {}
+        self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
+
+    # --- beginning
+    def start(self, job: Job, cluster: Cluster) -> Run:
+        """Start a job's processes on this node; where that is impossible, the run says why and has no process."""
+        gang = launch.members(launch.placement_of(job), job.spec.processes)
+        mine = [member for member in gang if member.node_id == self.site.node_id]
+        run = Run(
+            job_id=job.id,
+            epoch=job.epoch,
+            devices=tuple(index for member in mine for index in member.devices),
+            world_size=len(gang),
+            started_s=self._clock(),
+            refused=self._problem(job, mine[0]),
+        )
+        self.runs[run.key] = run
+        if not run.refused:
+            run.ranks = {member.rank: Rank() for member in mine}
+            self._spawn_all(run, job, mine, launch.rendezvous(job, gang, cluster))
+        return run
+
+    def _problem(self, job: Job, member: launch.Member) -> str:
+        cwd = self._cwd(job)
+        if job.sample and (problem := preflight.opaque(job.spec.command, cwd)):
+            return problem
+        path = launch.environment_of(job, member, self.site, {})["PATH"]
+        return preflight.problem(job.spec.command, cwd, path)
+
+    def _cwd(self, job: Job) -> str:
+        return os.path.join(self.site.cwd, job.spec.cwd)
+
+    def _spawn_all(self, run: Run, job: Job, mine: list[launch.Member], meeting: dict[str, str]) -> None:
+        try:
+            folder.create(self.runs_dir, run)
+            for member in mine:
+                env = launch.environment_of(job, member, self.site, meeting)
+                where = folder.rank_path(self.runs_dir, run.key, member.rank)
+                process = processes.spawn(where, job.spec.command, env, self._cwd(job))
+                self._take_in((run.key, member.rank), process)
+        except OSError as error:
+            run.refused = _words(error, self.runs_dir)
+            self._abort(run)
+
+    def _abort(self, run: Run) -> None:
+        """Take back a start that succeeded for some ranks only: those without a process have ended already."""
+        for index, rank in run.ranks.items():
+            if (run.key, index) not in self._processes:
+                rank.ended_s = self._clock()
+        self.kill(run.key)
+
+    def _take_in(self, place: Place, process: processes.Process) -> None:
+        self._processes[place] = process
+        self._watch(place, process)
+
+    def adopt(self) -> Iterator[Place]:
+        """Find the runs of an earlier executor again; yield those processes that ended meanwhile."""
+        for started, stopping in folder.scan(self.runs_dir):
+            run = Run(
+                job_id=started.job_id,
+                epoch=started.epoch,
+                devices=started.devices,
+                world_size=started.world_size,
+                ranks={index: Rank() for index in started.ranks},
+                started_s=started.started_s,
+            )
+            if stopping is not None:
+                run.ending, run.stop_step = stopping.ending, stopping.stop_step
+                run.asked_s, run.termed_s, run.killed_s = stopping.asked_s, stopping.termed_s, stopping.killed_s
+            self.runs[run.key] = run
+            for index, rank in run.ranks.items():
+                rank.greeted = folder.greeted(self.runs_dir, run.key, index)
+                process = processes.find(self.rank_dir((run.key, index)))
+                if process is None:
+                    processes.end_orphans(self.rank_dir((run.key, index)))
+                    yield run.key, index
+                else:
+                    self._take_in((run.key, index), process)
+                    _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
+
+    # --- ending
+    def ask(self, key: Key, ending: Ending) -> None:
+        """Ask all processes of a run where they are, so that they can agree on where to stop."""
+        run = self.runs[key]
+        run.ending, run.asked_s = ending, self._clock()
+        folder.note_stopping(self.runs_dir, run)
+        self._say(run, Stop())
+
+    def term(self, key: Key, ending: Ending) -> None:
+        """Send TERM to all process groups of a run."""
+        run = self.runs[key]
+        run.ending, run.termed_s = ending, self._clock()
+        self._signal(run, signal.SIGTERM)
+
+    def kill(self, key: Key) -> None:
+        """Send KILL to all process groups of a run."""
+        run = self.runs[key]
+        run.killed_s = self._clock()
+        self._signal(run, signal.SIGKILL)
+
+    def _signal(self, run: Run, signum: signal.Signals) -> None:
+        folder.note_stopping(self.runs_dir, run)
+        for index, rank in run.ranks.items():
+            process = self._processes.get((run.key, index))
+            if process is not None and rank.alive:
+                processes.signal_group(process, signum)
+
+    def buried(self, place: Place) -> int | None:
+        """Return the exit status of a process that has ended, after ending what it left behind."""
+        process = self._processes.get(place)
+        where = self.rank_dir(place)
+        code = processes.exit_code(where) if process is None else processes.bury(process, where)
+        return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
+
+    def ended(self, place: Place, code: int | None) -> None:
+        """Note that a process is gone and that all of its output is published."""
+        key, index = place
+        self._processes.pop(place, None)
+        rank = self.runs[key].ranks[index]
+        rank.exit_code, rank.ended_s = code, self._clock()
+        rank.last_line = folder.last_line(self.rank_dir(place) / "stderr")
+        _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
+        self._wake()
+
+    def clean(self, key: Key) -> None:
+        """Remove a run whose end is in the log."""
+        folder.remove(self.runs_dir, key)
+        self.runs.pop(key, None)
+        self.fresh.discard(key)
+
+    def remove_checkpoints(self, job_id: str) -> None:
+        """Remove the checkpoints of a job that is over."""
+        shutil.rmtree(self.site.checkpoints / job_id, ignore_errors=True)
+
+    def rank_dir(self, place: Place) -> Path:
+        """Return the folder of one process."""
+        return folder.rank_path(self.runs_dir, *place)
+
+    # --- listening (ears.Ears)
+    def greet(self, line: Line, hello: Hello) -> bool:
+        """Take a process in if it is, or descends from, the one that was started as that rank."""
+        place = ((hello.job_id, hello.epoch), hello.rank)
+        run, process = self.runs.get(place[0]), self._processes.get(place)
+        if run is None or process is None or not processes.belongs_to(line.pid, process):
+            return False
+        self.lines[place] = line
+        agreement.hear(run, hello.rank, hello)
+        folder.note_greeting(self.runs_dir, run, hello.rank)
+        if run.stop_step is not None:
+            line.say(StopAt(step=run.stop_step))
+        elif run.asked_s:
+            line.say(Stop())
+        self._wake()
+        return True
+
+    def hear(self, line: Line, message: FromJob) -> None:
+        """Take in what a process says, and pass on what the log or the gang should know."""
+        if line.hello is None:
+            return
+        key, index = (line.hello.job_id, line.hello.epoch), line.hello.rank
+        run = self.runs.get(key)
+        if run is None:
+            return
+        agreement.hear(run, index, message)
+        match message:
+            case Saved():
+                self._report(RunCheckpointed(step=message.step, **self._about(key)))
+            case SaveFailed():
+                what = f"the checkpoint after step {message.step} could not be written: {message.error}"
+                self._report(RunWarned(warning=what, **self._about(key)))
+            case Progress() if index == 0:
+                self.fresh.add(key)
+            case _:
+                pass
+        self.settle(run)
+
+    def settle(self, run: Run, agreed: int | None = None) -> None:
+        """Tell the processes where to stop, if that has just become known; ``agreed``: another node knew it."""
+        stop = agreement.agree(run, agreed)
+        if stop is not None:
+            folder.note_stopping(self.runs_dir, run)
+            self._say(run, stop)
+
+    def gone(self, line: Line) -> None:
+        """Forget a connection, unless the process has a newer one."""
+        if line.hello is not None:
+            place = ((line.hello.job_id, line.hello.epoch), line.hello.rank)
+            if self.lines.get(place) is line:
+                del self.lines[place]
+            self._wake()
+
+    def warn(self, key: Key, warning: str) -> None:
+        """Report something about a run that goes on."""
+        self._report(RunWarned(warning=warning, **self._about(key)))
+
+    def _say(self, run: Run, message: ToJob) -> None:
+        for index in run.ranks:
+            if (run.key, index) in self.lines:
+                self.lines[run.key, index].say(message)
+
+    def _about(self, key: Key) -> launch.About:
+        return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
+
+
+def _words(error: OSError, where: Path) -> str:
+    what = errno.errorcode.get(error.errno or 0, "error")
+    advice = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see the executor's log"
+    return f"the run could not be started in {where}: {error.strerror or error} ({what}); {advice}"

@@ -1,0 +1,148 @@
+"""From a placement to processes: which ranks are here, and the environment that each of them finds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TypedDict
+
+import msgspec
+
+from penstock_devices import environment
+from penstock_events import Device, Job, Placement, Slot
+from penstock_events.agent import Env
+from penstock_policies.cluster import Cluster
+
+_PRIVATE: Final = "PENSTOCK_"
+_FIRST_PORT: Final = 20_000
+_PORTS: Final = 12_000  # below the ports that kernels hand out by themselves, which start at 32,768
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One process of a gang: its rank, its number within its node, and its devices there."""
+
+    rank: int
+    local_rank: int
+    node_id: str
+    devices: tuple[int, ...]
+
+
+class About(TypedDict):
+    """What every fact about a run says."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    at_s: float
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all runs of a node."""
+
+    node_id: str
+    devices: tuple[Device, ...]
+    socket: str
+    checkpoints: Path
+    cwd: str
+
+
+def members(placement: Placement, processes: str) -> list[Member]:
+    """
+    Return all processes of a placement in the order of their ranks.
+
+    Examples
+    --------
+    >>> slots = (Slot(node_id="n1", devices=(0, 1)), Slot(node_id="n2", devices=(3,)))
+    >>> placement = Placement(job_id="j", epoch=1, kind="fast", slots=slots)
+    >>> [(m.rank, m.node_id, m.devices) for m in members(placement, "device")]
+    [(0, 'n1', (0,)), (1, 'n1', (1,)), (2, 'n2', (3,))]
+    """
+    each = [(slot, i, devices) for slot in placement.slots for i, devices in enumerate(_shares(slot, processes))]
+    return [Member(rank, i, slot.node_id, devices) for rank, (slot, i, devices) in enumerate(each)]
+
+
+def _shares(slot: Slot, processes: str) -> list[tuple[int, ...]]:
+    return [slot.devices] if processes == "node" else [(index,) for index in slot.devices]
+
+
+def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of one process; the job's own variables yield to Penstock's."""
+    spec, placement = job.spec, placement_of(job)
+    devices = [device for device in site.devices if device.index in member.devices]
+    threads = ONE_THREAD if any(device.backend == "emulated" for device in devices) else {}
+    ours = {
+        Env.JOB_ID: job.id,
+        Env.EPOCH: str(placement.epoch),
+        Env.NODE: site.node_id,
+        Env.RANK: str(member.rank),
+        Env.LOCAL_RANK: str(member.local_rank),
+        Env.SOCKET: site.socket,
+        Env.CHECKPOINT_DIR: str(site.checkpoints / job.id),
+        Env.CHECKPOINT_S: repr(spec.checkpoint_s),
+        Env.PARAMS: msgspec.json.encode(spec.params).decode(),
+        Env.BATCH_SIZE: str(spec.batch_size),
+        Env.DEVICE_KIND: placement.kind,
+        Env.DEVICES: ",".join(map(str, member.devices)),
+        Env.BACKEND: devices[0].backend if devices else "cpu",
+        "RANK": str(member.rank),
+        "LOCAL_RANK": str(member.local_rank),
+    }
+    if job.sample:
+        ours[Env.SAMPLE_ITERATIONS] = str(job.sample.iterations)
+    return {**inherited(), **threads, **spec.env, **ours, **rendezvous, **environment(devices)}
+
+
+def inherited() -> dict[str, str]:
+    """
+    Return what a job gets of the executor's own environment: all but Penstock's settings and credentials.
+
+    The executor's Python comes first on ``PATH``, so that ``python`` is one that has Penstock; a job that wants
+    another sets ``PATH`` or names it in full.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
+    return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{env.get('PATH', os.defpath)}"}
+
+
+def rendezvous(job: Job, gang: list[Member], cluster: Cluster) -> dict[str, str]:
+    """
+    Return where the gang's processes meet, the same for all of them.
+
+    On one node the port is a free one. Over several, each node works out the same number from job and epoch; that it
+    is free on rank 0's node is likely, not certain: a gang that meets a taken port fails and is retried under another
+    epoch, which gives another number.
+    """
+    placement = placement_of(job)
+    alone = len({member.node_id for member in gang}) == 1
+    first = cluster.nodes.get(gang[0].node_id)
+    address = "127.0.0.1" if alone or first is None else first.labels.get("address", "127.0.0.1")
+    port = free_port() if alone and len(gang) > 1 else derived_port(job.id, placement.epoch)
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(len(gang)),
+        Env.WORLD_SIZE: str(len(gang)),
+    }
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def derived_port(job_id: str, epoch: int) -> int:
+    """Return the port that every node of a gang works out by itself."""
+    return _FIRST_PORT + zlib.crc32(f"{job_id}/{epoch}".encode()) % _PORTS
+
+
+def placement_of(job: Job) -> Placement:
+    """Return the lease of a job that has one."""
+    if job.placement is None:
+        raise ValueError(f"job {job.id} has no placement; only placed jobs are started")
+    return job.placement

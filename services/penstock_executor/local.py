@@ -1,0 +1,152 @@
+"""What this node knows of its own runs: processes, what they said, and how far their end has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from penstock_events.agent import EXIT_PREEMPTED
+
+Ending = Literal["", "preempted", "cancelled", "gang", "time_limit"]
+"""Why this node ends a run; ``gang`` means that another of its processes has failed."""
+
+Key = tuple[str, int]
+"""Job id and epoch: the name of a run on this node."""
+
+
+class Rank(msgspec.Struct, kw_only=True):
+    """
+    One process of a run.
+
+    Attributes
+    ----------
+    exit_code : int or None
+        As the shell counts: 128 + the signal's number where a signal ended it. None while it runs, and for ever if
+        it vanished without one.
+    ended_s : float
+        When the executor learned of its end; 0 while it runs.
+    greeted : bool
+        It speaks the agent protocol.
+    step, loop_steps, loop_s, metrics
+        From its last words.
+    saved_step : int
+        Of its last complete checkpoint in this run.
+    leaving : bool
+        It saved a checkpoint because it was asked to stop.
+    last_line : str
+        Last line of its standard error.
+    """
+
+    exit_code: int | None = None
+    ended_s: float = 0.0
+    greeted: bool = False
+    step: int = 0
+    loop_steps: int = 0
+    loop_s: float = 0.0
+    metrics: dict[str, float] = {}
+    saved_step: int = 0
+    leaving: bool = False
+    last_line: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is still there."""
+        return not self.ended_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in anything but success."""
+        return not self.alive and self.exit_code != 0
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """
+    One epoch of a job on this node.
+
+    Attributes
+    ----------
+    world_size : int
+        Processes of the whole gang, on all of its nodes.
+    ranks : dict of int to Rank
+        Those of this node.
+    refused : str
+        Why nothing was started; empty where something was.
+    asked_s, termed_s, killed_s : float
+        When it was asked to stop, got TERM, and got KILL; 0 where not yet.
+    ending : Ending
+        Why it got them.
+    answers : dict of int to int
+        Steps done by each rank of the gang when asked to stop, as far as known.
+    stop_step : int or None
+        The step that the gang agreed to stop after.
+    told : set of str
+        Facts already on their way to the log: ``started``, ``ended``, ``dropped``.
+    """
+
+    job_id: str
+    epoch: int
+    devices: tuple[int, ...] = ()
+    world_size: int = 1
+    ranks: dict[int, Rank] = {}
+    started_s: float = 0.0
+    refused: str = ""
+    asked_s: float = 0.0
+    termed_s: float = 0.0
+    killed_s: float = 0.0
+    ending: Ending = ""
+    answers: dict[int, int] = {}
+    stop_step: int | None = None
+    told: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def key(self) -> Key:
+        """Its name on this node."""
+        return self.job_id, self.epoch
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its processes is still there."""
+        return any(rank.alive for rank in self.ranks.values())
+
+    @property
+    def crashed(self) -> bool:
+        """Whether any of its processes ended badly by itself: before TERM, and not because it was asked to leave."""
+        return any(
+            rank.failed
+            and not (rank.leaving or rank.exit_code == EXIT_PREEMPTED)
+            and (not self.termed_s or rank.ended_s < self.termed_s)
+            for rank in self.ranks.values()
+        )
+
+    @property
+    def greeted(self) -> bool:
+        """Whether any of its processes can be asked to stop."""
+        return any(rank.greeted for rank in self.ranks.values())
+
+
+class Observed(msgspec.Struct, kw_only=True):
+    """
+    What the node sees of itself when it decides.
+
+    Attributes
+    ----------
+    incarnation : str
+        Of this start of the executor.
+    runs : dict of (job id, epoch) to Run
+    draining : bool
+        The executor is being stopped, and its runs are to go elsewhere.
+    """
+
+    incarnation: str
+    runs: dict[Key, Run] = {}
+    draining: bool = False
+
+    def busy_devices(self) -> set[int]:
+        """Return the devices that a process is on."""
+        return set(_devices(run for run in self.runs.values() if run.alive))
+
+
+def _devices(runs: Iterable[Run]) -> Iterable[int]:
+    return (index for run in runs for index in run.devices)

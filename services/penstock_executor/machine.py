@@ -1,0 +1,296 @@
+"""What this node is to do, from the log and from the processes that it finds. Pure: no clock, no process, no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from penstock_bus import Decider, Decision
+from penstock_events import TERMINAL, Event, Job, Jobs, Outcome, RunEnded, RunStarted
+from penstock_events import State as JobState
+from penstock_executor import outcome
+from penstock_executor.local import Ending, Observed, Run
+from penstock_policies.cluster import Cluster
+
+REMEMBERED: Final = 1000
+"""Finished jobs whose checkpoints may still have to go."""
+
+
+class State(msgspec.Struct):
+    """
+    The log as an executor needs it.
+
+    Attributes
+    ----------
+    started : dict of str to dict of str to int
+        Job id → node id → epoch that the node said it has started.
+    leased : dict of str to int
+        Jobs that have a lease somewhere, with the sequence of the commit that gave it.
+    finished : list of str
+        The last finished jobs.
+    """
+
+    jobs: Jobs = msgspec.field(default_factory=Jobs)
+    cluster: Cluster = msgspec.field(default_factory=Cluster)
+    started: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    leased: dict[str, int] = msgspec.field(default_factory=dict)
+    finished: list[str] = msgspec.field(default_factory=list)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Start the job's processes on this node under its present placement."""
+
+    job_id: str
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the run's processes over the socket to save a checkpoint and leave."""
+
+    job_id: str
+    epoch: int
+    ending: Ending
+
+
+class Term(msgspec.Struct, frozen=True, kw_only=True):
+    """Send TERM to the run's process groups."""
+
+    job_id: str
+    epoch: int
+    ending: Ending
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """Send KILL to the run's process groups."""
+
+    job_id: str
+    epoch: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Append a fact about a run."""
+
+    fact: RunStarted | RunEnded
+
+
+class Clean(msgspec.Struct, frozen=True, kw_only=True):
+    """Remove what is left of a run whose end is in the log."""
+
+    job_id: str
+    epoch: int
+
+
+class Join(msgspec.Struct, frozen=True):
+    """Append that this node offers its devices."""
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Append that this node is gone; nothing else is to be done here."""
+
+
+Action = Start | Ask | Term | Kill | Report | Clean | Join | Leave
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now, and when to ask again even if nothing happens."""
+
+    actions: list[Action] = []
+    wake_at_s: float | None = None
+
+
+def decider() -> Decider[State]:
+    """Return the fold of an executor; what it decides depends on its processes as well, and is :func:`decide`."""
+    return Decider(
+        name="executor",
+        state=State,
+        schema="executor.v1",
+        apply=apply,
+        decide=lambda state, now_s: Decision(),  # noqa: ARG005
+        leads=False,
+    )
+
+
+def apply(state: State, event: Event, seq: int) -> None:
+    """Fold one fact in; finished jobs are forgotten, since no run of theirs is wanted any more."""
+    state.cluster.apply(event)
+    for job in state.jobs.apply(event):
+        if job.placement is None:
+            state.leased.pop(job.id, None)
+        else:
+            state.leased.setdefault(job.id, seq)
+        if job.state in TERMINAL:
+            state.jobs.forget(job.id)
+            state.started.pop(job.id, None)
+            state.finished = [*state.finished[1 - REMEMBERED :], job.id]
+    if isinstance(event, RunStarted) and state.jobs.get(event.job_id) is not None:
+        state.started.setdefault(event.job_id, {})[event.node_id] = event.epoch
+
+
+def decide(state: State, node_id: str, observed: Observed, now_s: float, sample_limit_s: float = 60.0) -> Plan:
+    """
+    Return what makes the node's processes match the log.
+
+    Parameters
+    ----------
+    state : State
+    node_id : str
+        Of this node.
+    observed : Observed
+    now_s, sample_limit_s : float
+        Seconds since the epoch, and the longest time for a sample.
+    """
+    node = _Node(state, node_id, observed, now_s, sample_limit_s)
+    actions = [action for run in observed.runs.values() for action in node.settle(run)]
+    if not actions:
+        actions += node.join()
+    if node.joined:
+        actions += node.leases()
+    return Plan(actions=actions, wake_at_s=min(node.deadlines, default=None))
+
+
+class _Node:
+    """One decision: its inputs, and the deadlines that it finds on the way."""
+
+    def __init__(self, state: State, node_id: str, observed: Observed, now_s: float, sample_limit_s: float) -> None:
+        self.state, self.id, self.observed, self.now_s = state, node_id, observed, now_s
+        self.sample_limit_s = sample_limit_s
+        self.deadlines: list[float] = []
+        self.taken = observed.busy_devices()
+        known = state.cluster.nodes.get(node_id)
+        self.joined = known is not None and known.present and known.incarnation.startswith(observed.incarnation)
+
+    # --- runs that are here
+    def settle(self, run: Run) -> Iterator[Action]:
+        """Yield what to do about a run found on this node."""
+        job = self.state.jobs.get(run.job_id)
+        if job is None or not job.may_run(run.epoch, self.id):
+            yield from self._abandon(run)
+            return
+        if "started" not in run.told and not run.refused:
+            yield self._started(run, job)
+        if run.alive:
+            yield from self._stop(run, job)
+        elif "ended" not in run.told and not self._holds_back():
+            yield Report(fact=outcome.ended(run, job, self.id, self.now_s, self.sample_limit_s))
+
+    def _abandon(self, run: Run) -> Iterator[Action]:
+        """End a run that the log does not want: its epoch is over, and another may have begun elsewhere."""
+        if not run.alive:
+            yield Clean(job_id=run.job_id, epoch=run.epoch)
+        elif not run.killed_s:
+            yield Kill(job_id=run.job_id, epoch=run.epoch)
+
+    def _holds_back(self) -> bool:
+        """A draining node says nothing of its ended runs before the last has ended: it would get new ones."""
+        return self.observed.draining and any(run.alive for run in self.observed.runs.values())
+
+    def _started(self, run: Run, job: Job) -> Report:
+        return Report(
+            fact=RunStarted(
+                job_id=run.job_id,
+                epoch=run.epoch,
+                node_id=self.id,
+                devices=run.devices,
+                resumed_step=job.checkpoint_step,
+                at_s=run.started_s,
+            )
+        )
+
+    def _stop(self, run: Run, job: Job) -> Iterator[Action]:
+        ending = self._why_end(run, job)
+        if not ending:
+            return
+        grace_s = job.spec.grace_s
+        if ending == "preempted" and run.greeted and not run.termed_s:
+            if not run.asked_s:
+                self._wake(self.now_s + grace_s)
+                yield Ask(job_id=run.job_id, epoch=run.epoch, ending=ending)
+                return
+            if not self._due(run.asked_s + grace_s):
+                return
+        if not run.termed_s:
+            self._wake(self.now_s + grace_s)
+            yield Term(job_id=run.job_id, epoch=run.epoch, ending=ending)
+        elif not run.killed_s and self._due(run.termed_s + grace_s):
+            yield Kill(job_id=run.job_id, epoch=run.epoch)
+
+    def _why_end(self, run: Run, job: Job) -> Ending:
+        if job.state is JobState.COMPLETING:
+            return "cancelled"
+        if run.crashed or job.outcome not in {"completed", "preempted"}:
+            return "gang"
+        if job.sample and self._due(run.started_s + self.sample_limit_s):
+            return "time_limit"
+        if job.state is JobState.PREEMPTING or job.outcome == "preempted" or self.observed.draining:
+            return "preempted"
+        return run.ending
+
+    # --- leases that are not here
+    def leases(self) -> Iterator[Action]:
+        """Yield what to do about leases of this node that have no run here yet."""
+        leased = [job for job in map(self.state.jobs.get, sorted(self.state.leased)) if job and self._has_lease(job)]
+        for job in leased:
+            if (job.id, job.epoch) not in self.observed.runs:
+                yield from self._lease(job)
+        if self.observed.draining and not self.observed.runs and not leased:
+            yield Leave()
+
+    def _lease(self, job: Job) -> Iterator[Action]:
+        devices = devices_of(job, self.id)
+        if self.state.started.get(job.id, {}).get(self.id) == job.epoch:
+            yield self._never_ran(job, "lost", "its processes are gone without a trace: was the run folder removed?")
+        elif job.state is JobState.COMPLETING:
+            yield self._never_ran(job, "cancelled", job.reason)
+        elif job.stopping:
+            yield self._never_ran(job, "preempted", job.reason)
+        elif self.observed.draining:
+            if not self._holds_back():
+                yield self._never_ran(job, "preempted", f"node {self.id} is shutting down")
+        elif self.taken.isdisjoint(devices) and not self._older_epoch_runs(job):
+            self.taken |= set(devices)
+            yield Start(job_id=job.id)
+
+    def _never_ran(self, job: Job, result: Outcome, reason: str) -> Report:
+        return Report(
+            fact=RunEnded(
+                job_id=job.id,
+                epoch=job.epoch,
+                node_id=self.id,
+                outcome=result,
+                reason=reason,
+                steps=job.checkpoint_step,
+                at_s=self.now_s,
+            )
+        )
+
+    def _older_epoch_runs(self, job: Job) -> bool:
+        return any(run.job_id == job.id and run.alive for run in self.observed.runs.values())
+
+    def _has_lease(self, job: Job) -> bool:
+        return job.may_run(job.epoch, self.id)
+
+    # --- the node itself
+    def join(self) -> Iterator[Action]:
+        """Yield the offer of this node's devices, once nothing of an ended lease runs on them."""
+        clean = all(self._wanted(run) for run in self.observed.runs.values() if run.alive)
+        if clean and not self.joined and not self.observed.draining:
+            yield Join()
+
+    def _wanted(self, run: Run) -> bool:
+        job = self.state.jobs.get(run.job_id)
+        return job is not None and job.may_run(run.epoch, self.id)
+
+    def _due(self, at_s: float) -> bool:
+        if self.now_s < at_s:
+            self._wake(at_s)
+        return self.now_s >= at_s
+
+    def _wake(self, at_s: float) -> None:
+        self.deadlines.append(at_s)
+
+
+def devices_of(job: Job, node_id: str) -> tuple[int, ...]:
+    """Return the devices that a job's lease has on a node."""
+    slots = job.placement.slots if job.placement else ()
+    return tuple(index for slot in slots if slot.node_id == node_id for index in slot.devices)

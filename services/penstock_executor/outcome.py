@@ -1,0 +1,108 @@
+"""From exit codes to what the log says about a run's end."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from penstock_events import Job, Outcome, RunEnded, State
+from penstock_events.agent import EXIT_PREEMPTED
+from penstock_executor.local import Ending, Rank, Run
+
+NOT_FOUND: Final = 127
+"""What a shell says of a program that it cannot find."""
+_ENDED: Final = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+
+
+def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
+    """
+    Return the fact that ends a run none of whose processes is left.
+
+    Parameters
+    ----------
+    run : Run
+    job : Job
+        As the log has it: says whether a stop was asked for.
+    limit_s : float
+        The time limit that ended it, where one did.
+    """
+    outcome, reason, rank = _verdict(run, job, limit_s)
+    first = run.ranks.get(0, Rank())
+    saved = max(first.saved_step, job.checkpoint_step)
+    return RunEnded(
+        job_id=run.job_id,
+        epoch=run.epoch,
+        node_id=node_id,
+        at_s=now_s,
+        outcome=outcome,
+        exit_code=NOT_FOUND if run.refused and not job.sample else rank.exit_code,
+        reason=reason,
+        steps=saved if outcome == "preempted" else first.step,
+        loop_steps=first.loop_steps,
+        loop_s=first.loop_s,
+        metrics=first.metrics,
+    )
+
+
+def _verdict(run: Run, job: Job, limit_s: float) -> tuple[Outcome, str, Rank]:
+    if run.refused:
+        return "failed", run.refused, Rank()
+    rank = _decisive(run)
+    if not any(each.failed for each in run.ranks.values()):
+        return "completed", "", rank
+    return (*_words(run, job, _ending(run, job), rank, limit_s), rank)
+
+
+def _words(run: Run, job: Job, ending: Ending, rank: Rank, limit_s: float) -> tuple[Outcome, str]:
+    if ending == "cancelled":
+        return "cancelled", job.reason or "cancelled"
+    if ending == "time_limit":
+        return "failed", f"the sample took longer than {limit_s:g} s and was ended"
+    if not run.crashed and ending == "preempted":
+        return "preempted", job.reason
+    if not run.crashed and ending == "gang":
+        return "preempted", "ended because its gang ended on another node"
+    if rank.exit_code is None:
+        return "lost", "its processes vanished without an exit status: was the machine restarted?"
+    return "failed", _reason(run, rank)
+
+
+def _ending(run: Run, job: Job) -> Ending:
+    """Return why the run was ended; the log knows it too, if the executor was killed before it could note it."""
+    if job.state is State.COMPLETING:
+        return "cancelled"
+    if not run.ending and job.state is State.PREEMPTING and _left_as_asked(run):
+        return "preempted"
+    return run.ending
+
+
+def _left_as_asked(run: Run) -> bool:
+    return all(rank.exit_code in (0, EXIT_PREEMPTED, *_ENDED) or rank.leaving for rank in run.ranks.values())
+
+
+def _decisive(run: Run) -> Rank:
+    """Return the process that failed first, or the lowest one where all went well."""
+    ranks = [run.ranks[index] for index in sorted(run.ranks)]
+    return min((rank for rank in ranks if rank.failed), key=lambda rank: rank.ended_s, default=ranks[0])
+
+
+def _reason(run: Run, rank: Rank) -> str:
+    index = next(index for index, each in run.ranks.items() if each is rank)
+    who = f"rank {index} of {run.world_size}: " if run.world_size > 1 else ""
+    said = f": {rank.last_line}" if rank.last_line else ""
+    return who + exit_words(rank.exit_code or 0) + said
+
+
+def exit_words(code: int) -> str:
+    """
+    Say an exit code as people do.
+
+    Examples
+    --------
+    >>> exit_words(1), exit_words(139)
+    ('exit code 1', 'signal SIGSEGV (exit code 139)')
+    """
+    try:
+        return f"signal {signal.Signals(code - 128).name} (exit code {code})"
+    except ValueError:
+        return f"exit code {code}"

@@ -1,0 +1,58 @@
+"""What an executor can be told, by ``[executor]`` in the settings file or ``PENSTOCK_EXECUTOR_*``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock_events.spec import Name
+
+
+class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One node's executor.
+
+    Attributes
+    ----------
+    node_id : str
+        Unique in the cluster and the same at every start; empty takes the host's name.
+    pool : str
+        The set of nodes that this one belongs to.
+    devices : str
+        ``auto``, ``cuda``, ``cpu``, ``cpu:8GiB`` or emulated devices such as ``fast:2@1.0:16GiB``; with commas.
+    labels : dict of str to str
+        For people, and for placement rules.
+    address : str
+        Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here.
+    data_dir : str
+        Holds run folders and the agents' socket; must survive a restart of the executor.
+    checkpoint_dir : str
+        Holds one folder for each job; shared between the nodes of a cluster. Empty: ``checkpoints`` in ``data_dir``.
+    keep_checkpoints : bool
+        Keep a job's checkpoints when it is over; otherwise they go with it.
+    on_shutdown : {"preempt", "leave"}
+        What becomes of running jobs when the executor is stopped in good order: they are preempted (checkpoint, then
+        elsewhere), or they go on and are adopted at the next start.
+    sample_limit_s : float
+        Longest time for a profiler's sample, in seconds.
+    log_rate_bytes_per_s, log_burst_bytes : int
+        Output of one process above this rate is dropped, with a line that says how much.
+    heartbeat_s : float
+        Seconds between two heartbeats.
+    """
+
+    node_id: str = ""
+    pool: Name = "default"
+    devices: str = "auto"
+    labels: dict[str, str] = {}
+    address: str = "127.0.0.1"
+    data_dir: str = "penstock-data/executor"
+    checkpoint_dir: str = ""
+    keep_checkpoints: bool = True
+    on_shutdown: Literal["preempt", "leave"] = "preempt"
+    sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
+    log_rate_bytes_per_s: Annotated[int, Meta(gt=0)] = 256 * 1024
+    log_burst_bytes: Annotated[int, Meta(gt=0)] = 1024 * 1024
+    heartbeat_s: Annotated[float, Meta(gt=0)] = 1.0
