@@ -29,5 +29,5 @@ def test_a_password_may_stand_in_a_file(tmp_path):
     environment = {"PENSTOCK_PASSWORD_FILE": str(secret)}
     assert load(Connection, "", environ=environment).secret() == "s3cret"
     secret.unlink()
-    with pytest.raises(SettingsError, match="PENSTOCK_PASSWORD_FILE names .*gateway, which cannot be read"):
+    with pytest.raises(SettingsError, match=r"PENSTOCK_PASSWORD_FILE names .*gateway, which cannot be read"):
         load(Connection, "", environ=environment).secret()
