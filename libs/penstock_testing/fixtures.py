@@ -7,16 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from penstock_bus.memory import MemoryBus
+from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings
-
-if TYPE_CHECKING:
-    from penstock_bus.nats import NatsBus
 
 ACCOUNTS = 600
 
@@ -29,10 +26,13 @@ class Account:
     user: str
     password: str
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a service process needs to go there."""
+        return {"PENSTOCK_URL": self.url, "PENSTOCK_USER": self.user, "PENSTOCK_PASSWORD": self.password}
+
     def connect(self, name: str = "test") -> AbstractAsyncContextManager[NatsBus]:
         """Connect to it."""
-        from penstock_bus.nats import connect  # noqa: PLC0415 - tests without a server need not load the adapter
-
         return connect(self.url, user=self.user, password=self.password, name=name)
 
 
