@@ -54,24 +54,24 @@ def job(name: str, model: str, steps: int, *, gpus: int = 1, kinds: tuple[str, .
 
 def arrivals() -> list[Arrival]:
     """Return the jobs in the order of their arrival."""
-    crashing = msgspec.structs.replace(job("crash-once", "softmax", 500, crash_at=250), retries=1, backoff_s=0.5)
+    crashing = msgspec.structs.replace(job("crash-once", "softmax", 1200, crash_at=600), retries=1, backoff_s=0.5)
     impossible = job("never-fits", "mlp", 100, gpus=64)
     return [
         Arrival(at_s=0.0, spec=job("long", "mlp", 1800), steps=1800, preemptions=1),
-        Arrival(at_s=0.0, spec=job("softmax-a", "softmax", 700), steps=700),
+        Arrival(at_s=0.0, spec=job("softmax-a", "softmax", 2000), steps=2000),
         Arrival(at_s=0.2, spec=job("mlp-a", "mlp", 500), steps=500),
-        Arrival(at_s=0.4, spec=job("on-cpu", "softmax", 600, kinds=("cpu",)), steps=600),
+        Arrival(at_s=0.4, spec=job("on-cpu", "softmax", 1500, kinds=("cpu",)), steps=1500),
         Arrival(at_s=1.0, spec=job("gang-mlp", "mlp", 300, gpus=2), steps=300),
         Arrival(at_s=1.5, spec=job("to-be-cancelled", "mlp", 20_000), steps=0, end="CA"),
-        Arrival(at_s=2.0, spec=crashing, steps=500, attempts=2),
+        Arrival(at_s=2.0, spec=crashing, steps=1200, attempts=2),
         Arrival(at_s=2.5, spec=job("mlp-b", "mlp", 250, lr=0.05), steps=250),
         Arrival(at_s=3.0, spec=impossible, steps=0, end="refused"),
-        Arrival(at_s=3.0, spec=job("softmax-b", "softmax", 300), steps=300),
-        Arrival(at_s=3.5, spec=job("gang-softmax", "softmax", 250, gpus=2), steps=250),
+        Arrival(at_s=3.0, spec=job("softmax-b", "softmax", 900), steps=900),
+        Arrival(at_s=3.5, spec=job("gang-softmax", "softmax", 600, gpus=2), steps=600),
         Arrival(at_s=4.0, spec=job("mlp-c", "mlp", 400), steps=400),
-        Arrival(at_s=4.5, spec=job("softmax-c", "softmax", 450), steps=450),
+        Arrival(at_s=4.5, spec=job("softmax-c", "softmax", 1300), steps=1300),
         Arrival(at_s=5.0, spec=job("mlp-d", "mlp", 200), steps=200),
-        Arrival(at_s=6.0, spec=job("softmax-d", "softmax", 250), steps=250),
+        Arrival(at_s=6.0, spec=job("softmax-d", "softmax", 700), steps=700),
         Arrival(at_s=7.0, spec=job("mlp-e", "mlp", 300), steps=300),
     ]
 
@@ -85,7 +85,7 @@ def sweep() -> SweepSpec:
     return SweepSpec(
         name="digits",
         job=job("digits", "mlp", SWEEP_STEPS),
-        space={"lr": Choice(values=(0.02, 0.05, 0.1, 0.2)), "width": Choice(values=(32, 64))},
+        space={"lr": Choice(values=(0.02, 0.05, 0.1, 0.2)), "width": Choice(values=(128, 512))},
         search="grid",
         metric="accuracy",
     )
