@@ -1,8 +1,8 @@
 """
 Sum arrays over the processes of a gang, over TCP: a star around rank 0.
 
-Every rank gets bit for bit the same sum, since rank 0 alone adds up, in the order of ranks. What it costs is that rank 0
-moves ``2 * (n - 1)`` arrays a step: fine for a few small processes, a ring is the thing for many large ones.
+Every rank gets bit for bit the same sum, since rank 0 alone adds up, in the order of ranks. What it costs is that rank
+0 moves ``2 * (n - 1)`` arrays a step: fine for a few small processes, a ring is the thing for many large ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AllReduce:
     """
 
     def __init__(
-        self, rank: int, world_size: int, address: str, port: int, run: str = "", timeout_s: float = TIMEOUT_S
+        self, rank: int, world_size: int, address: str, port: int, *, run: str = "", timeout_s: float = TIMEOUT_S
     ) -> None:
         self._rank, self._world_size, self._run, self._timeout_s = rank, world_size, run, timeout_s
         self._peers: list[socket.socket] = []

@@ -4,6 +4,8 @@ What the two examples share: the handwritten digits, batches of them, momentum, 
 Import this before numpy: it keeps the numeric library to one thread, since a job has as many devices as it was given.
 """
 
+# ruff: noqa: E402 - the number of threads is read once, when numpy is imported
+
 from __future__ import annotations
 
 import os
@@ -45,7 +47,7 @@ def load(held_out: float = 0.2) -> tuple[Split, Split]:
     """
     table = np.loadtxt(_digits_file(), delimiter=",", dtype=np.float32)
     table = table[np.random.default_rng(0).permutation(len(table))]
-    digits = Split(table[:, :PIXELS] / 16, table[:, PIXELS].astype(np.int64))
+    digits = Split(table[:, :PIXELS] / np.float32(16), table[:, PIXELS].astype(np.int64))
     cut = round(len(table) * (1 - held_out))
     return Split(digits.x[:cut], digits.y[:cut]), Split(digits.x[cut:], digits.y[cut:])
 

@@ -16,7 +16,7 @@ import pytest
 
 from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
 from penstock_events.spec import Choice, JobSpec, SweepSpec
-from small_executor import SmallExecutor, overlay, small_executor
+from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = ["digits_mlp.py", "digits_softmax.py"]
@@ -29,17 +29,20 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallExecutor
 
 
 def start(
-    script: str,
-    params: dict[str, object],
-    executor: SmallExecutor | None = None,
-    extra: dict[str, str] | None = None,
-    **env: str,
+    script: str, params: dict[str, object], env: dict[str, str], executor: SmallExecutor | None = None
 ) -> subprocess.Popen[str]:
+    """Start an example; ``env`` by names of Env, and MASTER_PORT as it is."""
+    port = {"MASTER_PORT": env.pop("MASTER_PORT")} if "MASTER_PORT" in env else {}
     more = executor.env(**env) if executor else overlay({}, **env)
-    environ = overlay(os.environ, PARAMS=json.dumps(params)) | more | (extra or {})
+    environ = overlay(os.environ, PARAMS=json.dumps(params)) | more | port
     return subprocess.Popen(
         [sys.executable, script], cwd=EXAMPLES, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def often(folder: Path) -> dict[str, str]:
+    """Keep a checkpoint after every step."""
+    return {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_S": "1e-9"}
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -54,7 +57,7 @@ def state(folder: Path, step: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_example_learns_to_read_digits_by_hand(script: str) -> None:
-    code, output = end(start(script, {}))
+    code, output = end(start(script, {}, {}))
     assert code == 0
     assert float(output.split("accuracy ")[-1].split()[0]) > 0.95
 
@@ -65,15 +68,14 @@ def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
 ) -> None:
     params: dict[str, object] = {"steps": 60, "width": 32}
     alone, twice = tmp_path / "alone", tmp_path / "twice"
-    assert end(start(script, params, CHECKPOINT_DIR=str(alone), CHECKPOINT_S="1e-9"))[0] == 0
+    assert end(start(script, params, often(alone)))[0] == 0
 
-    env = {"CHECKPOINT_DIR": str(twice), "CHECKPOINT_S": "1e-9"}
-    first = start(script, params, executor, **env)
+    first = start(script, params, often(twice), executor)
     executor.wait(Saved, when=lambda saved: saved.step == 30)
     step = executor.preempt()
     assert end(first)[0] == EXIT_PREEMPTED
     assert 30 <= step < 60
-    second = start(script, params, executor, **env)
+    second = start(script, params, often(twice), executor)
     done = executor.wait(Done)
     assert end(second)[0] == 0
     assert (done.step, done.loop_steps) == (60, 60 - step)
@@ -88,11 +90,10 @@ def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
 def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 40, "width": 32}
     one, two = tmp_path / "one", tmp_path / "two"
-    assert end(start("digits_mlp.py", params, CHECKPOINT_DIR=str(one), CHECKPOINT_S="1e-9"))[0] == 0
+    assert end(start("digits_mlp.py", params, often(one)))[0] == 0
 
-    star = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(two), "CHECKPOINT_S": "1e-9"}
-    ranks = [start("digits_mlp.py", params, executor, star, RANK=str(rank), **env) for rank in (0, 1)]
+    env = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), **often(two)}
+    ranks = [start("digits_mlp.py", params, {"RANK": str(rank), **env}, executor) for rank in (0, 1)]
     assert [end(process)[0] for process in ranks] == [0, 0]
     assert [executor.wait(Done, rank).step for rank in (0, 1)] == [40, 40]
 
@@ -106,9 +107,8 @@ def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path
     params: dict[str, object] = {"steps": 400, "width": 64}
 
     def both() -> list[subprocess.Popen[str]]:
-        star = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(tmp_path)}
-        return [start("digits_mlp.py", params, executor, star, RANK=str(rank), **env) for rank in (0, 1)]
+        env = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), "CHECKPOINT_DIR": str(tmp_path)}
+        return [start("digits_mlp.py", params, {"RANK": str(rank), **env}, executor) for rank in (0, 1)]
 
     ranks = both()
     step = executor.preempt(ranks=2)
@@ -121,12 +121,11 @@ def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path
 
 def test_crash_at_crashes_on_the_first_attempt_only(tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 40, "width": 32, "crash_at": 20}
-    env = {"CHECKPOINT_DIR": str(tmp_path), "CHECKPOINT_S": "1e-9"}
-    code, output = end(start("digits_mlp.py", params, **env))
+    code, output = end(start("digits_mlp.py", params, often(tmp_path)))
     assert code == 1
     assert "crashed at step 20, as crash_at asks" in output
     assert (tmp_path / "step-20").is_dir()
-    assert end(start("digits_mlp.py", params, **env))[0] == 0
+    assert end(start("digits_mlp.py", params, often(tmp_path)))[0] == 0
     assert (tmp_path / "step-40").is_dir()
 
 
@@ -147,7 +146,7 @@ def test_a_process_of_an_earlier_run_is_turned_away_and_the_gang_still_meets() -
     code = (
         "import sys, numpy as np; from allreduce import AllReduce\n"
         "rank, run = int(sys.argv[1]), sys.argv[2]\n"
-        f"with AllReduce(rank, 2, '127.0.0.1', {port}, run, timeout_s=float(sys.argv[3])) as peers:\n"
+        f"with AllReduce(rank, 2, '127.0.0.1', {port}, run=run, timeout_s=float(sys.argv[3])) as peers:\n"
         "    print(peers.sum(np.full(3, rank + 1, np.float32)).tolist())"
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,10 +18,10 @@ import penstock
 from penstock.session_loop import Session
 from penstock.session_setup import read
 from penstock_events.agent import EXIT_PREEMPTED, At, Done, Hello, Progress, Saved, SaveFailed, Stop, StopAt
-from small_executor import SmallExecutor, overlay, small_executor
+from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
 COUNTING = """
-import os, time, penstock
+import time, penstock
 with penstock.session() as session:
     seen = []
     session.on_checkpoint(lambda folder: (folder / "seen").write_text(repr(seen)),
@@ -32,12 +34,12 @@ assert seen == list(range(len(seen))), seen
 """
 
 PAIR = """
-import os, socket, penstock
+import socket, penstock
 def exchange():
     peer.sendall(b"x")
     assert peer.recv(1), "the other rank is gone"
 with penstock.session() as session:
-    path = os.environ["PAIR_SOCKET"]
+    path = session.params["socket"]
     if session.rank == 0:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
@@ -59,8 +61,8 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallExecutor
         yield running
 
 
-def start(executor: SmallExecutor, code: str, extra: dict[str, str] | None = None, **env: str) -> subprocess.Popen[str]:
-    environ = overlay(os.environ) | executor.env(**env) | (extra or {})
+def start(executor: SmallExecutor, code: str, **env: str) -> subprocess.Popen[str]:
+    environ = overlay(os.environ) | executor.env(**env)
     return subprocess.Popen(
         [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -69,6 +71,17 @@ def start(executor: SmallExecutor, code: str, extra: dict[str, str] | None = Non
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
+
+
+@contextmanager
+def leaving() -> Iterator[list[object]]:
+    """Catch the session's leaving, and give its exit code."""
+    codes: list[object] = []
+    try:
+        yield codes
+    except SystemExit as exit_:
+        codes.append(exit_.code)
+    assert codes, "the session did not leave"
 
 
 def inside(executor: SmallExecutor, **env: str) -> Session:
@@ -102,12 +115,12 @@ def test_a_preempted_job_saves_leaves_and_goes_on_where_it_was(executor: SmallEx
 
 
 def test_a_gang_of_two_processes_stops_after_the_same_step(executor: SmallExecutor, tmp_path: Path) -> None:
-    extra = {"PAIR_SOCKET": str(executor.path.with_name("pair.sock"))}
-    env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(tmp_path)}
-    first = start(executor, PAIR, extra, RANK="0", **env)
+    path = executor.path.with_name("pair.sock")
+    env = {"WORLD_SIZE": "2", "CHECKPOINT_DIR": str(tmp_path), "PARAMS": json.dumps({"socket": str(path)})}
+    first = start(executor, PAIR, RANK="0", **env)
     assert first.stdout is not None
     assert first.stdout.readline() == "listening\n"
-    second = start(executor, PAIR, extra, RANK="1", **env)
+    second = start(executor, PAIR, RANK="1", **env)
     for rank in (0, 1):
         executor.wait(Progress, rank)
     step = executor.preempt(ranks=2)
@@ -138,7 +151,7 @@ def test_a_process_waits_at_its_margin_until_the_step_is_named(executor: SmallEx
 
     other = threading.Thread(target=name_the_step)
     other.start()
-    with pytest.raises(SystemExit) as left, inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
+    with leaving() as left, inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
         session.on_checkpoint(lambda _: steps.append(session.step), lambda _: None)
         for item in session.iterations(range(100)):
             if item == 0:
@@ -147,7 +160,7 @@ def test_a_process_waits_at_its_margin_until_the_step_is_named(executor: SmallEx
             if item == 1:
                 waiting.set()
     other.join()
-    assert left.value.code == EXIT_PREEMPTED
+    assert left == [EXIT_PREEMPTED]
     assert steps == [5]
 
 
@@ -155,7 +168,7 @@ def test_a_question_before_the_loop_is_answered_with_the_resumed_step(executor: 
     with inside(executor, CHECKPOINT_DIR=str(tmp_path), CHECKPOINT_S="1e-9") as session:
         session.on_checkpoint(lambda _: None, lambda _: None)
         list(session.iterations(range(7)))
-    with pytest.raises(SystemExit), inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
+    with leaving(), inside(executor, CHECKPOINT_DIR=str(tmp_path)) as session:
         executor.wait(Hello, count=2)
         executor.say(Stop())
         session.on_checkpoint(lambda _: None, lambda _: None)
@@ -190,11 +203,11 @@ def test_a_checkpoint_that_fails_when_leaving_is_told_and_the_job_goes_on(
 
 
 def test_a_job_without_checkpoints_still_leaves_when_asked(executor: SmallExecutor) -> None:
-    with pytest.raises(SystemExit) as left, inside(executor) as session:
+    with leaving() as left, inside(executor) as session:
         for item in session.iterations(range(10)):
             if item == 2:
                 executor.preempt()
-    assert left.value.code == EXIT_PREEMPTED
+    assert left == [EXIT_PREEMPTED]
     executor.wait_hung_up()
     assert executor.of(Progress)[-1].step == 4
     assert executor.of(Saved) == []
@@ -202,7 +215,7 @@ def test_a_job_without_checkpoints_still_leaves_when_asked(executor: SmallExecut
 
 
 def test_a_stop_that_falls_on_a_break_is_met_before_the_next_loop(executor: SmallExecutor) -> None:
-    with pytest.raises(SystemExit), inside(executor) as session:
+    with leaving(), inside(executor) as session:
         for item in session.iterations(range(10)):
             if item == 0:
                 executor.preempt()
@@ -275,10 +288,14 @@ def test_a_job_whose_executor_is_not_there_runs_all_the_same(
 
 
 def test_an_exception_ends_the_session_without_done_and_without_the_step_it_broke(executor: SmallExecutor) -> None:
-    with pytest.raises(ValueError, match="broken"), inside(executor) as session:
-        for item in session.iterations(range(10)):
-            if item == 6:
-                raise ValueError("broken")
+    def script() -> None:
+        with inside(executor) as session:
+            for item in session.iterations(range(10)):
+                if item == 6:
+                    raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        script()
     executor.wait_hung_up()
     assert executor.of(Done) == []
     assert executor.of(Progress)[-1].step == 6
@@ -326,14 +343,14 @@ with penstock.session() as session:
 def test_a_line_that_is_not_understood_does_not_end_the_conversation(
     executor: SmallExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Unheard(msgspec.Struct, tag="unheard"):
+    class Unheard(msgspec.Struct, tag="what a later version says"):
         pass
 
     with inside(executor) as session:
         for item in session.iterations(range(4)):
             if item == 0:
                 executor.wait(Progress) if session.step else executor.wait(Hello)
-                executor.say(Unheard())  # type: ignore[arg-type]  # what a later version may say
+                executor.say(Unheard())
                 executor.say(Stop())
                 executor.wait(At)
                 executor.say(StopAt(step=50))

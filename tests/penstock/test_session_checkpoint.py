@@ -13,7 +13,7 @@ import penstock
 from penstock.session_checkpoint import MANIFEST, CheckpointDamaged, Checkpoints
 from penstock.session_replay import History, skip
 from penstock.session_setup import SessionError, read
-from small_executor import overlay
+from penstock_testing.small_executor import overlay
 
 
 class Stopped(Exception):

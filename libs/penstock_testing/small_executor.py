@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock_events.agent import STOP_MARGIN, At, Env, FromJob, Hello, Stop, StopAt, ToJob
+from penstock_events.agent import STOP_MARGIN, At, Env, FromJob, Hello, Stop, StopAt
 
 M = TypeVar("M", bound=FromJob)
 PATIENCE_S = 30.0
@@ -55,7 +55,7 @@ class SmallExecutor:
         given = {"JOB_ID": "j1", "EPOCH": "1", "SOCKET": str(self.path), **more}
         return {getattr(Env, name): value for name, value in given.items()}
 
-    def say(self, message: ToJob, rank: int = 0) -> None:
+    def say(self, message: msgspec.Struct, rank: int = 0) -> None:
         """Send to one process, once it has said hello."""
         with self._changed:
             if not self._changed.wait_for(lambda: rank in self._connections, PATIENCE_S):
