@@ -81,6 +81,12 @@ class Machines:
         self.classes = sorted(ready, key=lambda c: (c.kind, c.memory_bytes, c.backend))
         self.ready_us = [np.sort(np.array(ready[c], dtype=np.int64)) for c in self.classes]
 
+    def copy(self) -> Machines:
+        """Return the same, to be changed on its own."""
+        other = object.__new__(Machines)
+        other.classes, other.ready_us = self.classes, [ready.copy() for ready in self.ready_us]
+        return other
+
     def nearest(self, jobs: int) -> list[Ints]:
         """Return the times of the earliest devices of each class, as many as so many jobs could make use of."""
         return [ready[:jobs] for ready in self.ready_us]

@@ -61,12 +61,20 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a round knows of time, speed and length."""
+    """
+    What a round knows of time, speed and length.
+
+    Attributes
+    ----------
+    prior_s : float
+        Service that a job is expected to need while nothing is known, seconds at speed 1.
+    """
 
     now_s: float
     speed: Speed
     remaining: Remaining
     rules: Rules
+    prior_s: float = 60.0
 
 
 @dataclass(frozen=True)

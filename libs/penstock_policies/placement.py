@@ -42,6 +42,10 @@ class Free:
     def __iter__(self) -> Iterator[Located]:
         return ((node_id, held[index]) for node_id, held in self._nodes.items() for index in sorted(held))
 
+    def by_node(self) -> dict[str, list[Device]]:
+        """Return the devices by node id: what another ``Free`` is made of."""
+        return {node_id: [held[index] for index in sorted(held)] for node_id, held in self._nodes.items()}
+
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
         found: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""The matcher service."""
+"""The matcher: who runs where, who is preempted for it, and why the others wait."""

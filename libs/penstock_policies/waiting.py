@@ -1,0 +1,187 @@
+"""
+Why a job waits: the one cause that dominates, its evidence in figures, and a remedy that is true.
+
+A remedy names only what, done alone, would let the job start as things stand (or, for a job that can never fit, let it
+fit); where nothing of the kind is known it is empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from penstock_events import Cause, Device, JobSpec
+from penstock_policies.cluster import Node, fits
+from penstock_policies.order import Running
+from penstock_policies.placement import Free
+
+
+class Reason(NamedTuple):
+    """One cause, as :class:`penstock_events.Wait` has it."""
+
+    cause: Cause
+    evidence: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """
+    How things stand after a round.
+
+    Attributes
+    ----------
+    pool : str
+    nodes : sequence of Node
+        The pool's nodes whose executors are up, drained ones among them.
+    whole, idle : Free
+        Devices of nodes that take jobs: all of them, and those that nobody has or keeps.
+    running : sequence of Running
+        The runs that hold the others.
+    kept : mapping of str to str
+        Job that keeps devices → their kind.
+    """
+
+    pool: str
+    nodes: Sequence[Node]
+    whole: Free
+    idle: Free
+    running: Sequence[Running] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+
+def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
+    """
+    Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn.
+
+    Examples
+    --------
+    >>> empty = Scene("lab", (), Free({}), Free({}))
+    >>> impossible(JobSpec(name="a", command=("true",)), empty)
+    Reason(cause='no_nodes', evidence='pool `lab` has no node', remedy='')
+    """
+    if not scene.nodes:
+        return Reason("no_nodes", f"pool `{scene.pool}` has no node")
+    if not any(node.usable for node in scene.nodes):
+        names = ", ".join(f"`{node.id}`" for node in scene.nodes[:3])
+        return Reason(
+            "no_nodes", f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained", f"resume {names}"
+        )
+    if _largest(spec, scene.whole) >= spec.gpus:
+        return None
+    present = Free({node.id: node.devices for node in scene.nodes})
+    if _largest(spec, present) >= spec.gpus:
+        return _drained(spec, scene)
+    return Reason("never_fits", _largest_text(spec, present, scene.pool), _relaxed(spec, scene.whole, "there are"))
+
+
+def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
+    """
+    Return why a job that could fit finds no devices; ``ahead`` is how many waiting jobs stand before it.
+
+    Raises
+    ------
+    ValueError
+        If devices for it are idle: then it does not wait for capacity.
+    """
+    idle = scene.idle.kinds(spec)
+    if any(count >= spec.gpus for count in idle.values()):
+        raise ValueError(f"{idle} idle devices hold the job's {spec.gpus}; expected a job that finds none")
+    place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
+    remedy = _relaxed(spec, scene.idle, "idle now:")
+    if idle:
+        free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+        return Reason("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}", remedy)
+    kinds = scene.whole.kinds(spec)
+    return Reason("capacity", "; ".join(_use(kind, count, scene) for kind, count in kinds.items()) + place, remedy)
+
+
+def _use(kind: str, count: int, scene: Scene) -> str:
+    """Say who has a kind's devices, such as ``2 fast busy with 2 jobs (1 of queue 0, 1 of queue 2)``."""
+    runs = [run for run in scene.running if run.kind == kind]
+    queues = Counter(run.ranked.queue for run in runs)
+    parts = ", ".join(
+        f"{n} {f'of queue {queue}' if queue >= 0 else 'being sampled'}" for queue, n in sorted(queues.items())
+    )
+    text = f"{count} {kind} busy with {_count(len(runs), 'job')}" + (f" ({parts})" if parts else "")
+    keepers = [job_id for job_id, of in scene.kept.items() if of == kind]
+    return text + (f", kept free for `{keepers[0]}`" if keepers else "")
+
+
+def _drained(spec: JobSpec, scene: Scene) -> Reason:
+    drained = [n for n in scene.nodes if n.drained and any(fits(spec, d) for d in n.devices)]
+    names = ", ".join(f"`{node.id}`" for node in drained[:3])
+    left = _largest(spec, scene.whole)
+    evidence = f"needs {spec.gpus}, {left} left on nodes that take jobs; drained: {names}"
+    return Reason("capacity", evidence, f"resume {names}")
+
+
+def _largest(spec: JobSpec, devices: Free) -> int:
+    return max(devices.kinds(spec).values(), default=0)
+
+
+def _largest_text(spec: JobSpec, present: Free, pool: str) -> str:
+    wanted = f"needs {_count(spec.gpus, 'device')}" + (" of one kind" if spec.gpus > 1 else "")
+    if spec.memory_bytes:
+        wanted += f" with {gibibytes(spec.memory_bytes)} each"
+    if spec.kinds:
+        wanted += f", of {' or '.join(f'`{kind}`' for kind in spec.kinds)}"
+    all_kinds = _by_kind(device for _, device in present)
+    offered = ", ".join(f"{n} {kind} of up to {gibibytes(memory)}" for kind, (n, memory) in sorted(all_kinds.items()))
+    return f"{wanted}; pool `{pool}` has {offered}"
+
+
+def _by_kind(devices: Iterable[Device]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for device in devices:
+        count, memory = found.get(device.kind, (0, 0))
+        found[device.kind] = (count + 1, max(memory, device.memory_bytes))
+    return found
+
+
+def _relaxed(spec: JobSpec, devices: Free, there: str) -> str:
+    """Return the first single change of the specification with which the devices hold the job; empty if none does."""
+    if spec.kinds:
+        anything = devices.kinds(msgspec.structs.replace(spec, kinds=()))
+        for kind, count in anything.items():
+            if kind not in spec.kinds and count >= spec.gpus:
+                return f"accept kind `{kind}`: {there} {count}"
+    if spec.gpus > 1 and (most := _largest(spec, devices)):
+        return f"ask for at most {_count(most, 'device')}: {there} {most} of one kind"
+    if spec.memory_bytes:
+        return _less_memory(spec, devices, there)
+    return ""
+
+
+def _less_memory(spec: JobSpec, devices: Free, there: str) -> str:
+    """Return the most memory a device may be asked for such that enough devices of one kind have it."""
+    fitting = msgspec.structs.replace(spec, memory_bytes=0)
+    sizes = sorted({device.memory_bytes for _, device in devices if fits(fitting, device)}, reverse=True)
+    for size in sizes:
+        count = _largest(msgspec.structs.replace(spec, memory_bytes=size), devices)
+        if count >= spec.gpus:
+            return f"ask for at most {gibibytes(size)} a device: {there} {count}"
+    return ""
+
+
+def gibibytes(size_bytes: int) -> str:
+    """
+    Return a size for people.
+
+    Examples
+    --------
+    >>> gibibytes(8 * 2**30), gibibytes(600)
+    ('8 GiB', '600 B')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.4g} {unit}"
+    return f"{size_bytes} B"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,129 @@
+"""Why each waiting job waits: before the round, for reasons of its own; after it, for want of devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock_events import Job, Wait
+from penstock_matcher.pool import Pool
+from penstock_matcher.settings import Settings
+from penstock_policies import waiting as why
+from penstock_policies.allox import Later
+from penstock_policies.order import Ranked
+from penstock_policies.waiting import Reason, Scene
+
+
+@dataclass
+class Hindered:
+    """
+    The waiting jobs that no device could start now.
+
+    Attributes
+    ----------
+    reasons : dict of str to Reason
+    wake_s : float
+        When the first of these reasons ends by itself.
+    """
+
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    wake_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A pool as a round finds it."""
+
+    pool: Pool
+    scene: Scene
+    now_s: float
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """
+    What is known about those that a round did not start.
+
+    Attributes
+    ----------
+    hindered : mapping of str to Reason
+        Of those that nothing could have started.
+    later : mapping of str to Later
+        Of those that wait for a better device.
+    scene : Scene
+        How things stand after the round.
+    """
+
+    hindered: Mapping[str, Reason]
+    later: Mapping[str, Later]
+    scene: Scene
+
+
+def hindered(waiting: Sequence[Ranked], moment: Moment) -> Hindered:
+    """Return the waiting jobs that are held, can never fit, are backing off, or whose speeds are being measured."""
+    found = Hindered()
+    impossible: dict[tuple[object, ...], Reason | None] = {}
+    for _, _, job_id, job in waiting:
+        demand = (job.spec.kinds, job.spec.memory_bytes, job.spec.gpus)
+        if demand not in impossible:
+            impossible[demand] = why.impossible(job.spec, moment.scene)
+        reason, until_s = _hindrance(job, impossible[demand], moment)
+        if reason is not None:
+            found.reasons[job_id] = reason
+            found.wake_s = min(found.wake_s, until_s)
+    return found
+
+
+def waits(left: Sequence[Ranked], reasons: Reasons, most: int) -> tuple[Wait, ...]:
+    """Return why the first ``most`` of the jobs that a round did not start wait, in rank order, held ones last."""
+    found = []
+    ahead = 0
+    for ranked in sorted(left, key=lambda ranked: ranked.job.held)[:most]:
+        reason = reasons.hindered.get(ranked.job_id)
+        if reason is None:
+            reason = _for_devices(ranked.job, reasons.later.get(ranked.job_id), reasons.scene, ahead)
+            ahead += 1
+        found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
+    return tuple(found)
+
+
+def _hindrance(job: Job, impossible: Reason | None, moment: Moment) -> tuple[Reason | None, float]:
+    now_s = moment.now_s
+    if job.held:
+        return Reason("held", "it is held", f"penstock release {job.id}"), math.inf
+    if impossible is not None:
+        return impossible, math.inf
+    if job.not_before_s > now_s:
+        tries = f"failed {job.failures} of {job.spec.retries + 1} times"
+        return Reason("backoff", f"{tries}; its next try is in {job.not_before_s - now_s:.1f} s"), job.not_before_s
+    until_s = job.submitted_s + moment.settings.await_profile_s
+    if until_s > now_s and _is_being_measured(job, moment.pool, moment.scene):
+        kinds = " and ".join(moment.scene.whole.kinds(job.spec))
+        evidence = f"its speeds on {kinds} are being measured; it waits for them {until_s - now_s:.1f} s more at most"
+        return Reason("profiling", evidence), until_s
+    return None, math.inf
+
+
+def _is_being_measured(job: Job, pool: Pool, scene: Scene) -> bool:
+    if job.sample is not None or job.spec.profile == "off" or job.epoch:
+        return False
+    return not pool.speeds.knows(pool.keys[job.id]) and len(scene.whole.kinds(job.spec)) > 1
+
+
+def _for_devices(job: Job, later: Later | None, scene: Scene, ahead: int) -> Reason:
+    idle = {kind: count for kind, count in scene.idle.kinds(job.spec).items() if count >= job.spec.gpus}
+    if idle:
+        kind = min(idle)
+        what = f"`{later.kind}` is expected in {later.start_s:.1f} s" if later else "a faster device is expected soon"
+        end = f" and the job's end on it in {later.end_s:.1f} s" if later else ""
+        return Reason(
+            "later_place",
+            f"{what}{end}; {idle[kind]} `{kind}` idle, where it would end later",
+            f"accept kind `{kind}` only: it starts now",
+        )
+    if job.id in scene.kept:
+        kind = scene.kept[job.id]
+        return Reason("capacity", f"{kind} devices are kept for it as they fall free; it needs {job.spec.gpus}")
+    return why.capacity(job.spec, scene, ahead)
