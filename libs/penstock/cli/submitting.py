@@ -116,11 +116,12 @@ def run(ctx: typer.Context, spec: JobSpec, *, strict: bool) -> None:
     """Submit, show the output, and exit as the job did."""
 
     async def follow(client: Client) -> views.JobView:
-        answer = await client.submit(spec, strict=strict)
-        for warning in answer.warnings:
-            tell(warning)
-        tell(f"{answer.id} submitted")
-        with _Interrupts(client, answer.id):
+        with _Interrupts(client) as interrupts:
+            answer = await client.submit(spec, strict=strict)
+            for warning in answer.warnings:
+                tell(warning)
+            tell(f"{answer.id} submitted")
+            interrupts.submitted(answer.id)
             await stream(client, answer.id, follow=True)
             return await client.wait(answer.id)
 
@@ -134,20 +135,33 @@ def run(ctx: typer.Context, spec: JobSpec, *, strict: bool) -> None:
 class _Interrupts:
     """While open, the first Ctrl-C asks the gateway to cancel the job, and the second one leaves."""
 
-    def __init__(self, client: Client, job_id: str) -> None:
-        self._client, self._job_id = client, job_id
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._job_id = ""
+        self._count = 0
         self._asked: asyncio.Task[views.ActAnswer] | None = None
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Interrupts:
         self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.remove_signal_handler(signal.SIGINT)
 
+    def submitted(self, job_id: str) -> None:
+        """Say which job is meant; one that was interrupted while it was being submitted is cancelled now."""
+        self._job_id = job_id
+        if self._count:
+            self._cancel()
+
     def _interrupt(self) -> None:
-        if self._asked is None:
-            tell(f"cancelling {self._job_id}; Ctrl-C again leaves at once")
-            self._asked = self._loop.create_task(self._client.cancel(self._job_id, "interrupted"))
-        elif self._main is not None:
+        self._count += 1
+        if self._count > 1 and self._main is not None:
             self._main.cancel()
+        elif self._job_id:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        tell(f"cancelling {self._job_id}; Ctrl-C again leaves at once")
+        self._asked = self._loop.create_task(self._client.cancel(self._job_id, "interrupted"))

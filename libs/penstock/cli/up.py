@@ -1,29 +1,127 @@
-"""`penstock service NAME`."""
+"""`penstock up`, `down` and `service`: running Penstock itself."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from typing import Annotated
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
+
+from penstock.cli import render
+from penstock.cli.errors import Exit, Failure, bad_input, tell
+
+T = TypeVar("T")
+Data = Annotated[str, typer.Option("--data", help="Data folder: everything that must survive.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(service)
+    for command in (up, down, service):
+        app.command()(command)
+
+
+def up(
+    *,
+    data: Data = "penstock-data",
+    port: Annotated[int, typer.Option("--port", min=-1, max=65535, help="Of NATS; -1 takes a free one.")] = 4222,
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--devices",
+            "--emulate",
+            help="auto, cuda, cpu, or emulated: fast:2@1.0:16GiB,slow:2@0.4:16GiB (kind:count@speed:memory).",
+        ),
+    ] = "",
+    cpu: Annotated[int, typer.Option("--cpu", min=0, max=1024, help="So many devices of kind cpu besides.")] = 0,
+    replicas: Annotated[
+        list[str] | None, typer.Option("--replicas", help="SERVICE=N processes of a service; repeatable.")
+    ] = None,
+    config: Annotated[str, typer.Option("--config", help="Settings file; PENSTOCK_CONFIG, else ./penstock.toml.")] = "",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all are ready.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' logs in files only.")] = False,
+) -> None:
+    """Run NATS and all services on this machine until Ctrl-C, or with --detach until `penstock down`."""
+    from penstock import supervisor
+
+    options = supervisor.Options(
+        data_dir=data,
+        port=port,
+        devices=",".join(filter(None, [devices, *["cpu"] * cpu])),
+        replicas=_counts(replicas or []),
+        config=config,
+        quiet=quiet or detach,
+    )
+    if detach:
+        record = _supervised(supervisor.detach(options))
+        render.say(f"penstock is up at {record.url}; its log is {options.folder / 'penstock.log'}")
+        render.say(f"stop it with `penstock down{_data_flag(data)}`")
+    else:
+        _supervised(supervisor.up(options, render.say))
+
+
+def down(data: Data = "penstock-data") -> None:
+    """Stop what `penstock up` runs on a data folder; jobs go on at the next start."""
+    from penstock import supervisor
+
+    if not _supervised(supervisor.down(data)):
+        tell(f"nothing runs on {Path(data).absolute()}")
+        raise typer.Exit(Exit.NOT_FOUND)
+    render.say(f"stopped; `penstock up{_data_flag(data)}` goes on where it was")
 
 
 def service(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="gateway, profiler, ranker, matcher, tuner or executor.")],
+    data: Annotated[str, typer.Option("--data", help="Join the `penstock up` of this data folder.")] = "",
 ) -> None:
-    """Run one service in the foreground."""
-    from penstock.cli.errors import bad_input
+    """Run one more replica of a service in the foreground; settings come from the environment and penstock.toml."""
     from penstock_events import subjects
 
     known = sorted(set(subjects.WRITERS.values()))
     if name not in known:
         bad_input(f"there is no service {name!r}; expected one of {', '.join(known)}")
-    os.environ["PENSTOCK_URL"] = ctx.obj["url"]
-    os.execv(sys.executable, [sys.executable, "-m", f"penstock_{name}"])  # noqa: S606 - it becomes the service
+    _become(name, _environment_of(name, Path(data)) if data else {"PENSTOCK_URL": ctx.obj["url"]})
+
+
+def _environment_of(name: str, folder: Path) -> dict[str, str]:
+    from penstock.upkeep import folder as folders
+    from penstock_bus import credentials
+
+    record = folders.read(folder)
+    password = credentials.read(folder / "nats" / "passwords.json").get(name)
+    if record is None or password is None:
+        bad_input(f"{folder} is no data folder of `penstock up`; expected one, or set PENSTOCK_URL without --data")
+    return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
+
+
+def _become(name: str, environment: dict[str, str]) -> NoReturn:
+    env = {**os.environ, **environment}
+    os.execve(sys.executable, [sys.executable, "-m", f"penstock_{name}"], env)  # noqa: S606 - it is to be this process
+
+
+def _supervised(work: Coroutine[Any, Any, T]) -> T:
+    from penstock.supervisor import UpError
+    from penstock_bus.port import BusError
+
+    try:
+        return asyncio.run(work)
+    except (UpError, BusError) as error:
+        raise Failure(str(error)) from error
+
+
+def _counts(words: list[str]) -> dict[str, int]:
+    from penstock.cli.typed import pairs
+
+    found = pairs(words, "--replicas")
+    for name, count in found.items():
+        if not count.isdigit():
+            bad_input(f"--replicas {name}={count}: expected a whole number")
+    return {name: int(count) for name, count in found.items()}
+
+
+def _data_flag(data: str) -> str:
+    return "" if data == "penstock-data" else f" --data {data}"

@@ -1,0 +1,161 @@
+"""The asynchronous client, against a gateway that speaks the real types on a bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_gateway import FakeGateway, job_view
+
+import penstock
+from penstock.client import Client
+from penstock_bus import NoResponders, Reply, ServiceError
+from penstock_bus.memory import MemoryBus
+from penstock_events import Choice, JobHeld, JobSpec, SweepSpec, strict
+
+
+async def test_a_submitted_job_carries_user_folder_script_digest_and_the_shells_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/venv/bin:/bin")
+    monkeypatch.setenv("SECRET_TOKEN", "hidden")
+    gateway = FakeGateway()
+    async with gateway.client() as client:
+        answer = await client.submit(name="train", command=("python", "train.py"), env={"LANG": "C", "X": "1"})
+    spec = gateway.specs[answer.id]
+    assert spec.user == getpass.getuser()
+    assert spec.cwd == str(tmp_path)
+    assert spec.digest == hashlib.sha256(b"print()").hexdigest()
+    assert spec.env["PATH"] == "/venv/bin:/bin"
+    assert (spec.env["LANG"], spec.env["X"]) == ("C", "1")
+    assert "SECRET_TOKEN" not in spec.env
+
+
+async def test_what_the_specification_says_itself_is_kept() -> None:
+    gateway = FakeGateway()
+    spec = JobSpec(name="a", command=("true",), user="ben", cwd="/data", digest="d", id="mine")
+    async with gateway.client() as client:
+        answer = await client.submit(spec, strict=True)
+    assert answer.id == "mine"
+    sent = gateway.specs["mine"]
+    assert (sent.user, sent.cwd, sent.digest) == ("ben", "/data", "d")
+
+
+async def test_a_mistyped_field_is_refused_before_anything_is_sent() -> None:
+    gateway = FakeGateway()
+    async with gateway.client() as client:
+        with pytest.raises(strict.BadInput, match="did you mean `gpus`"):
+            await client.submit(name="a", command=["true"], gpu=2)
+    assert gateway.asked == []
+
+
+async def test_waiting_returns_the_job_once_its_end_is_announced() -> None:
+    gateway = FakeGateway(job_view("j1"))
+    async with gateway.client() as client:
+        waiting = asyncio.ensure_future(client.wait("j1"))
+        await gateway.append(JobHeld(at_s=2.0, job_id="j1"))
+        await gateway.finish("j1", "F", 3, "exit code 3")
+        job = await asyncio.wait_for(waiting, 5)
+    assert (job.state, job.exit_code) == ("F", 3)
+
+
+async def test_waiting_for_a_job_that_has_ended_returns_at_once() -> None:
+    gateway = FakeGateway(job_view("j1", state="CD"))
+    async with gateway.client() as client:
+        assert (await client.wait("j1")).state == "CD"
+
+
+async def test_nobody_waits_for_a_sample() -> None:
+    gateway = FakeGateway(job_view("j1", sample=True))
+    async with gateway.client() as client:
+        with pytest.raises(ValueError, match="sample of the profiler"):
+            await client.wait("j1")
+
+
+async def test_followed_logs_end_with_the_job_and_miss_nothing() -> None:
+    gateway = FakeGateway(job_view("j1", state="R"))
+    async with gateway.client() as client:
+        await gateway.bus.write_log("j1", 0, b"one\n")
+        found = []
+        async for line in client.logs("j1", follow=True):
+            found.append(line.data)
+            if line.data == b"one\n":
+                await gateway.bus.write_log("j1", 0, b"two\n")
+            elif line.data == b"two\n":
+                await gateway.finish("j1")
+                await gateway.bus.write_log("j1", 0, b"three\n")
+    assert found[:2] == [b"one\n", b"two\n"]
+    assert found == sorted(set(found), key=found.index)
+
+
+async def test_the_tail_of_a_finished_jobs_output_is_what_was_asked_for() -> None:
+    gateway = FakeGateway(job_view("j1", state="CD"))
+    async with gateway.client() as client:
+        for i in range(5):
+            await gateway.bus.write_log("j1", 0, b"%d\n" % i)
+        assert [line.data async for line in client.logs("j1", tail=2)] == [b"3\n", b"4\n"]
+        assert len([line async for line in client.logs("j1", follow=True)]) == 5
+
+
+async def test_followed_events_of_a_job_are_its_own_and_those_that_name_it() -> None:
+    gateway = FakeGateway()
+    async with gateway.client() as client:
+        await client.submit(name="a", command=("true",), id="a")
+        await client.submit(name="b", command=("true",), id="b")
+        await gateway.finish("a")
+        found = []
+        async for event in client.follow_events("a"):
+            found.append(event.type)
+            if len(found) == 2:
+                break
+    assert found == ["job.submitted.v1", "job.finished.v1"]
+
+
+async def test_waiting_for_a_sweep_returns_its_best_trial() -> None:
+    gateway = FakeGateway()
+    spec = SweepSpec(
+        name="s", job=JobSpec(name="a", command=("true",)), space={"lr": Choice(values=(0.1,))}, metric="accuracy"
+    )
+    async with gateway.client() as client:
+        answer = await client.tune(spec)
+        waiting = asyncio.ensure_future(client.wait_sweep(answer.id))
+        await gateway.finish_sweep(answer.id)
+        assert (await asyncio.wait_for(waiting, 5)).best_job_id == "s1-3"
+
+
+@pytest.mark.parametrize(("code", "text"), [(404, "there is no job"), (409, "another job has that id")])
+async def test_what_the_gateway_refuses_keeps_its_code_and_words(code: int, text: str) -> None:
+    gateway = FakeGateway()
+    gateway.refusal = Reply(code=code, error=text)
+    async with gateway.client() as client:
+        with pytest.raises(ServiceError, match=text) as caught:
+            await client.job("x")
+    assert caught.value.code == code
+
+
+async def test_without_a_gateway_nobody_responds() -> None:
+    async with MemoryBus() as bus, Client(bus=bus) as client:
+        with pytest.raises(NoResponders):
+            await client.jobs()
+
+
+async def test_a_client_that_is_not_connected_says_so() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await Client("nats://127.0.0.1:1").jobs()
+
+
+async def test_a_specification_beside_fields_is_a_mistake() -> None:
+    async with FakeGateway().client() as client:
+        with pytest.raises(TypeError, match="one or the other"):
+            await client.submit(JobSpec(name="a", command=("true",)), gpus=2)
+
+
+def test_the_client_is_what_users_import() -> None:
+    exported: Any = penstock.Client
+    assert exported is Client
