@@ -18,6 +18,7 @@ from penstock_events import subjects
 
 HEARTBEAT_S: Final = 1.0
 GONE_AFTER_S: Final = 3.5
+_LOOK_S: Final = 0.1
 VERSION: Final = version("penstock")
 
 
@@ -95,9 +96,18 @@ class Peers:
 
 
 async def beat(bus: Bus, vitals: Vitals) -> None:
-    """Say every second that this replica is there, for ever; what cannot be sent is not sent later."""
+    """
+    Say that this replica is there, every second and whenever it becomes ready or wins or loses the lead, for ever.
+
+    What cannot be sent is not sent later.
+    """
     subject = subjects.replica(vitals.service, vitals.replica)
+    said, said_ago_s = (False, False), HEARTBEAT_S
     while True:
-        with suppress(BusError):  # the bus is away; the peers see that by themselves
-            await bus.tell(subject, msgspec.json.encode(vitals))
-        await asyncio.sleep(HEARTBEAT_S)
+        now = (vitals.ready, vitals.leading)
+        if now != said or said_ago_s >= HEARTBEAT_S:
+            said, said_ago_s = now, 0.0
+            with suppress(BusError):  # the bus is away; the peers see that by themselves
+                await bus.tell(subject, msgspec.json.encode(vitals))
+        await asyncio.sleep(_LOOK_S)
+        said_ago_s += _LOOK_S
