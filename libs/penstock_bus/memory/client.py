@@ -80,7 +80,9 @@ class Client:
 
     async def ready(self, size: int = 0) -> None:
         """
-        Wait until the server can be reached, then check that it takes a body of this size.
+        Wait until the server can be reached, and check that it takes a body of this size.
+
+        Others get a turn meanwhile, as they do while a real server is asked.
 
         Raises
         ------
@@ -88,6 +90,7 @@ class Client:
         """
         if size > self.max_body_bytes:
             raise TooLarge(f"the body has {size} bytes and the server takes {self.max_body_bytes}; send less")
+        await asyncio.sleep(0)
         clock = asyncio.get_running_loop().time
         end_s = clock() + self.timeout_s
         while not self.online():

@@ -1,0 +1,193 @@
+"""Requests, services, telemetry and the output of jobs, on both adapters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+from bus_harness import Harness
+
+from penstock_bus import Bus, Endpoint, Handler, LogLine, NoResponders, Reply, ServiceError, Timeout, TooLarge
+from penstock_events import subjects
+from penstock_testing import eventually
+
+ECHO = subjects.query("echo", "test")
+
+
+def endpoint(handler: Handler, name: str = "echo") -> Endpoint:
+    return Endpoint(name=name, subject=subjects.query(name, "test"), handler=handler)
+
+
+async def echo(body: bytes) -> Reply:
+    return Reply(body=body)
+
+
+async def test_a_request_is_answered_as_soon_as_the_service_is_open(bus: Bus) -> None:
+    for i in range(20):
+        async with bus.serve("test", "1.0.0", [endpoint(echo)]):
+            assert await bus.request(ECHO, b"%d" % i) == b"%d" % i
+
+
+async def test_an_error_of_the_service_comes_with_code_message_and_body(bus: Bus) -> None:
+    async def refuse(body: bytes) -> Reply:
+        return Reply(code=409, error="job j1 is there with other content", body=b"more")
+
+    async with bus.serve("test", "1.0.0", [endpoint(refuse)]):
+        with pytest.raises(ServiceError, match="j1 is there with other content") as caught:
+            await bus.request(ECHO, b"")
+    assert (caught.value.code, caught.value.body) == (409, b"more")
+
+
+async def test_an_exception_in_a_handler_is_error_500_and_the_service_goes_on(bus: Bus) -> None:
+    async def fail(body: bytes) -> Reply:
+        if body == b"bad":
+            raise KeyError("j1")
+        return Reply(body=b"fine")
+
+    async with bus.serve("test", "1.0.0", [endpoint(fail)]):
+        with pytest.raises(ServiceError, match="KeyError") as caught:
+            await bus.request(ECHO, b"bad")
+        assert caught.value.code == 500
+        assert await bus.request(ECHO, b"good") == b"fine"
+
+
+async def test_a_subject_that_nobody_serves_has_no_responders(bus: Bus) -> None:
+    with pytest.raises(NoResponders, match=r"penstock\.qry\.test\.echo"):
+        await bus.request(ECHO, b"")
+
+
+async def test_a_service_that_was_closed_serves_no_more(bus: Bus) -> None:
+    async with bus.serve("test", "1.0.0", [endpoint(echo)]):
+        pass
+    with pytest.raises(NoResponders):
+        await bus.request(ECHO, b"")
+
+
+async def test_an_answer_that_does_not_come_in_time_is_a_timeout(bus: Bus) -> None:
+    asked = asyncio.Event()
+
+    async def sleep(body: bytes) -> Reply:
+        asked.set()
+        await asyncio.Event().wait()
+        return Reply()
+
+    async with bus.serve("test", "1.0.0", [endpoint(sleep)]):
+        with pytest.raises(Timeout, match=r"within 0\.2 s"):
+            await bus.request(ECHO, b"", timeout_s=0.2)
+        assert asked.is_set()
+
+
+async def test_replicas_of_a_service_share_the_requests(harness: Harness) -> None:
+    def who(name: bytes) -> Endpoint:
+        async def answer(body: bytes) -> Reply:
+            return Reply(body=name)
+
+        return endpoint(answer)
+
+    async with harness.connect() as one, harness.connect() as other:
+        async with one.serve("test", "1.0.0", [who(b"one")]), other.serve("test", "1.0.0", [who(b"other")]):
+            answers = {await one.request(ECHO, b"") for _ in range(100)}
+        assert answers == {b"one", b"other"}
+
+
+async def test_endpoints_of_a_service_do_not_wait_for_each_other(bus: Bus) -> None:
+    release = asyncio.Event()
+
+    async def wait(body: bytes) -> Reply:
+        await release.wait()
+        return Reply(body=b"waited")
+
+    async with bus.serve("test", "1.0.0", [endpoint(wait, "wait"), endpoint(echo)]):
+        waiting = asyncio.create_task(bus.request(subjects.query("wait", "test"), b""))
+        assert await bus.request(ECHO, b"x") == b"x"
+        release.set()
+        assert await waiting == b"waited"
+
+
+async def test_a_request_that_is_too_large_says_the_limit(bus: Bus) -> None:
+    async with bus.serve("test", "1.0.0", [endpoint(echo)]):
+        with pytest.raises(TooLarge, match=str(bus.max_body_bytes)):
+            await bus.request(ECHO, b"x" * (bus.max_body_bytes + 1))
+
+
+async def test_a_service_goes_on_over_a_crash_of_the_server(harness: Harness) -> None:
+    async with harness.connect() as server, harness.connect() as client:
+        async with server.serve("test", "1.0.0", [endpoint(echo)]):
+            await harness.crash()
+            await harness.restart()
+
+            async def answered() -> bool:
+                try:
+                    return await client.request(ECHO, b"again") == b"again"
+                except NoResponders:
+                    return False
+
+            await eventually(answered)
+
+
+async def test_what_is_told_reaches_those_who_listen(harness: Harness) -> None:
+    async with harness.connect() as one, harness.connect() as other:
+        async with aclosing(other.listen(subjects.HEARTBEATS)) as heard:
+            told = asyncio.create_task(_tell_until_heard(one))
+            async with asyncio.timeout(20):
+                assert await anext(heard) == (subjects.heartbeat("n1"), b"alive")
+            told.cancel()
+
+
+async def _tell_until_heard(bus: Bus) -> None:
+    while True:
+        await bus.tell(subjects.progress("j1"), b"not for them")
+        await bus.tell(subjects.heartbeat("n1"), b"alive")
+        await asyncio.sleep(0.01)
+
+
+async def test_telling_nobody_is_fine_even_without_a_server(harness: Harness, bus: Bus) -> None:
+    await bus.tell(subjects.heartbeat("n1"), b"alive")
+    await harness.crash()
+    await bus.tell(subjects.heartbeat("n1"), b"alive")
+    await harness.restart()
+
+
+async def test_output_is_read_in_order_with_rank_and_time(bus: Bus) -> None:
+    for i in range(3):
+        await bus.write_log("j1", i % 2, b"line %d\n" % i)
+    await bus.write_log("other", 0, b"not this\n")
+    lines = await _lines(bus.read_logs("j1"))
+    assert [(line.seq, line.rank, line.data) for line in lines] == [
+        (1, 0, b"line 0\n"),
+        (2, 1, b"line 1\n"),
+        (3, 0, b"line 2\n"),
+    ]
+    assert all(line.job_id == "j1" and line.stored_s > 0 for line in lines)
+
+
+async def test_the_tail_of_the_output_is_its_last_pieces(bus: Bus) -> None:
+    for i in range(5):
+        await bus.write_log("j1", 0, b"%d" % i)
+    assert [line.data for line in await _lines(bus.read_logs("j1", tail=2))] == [b"3", b"4"]
+    assert len(await _lines(bus.read_logs("j1", tail=9))) == 5
+    assert await _lines(bus.read_logs("j1", tail=0)) == []
+
+
+async def test_following_the_output_gives_old_and_new_pieces_over_a_crash(harness: Harness, bus: Bus) -> None:
+    for i in range(3):
+        await bus.write_log("j1", 0, b"old %d" % i)
+    async with aclosing(bus.read_logs("j1", follow=True, tail=1)) as lines:
+        async with asyncio.timeout(20):
+            assert (await anext(lines)).data == b"old 2"
+            await bus.write_log("j1", 1, b"new 0")
+            assert (await anext(lines)).data == b"new 0"
+            await harness.crash()
+            await harness.restart()
+            await bus.write_log("j1", 1, b"new 1")
+            assert (await anext(lines)).data == b"new 1"
+
+
+async def test_a_job_without_output_has_none(bus: Bus) -> None:
+    assert await _lines(bus.read_logs("j1")) == []
+
+
+async def _lines(lines: AsyncIterator[LogLine]) -> list[LogLine]:
+    return [line async for line in lines]
