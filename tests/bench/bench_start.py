@@ -12,10 +12,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
-from clusters import Cluster, until  # noqa: E402 after the path is known
+from clusters import Cluster, until
 
-import penstock  # noqa: E402
-from penstock_events import subjects  # noqa: E402
+import penstock
+from penstock_events import subjects
 
 
 async def measure(client: penstock.Client, count: int) -> tuple[np.ndarray, np.ndarray]:
