@@ -6,29 +6,18 @@ No module of this package is called ``session``: importing it would put the modu
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
-from typing import Final, SupportsFloat, TypeVar
+from typing import SupportsFloat, TypeVar
 
-from penstock.session_agent import Agent, make_current
-from penstock.session_checkpoint import Checkpoints
-from penstock.session_pace import EmulatedPace, HostPace, Pace
-from penstock.session_replay import History, skip
+from penstock.session_boundary import Boundary
+from penstock.session_replay import Course, skip
 from penstock.session_setup import SessionError, Setup, read
-from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
 from penstock_events.spec import Param
 
-PROGRESS_S: Final = 0.25
-"""Least seconds between two lines of progress."""
-NEVER: Final = math.inf
-
 T = TypeVar("T")
-_log = logging.getLogger("penstock.session")
 _active: Session | None = None
 
 
@@ -64,25 +53,8 @@ class Session:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._step = 0
-        self._loop_steps = 0
-        self._metrics: dict[str, SupportsFloat] = {}
-        self._history = History()
-        self._replay: Iterator[tuple[int, bool]] = iter(())
-        self._replaying = False
-        self._begun = False
-        self._open = False
-        self._loop_start = 0
-        self._unattended = False
-        self._leaving = False
-        self._save: Callable[[Path], object] | None = None
-        self._checkpoints = Checkpoints(setup.checkpoint_dir) if setup.checkpoint_dir else None
-        self._agent: Agent | None = None
-        self._pace: Pace = EmulatedPace(setup.emulated_speed) if setup.emulated_speed else HostPace()
-        self._progress_due = NEVER
-        self._checkpoint_due = NEVER
-        self._due = NEVER
-        self._pid = os.getpid()
+        self._course = Course()
+        self._boundary = Boundary(setup, self._course)
 
     # --- what the job is
     @property
@@ -134,7 +106,7 @@ class Session:
     @property
     def step(self) -> int:
         """Steps done since the job's very beginning, over all its runs."""
-        return self._step
+        return self._course.step
 
     @property
     def replaying(self) -> bool:
@@ -144,15 +116,12 @@ class Session:
         Loops that had ended give no items then. What stands between them (an evaluation, a scheduler's step) was done
         before the checkpoint, and can be left out by asking this.
         """
-        return self._replaying
+        return self._course.replaying
 
     @property
     def should_checkpoint(self) -> bool:
         """Whether a checkpoint is going to be saved at the end of the step in which this is asked."""
-        if self._save is None or self._checkpoints is None or self.rank:
-            return False
-        stop_at = self._agent.stop_at if self._agent else None
-        return (stop_at is not None and self._step + 1 >= stop_at) or perf_counter() >= self._checkpoint_due
+        return self._boundary.checkpoint_comes()
 
     # --- what the script does
     def on_checkpoint(self, save: Callable[[Path], object], load: Callable[[Path], object]) -> None:
@@ -174,22 +143,20 @@ class Session:
         CheckpointDamaged
             If there are checkpoints and ``load`` failed on each of them.
         """
-        if self._begun or self._save:
+        boundary = self._boundary
+        if self._course.begun or boundary.save:
             message = "on_checkpoint() is called once, and before the first iterations(): a checkpoint moves the start"
             raise SessionError(message)
-        self._save = save
-        if self._checkpoints is None:
+        boundary.save = save
+        if boundary.checkpoints is None:
             return
         if self.rank == 0:
-            self._checkpoints.sweep()
-            self._put_off_checkpoint()
-        manifest = self._checkpoints.load(load)
+            boundary.checkpoints.sweep()
+        manifest = boundary.checkpoints.load(load)
         if manifest is not None:
-            self._step = manifest.step
-            self._history = manifest.history
-            self._replay = manifest.history.copy().replay()
-            self._replaying = True
-            self._tell_progress()
+            self._course.resume(manifest.step, manifest.history)
+            boundary.tell_progress()
+        boundary.put_off_checkpoint()
 
     def report(self, **metrics: SupportsFloat) -> None:
         """
@@ -200,7 +167,7 @@ class Session:
         """
         for name, value in metrics.items():
             detach = getattr(value, "detach", None)
-            self._metrics[name] = detach() if detach else _number(name, value)
+            self._boundary.metrics[name] = detach() if detach else _number(name, value)
 
     def iterations(self, items: Iterable[T]) -> Iterator[T]:
         """
@@ -216,30 +183,30 @@ class Session:
             Out of the loop, where the job has been asked to stop and its checkpoint is complete.
         """
         self._check_order()
-        done, ended = next(self._replay, (0, False))
+        course, boundary = self._course, self._boundary
+        done, ended = course.next_loop()
         rest = skip(items, done)
         if ended:
             return
-        self._begin(done)
+        boundary.begin()
+        course.open_loop(done)
+        boundary.pace.resume()
         try:
             if self._setup.plain:
                 for item in rest:
                     yield item
-                    self._step += 1
+                    course.step += 1
             else:
                 for item in rest:
                     yield item
-                    self._boundary()
+                    boundary.cross()
         except GeneratorExit:  # a break: nothing can be raised from here, so the next loop's start attends
-            self._step += 1
-            self._loop_steps += 1
-            self._pace.lap()
-            self._unattended = True
+            course.count()
+            course.unattended = True
+            boundary.pace.lap()
             raise
         finally:
-            self._open = False
-            self._history.items = self._step - self._loop_start
-            self._history.end()
+            course.close_loop()
 
     def __enter__(self) -> Session:
         """Connect to the executor, if there is one."""
@@ -248,154 +215,25 @@ class Session:
             message = "this process has a session already; use that one, a process can be at one step only"
             raise SessionError(message)
         _active = self
-        if self._setup.socket:
-            self._agent = Agent(self._setup.socket, self._hello, lambda: self._step)
-            make_current(self._agent)
-            self._progress_due = self._due = 0.0
+        self._boundary.connect()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Say how it ended, and hang up."""
         global _active  # noqa: PLW0603 - see above
-        try:
-            if self._agent is not None and not self._leaving:
-                self._say_goodbye(error)
-        finally:
-            if self._agent is not None:
-                self._agent.close()
-                make_current(None)
-            _active = None
+        _active = None
+        self._boundary.disconnect(error)
 
-    # --- within a loop
     def _check_order(self) -> None:
         if _active is not self:
             message = "iterations() needs an open session: with penstock.session() as session: ..."
             raise SessionError(message)
-        if self._open:
+        if self._course.open:
             message = (
                 "an iterations() loop is open already; put epochs around it: "
                 "for epoch in range(n): for batch in session.iterations(loader): ..."
             )
             raise SessionError(message)
-        self._begun = True
-
-    def _begin(self, done: int) -> None:
-        self._replaying = False
-        if self._agent is not None:
-            self._agent.begin()
-        if self._unattended:
-            self._unattended = False
-            self._attend(perf_counter())
-        self._open = True
-        self._loop_start = self._step - done
-        self._pace.resume()
-
-    def _boundary(self) -> None:
-        self._step += 1
-        self._loop_steps += 1
-        now = self._pace.lap()
-        agent = self._agent
-        if (
-            now >= self._due
-            or (agent is not None and agent.attention)
-            or self._loop_steps == self._setup.sample_iterations
-        ):
-            self._attend(now)
-            self._pace.resume()
-
-    def _attend(self, now: float) -> None:
-        """Do what is due at a boundary."""
-        if os.getpid() != self._pid:
-            return
-        if self._loop_steps == self._setup.sample_iterations:
-            self._end_sample()
-        if now >= self._progress_due:
-            self._tell_progress()
-            self._progress_due = now + PROGRESS_S
-        if self._agent is not None and self._agent.attention and self._agent.verdict(self._step) == "leave":
-            self._leave()
-        elif now >= self._checkpoint_due:
-            self._checkpoint(leaving=False)
-        self._due = min(self._progress_due, self._checkpoint_due)
-
-    def _end_sample(self) -> None:
-        self._pace.settle()
-        if self._agent is not None:
-            self._agent.tell_last(self._done())
-        self._exit(0)
-
-    def _leave(self) -> None:
-        """Leave as agreed, with a checkpoint where this rank writes one; go on where that failed and nobody leaves."""
-        self._pace.settle()
-        if self._save is None or self._checkpoints is None or self.rank:
-            self._tell_progress()
-            self._exit(EXIT_PREEMPTED)
-        if self._checkpoint(leaving=True) or self.world_size > 1:
-            self._exit(EXIT_PREEMPTED)
-        if self._agent is not None:
-            self._agent.forget()
-
-    def _exit(self, code: int) -> None:
-        self._leaving = True
-        raise SystemExit(code)
-
-    def _checkpoint(self, *, leaving: bool) -> bool:
-        """Save a checkpoint and say so; return whether it is complete."""
-        if self._save is None or self._checkpoints is None:
-            return False
-        history = History(list(self._history.ended), self._step - self._loop_start if self._open else 0)
-        try:
-            self._checkpoints.save(self._step, history, self._save)
-        except Exception as error:  # whatever the user's function raises, training goes on
-            _log.warning("checkpoint_failed step=%s error=%r; the one before is untouched", self._step, error)
-            self._tell(SaveFailed(step=self._step, error=f"{type(error).__name__}: {error}"))
-            return False
-        finally:
-            self._put_off_checkpoint()
-        self._tell(Saved(step=self._step, leaving=leaving))
-        return True
-
-    def _put_off_checkpoint(self) -> None:
-        if self._setup.checkpoint_s:
-            self._checkpoint_due = perf_counter() + self._setup.checkpoint_s
-            self._due = min(self._progress_due, self._checkpoint_due)
-
-    # --- what the executor hears
-    def _say_goodbye(self, error: BaseException | None) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._pace.settle()
-            self._last(self._done())
-            return
-        if self._unattended:  # the step that raised was not done
-            self._step -= 1
-            self._loop_steps -= 1
-        self._tell_progress()
-
-    def _last(self, message: Done) -> None:
-        if self._agent is not None:
-            self._agent.tell_last(message)
-
-    def _hello(self) -> Hello:
-        setup = self._setup
-        return Hello(
-            version=VERSION, job_id=setup.job_id, epoch=setup.epoch, rank=setup.rank, pid=self._pid, step=self._step
-        )
-
-    def _tell(self, message: Progress | Saved | SaveFailed) -> None:
-        if self._agent is not None:
-            self._agent.tell(message)
-
-    def _tell_progress(self) -> None:
-        self._tell(
-            Progress(step=self._step, loop_steps=self._loop_steps, loop_s=self._pace.loop_s, metrics=self._finite())
-        )
-
-    def _done(self) -> Done:
-        return Done(step=self._step, loop_steps=self._loop_steps, loop_s=self._pace.loop_s, metrics=self._finite())
-
-    def _finite(self) -> dict[str, float]:
-        numbers = {name: float(value) for name, value in self._metrics.items()}
-        return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _number(name: str, value: SupportsFloat) -> float:

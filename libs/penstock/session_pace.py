@@ -6,13 +6,22 @@ This is shell code: it reads clocks and sleeps, which is the whole of its work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter, process_time, sleep
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 LEAST_SLEEP_S: Final = 0.004
 """Debts below this are carried on: a sleep costs some 60 microseconds, more than many a short iteration."""
 MOST_CREDIT_S: Final = 0.05
 """How far a process that the host kept waiting may catch up; without a limit it would later run too fast for long."""
+
+
+class Clocks(NamedTuple):
+    """Wall time and CPU time of this process in seconds, and how to sleep; a test puts its own here."""
+
+    wall: Callable[[], float] = perf_counter
+    cpu: Callable[[], float] = process_time
+    sleep: Callable[[float], object] = sleep
 
 
 class Pace(Protocol):
@@ -66,20 +75,21 @@ class EmulatedPace:
         Relative to this host; above 1 the device cannot be emulated in real time, only in ``loop_s``.
     """
 
-    def __init__(self, speed: float) -> None:
+    def __init__(self, speed: float, clocks: Clocks | None = None) -> None:
         self.loop_s = 0.0
+        self._clocks = clocks or Clocks()
         self._speed = speed
         self._owed_s = 0.0
         self.resume()
 
     def resume(self) -> None:
         """Start measuring here."""
-        self._wall_s = perf_counter()
-        self._cpu_s = process_time()
+        self._wall_s = self._clocks.wall()
+        self._cpu_s = self._clocks.cpu()
 
     def lap(self) -> float:
         """Add the emulated time of the iteration, and sleep once enough is owed."""
-        wall_s, cpu_s = perf_counter(), process_time()
+        wall_s, cpu_s = self._clocks.wall(), self._clocks.cpu()
         emulated_s = (cpu_s - self._cpu_s) / self._speed
         self.loop_s += emulated_s
         self._owed_s = max(self._owed_s + emulated_s - (wall_s - self._wall_s), -MOST_CREDIT_S)
@@ -91,7 +101,7 @@ class EmulatedPace:
     def settle(self) -> None:
         """Sleep what is owed; what the sleep takes too long becomes credit."""
         if self._owed_s > 0:
-            sleep(self._owed_s)
-            wall_s = perf_counter()
+            self._clocks.sleep(self._owed_s)
+            wall_s = self._clocks.wall()
             self._owed_s -= wall_s - self._wall_s
             self._wall_s = wall_s

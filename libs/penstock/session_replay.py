@@ -1,4 +1,7 @@
-"""Which items of which loop were done before a checkpoint, so that a resumed script repeats and omits none."""
+"""
+Where a script is in its loops, and which items were done before a checkpoint, so that a resumed script repeats and
+omits none. Pure: no clock, no file.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,76 @@ class History(msgspec.Struct):
             for _ in range(run.loops):
                 yield run.items, True
         yield self.items, False
+
+
+class Course:
+    """
+    A script's way through its loops.
+
+    Attributes
+    ----------
+    step : int
+        Steps done since the job's very beginning.
+    loop_steps : int
+        Steps done in this run.
+    begun : bool
+        Whether a loop has begun, so that no checkpoint can move the start any more.
+    open : bool
+        Whether a loop is running.
+    replaying : bool
+        Whether the script has yet to come to where its checkpoint was taken.
+    unattended : bool
+        Whether the last step was left by ``break``, so that its boundary is still to come.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.loop_steps = 0
+        self.begun = False
+        self.open = False
+        self.replaying = False
+        self.unattended = False
+        self._history = History()
+        self._replay: Iterator[tuple[int, bool]] = iter(())
+        self._loop_start = 0
+
+    def resume(self, step: int, history: History) -> None:
+        """Go on from a checkpoint."""
+        self.step = step
+        self.replaying = True
+        self._history = history
+        self._replay = history.copy().replay()
+
+    def next_loop(self) -> tuple[int, bool]:
+        """Return how many items of the loop that comes now were done, and whether it had ended."""
+        self.begun = True
+        return next(self._replay, (0, False))
+
+    def open_loop(self, done: int) -> None:
+        """A loop goes on after so many items."""
+        self.open = True
+        self.replaying = False
+        self._loop_start = self.step - done
+
+    def close_loop(self) -> None:
+        """The open loop ended."""
+        self.open = False
+        self._history.items = self.step - self._loop_start
+        self._history.end()
+
+    def count(self) -> None:
+        """One more step is done."""
+        self.step += 1
+        self.loop_steps += 1
+
+    def uncount(self) -> None:
+        """The last step was not done after all."""
+        self.step -= 1
+        self.loop_steps -= 1
+
+    def history(self) -> History:
+        """Return what a checkpoint taken now has to remember."""
+        return History(list(self._history.ended), self.step - self._loop_start if self.open else 0)
 
 
 def skip(items: Iterable[T], count: int) -> Iterator[T]:

@@ -1,0 +1,194 @@
+"""
+What happens between two steps: progress, checkpoints, the executor's wish to stop, the end of a sample.
+
+This is the shell of the session: it reads a clock to see what is due, and it may end the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Final, SupportsFloat
+
+from penstock.session_agent import Agent, make_current
+from penstock.session_checkpoint import Checkpoints
+from penstock.session_pace import EmulatedPace, HostPace, Pace
+from penstock.session_replay import Course
+from penstock.session_setup import Setup
+from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
+
+PROGRESS_S: Final = 0.25
+"""Least seconds between two lines of progress."""
+
+_log = logging.getLogger("penstock.session")
+
+
+class Boundary:
+    """
+    The boundary of a session's steps.
+
+    Attributes
+    ----------
+    metrics : dict
+        The last value of each reported metric; read when sent.
+    pace : Pace
+        Of the loop.
+    save : callable or None
+        How the script's state is saved, once the script has said it.
+    """
+
+    def __init__(self, setup: Setup, course: Course) -> None:
+        self.metrics: dict[str, SupportsFloat] = {}
+        self.pace: Pace = EmulatedPace(setup.emulated_speed) if setup.emulated_speed else HostPace()
+        self.save: Callable[[Path], object] | None = None
+        self.checkpoints = Checkpoints(setup.checkpoint_dir) if setup.checkpoint_dir else None
+        self._setup = setup
+        self._course = course
+        self._agent: Agent | None = None
+        self._progress_due = self._checkpoint_due = self._due = math.inf
+        self._leaving = False
+        self._pid = os.getpid()
+
+    def connect(self) -> None:
+        """Say hello to the executor, if there is one."""
+        if self._setup.socket:
+            self._agent = Agent(self._setup.socket, self._hello, lambda: self._course.step)
+            make_current(self._agent)
+            self._progress_due = self._due = 0.0
+
+    def begin(self) -> None:
+        """A loop begins; a boundary that a ``break`` left out is made up for."""
+        if self._agent is not None:
+            self._agent.begin()
+        if self._course.unattended:
+            self._course.unattended = False
+            self._attend(perf_counter())
+
+    def cross(self) -> None:
+        """A step is done. This is the path that has to be short: about 0.2 microseconds where nothing is due."""
+        course, agent = self._course, self._agent
+        course.step += 1
+        course.loop_steps += 1
+        now = self.pace.lap()
+        if (
+            now >= self._due
+            or (agent is not None and agent.attention)
+            or course.loop_steps == self._setup.sample_iterations
+        ):
+            self._attend(now)
+            self.pace.resume()
+
+    def checkpoint_comes(self) -> bool:
+        """Return whether the step that is running ends with a checkpoint."""
+        if self.save is None or self.checkpoints is None or self._setup.rank:
+            return False
+        stop_at = self._agent.stop_at if self._agent else None
+        return (stop_at is not None and self._course.step + 1 >= stop_at) or perf_counter() >= self._checkpoint_due
+
+    def put_off_checkpoint(self) -> None:
+        """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
+        if self._setup.checkpoint_s and not self._setup.rank:
+            self._checkpoint_due = perf_counter() + self._setup.checkpoint_s
+            self._due = min(self._progress_due, self._checkpoint_due)
+
+    def tell_progress(self) -> None:
+        """Say where the script is."""
+        course = self._course
+        self._tell(
+            Progress(step=course.step, loop_steps=course.loop_steps, loop_s=self.pace.loop_s, metrics=self._finite())
+        )
+
+    def disconnect(self, error: BaseException | None) -> None:
+        """Say how the session ended, and hang up."""
+        if self._agent is None:
+            return
+        try:
+            if not self._leaving:
+                self._say_goodbye(self._agent, error)
+        finally:
+            self._agent.close()
+            make_current(None)
+
+    def _attend(self, now: float) -> None:
+        """Do what is due."""
+        if os.getpid() != self._pid:
+            return
+        if self._setup.sample_iterations and self._course.loop_steps >= self._setup.sample_iterations:
+            self._end_sample()
+        if now >= self._progress_due:
+            self.tell_progress()
+            self._progress_due = now + PROGRESS_S
+        if self._agent is not None and self._agent.attention and self._agent.verdict(self._course.step) == "leave":
+            self._leave(self._agent)
+        elif now >= self._checkpoint_due:
+            self._checkpoint(leaving=False)
+        self._due = min(self._progress_due, self._checkpoint_due)
+
+    def _end_sample(self) -> None:
+        self.pace.settle()
+        if self._agent is not None:
+            self._agent.tell_last(self._done())
+        self._exit(0)
+
+    def _leave(self, agent: Agent) -> None:
+        """
+        Leave as agreed, with a checkpoint where this rank writes one.
+
+        Where that fails, a lone process goes on; a gang cannot, since the others are leaving.
+        """
+        self.pace.settle()
+        if self.save is None or self.checkpoints is None or self._setup.rank:
+            self.tell_progress()
+            self._exit(EXIT_PREEMPTED)
+        if self._checkpoint(leaving=True) or self._setup.world_size > 1:
+            self._exit(EXIT_PREEMPTED)
+        agent.forget()
+
+    def _exit(self, code: int) -> None:
+        self._leaving = True
+        raise SystemExit(code)
+
+    def _checkpoint(self, *, leaving: bool) -> bool:
+        """Save a checkpoint and say so; return whether it is complete."""
+        if self.save is None or self.checkpoints is None:
+            return False
+        step = self._course.step
+        try:
+            self.checkpoints.save(step, self._course.history(), self.save)
+        except Exception as error:  # whatever the user's function raises, training goes on
+            _log.warning("checkpoint_failed step=%s error=%r; the one before is untouched", step, error)
+            self._tell(SaveFailed(step=step, error=f"{type(error).__name__}: {error}"))
+            return False
+        finally:
+            self.put_off_checkpoint()
+        self._tell(Saved(step=step, leaving=leaving))
+        return True
+
+    def _say_goodbye(self, agent: Agent, error: BaseException | None) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.pace.settle()
+            agent.tell_last(self._done())
+            return
+        if self._course.unattended:  # the step that raised was not done
+            self._course.uncount()
+        self.tell_progress()
+
+    def _hello(self) -> Hello:
+        setup, step = self._setup, self._course.step
+        return Hello(version=VERSION, job_id=setup.job_id, epoch=setup.epoch, rank=setup.rank, pid=self._pid, step=step)
+
+    def _tell(self, message: Progress | Saved | SaveFailed) -> None:
+        if self._agent is not None:
+            self._agent.tell(message)
+
+    def _done(self) -> Done:
+        course = self._course
+        return Done(step=course.step, loop_steps=course.loop_steps, loop_s=self.pace.loop_s, metrics=self._finite())
+
+    def _finite(self) -> dict[str, float]:
+        numbers = {name: float(value) for name, value in self.metrics.items()}
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
