@@ -81,7 +81,7 @@ def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
     tagged = {t.tag: t for t in info.types if isinstance(t, inspect.StructType)}
     if not tagged:
         if all(any(_problems(raw, t, path, "")) for t in info.types):
-            yield _wrong(path, " or ".join(_expected(t, "") for t in info.types), raw)
+            yield _wrong(path, _any_of(info.types), raw)
         return
     field = next(iter(tagged.values())).tag_field or "type"
     known = ", ".join(f'"{tag}"' for tag in tagged)
@@ -89,9 +89,10 @@ def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
         yield _wrong(path, f"an object with `{field}`: {known}", raw)
     elif field not in raw:
         yield f"{_under(path, field)}: missing; expected one of {known}"
-    elif raw[field] not in tagged:
-        close = nearest(str(raw[field]), [str(tag) for tag in tagged])
-        yield _wrong(_under(path, field), f"one of {known}", raw[field]) + close
+    elif not isinstance(raw[field], str) or raw[field] not in tagged:
+        tag = raw[field]
+        close = nearest(tag, [str(other) for other in tagged]) if isinstance(tag, str) else ""
+        yield _wrong(_under(path, field), f"one of {known}", tag) + close
     else:
         yield from _struct(raw, tagged[raw[field]], path)
 
@@ -136,7 +137,8 @@ def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
         case _:
             return  # left to msgspec
     if not good:
-        yield _wrong(path, _expected(info, meant), raw) + _closest_literal(raw, info)
+        size = " that fits 64 bits" if isinstance(raw, int) and abs(raw) >= _INT_LIMIT else ""
+        yield _wrong(path, _expected(info, meant) + size, raw) + _closest_literal(raw, info)
 
 
 def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
@@ -161,6 +163,14 @@ def _expected(info: inspect.Type, meant: str) -> str:
         case _:
             text = _PLAIN.get(type(info), type(info).__name__.removesuffix("Type").lower())
     return text
+
+
+def _any_of(types: Iterable[inspect.Type]) -> str:
+    """Return what any of several types expects; a finite number may be a whole one."""
+    expected = list(dict.fromkeys(_expected(type_, "") for type_ in types))
+    if any(isinstance(type_, inspect.FloatType) for type_ in types) and "a whole number" in expected:
+        expected.remove("a whole number")
+    return ", ".join(expected)
 
 
 def _range(least: float | None, most: float | None) -> str:

@@ -26,7 +26,7 @@ def sweep_schema() -> dict[str, Any]:
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:
-    made = msgspec.json.schema(type_)
+    made = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(type_)))  # defaults may be tuples
     definitions: dict[str, Any] = made["$defs"]
     for defined, schema in definitions.items():
         _document(schema, getattr(spec, defined))

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-from penstock_events import JobSpec, Wait, lifecycle, workload
+from penstock_events import JobSpec, lifecycle, workload
 from penstock_events.views import DryRunView
 from penstock_gateway import fit
 from penstock_gateway.machine import State
-from penstock_gateway.words import count, listed
-from penstock_policies.placement import Free
+from penstock_policies.waiting import Reason, Scene, capacity, impossible
 
 
 def dry_run(state: State, spec: JobSpec) -> DryRunView:
     """
     Return where the job would start, or why it would wait.
 
-    Free devices count as its own, whoever waits: a job that waits while they are free has no use for them now.
+    Known shortcut: idle devices count as its own, although the matcher may keep them for a job that waits longer;
+    asking the matcher's own round would lift it.
     """
     warnings = fit.warnings(state.cluster, spec)
-    if spec.hold:
-        return _waits(Wait(job_id="", cause="held", evidence="it asks to be held", remedy="leave `hold` out"), warnings)
-    if (obstacle := fit.obstacle(state.cluster, spec)) is not None:
-        return _waits(obstacle, warnings)
-    free = Free(state.cluster.free((job for job in state.jobs if job.placement is not None), spec.pool))
-    whole = [kind for kind, number in free.kinds(spec).items() if number >= spec.gpus]
-    if not whole:
-        return _waits(_taken(state, spec, free), warnings)
+    scene = fit.pool_now(state, spec.pool)
+    whole = [kind for kind, number in scene.idle.kinds(spec).items() if number >= spec.gpus]
+    reason = _held(spec) or impossible(spec, scene) or (None if whole else capacity(spec, scene, _ahead(state, spec)))
+    if reason is not None:
+        return _waits(reason, warnings)
     kind = min(whole, key=lambda kind: (-_speed(state, spec, kind), kind))
-    devices = tuple(f"{node_id}/{kind}{device.index}" for node_id, device in free.choose(spec, kind, spec.gpus))
-    return DryRunView(starts=True, kind=kind, devices=devices, warnings=(*warnings, *_sampled_first(state, spec)))
-
-
-def _waits(wait: Wait, warnings: tuple[str, ...]) -> DryRunView:
     return DryRunView(
-        starts=False, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy, warnings=tuple(warnings)
+        starts=True,
+        kind=kind,
+        devices=_devices(scene, spec, kind),
+        warnings=(*warnings, *_sampled_first(state, spec)),
     )
 
 
-def _taken(state: State, spec: JobSpec, free: Free) -> Wait:
-    fitting = fit.fitting(state.cluster, spec)
-    kinds = free.kinds(spec)
-    have = listed(f"{kinds.get(kind, 0)} of {number} {kind}" for kind, number in sorted(fitting.items()))
-    waiting = sum(job.state is lifecycle.State.PENDING and job.spec.pool == spec.pool for job in state.jobs)
-    evidence = f"it asks for {count(spec.gpus, 'device')}; free now: {have}; {count(waiting, 'job')} waiting"
-    most = max(kinds.values(), default=0)
-    remedy = f"{count(most, 'device')} of one kind would start now" if most else "wait for a running job to end"
-    return Wait(job_id="", cause="gang" if most else "capacity", evidence=evidence, remedy=remedy)
+def _held(spec: JobSpec) -> Reason | None:
+    return Reason("held", "it asks to be held", "leave `hold` out") if spec.hold else None
+
+
+def _waits(reason: Reason, warnings: tuple[str, ...]) -> DryRunView:
+    return DryRunView(
+        starts=False, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy, warnings=warnings
+    )
+
+
+def _ahead(state: State, spec: JobSpec) -> int:
+    return sum(
+        job.state is lifecycle.State.PENDING and job.spec.pool == spec.pool and not job.held for job in state.jobs
+    )
+
+
+def _devices(scene: Scene, spec: JobSpec, kind: str) -> tuple[str, ...]:
+    chosen = scene.idle.choose(spec, kind, spec.gpus)
+    return tuple(f"{node_id}/{device.kind}{device.index}" for node_id, device in chosen)
 
 
 def _speed(state: State, spec: JobSpec, kind: str) -> float:

@@ -1,38 +1,42 @@
-"""Could a job ever run on the present nodes, whoever else is running?"""
+"""A job against the present nodes: could they ever hold it, and would they now?"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 
-from penstock_events import JobSpec, Wait
-from penstock_gateway.words import count, listed
-from penstock_policies.cluster import Cluster, fits
+from penstock_events import Device, Job, JobSpec
+from penstock_gateway.machine import State
+from penstock_gateway.words import listed
+from penstock_policies.cluster import Cluster
+from penstock_policies.order import Ranked, Running
+from penstock_policies.placement import Free, Located
+from penstock_policies.waiting import Scene, impossible
 
 
-def known_kinds(cluster: Cluster, pool: str | None = None) -> list[str]:
+def known_kinds(cluster: Cluster) -> list[str]:
     """Return the device kinds of all nodes that ever joined, sorted."""
-    nodes = [node for node in cluster.nodes.values() if pool in {None, node.pool}]
-    return sorted({device.kind for node in nodes for device in node.devices})
+    return sorted({device.kind for node in cluster.nodes.values() for device in node.devices})
 
 
-def fitting(cluster: Cluster, spec: JobSpec) -> Counter[str]:
-    """Return how many present devices of the job's pool it accepts, by kind; drained ones count."""
-    return Counter(device.kind for node in cluster.present(spec.pool) for device in node.devices if fits(spec, device))
+def nodes_of(cluster: Cluster, pool: str) -> Scene:
+    """Return a pool's nodes as if nothing ran on them."""
+    nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
+    whole = Free({node.id: node.devices for node in nodes if node.usable})
+    return Scene(pool=pool, nodes=nodes, whole=whole, idle=Free({}))
 
 
-def obstacle(cluster: Cluster, spec: JobSpec, job_id: str = "") -> Wait | None:
-    """Return why no set of present nodes could hold the job, or None where one could."""
-    if not any(cluster.present(spec.pool)):
-        return _no_nodes(cluster, spec, job_id)
-    counts = fitting(cluster, spec)
-    most = max(counts.values(), default=0)
-    if most >= spec.gpus:
-        return None
-    asked = f"it asks for {count(spec.gpus, 'device')}{_of_kinds(spec)}{_at_once(spec)}"
-    have = listed(f"{number} {kind}" for kind, number in sorted(counts.items()))
-    evidence = f"{asked}, and of those pool {spec.pool} has: {have}"
-    remedy = f"ask for {most} at most, or add nodes" if most else _other_devices(cluster, spec)
-    return Wait(job_id=job_id, cause="never_fits", evidence=evidence, remedy=remedy)
+def pool_now(state: State, pool: str) -> Scene:
+    """Return a pool's nodes with the runs on them."""
+    running = [job for job in state.jobs if job.placement is not None and job.spec.pool == pool]
+    empty = nodes_of(state.cluster, pool)
+    devices = {(node.id, device.index): device for node in empty.nodes for device in node.devices if node.usable}
+    return Scene(
+        pool=pool,
+        nodes=empty.nodes,
+        whole=empty.whole,
+        idle=Free(state.cluster.free(running, pool)),
+        running=[_run(state, job, devices) for job in running],
+    )
 
 
 def warnings(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
@@ -40,31 +44,24 @@ def warnings(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     known = known_kinds(cluster)
     unknown = [kind for kind in spec.kinds if kind not in known]
     found = [f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}"] if unknown else []
-    if (wait := obstacle(cluster, spec)) is not None:
-        found.append(f"it can never fit now: {wait.evidence}; {wait.remedy}")
+    reason = impossible(spec, nodes_of(cluster, spec.pool))
+    if reason is not None:
+        what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
+        remedy = f" ({reason.remedy})" if reason.remedy else ""
+        found.append(f"{what}: {reason.evidence}{remedy}")
     return tuple(found)
 
 
-def _no_nodes(cluster: Cluster, spec: JobSpec, job_id: str) -> Wait:
-    others = sorted({node.pool for node in cluster.present()} - {spec.pool})
-    elsewhere = f"; pools with nodes: {listed(others)}" if others else ""
-    return Wait(
-        job_id=job_id,
-        cause="no_nodes",
-        evidence=f"pool {spec.pool} has no node that is up{elsewhere}",
-        remedy="start an executor in that pool" + (", or name another pool" if others else ""),
-    )
+def _run(state: State, job: Job, devices: dict[tuple[str, int], Device]) -> Running:
+    rank = state.histories[job.id].rank
+    queue, position = (rank.queue, rank.position) if rank is not None else (0, job.submitted_s)
+    ranked = Ranked(-1 if job.sample is not None else queue, position, job.id, job)
+    return Running(ranked, job.placement.kind if job.placement is not None else "", tuple(_held(job, devices)))
 
 
-def _other_devices(cluster: Cluster, spec: JobSpec) -> str:
-    kinds = listed(known_kinds(cluster, spec.pool))
-    return f"name other kinds (known: {kinds}) or ask for less memory, or add nodes"
-
-
-def _of_kinds(spec: JobSpec) -> str:
-    memory = f" with {spec.memory_bytes} bytes" if spec.memory_bytes else ""
-    return (f" of kind {' or '.join(spec.kinds)}" if spec.kinds else "") + memory
-
-
-def _at_once(spec: JobSpec) -> str:
-    return " of one kind at once" if spec.gpus > 1 else ""
+def _held(job: Job, devices: dict[tuple[str, int], Device]) -> Iterator[Located]:
+    for slot in job.placement.slots if job.placement is not None else ():
+        if slot.node_id in job.open_nodes:
+            for index in slot.devices:
+                if (slot.node_id, index) in devices:
+                    yield slot.node_id, devices[slot.node_id, index]

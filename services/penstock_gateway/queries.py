@@ -28,7 +28,7 @@ from penstock_events.views import (
     SweepView,
     WhyView,
 )
-from penstock_gateway import accept, acts, dryrun, moments, show, story, why
+from penstock_gateway import accept, acts, dryrun, moments, show, story
 from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
 from penstock_gateway.machine import State
 from penstock_gateway.presence import Presence
@@ -77,7 +77,7 @@ class Queries:
 
     async def _why(self, body: bytes) -> WhyView:
         scene, job = await self._one(body)
-        return why.explain(scene.state, job, scene.now_s)
+        return scene.why.explain(job)
 
     async def _story(self, body: bytes) -> StoryView:
         scene, job = await self._one(body)

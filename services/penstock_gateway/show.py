@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -20,10 +22,10 @@ from penstock_events.views import (
     SweepView,
     TrialView,
 )
-from penstock_gateway import why
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.sweeps import Sweep
+from penstock_gateway.why import Why
 from penstock_policies.cluster import Node, taken_devices
 
 
@@ -34,23 +36,29 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Scene:
     """
     One moment: the read model up to ``seq``, the time, and what was heard outside the log (nothing, in the past).
 
     Attributes
     ----------
-    told : dict of str to Told
+    told : mapping of str to Told
         By job id.
-    heard : dict of str to float
+    heard : mapping of str to float
         Node id → time of its last heartbeat.
     """
 
     state: State
     now_s: float
     seq: int
-    told: Mapping[str, Told] = {}
-    heard: Mapping[str, float] = {}
+    told: Mapping[str, Told] = field(default_factory=dict)
+    heard: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def why(self) -> Why:
+        """Explains the moment's jobs."""
+        return Why(self.state, self.now_s)
 
 
 def job(scene: Scene, job: Job) -> JobView:
@@ -84,7 +92,7 @@ def job(scene: Scene, job: Job) -> JobView:
         exit_code=job.exit_code,
         queue=past.rank.queue if past.rank is not None else None,
         held=job.held,
-        cause=why.cause_of(scene.state, job, scene.now_s),
+        cause=scene.why.cause(job),
         sample=job.sample is not None,
         model=spec.model,
         epoch=job.epoch,
@@ -106,7 +114,7 @@ def detail(scene: Scene, one: Job) -> JobDetail:
     return JobDetail(
         job=job(scene, one),
         spec=one.spec,
-        why=why.explain(scene.state, one, scene.now_s),
+        why=scene.why.explain(one),
         workload=key,
         speeds=profile.speeds if profile is not None else (),
         seq=scene.seq,

@@ -99,13 +99,13 @@ async def test_two_gateways_accept_one_id_once(memory_bus: MemoryBus) -> None:
 async def test_a_job_that_can_never_fit_waits_with_a_warning_or_is_refused_when_strict(served: Gateway) -> None:
     answer = await served.command("submit", {**JOB, "id": "big", "gpus": 8})
     assert answer["warnings"] == [
-        "it can never fit now: it asks for 8 devices of one kind at once, and of those pool default has: "
-        "2 fast, 2 slow; ask for 2 at most, or add nodes"
+        "it can never fit now: needs 8 devices of one kind; pool `default` has 1 cpu of up to 1 GiB, "
+        "2 fast of up to 1 GiB, 2 slow of up to 1 GiB (ask for at most 2 devices: there are 2 of one kind)"
     ]
     assert (await served.query("why", {"id": "big"}))["cause"] == "never_fits"
     code, message = await refusal(served.command("submit", {"spec": {**JOB, "gpus": 8}, "strict": True}))
     assert code == 400
-    assert message.startswith("refused, as `strict` asks: it can never fit now: it asks for 8 devices")
+    assert message.startswith("refused, as `strict` asks: it can never fit now: needs 8 devices")
 
 
 async def test_an_unknown_device_kind_is_named_beside_the_known_ones(served: Gateway) -> None:
@@ -390,7 +390,7 @@ async def test_a_dry_run_says_where_the_job_would_start_or_why_not(served: Gatew
     await eventually(lambda: _state(served, "j1", "R"))
     would = await served.query("dryrun", {**JOB, "gpus": 2, "kinds": ["fast"], "profile": "off"})
     assert (would["starts"], would["cause"]) == (False, "gang")
-    assert would["evidence"] == "it asks for 2 devices; free now: 1 of 2 fast; 0 jobs waiting"
+    assert would["evidence"] == "needs 2 devices of one kind at once; idle: 1 fast; it is next"
     assert (await served.query("dryrun", {**JOB, "gpus": 9}))["cause"] == "never_fits"
     assert len((await served.query("jobs"))["jobs"]) == 1
 
