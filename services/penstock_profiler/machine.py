@@ -82,10 +82,8 @@ def apply(state: State, event: Event, seq: int) -> None:
             _note_answer(state, event)
         case JobSubmitted():
             _note_job(state, event, seq)
-        case SamplesRequested() if event.key in state.workloads:
-            state.workloads[event.key].request(event.samples, event.at_s)
-            state.jobs.apply(event)
-            _settle(state, event.key)
+        case SamplesRequested():
+            _note_request(state, event)
         case RunEnded():
             _note_run(state, event, seq)
         case _:
@@ -163,6 +161,13 @@ def _settle(state: State, key: str) -> None:
 def _note_answer(state: State, event: WorkloadProfiled) -> None:
     if event.key in state.workloads:
         state.workloads[event.key].announced = {speed.kind: speed for speed in event.speeds}
+        _settle(state, event.key)
+
+
+def _note_request(state: State, event: SamplesRequested) -> None:
+    if event.key in state.workloads:
+        state.workloads[event.key].request(event.samples, event.at_s)
+        state.jobs.apply(event)
         _settle(state, event.key)
 
 

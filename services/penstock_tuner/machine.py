@@ -21,6 +21,7 @@ from penstock_events import (
     Jobs,
     JobSpec,
     JobSubmitted,
+    SamplesRequested,
     SweepCancelled,
     SweepFinished,
     SweepSubmitted,
@@ -87,6 +88,8 @@ def apply(state: State, event: Event, seq: int) -> None:
             _forget(state, event.sweep_id)
         case JobSubmitted():
             _accept(state, event, seq)
+        case SamplesRequested():
+            pass  # samples are jobs, but no trials
         case _:
             _note_rest(state, event, seq)
 

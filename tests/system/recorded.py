@@ -1,0 +1,174 @@
+"""A recorded history with every kind of fact in it, as the services would have written it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock_bus import Delivery
+from penstock_events import (
+    AnyEvent,
+    Choice,
+    Device,
+    JobCancelled,
+    JobFinished,
+    JobHeld,
+    JobReleased,
+    JobSpec,
+    JobsRanked,
+    JobSubmitted,
+    KindSpeed,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeResumed,
+    Outcome,
+    Placement,
+    Preemption,
+    Rank,
+    RoundDecided,
+    RunCheckpointed,
+    RunEnded,
+    RunStarted,
+    RunWarned,
+    Sample,
+    SamplesRequested,
+    Slot,
+    SweepCancelled,
+    SweepFinished,
+    SweepSpec,
+    SweepSubmitted,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    Wait,
+    WorkloadProfiled,
+    workload,
+)
+from penstock_testing import delivery
+
+T0 = 1_700_000_000.0
+MLP = JobSpec(name="mlp", command=("python", "mlp.py"), model="mlp", batch_size=32, user="ada", retries=1)
+KEY = workload.key(MLP)
+SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, metric="accuracy", search="grid")
+
+
+def facts() -> list[AnyEvent]:
+    """Return the history in order, one fact a second."""
+    history = [*_nodes(), *_profiled(), *_gang(), *_retried_and_cancelled(), *_sweep(), *_node_lost()]
+    return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
+
+
+def log(history: list[AnyEvent] | None = None) -> list[Delivery]:
+    """Return a history as the log holds it, each fact a commit of its own."""
+    return [delivery(seq, fact) for seq, fact in enumerate(facts() if history is None else history, 1)]
+
+
+def _nodes() -> list[AnyEvent]:
+    fast = tuple(Device(index=i, kind="fast", memory_bytes=1 << 30, backend="emulated") for i in range(2))
+    slow = (Device(index=0, kind="slow", memory_bytes=1 << 30, backend="emulated", speed=0.4),)
+    return [
+        NodeJoined(at_s=0, node_id="n1", devices=fast, incarnation="a"),
+        NodeJoined(at_s=0, node_id="n2", devices=slow, incarnation="b"),
+        NodeDrained(at_s=0, node_id="n2", by="ada"),
+        NodeResumed(at_s=0, node_id="n2", by="ada"),
+    ]
+
+
+def _profiled() -> list[AnyEvent]:
+    samples = tuple(Sample(sample_id=f"s{n}", kind="fast", iterations=n) for n in (5, 25))
+    return [
+        JobSubmitted(at_s=0, job_id="j1", spec=MLP),
+        SamplesRequested(at_s=0, key=KEY, spec=MLP, samples=samples),
+        *(
+            fact
+            for sample in samples
+            for fact in (_placed(sample.sample_id), _started(sample.sample_id), _ended(sample.sample_id, loop_steps=5))
+        ),
+        WorkloadProfiled(at_s=0, key=KEY, speeds=(KindSpeed(kind="fast", iteration_s=0.01, speed=1.0),)),
+    ]
+
+
+def _gang() -> list[AnyEvent]:
+    gang = msgspec.structs.replace(MLP, gpus=2, id="g1")
+    return [
+        JobSubmitted(at_s=0, job_id="g1", spec=gang),
+        JobsRanked(at_s=0, pool="default", ranks=(Rank(job_id="g1", queue=0, position=1.0),)),
+        _placed("g1", devices=(0, 1)),
+        _started("g1", devices=(0, 1)),
+        RunCheckpointed(at_s=0, job_id="g1", epoch=1, node_id="n1", step=10),
+        RunWarned(at_s=0, job_id="g1", epoch=1, node_id="n1", warning="output dropped"),
+        JobsRanked(at_s=0, pool="default", ranks=(Rank(job_id="g1", queue=1, position=9.0, attained_gpu_s=4.0),)),
+        RoundDecided(at_s=0, pool="default", preemptions=(Preemption(job_id="g1", epoch=1, reason="rank"),)),
+        _ended("g1", outcome="preempted", steps=12),
+        _placed("g1", epoch=2, devices=(0, 1)),
+        _started("g1", epoch=2, devices=(0, 1)),
+        _ended("g1", epoch=2, steps=30, metrics={"accuracy": 0.9}),
+        _finished("g1", "completed"),
+    ]
+
+
+def _retried_and_cancelled() -> list[AnyEvent]:
+    return [
+        _placed("j1"),
+        _started("j1"),
+        _ended("j1", outcome="failed", exit_code=3, reason="exit status 3"),
+        JobHeld(at_s=0, job_id="j1", by="ada"),
+        RoundDecided(at_s=0, pool="default", waits=(Wait(job_id="j1", cause="held", evidence="by ada"),)),
+        JobReleased(at_s=0, job_id="j1", by="ada"),
+        _placed("j1", epoch=2),
+        JobCancelled(at_s=0, job_id="j1", by="ada"),
+        _ended("j1", epoch=2, outcome="cancelled"),
+        _finished("j1", "cancelled"),
+    ]
+
+
+def _sweep() -> list[AnyEvent]:
+    trials = tuple(Trial(job_id=f"t{i}", params={"lr": lr}) for i, lr in enumerate((0.1, 0.01)))
+    runs: list[AnyEvent] = []
+    for trial in trials:
+        spec = msgspec.structs.replace(MLP, id=trial.job_id, params=trial.params, parent="w1")
+        runs += [JobSubmitted(at_s=0, job_id=trial.job_id, spec=spec), _placed(trial.job_id), _started(trial.job_id)]
+        runs += [_ended(trial.job_id, metrics={"accuracy": 0.8}), _finished(trial.job_id, "completed")]
+        runs += [TrialFinished(at_s=0, sweep_id="w1", job_id=trial.job_id, state="completed", value=0.8)]
+    return [
+        SweepSubmitted(at_s=0, sweep_id="w1", spec=SWEEP),
+        TrialGroupOpened(at_s=0, sweep_id="w1", group=0, trials=trials),
+        *runs,
+        SweepFinished(at_s=0, sweep_id="w1", state="completed", best_job_id="t0", best_value=0.8),
+        SweepSubmitted(at_s=0, sweep_id="w2", spec=SWEEP),
+        SweepCancelled(at_s=0, sweep_id="w2", by="ada"),
+    ]
+
+
+def _node_lost() -> list[AnyEvent]:
+    lost = msgspec.structs.replace(MLP, id="l1")
+    return [
+        JobSubmitted(at_s=0, job_id="l1", spec=lost),
+        _placed("l1", node="n2"),
+        _started("l1", node="n2"),
+        RoundDecided(at_s=0, pool="default", lost_nodes=("n2",), prices={"fast": 1.5}),
+        _placed("l1", epoch=2),
+        _started("l1", epoch=2),
+        NodeLeft(at_s=0, node_id="n2", reason="gone"),
+    ]
+
+
+def _placed(job_id: str, *, epoch: int = 1, node: str = "n1", devices: tuple[int, ...] = (0,)) -> RoundDecided:
+    slots = (Slot(node_id=node, devices=devices),)
+    return RoundDecided(
+        at_s=0, pool="default", placements=(Placement(job_id=job_id, epoch=epoch, kind="fast", slots=slots),)
+    )
+
+
+def _started(job_id: str, *, epoch: int = 1, node: str = "n1", devices: tuple[int, ...] = (0,)) -> RunStarted:
+    return RunStarted(at_s=0, job_id=job_id, epoch=epoch, node_id=node, devices=devices)
+
+
+def _ended(job_id: str, *, outcome: Outcome = "completed", epoch: int = 1, **more: Any) -> RunEnded:
+    return RunEnded(at_s=0, job_id=job_id, epoch=epoch, node_id="n1", outcome=outcome, **more)
+
+
+def _finished(job_id: str, state: Literal["completed", "cancelled"]) -> JobFinished:
+    return JobFinished(at_s=0, job_id=job_id, name="mlp", state=state, submitted_s=T0)

@@ -1,0 +1,83 @@
+"""State is the fold of the log: snapshots, and the lack of them, change nothing; for every service that decides."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import facts, log
+
+from penstock_bus import Append, Decider
+from penstock_bus.fold import Fold
+from penstock_bus.live import LiveFold
+from penstock_bus.memory import MemoryBus
+from penstock_bus.nats import NatsBus
+from penstock_events import AnyEvent
+from penstock_testing import check_replay
+
+SERVICES = ("executor", "gateway", "matcher", "profiler", "ranker", "tuner")
+
+
+def decider_of(service: str) -> Decider[Any]:
+    machine = import_module(f"penstock_{service}.machine")
+    if service == "executor":
+        found = machine.decider()
+    else:
+        found = machine.decider(import_module(f"penstock_{service}.settings").Settings())
+    assert isinstance(found, Decider)
+    return found
+
+
+def test_the_recorded_history_has_every_kind_of_fact() -> None:
+    assert {type(fact) for fact in facts()} == set(get_args(AnyEvent))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_snapshot_anywhere_in_the_history_changes_nothing(service: str) -> None:
+    decider, history = decider_of(service), log()
+    whole = Fold(decider)
+    for delivery in history:
+        whole.apply(delivery)
+    for cut in range(len(history) + 1):
+        before, after = Fold(decider), Fold(decider)
+        for delivery in history[:cut]:
+            before.apply(delivery)
+        assert after.restore(before.snapshot())
+        for delivery in history:
+            after.apply(delivery)
+        assert after.encoded() == whole.encoded(), f"a snapshot after {cut} commits changes the state"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@settings(max_examples=30, deadline=None)
+@given(history=st.permutations(facts()))
+def test_no_order_of_facts_is_refused_and_all_replay_alike(service: str, history: list[AnyEvent]) -> None:
+    check_replay(decider_of(service), log(history))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_deleting_all_snapshots_and_restarting_gives_the_same_state(
+    service: str, nats_bus: NatsBus, memory_bus: MemoryBus
+) -> None:
+    for bus in (nats_bus, memory_bus):
+        decider, half = decider_of(service), len(log()) // 2
+        for delivery in log()[:half]:
+            await bus.append(Append(subject=delivery.subject, commit=delivery.commit, expected=None))
+        async with LiveFold(bus, decider) as live:
+            await live.caught_up()
+            assert await live.save_snapshot()
+            for delivery in log()[half:]:
+                await bus.append(Append(subject=delivery.subject, commit=delivery.commit, expected=None))
+            await live.caught_up()
+            lived = live.fold.encoded()
+        async with LiveFold(bus, decider) as resumed:
+            assert resumed.last_seq >= half, "it did not start from the snapshot"
+            await resumed.caught_up()
+            assert resumed.fold.encoded() == lived
+        await bus.delete_snapshots()
+        async with LiveFold(bus, decider) as rebuilt:
+            await rebuilt.caught_up()
+            assert rebuilt.fold.encoded() == lived
