@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import nats
+
 from penstock_bus import Append, Bus, Delivery
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.nats import connect
@@ -122,8 +123,6 @@ class Gate:
         self.shut()
         if self._listener is not None:
             self._listener.close()
-        for task in self._tasks:
-            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def shut(self) -> None:

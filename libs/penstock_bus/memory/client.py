@@ -95,4 +95,4 @@ class Client:
         end_s = clock() + self.timeout_s
         while not self.online():
             if not await self.server.changed.wait(max(end_s - clock(), 0.0)):
-                raise Unavailable(f"the server in memory was away for {self.timeout_s} s; start it and try again")
+                raise Unavailable(f"the server in memory was away for {self.timeout_s} s; the call may be tried again")

@@ -9,11 +9,12 @@ import structlog
 
 from penstock_bus.nats.faults import NOT_FOUND, Refused
 from penstock_bus.nats.link import Link
-from penstock_bus.port import Timeout, Unauthorized
+from penstock_bus.port import StorageFull, Timeout, Unauthorized
 from penstock_events import subjects
 
 _S: Final = 10**9  # the API counts in nanoseconds
 _MIB: Final = 1 << 20
+_SMALLEST: Final = 64 * 1024
 _DAY_S: Final = 24 * 3600
 _NAME_IN_USE: Final = 10058
 
@@ -107,6 +108,25 @@ async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
     try:
         await link.api(f"STREAM.CREATE.{name}", config)
         _log.info("stream_made", stream=name)
+    except StorageFull:
+        if "max_bytes" not in config:
+            raise
+        await _create_smaller(link, name, config)
     except Refused as error:
         if error.err_code != _NAME_IN_USE:  # somebody else made it just now
             raise
+
+
+async def _create_smaller(link: Link, name: str, config: dict[str, Any]) -> None:
+    """Make a stream whose size the server cannot promise: a quarter of what it can, since the log comes first."""
+    size = config["max_bytes"] // 4
+    while size >= _SMALLEST:
+        try:
+            await link.api(f"STREAM.CREATE.{name}", config | {"max_bytes": size})
+            break
+        except StorageFull:
+            size //= 4
+    else:
+        raise StorageFull(f"the server has no room for the stream {name}; give it more (max_file_store)")
+    await link.api(f"STREAM.UPDATE.{name}", config | {"max_bytes": size // 4})
+    _log.warning("stream_made_smaller", stream=name, wanted_bytes=config["max_bytes"], max_bytes=size // 4)
