@@ -12,15 +12,22 @@ async def background(*jobs: Coroutine[object, object, None]) -> AsyncIterator[No
     """
     Run coroutines while the body runs, and cancel them after it.
 
+    An error of the body comes through as it is.
+
     Raises
     ------
     BaseExceptionGroup
-        If one of them or the body fails: the others are cancelled first.
+        If one of the coroutines fails: the body and the others are cancelled first.
     """
+    failed: Exception | None = None
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(job) for job in jobs]
         try:
             yield
+        except Exception as error:  # raised again below, outside the group
+            failed = error
         finally:
             for task in tasks:
                 task.cancel()
+    if failed is not None:
+        raise failed

@@ -1,0 +1,55 @@
+import asyncio
+
+import pytest
+
+from penstock_bus import NoResponders, Unavailable
+from penstock_bus.retry import until_available
+from penstock_bus.tasks import background
+
+
+async def test_background_tasks_end_with_the_block() -> None:
+    ended = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with background(forever()):
+        await asyncio.sleep(0)
+    assert ended.is_set()
+
+
+async def test_an_error_of_the_block_comes_through_as_it_is() -> None:
+    with pytest.raises(KeyError):
+        async with background(asyncio.sleep(60)):
+            raise KeyError
+
+
+async def test_a_failing_task_ends_the_block() -> None:
+    async def fail() -> None:
+        raise KeyError
+
+    with pytest.RaisesGroup(KeyError):
+        async with background(fail()):
+            await asyncio.Event().wait()
+
+
+async def test_a_call_is_repeated_until_the_bus_is_there() -> None:
+    failures = [Unavailable("away"), Unavailable("away")]
+
+    async def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "stored"
+
+    assert await until_available(call, "call") == "stored"
+
+
+async def test_nobody_to_answer_is_not_waited_for() -> None:
+    async def call() -> None:
+        raise NoResponders("nobody")
+
+    with pytest.raises(NoResponders):
+        await until_available(call, "call")
