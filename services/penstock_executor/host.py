@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from penstock_events import AnyEvent, Job, RunCheckpointed, RunWarned
-from penstock_events.agent import FromJob, Hello, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
+from penstock_events.agent import Done, FromJob, Hello, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
 from penstock_executor import agreement, folder, launch, preflight, processes
 from penstock_executor.ears import Line
 from penstock_executor.local import Ending, Key, Rank, Run
@@ -233,7 +233,7 @@ class Host:
             case SaveFailed():
                 what = f"the checkpoint after step {message.step} could not be written: {message.error}"
                 self._report(RunWarned(warning=what, **self._about(key)))
-            case Progress() if index == 0:
+            case Progress() | Done() if index == 0:
                 self.fresh.add(key)
             case _:
                 pass

@@ -117,6 +117,12 @@ def end_orphans(folder: Path) -> None:
         _killpg(pid, signal.SIGKILL)
 
 
+def gone(pid: int) -> bool:
+    """Say whether a process has ended; a zombie has."""
+    stat = _stat(pid)
+    return not stat or _state(stat) in "ZX"
+
+
 def belongs_to(pid: int, process: Process) -> bool:
     """
     Say whether a pid is of the process's session, or descends from it.

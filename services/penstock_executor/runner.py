@@ -31,7 +31,7 @@ from penstock_executor.local import Key, Observed, Run
 from penstock_executor.output import Limit, Tail
 from penstock_executor.settings import ExecutorSettings
 
-OUTPUT_S: Final = 0.2
+OUTPUT_S: Final = 0.05
 PROGRESS_S: Final = 0.5
 GREETING_S: Final = 0.005
 """A process may have ended before its greeting was read from the socket."""
@@ -261,6 +261,8 @@ class Executor:
                 await self._publish(place, tail, final=True)
                 tail.close()
             del self.outputs[place]
+        self.progress_told_s.pop(place[0], None)
+        await self._tell_progress()
         self.host.ended(place, code)
 
     def _output(self, place: Place) -> _Output:

@@ -1,0 +1,188 @@
+"""What becomes of runs when their executor dies, comes back, is declared lost, or is stopped."""
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from executing import World, python, speaking
+
+from penstock_bus.shell import Shell
+from penstock_events import NodeLeft, RunCheckpointed, RunStarted, subjects
+from penstock_executor import processes
+from penstock_executor.runner import ExecutorError, run
+from penstock_executor.settings import ExecutorSettings
+from penstock_testing import eventually
+
+COUNT = (
+    "import sys, time\nprint('up', flush=True)\nwhile not __import__('os').path.exists(sys.argv[1]): time.sleep(0.01)"
+)
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
+    "while True: time.sleep(1)"
+)
+WAIT = "import time; print('up', flush=True); time.sleep(60)"
+
+
+async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World, tmp_path: Path) -> None:
+    node = await world.node()
+    await world.run("j1", *python(COUNT, str(tmp_path / "go")))
+    await world.says("j1", "up")
+    await node.kill()
+    await node.start()
+    (tmp_path / "go").touch()
+    assert (await world.ended("j1")).outcome == "completed"
+    assert await world.facts("j1") == ["RunStarted", "RunEnded"]
+    assert await world.output("j1") == b"up\n"
+    assert len(await world.joined()) == 2
+
+
+async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(world: World, tmp_path: Path) -> None:
+    node = await world.node()
+    await world.run("j1", *python(COUNT + "\nprint('last words'); sys.exit(3)", str(tmp_path / "go")))
+    await world.says("j1", "up")
+    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    assert process is not None
+    await node.kill()
+    (tmp_path / "go").touch()
+    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    await node.start()
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.exit_code) == ("failed", 3)
+    assert await world.output("j1") == b"up\nlast words\n"
+
+
+async def test_a_shim_that_was_killed_alone_takes_its_program_with_it(world: World) -> None:
+    node = await world.node()
+    await world.run("j1", *python("import os, time; print(os.getpid(), flush=True); time.sleep(60)"))
+    await world.says("j1", "\n")
+    pid = int(await world.output("j1"))
+    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    assert process is not None
+    await node.kill()
+    os.kill(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    await node.start()
+    assert (await world.ended("j1")).outcome == "lost"
+    await eventually(lambda: processes.gone(pid))
+
+
+async def test_an_adopted_job_is_still_asked_before_it_is_ended(world: World) -> None:
+    node = await world.node()
+    await world.run("j1", *speaking("100000"), grace_s=30.0)
+    await world.progress("j1")
+    await node.kill()
+    await node.start()
+    await world.preempt("j1")
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.exit_code) == ("preempted", 75)
+    assert (await world.fact(RunCheckpointed, "j1")).step == ended.steps > 0
+
+
+async def test_a_stop_that_was_under_way_goes_on_after_a_restart(world: World) -> None:
+    node = await world.node()
+    await world.run("j1", *speaking("100000", "stubborn", "deaf", "save_at=2"), grace_s=0.3)
+    await world.fact(RunCheckpointed, "j1")
+    await world.preempt("j1")
+    stop = world.folder / "n1/runs/j1/1/stop.json"
+    await eventually(stop.exists)
+    await node.kill()
+    await node.start()
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.exit_code, ended.steps) == ("preempted", 137, 2)
+
+
+async def test_a_lease_whose_run_folder_is_gone_is_lost(world: World) -> None:
+    node = await world.node()
+    await world.run("j1", *python(WAIT))
+    await world.says("j1", "up")
+    await node.kill()
+    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    assert process is not None
+    processes.signal_group(process, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    await asyncio.to_thread(shutil.rmtree, world.folder / "n1/runs")
+    await node.start()
+    assert (await world.ended("j1")).outcome == "lost"
+    assert await world.facts("j1") == ["RunStarted", "RunEnded"]
+
+
+async def test_a_node_that_was_declared_lost_ends_its_runs_before_it_joins_again(world: World) -> None:
+    await world.node()
+    await world.run("j1", *python(DEAF))
+    await world.says("j1", "up")
+    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    assert process is not None
+    await world.lose("n1")
+    await joins(world, 2)
+    assert not processes.is_alive(process)
+    first, second = await world.joined()
+    assert first.incarnation != second.incarnation
+    assert await world.facts("j1") == ["RunStarted"]
+
+
+async def test_runs_of_an_older_epoch_are_ended_before_a_restarted_node_joins(world: World) -> None:
+    node = await world.node("n1")
+    await world.node("n2")
+    await world.run("j1", *python(DEAF))
+    await world.says("j1", "up")
+    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    assert process is not None
+    await node.kill()
+    await world.lose("n1")
+    await world.place("j1", 0, epoch=2, node_id="n2")
+    await world.fact(RunStarted, "j1", lambda fact: fact.epoch == 2)
+    await node.start()
+    assert not processes.is_alive(process)
+    assert processes.find(world.folder / "n2/runs/j1/2/0") is not None
+
+
+async def test_a_placement_of_an_older_epoch_is_refused(world: World) -> None:
+    await world.node()
+    await world.run("j1", "true", retries=1, backoff_s=0.0)
+    await world.ended("j1")
+    await world.submit("j2", "true")
+    await world.place("j1", 0, epoch=1)
+    await world.place("j2", 0)
+    await world.ended("j2")
+    assert await world.facts("j1") == ["RunStarted", "RunEnded"]
+
+
+async def test_a_stopped_executor_preempts_its_runs_and_leaves(world: World) -> None:
+    node = await world.node()
+    await world.run("j1", *speaking("100000"))
+    await world.progress("j1")
+    await node.stop()
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.exit_code) == ("preempted", 75)
+    last = await world.bus.last(subjects.node("n1"))
+    assert last is not None
+    assert isinstance(last.commit.facts[0], NodeLeft)
+
+
+async def test_a_stopped_executor_may_leave_its_runs_to_the_next(world: World, tmp_path: Path) -> None:
+    node = await world.node(on_shutdown="leave")
+    await world.run("j1", *python(COUNT, str(tmp_path / "go")))
+    await world.says("j1", "up")
+    await node.stop()
+    assert await world.facts("j1") == ["RunStarted"]
+    await node.start()
+    (tmp_path / "go").touch()
+    assert (await world.ended("j1")).outcome == "completed"
+
+
+async def test_two_executors_in_one_folder_are_refused(world: World) -> None:
+    await world.node("n1")
+    settings = ExecutorSettings(node_id="n2", devices="cpu", data_dir=str(world.folder / "n1"))
+    with pytest.raises(ExecutorError, match="another executor works in"):
+        await run(Shell(world.bus, "executor"), settings)
+
+
+async def joins(world: World, count: int) -> None:
+    async with asyncio.timeout(20):
+        async for _ in world.bus.follow(subjects=[subjects.node("n1")]):
+            count -= 1
+            if not count:
+                return
