@@ -57,14 +57,15 @@ async def _one(client: penstock.Client, arrival: Arrival, ids: dict[str, str], r
 async def _sweep(client: penstock.Client) -> str:
     await asyncio.sleep(workload.SWEEP_AT_S)
     answer = await client.tune(workload.sweep())
-    await _until(client, answer.id, "sweep.finished.v1")
-    return (await client.sweep(answer.id)).state
+    finished_seq = await _until(client, answer.id, "sweep.finished.v1")
+    return (await client.sweep(answer.id, at=finished_seq)).state
 
 
-async def _until(client: penstock.Client, entity_id: str, tag: str) -> None:
+async def _until(client: penstock.Client, entity_id: str, tag: str) -> int:
     async for event in client.follow_events(entity_id):
         if event.type == tag:
-            return
+            return event.seq
+    raise AssertionError("a followed log does not end")
 
 
 async def _watch(client: penstock.Client, show: Show) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final, Literal
 
@@ -41,7 +42,7 @@ def job(name: str, model: str, steps: int, *, gpus: int = 1, kinds: tuple[str, .
     """Return the specification of a training job on the handwritten digits; ``model`` is ``mlp`` or ``softmax``."""
     return JobSpec(
         name=name,
-        command=("python", f"digits_{model}.py"),
+        command=(sys.executable, f"digits_{model}.py"),
         cwd=EXAMPLES,
         model=model if gpus == 1 else f"{model}-x{gpus}",
         gpus=gpus,
