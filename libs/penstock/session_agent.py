@@ -130,6 +130,8 @@ class Agent:
             if not self._closing.is_set() and self._connect():
                 with self._changed:
                     self._changed.notify_all()
+        with self._changed:
+            self._hang_up()
 
     def _read(self, connection: socket.socket) -> None:
         rest = b""

@@ -3,9 +3,13 @@ What a job's process and its node's executor say to each other, over a Unix sock
 
 The executor listens; every process of a job connects, says :class:`Hello` and goes on. To preempt a gang without losing
 or repeating a step, all of its processes must stop after the same one although none may wait for the others inside a
-collective operation: the executor asks (:class:`Stop`), each answers at its next boundary (:class:`At`) and goes on for
-at most ``STOP_MARGIN`` steps; with all answers in, the executor names the step (:class:`StopAt`): the largest answer
-plus the margin, which nobody can have passed.
+collective operation: the executor asks (:class:`Stop`), each answers (:class:`At`) and goes on for at most
+``STOP_MARGIN`` steps; with all answers in, the executor names the step (:class:`StopAt`): the largest answer plus the
+margin, which nobody can have passed.
+
+Each answers as soon as it is asked, from within a step too: a process that waits inside a collective operation for a
+peer that waits at its margin would reach no boundary. Only before its first step it answers when the loop begins.
+Rank 0 alone says :class:`Saved`; the others' last word is :class:`Progress`.
 """
 
 from __future__ import annotations

@@ -242,6 +242,22 @@ def test_a_sample_ends_after_its_iterations_and_says_how_long_they_took(executor
     assert end(process) == (0, "")
 
 
+def test_a_sample_on_an_emulated_device_reports_the_devices_time(executor: SmallExecutor) -> None:
+    code = """
+import time, penstock
+with penstock.session() as session:
+    for _ in session.iterations(range(100)):
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+"""
+    process = start(executor, code, EMULATED_SPEED="0.25", SAMPLE_ITERATIONS="10", DEVICE_KIND="slow")
+    done = executor.wait(Done)
+    assert done.loop_steps == 10
+    assert 0.08 <= done.loop_s <= 0.12
+    assert end(process) == (0, "")
+
+
 def test_a_job_works_on_while_its_executor_restarts_and_says_hello_again(executor: SmallExecutor) -> None:
     with inside(executor) as session:
         for item in session.iterations(range(6)):
