@@ -1,0 +1,142 @@
+"""``penstock up`` with the real services: ready, kept running through kill -9, one at a time, and down in order."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from penstock import supervisor
+from penstock.supervisor import Options, UpError
+from penstock.upkeep import folder as folders
+from penstock_bus import NoResponders, Unavailable
+from penstock_bus.nats import connect
+from penstock_events import subjects
+from penstock_testing import eventually
+
+SERVICES = ("gateway", "profiler", "ranker", "matcher", "tuner", "executor")
+
+
+def options(tmp_path: Path, **more: object) -> Options:
+    return Options(data_dir=str(tmp_path / "data"), port=-1, devices="fast:1@1.0:1GiB", quiet=True, **more)  # type: ignore[arg-type]
+
+
+def record(tmp_path: Path) -> folders.Record:
+    found = folders.read(tmp_path / "data")
+    assert found is not None
+    return found
+
+
+@asynccontextmanager
+async def running(chosen: Options) -> AsyncIterator[list[str]]:
+    """Run `up` in this process until the block ends; gives what it says."""
+    said: list[str] = []
+    ready, stopping = asyncio.Event(), asyncio.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        ready.set()
+
+    task = asyncio.create_task(supervisor.up(chosen, say, stopping))
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    try:
+        if not task.done():
+            yield said
+    finally:
+        stopping.set()
+        await task
+
+
+async def ready(url: str, service: str) -> bool:
+    with suppress(Unavailable, NoResponders):
+        async with connect(url) as bus:
+            return bool(await bus.request(subjects.query("ready", service), b"", timeout_s=1.0))
+    return False
+
+
+async def test_all_services_are_ready_and_end_with_it(tmp_path: Path) -> None:
+    async with running(options(tmp_path)) as said:
+        assert "6 processes" in said[0]
+        assert "Single node, not HA" in said[0]
+        written = record(tmp_path)
+        assert written.ready
+        assert sorted(written.processes) == sorted(["nats", *(f"{service}-1" for service in SERVICES)])
+        for service in SERVICES:
+            assert await ready(written.url, service)
+    assert folders.read(tmp_path / "data") is None
+    for process in written.processes.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+
+async def test_a_second_up_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    async with running(few):
+        with pytest.raises(UpError, match=rf"in use by the supervisor with process id {os.getpid()}; stop it with"):
+            await supervisor.up(few, lambda _: None, asyncio.Event())
+        with pytest.raises(UpError, match="in use by the supervisor"):
+            await supervisor.detach(few)
+
+
+async def test_what_is_killed_comes_back_the_server_too(tmp_path: Path) -> None:
+    replicas = {service: 0 for service in SERVICES if service != "ranker"}
+    async with running(options(tmp_path, replicas=replicas)):
+        for name in ("ranker-1", "nats"):
+            before = record(tmp_path).processes[name]
+            os.kill(before.pid, signal.SIGKILL)
+            await eventually(lambda name=name, before=before: record(tmp_path).processes[name] != before)  # type: ignore[misc]
+            url = record(tmp_path).url
+            await eventually(lambda url=url: ready(url, "ranker"), why="the ranker is ready again")  # type: ignore[misc]
+
+
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    async with running(options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))):
+        port = int(record(tmp_path).url.rpartition(":")[2])
+        other = Options(data_dir=str(tmp_path / "other"), port=port)
+        with pytest.raises(UpError, match=f"port {port} is taken: .*choose another one with --port"):
+            await supervisor.up(other, lambda _: None, asyncio.Event())
+
+
+async def test_a_service_with_wrong_settings_stops_it_with_the_place_to_look(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text("[ranker]\nspeed = 'very'\n")
+    with pytest.raises(UpError, match=r"ranker-1 cannot run: its settings are wrong; see .*logs/ranker-1\.log"):
+        async with running(options(tmp_path, config=str(config), replicas={"executor": 0})):
+            pass
+    said = (tmp_path / "data" / "logs" / "ranker-1.log").read_text()
+    assert f"{config}, [ranker]: unknown key 'speed'; expected one of" in said
+
+
+async def test_detached_it_is_ready_on_return_and_down_waits_for_its_end(tmp_path: Path) -> None:
+    chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
+    written = await supervisor.detach(chosen)
+    assert await ready(written.url, "tuner")
+    assert await supervisor.down(chosen.data_dir)
+    assert folders.holder(chosen.folder) is None
+    assert not await supervisor.down(chosen.data_dir)
+
+
+async def test_detached_its_failure_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UpError, match="there is no service 'macher'"):
+        await supervisor.detach(options(tmp_path, replicas={"macher": 1}))
+
+
+async def test_its_children_do_not_outlive_a_killed_supervisor_and_it_starts_again(tmp_path: Path) -> None:
+    chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
+    first = await supervisor.detach(chosen)
+    os.kill(first.pid, signal.SIGKILL)
+    await eventually(lambda: folders.holder(chosen.folder) is None)
+    second = await supervisor.detach(chosen)
+    assert await ready(second.url, "tuner")
+    for process in first.processes.values():
+        assert folders.process(process.pid) != process
+    assert await supervisor.down(chosen.data_dir)
+
+
+async def test_down_on_a_folder_that_nobody_runs_says_so(tmp_path: Path) -> None:
+    assert not await supervisor.down(str(tmp_path / "absent"))
