@@ -1,0 +1,117 @@
+"""The matcher on a bus: rounds in the log, silent nodes, standbys and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from matching_facts import job, node, rounds
+
+from penstock_bus import Append, Bus
+from penstock_bus.context import Shell
+from penstock_bus.tasks import background
+from penstock_events import AnyEvent, Commit, RoundDecided, subjects
+from penstock_matcher.runner import run
+from penstock_matcher.settings import Settings
+from penstock_testing import eventually, subject_of
+
+
+@pytest.fixture(params=["memory_bus", "nats_bus"])
+def bus(request: pytest.FixtureRequest) -> Bus:
+    return request.getfixturevalue(request.param)
+
+
+@asynccontextmanager
+async def matcher(bus: Bus, replica_id: str = "r1", node_timeout_s: float = 60.0) -> AsyncIterator[Shell]:
+    shell = Shell(bus, "matcher", replica_id)
+    async with shell.serving():
+        task = asyncio.create_task(run(shell, Settings(node_timeout_s=node_timeout_s)))
+        try:
+            yield shell
+        finally:
+            shell.stopping.set()
+            await task
+
+
+async def tell(bus: Bus, *facts: AnyEvent) -> None:
+    for fact in facts:
+        commit = Commit(id=uuid.uuid4().hex, actor="test", facts=(fact,))
+        await bus.append(Append(subject=subject_of(fact), commit=commit, expected=None))
+
+
+async def decided(bus: Bus) -> list[RoundDecided]:
+    deliveries = await bus.read(subjects.round_("default"))
+    return rounds([fact for delivery in deliveries for fact in delivery.commit.facts])
+
+
+async def placed(bus: Bus) -> dict[str, int]:
+    return {p.job_id: p.epoch for fact in await decided(bus) for p in fact.placements}
+
+
+async def test_a_job_is_placed_over_a_bus_and_the_round_names_its_cause(bus: Bus) -> None:
+    async with matcher(bus):
+        await tell(bus, node("n1", fast=1), job("a"))
+        await eventually(lambda: is_placed(bus, "a"))
+    (last,) = await bus.read(subjects.round_("default"))
+    assert last.commit.actor == "matcher/r1"
+    assert 0 < last.commit.cause < last.seq
+
+
+async def is_placed(bus: Bus, job_id: str) -> bool:
+    return job_id in await placed(bus)
+
+
+async def test_a_node_that_falls_silent_is_lost_and_its_jobs_move_to_one_that_is_heard(bus: Bus) -> None:
+    async with matcher(bus, node_timeout_s=0.6), background(beating(bus, "n2")):
+        await tell(bus, node("n1", fast=1), job("a"))
+        await eventually(lambda: is_placed(bus, "a"))
+        await tell(bus, node("n2", fast=1))
+        await eventually(lambda: has_epoch(bus, "a", 2))
+    assert [fact.lost_nodes for fact in await decided(bus) if fact.lost_nodes] == [("n1",)]
+
+
+async def beating(bus: Bus, node_id: str) -> None:
+    while True:
+        await bus.tell(subjects.heartbeat(node_id), b"{}")
+        await asyncio.sleep(0.1)
+
+
+async def has_epoch(bus: Bus, job_id: str, epoch: int) -> bool:
+    return (await placed(bus)).get(job_id) == epoch
+
+
+async def test_a_standby_decides_nothing_until_it_leads(bus: Bus) -> None:
+    async with matcher(bus, "r1") as first:
+        await eventually(lambda: first.vitals.leading)
+        async with matcher(bus, "r2") as second:
+            await eventually(lambda: second.vitals.ready)
+            await tell(bus, node("n1", fast=2), job("a"))
+            await eventually(lambda: is_placed(bus, "a"))
+            assert not second.vitals.leading
+            first.stopping.set()
+            await eventually(lambda: second.vitals.leading)
+            await tell(bus, job("b"))
+            await eventually(lambda: is_placed(bus, "b"))
+    deliveries = await bus.read(subjects.round_("default"))
+    assert [delivery.commit.actor for delivery in deliveries] == ["matcher/r1", "matcher/r2"]
+
+
+async def test_a_restart_places_nothing_twice_with_snapshots_and_without(bus: Bus) -> None:
+    async with matcher(bus, "r1"):
+        await tell(bus, node("n1", fast=2), job("a"))
+        await eventually(lambda: is_placed(bus, "a"))
+    for replica_id, extra in (("r2", "b"), ("r3", "c")):
+        async with matcher(bus, replica_id) as shell:
+            await eventually(lambda shell=shell: shell.vitals.leading)
+            await tell(bus, job(extra))
+            await eventually(lambda extra=extra: is_explained_or_placed(bus, extra))
+        await bus.delete_snapshots()
+    assert await placed(bus) == {"a": 1, "b": 1}
+
+
+async def is_explained_or_placed(bus: Bus, job_id: str) -> bool:
+    known = {wait.job_id for fact in await decided(bus) for wait in fact.waits}
+    return job_id in known | set(await placed(bus))

@@ -1,0 +1,218 @@
+"""Why jobs wait: the cause, its figures, and remedies that a test applies and sees to be true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from matching_facts import (
+    GIB,
+    Matcher,
+    device,
+    ended,
+    job,
+    matcher,
+    node,
+    profiled,
+    queued,
+    rounds,
+    run_all,
+    spec,
+    where,
+)
+
+from penstock_events import AnyEvent, JobHeld, JobReleased, JobSubmitted, NodeDrained, NodeJoined, NodeResumed, Wait
+
+
+def waits(scenario: Matcher) -> list[Wait]:
+    return list(rounds(scenario.settle())[-1].waits)
+
+
+def told(scenario: Matcher) -> list[tuple[str, str, str]]:
+    return [(wait.cause, wait.evidence, wait.remedy) for wait in waits(scenario)]
+
+
+def resubmitted(scenario: Matcher, what: JobSubmitted, at_s: float, **changes: Any) -> dict[str, str]:
+    """What starts if the same job is submitted once more with these changes."""
+    changed = msgspec.structs.replace(what.spec, **changes)
+    scenario.given(JobSubmitted(job_id=f"{what.job_id}-again", at_s=at_s, spec=changed)).at(at_s)
+    return where(scenario.settle())
+
+
+def test_who_has_the_devices_is_said_by_queue_and_what_stands_before_it():
+    one = matcher().given(node("n1", fast=3), job("a"), job("b"), job("c"))
+    run_all(one, 2.0)
+    one.given(queued(a=0, b=0, c=1), job("x", at_s=3.0), job("y", at_s=4.0), job("z", at_s=5.0)).at(5.5)
+    busy = "3 fast busy with 3 jobs (2 of queue 0, 1 of queue 1)"
+    assert told(one) == [
+        ("capacity", f"{busy}; it is next", ""),
+        ("capacity", f"{busy}; 1 waiting job before it", ""),
+        ("capacity", f"{busy}; 2 waiting jobs before it", ""),
+    ]
+
+
+def test_another_kind_that_is_idle_is_offered_and_would_do():
+    one = matcher().given(node("n1", fast=1, slow=2), job("a", kinds=("fast",)))
+    run_all(one, 2.0)
+    b = job("b", at_s=3.0, kinds=("fast",))
+    one.given(b).at(3.0)
+    assert told(one) == [
+        ("capacity", "1 fast busy with 1 job (1 of queue 0); it is next", "accept kind `slow`: idle now: 2")
+    ]
+    assert resubmitted(one, b, 4.0, kinds=("fast", "slow")) == {"b-again": "slow"}
+
+
+def test_a_bare_cpu_is_never_offered():
+    one = matcher().given(node("n1", fast=1, cpu=1), job("a"))
+    run_all(one, 2.0)
+    one.given(job("b", at_s=3.0)).at(3.0)
+    assert [remedy for _, _, remedy in told(one)] == [""]
+
+
+def test_a_gang_hears_how_many_there_are():
+    one = matcher().given(node("n1", fast=2, slow=1), job("a", kinds=("fast",)))
+    run_all(one, 2.0)
+    g = job("g", at_s=3.0, gpus=2)
+    one.given(g).at(3.0)
+    evidence = "needs 2 devices of one kind at once; idle: 1 fast, 1 slow; it is next"
+    assert told(one) == [("gang", evidence, "ask for at most 1 device: idle now: 1 of one kind")]
+    assert set(resubmitted(one, g, 4.0, gpus=1)) == {"g-again"}
+
+
+def test_less_memory_is_offered_where_it_would_do():
+    small, large = device(0, "fast", 8 * GIB), device(1, "fast", 24 * GIB)
+    one = matcher().given(NodeJoined(node_id="n1", at_s=0.5, devices=(small, large)), job("a", memory_bytes=16 * GIB))
+    run_all(one, 2.0)
+    b = job("b", at_s=3.0, memory_bytes=16 * GIB)
+    one.given(b).at(3.0)
+    assert [(w.cause, w.remedy) for w in waits(one)] == [("capacity", "ask for at most 8 GiB a device: idle now: 1")]
+    assert set(resubmitted(one, b, 4.0, memory_bytes=8 * GIB)) == {"b-again"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "evidence", "remedy", "changes"),
+    [
+        (
+            {"gpus": 8},
+            "needs 8 devices of one kind; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "ask for at most 3 devices: there are 3 of one kind",
+            {"gpus": 3},
+        ),
+        (
+            {"gpus": 3, "kinds": ("fast",)},
+            "needs 3 devices of one kind, of `fast`; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "accept kind `slow`: there are 3",
+            {"kinds": ("fast", "slow")},
+        ),
+        (
+            {"memory_bytes": 80 * GIB},
+            "needs 1 device with 80 GiB each; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "ask for at most 8 GiB a device: there are 3",
+            {"memory_bytes": 8 * GIB},
+        ),
+        (
+            {"kinds": ("tpu",)},
+            "needs 1 device, of `tpu`; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "accept kind `fast`: there are 2",
+            {"kinds": ("tpu", "fast")},
+        ),
+    ],
+)
+def test_what_can_never_fit_hears_the_largest_there_is(fields, evidence, remedy, changes):
+    one = matcher().given(node("n1", fast=2, slow=1), node("n2", slow=2))
+    j = job("j", **fields)
+    one.given(j).at(2.0)
+    assert told(one) == [("never_fits", evidence, remedy)]
+    assert set(resubmitted(one, j, 3.0, **changes)) == {"j-again"}
+
+
+def test_a_later_place_names_the_device_that_would_start_it_now():
+    mlp = spec(model="mlp")
+    two = matcher().given(node("n1", fast=1, slow=1), profiled(mlp, fast=1.0, slow=0.1))
+    two.given(job("a", model="mlp", duration_s=10.0))
+    run_all(two, 2.0)
+    b = job("b", at_s=8.0, model="mlp", duration_s=10.0)
+    two.given(b).at(8.0)
+    assert told(two) == [
+        (
+            "later_place",
+            "`fast` is expected in 4.0 s and the job's end on it in 14.0 s; 1 `slow` idle, where it would end later",
+            "accept kind `slow` only: it starts now",
+        )
+    ]
+    assert resubmitted(two, b, 8.5, kinds=("slow",)) == {"b-again": "slow"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "evidence", "remedy", "cure"),
+    [
+        ([], "no_nodes", "pool `default` has no node", "", node("n1", at_s=3.0, fast=1)),
+        (
+            [node("n1", fast=1), NodeDrained(node_id="n1", at_s=1.0)],
+            "no_nodes",
+            "1 node of pool `default`, all drained",
+            "resume `n1`",
+            NodeResumed(node_id="n1", at_s=3.0),
+        ),
+        (
+            [node("n1", fast=1), node("n2", slow=1), NodeDrained(node_id="n1", at_s=1.0)],
+            "capacity",
+            "needs 1, 0 left on nodes that take jobs; drained: `n1`",
+            "resume `n1`",
+            NodeResumed(node_id="n1", at_s=3.0),
+        ),
+        (
+            [node("n1", fast=1), JobHeld(job_id="j", at_s=1.5)],
+            "held",
+            "it is held",
+            "penstock release j",
+            JobReleased(job_id="j", at_s=3.0),
+        ),
+    ],
+)
+def test_a_remedy_is_a_remedy(facts: list[AnyEvent], cause: str, evidence: str, remedy: str, cure: AnyEvent):
+    one = matcher().given(job("j", kinds=("fast",)), *facts).at(2.0)
+    assert told(one) == [(cause, evidence, remedy)]
+    assert where(one.given(cure).at(3.0).settle()) == {"j": "fast"}
+
+
+def test_held_jobs_come_last_and_the_list_has_an_end():
+    one = matcher(max_waits=3).given(node("n1", fast=1), job("h", hold=True), *(job(f"j{i}") for i in range(9)))
+    one.given(job("first", at_s=0.9)).at(2.0)
+    assert [wait.job_id for wait in waits(one)] == ["j0", "j1", "j2"]
+
+
+def test_a_price_is_what_one_more_device_would_save():
+    one = matcher().given(node("n1", fast=1), *(job(name, duration_s=10.0) for name in "ab")).at(2.0)
+    (fact,) = rounds(one.settle())
+    assert fact.prices == {"fast": 10.0}
+
+
+# --- when it is said
+
+
+def test_a_round_that_only_explains_is_said_once():
+    one = matcher().given(node("n1", fast=1), job("a"))
+    run_all(one, 2.0)
+    one.given(job("b", at_s=5.0)).at(5.0)
+    assert len(one.settle()) == 1
+    one.at(500.0).then()
+
+
+def test_and_at_most_once_a_second():
+    one = matcher(explain_every_s=1.0).given(node("n1", fast=1), job("a"))
+    run_all(one, 2.0)
+    one.given(job("b", at_s=5.0)).at(5.0)
+    one.settle()
+    one.given(job("c", at_s=5.2)).at(5.2).then().then_wakes_at(6.0)
+    one.at(6.0)
+    assert [wait.job_id for wait in waits(one)] == ["b", "c"]
+
+
+def test_a_job_that_ends_or_starts_needs_no_round_to_say_so():
+    one = matcher().given(node("n1", fast=1), job("a"), job("b"))
+    run_all(one, 2.0)
+    one.given(ended("a", 4.0)).at(4.0)
+    assert len(rounds(one.settle())) == 1
+    one.at(50.0).then()
