@@ -16,6 +16,7 @@ from penstock_events.views import ActAnswer, SubmitAnswer
 from penstock_gateway import accept, acts
 from penstock_gateway.bodies import Answering, ask, endpoint, job_asked, sweep_asked
 from penstock_gateway.machine import State
+from penstock_gateway.moments import catch_up
 from penstock_gateway.settings import Settings
 
 A = TypeVar("A", bound=asks.Ask)
@@ -118,6 +119,7 @@ class Commands:
     def _acting(self, act: Callable[[State, A, float], acts.Act], type_: type[A]) -> Answering:
         async def answer(body: bytes) -> ActAnswer:
             asked = ask(body, type_)
+            await catch_up(self._bus, self._live)
             return await self._act(lambda: act(self._live.state, asked, self._now_s()))
 
         return answer

@@ -16,7 +16,7 @@ def dry_run(state: State, spec: JobSpec) -> DryRunView:
     Known shortcut: idle devices count as its own, although the matcher may keep them for a job that waits longer;
     asking the matcher's own round would lift it.
     """
-    warnings = fit.warnings(state.cluster, spec)
+    warnings = fit.unknown_kinds(state.cluster, spec)
     scene = fit.pool_now(state, spec.pool)
     whole = [kind for kind, number in scene.idle.kinds(spec).items() if number >= spec.gpus]
     reason = _held(spec) or impossible(spec, scene) or (None if whole else capacity(spec, scene, _ahead(state, spec)))

@@ -39,11 +39,16 @@ def pool_now(state: State, pool: str) -> Scene:
     )
 
 
-def warnings(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
-    """Return what will keep a job waiting however long it waits, in sentences."""
+def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
+    """Return a sentence about the kinds that no node ever had, if the job names any."""
     known = known_kinds(cluster)
     unknown = [kind for kind in spec.kinds if kind not in known]
-    found = [f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}"] if unknown else []
+    return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
+
+
+def warnings(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
+    """Return what will keep a job waiting however long it waits, in sentences."""
+    found = list(unknown_kinds(cluster, spec))
     reason = impossible(spec, nodes_of(cluster, spec.pool))
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"

@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+import structlog
 
-from penstock_bus import Bus, Delivery
+from penstock_bus import Bus, Delivery, Timeout
 from penstock_bus.decider import Decider
 from penstock_bus.fold import Fold
+from penstock_bus.live import LiveFold
 from penstock_events import asks, subjects
 from penstock_gateway.find import Refused
 from penstock_gateway.machine import State
@@ -20,8 +22,10 @@ from penstock_gateway.show import Scene
 
 EVERYTHING: Final = subjects.STREAM_SUBJECTS[subjects.EVT]
 PAGE: Final = 2_000
+FRESH_S: Final = 1.0
 _LEAST_TIME: Final = 1e9  # as a sequence it is out of reach; as a time it is the year 2001
 _BAD: Final = 400
+_log = structlog.get_logger("penstock.gateway")
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,18 @@ def parse(at: asks.At) -> Moment | None:
     if number < _LEAST_TIME and number.is_integer() and not isinstance(at, float):
         return Moment(seq=int(number))
     return Moment(time_s=number)
+
+
+async def catch_up(bus: Bus, live: LiveFold[State]) -> None:
+    """
+    Wait until the read model has all that the log holds now, :data:`FRESH_S` at most.
+
+    So that whoever was answered by one replica of the gateway finds what he did at any other.
+    """
+    try:
+        await live.reached(await bus.last_seq(), FRESH_S)
+    except Timeout as error:
+        _log.warning("answering_from_behind", error=str(error))
 
 
 async def scene_at(bus: Bus, decider: Decider[State], moment: Moment) -> Scene:

@@ -106,6 +106,7 @@ class Queries:
     async def _dryrun(self, body: bytes) -> DryRunView:
         asked = job_asked(body, self._most_bytes)
         accept.check(asked.spec)
+        await moments.catch_up(self._bus, self._live)
         return dryrun.dry_run(self._live.state, asked.spec)
 
     async def _rejected(self, body: bytes) -> RejectedListView:
@@ -173,6 +174,7 @@ class Queries:
         moment = moments.parse(at)
         if moment is not None:
             return await moments.scene_at(self._bus, self._live.fold.decider, moment)
+        await moments.catch_up(self._bus, self._live)
         return Scene(
             state=self._live.state,
             now_s=self._now_s(),

@@ -15,6 +15,7 @@ from penstock_events import (
     JobReleased,
     JobsRanked,
     JobSubmitted,
+    KindSpeed,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -128,8 +129,7 @@ class _Teller:
                 kinds = listed(dict.fromkeys(sample.kind for sample in fact.samples))
                 yield f"its workload is new: {count(len(fact.samples), 'sample')} on {kinds} requested"
             case WorkloadProfiled():
-                speeds = (f"{speed.kind} {speed.speed:.2f}" for speed in fact.speeds)
-                yield f"profiled, relative speeds: {listed(speeds)}{f' ({fact.note})' if fact.note else ''}"
+                yield f"profiled, relative speeds: {listed(_speed(speed) for speed in fact.speeds)}"
 
     def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
         for rank in fact.ranks:
@@ -157,6 +157,10 @@ def _submitted(fact: JobSubmitted) -> str:
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
     return f"submitted{_by(spec.user)}{parent}: {count(spec.gpus, 'device')}{kinds}{', on hold' if spec.hold else ''}"
+
+
+def _speed(speed: KindSpeed) -> str:
+    return f"{speed.kind} {speed.speed:.2f}{' (predicted)' if speed.predicted else ''}"
 
 
 def _by(who: str) -> str:

@@ -27,10 +27,12 @@ from gatewaying import (
     submitted,
     sweep_spec,
 )
+from structlog.testing import capture_logs
 
 from penstock_bus import Bus
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_events import JobFinished, JobSubmitted, Trial, TrialGroupOpened, subjects
+from penstock_gateway.settings import Settings
 from penstock_testing.waiting import eventually
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
@@ -94,6 +96,38 @@ async def test_two_gateways_accept_one_id_once(memory_bus: MemoryBus) -> None:
         answers = await asyncio.gather(*asked)
         assert sum(answer["created"] for answer in answers) == 20
         assert len(await memory_bus.read("penstock.evt.job.*")) == 20
+
+
+async def test_what_one_gateway_accepted_every_other_knows_at_once(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as one, gateway(MemoryBus(memory_bus.server)):
+        for i in range(20):  # the requests go to the two in turn
+            await one.command("submit", {**JOB, "id": f"j{i}"})
+            assert (await one.command("hold", {"id": f"j{i}"}))["changed"]
+            assert (await one.query("job", {"id": f"j{i}"}))["job"]["held"]
+
+
+async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(memory_bus: MemoryBus) -> None:
+    quick = Settings(append_timeout_s=0.05)
+    async with gateway(MemoryBus(memory_bus.server), joined(), settings=quick) as served:
+        served.bus, away = memory_bus, cast("MemoryBus", served.bus)
+        away.disconnect()
+        code, message = await refusal(served.command("submit", {**JOB, "id": "j1"}))
+        assert code == 503
+        assert message.startswith("the log did not answer in time")
+        assert "try again, with the same id" in message
+        away.reconnect()
+        assert (await served.command("submit", {**JOB, "id": "j1"}))["created"] is True
+
+
+async def test_a_submission_of_the_inbox_waits_there_while_the_log_is_full(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined(), settings=Settings(retry_s=0.01)) as served:
+        await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode({**JOB, "id": "j1"}))
+        memory_bus.server.max_store_bytes = 1
+        with capture_logs() as logs:
+            await eventually(lambda: any(line["event"] == "submission_put_back" for line in logs))
+        assert not await _has_job(served, "j1")
+        memory_bus.server.max_store_bytes = None
+        await eventually(lambda: _has_job(served, "j1"))
 
 
 async def test_a_job_that_can_never_fit_waits_with_a_warning_or_is_refused_when_strict(served: Gateway) -> None:
