@@ -113,27 +113,33 @@ async def test_a_request_that_is_too_large_says_the_limit(bus: Bus) -> None:
 
 
 async def test_a_service_goes_on_over_a_crash_of_the_server(harness: Harness) -> None:
-    async with harness.connect() as server, harness.connect() as client:
-        async with server.serve("test", "1.0.0", [endpoint(echo)]):
-            await harness.crash()
-            await harness.restart()
+    async with (
+        harness.connect() as server,
+        harness.connect() as client,
+        server.serve("test", "1.0.0", [endpoint(echo)]),
+    ):
+        await harness.crash()
+        await harness.restart()
 
-            async def answered() -> bool:
-                try:
-                    return await client.request(ECHO, b"again") == b"again"
-                except NoResponders:
-                    return False
+        async def answered() -> bool:
+            try:
+                return await client.request(ECHO, b"again") == b"again"
+            except NoResponders:
+                return False
 
-            await eventually(answered)
+        await eventually(answered)
 
 
 async def test_what_is_told_reaches_those_who_listen(harness: Harness) -> None:
-    async with harness.connect() as one, harness.connect() as other:
-        async with aclosing(other.listen(subjects.HEARTBEATS)) as heard:
-            told = asyncio.create_task(_tell_until_heard(one))
-            async with asyncio.timeout(20):
-                assert await anext(heard) == (subjects.heartbeat("n1"), b"alive")
-            told.cancel()
+    async with (
+        harness.connect() as one,
+        harness.connect() as other,
+        aclosing(other.listen(subjects.HEARTBEATS)) as heard,
+    ):
+        told = asyncio.create_task(_tell_until_heard(one))
+        async with asyncio.timeout(20):
+            assert await anext(heard) == (subjects.heartbeat("n1"), b"alive")
+        told.cancel()
 
 
 async def _tell_until_heard(bus: Bus) -> None:

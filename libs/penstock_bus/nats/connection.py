@@ -16,6 +16,7 @@ from penstock_bus.port import Unauthorized, Unavailable
 
 _RETRY_S: Final = 0.1
 _PING_S: Final = 5
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 
 class _Attempts:
@@ -50,11 +51,12 @@ async def linked(
     Unauthorized
         If it refuses the user.
     """
-    link = Link(Client(), _address(url), timeout_s)
+    servers = [_server(one) for one in url.split(",")]
+    link = Link(Client(), ", ".join(map(_shown, servers)), timeout_s)
     attempts = _Attempts(link)
     connecting = asyncio.ensure_future(
         link.client.connect(
-            url.split(","),
+            servers,
             name=name,
             user=user or None,
             password=password or None,
@@ -87,18 +89,31 @@ async def _connected(
         if not connecting.done():
             raise _refused(address, user) if refused.done() else _absent(address, attempts, connect_timeout_s)
         connecting.result()
-    except (ValueError, nats.errors.Error, OSError) as error:
-        raise Unavailable(f"cannot connect to {address}: {error}; expected nats://HOST:PORT") from error
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"cannot connect to {address}: {error}; is it a NATS server?") from error
     finally:
         connecting.cancel()
         refused.cancel()
         await asyncio.gather(connecting, refused, return_exceptions=True)
 
 
-def _address(url: str) -> str:
-    """Return the URL without its credentials."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.scheme else url
+def _server(url: str) -> str:
+    """Return the address with its scheme; raise Unavailable if it is none."""
+    whole = url if "://" in url else f"nats://{url}"
+    try:
+        parts = urlsplit(whole)
+        if parts.scheme in _SCHEMES and parts.hostname and parts.port != 0:
+            return whole
+        reason = "no such scheme or no host"
+    except ValueError as error:
+        reason = str(error)
+    raise Unavailable(f"cannot connect to {_shown(whole)}: {reason}; expected nats://HOST:PORT")
+
+
+def _shown(url: str) -> str:
+    """Return the address without credentials."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:

@@ -1,0 +1,208 @@
+"""What only the adapter for NATS can do wrong: addresses, users, streams, stalled consumers, services by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+from bus_harness import NatsHarness, append, take
+
+from penstock_bus import Endpoint, Reply, Unauthorized, Unavailable
+from penstock_bus.nats import connect
+from penstock_bus.nats.faults import ApiError, fault
+from penstock_bus.nats.streams import Limits, configs
+from penstock_bus.port import BusError, StorageFull, TooLarge
+from penstock_bus.server import ServerSettings, running
+from penstock_events import subjects
+
+RESUMED_S = 3.0  # it takes about one; the machines of tests are slow
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://127.0.0.1:1", "nats://no-such-host.invalid:4222", "127.0.0.1:1", "nats://127.0.0.1:1,127.0.0.1:2"]
+)
+async def test_an_absent_server_is_told_with_the_address_what_was_tried_and_what_to_do(url: str) -> None:
+    with pytest.raises(Unavailable) as caught:
+        async with asyncio.timeout(5), connect(url, connect_timeout_s=0.7):
+            pass
+    message = str(caught.value)
+    assert url.removeprefix("nats://").partition(",")[0] in message
+    assert "tried" in message
+    assert "penstock up" in message
+    assert "PENSTOCK_URL" in message
+
+
+async def test_looking_for_a_server_ends_after_about_four_seconds() -> None:
+    clock = asyncio.get_running_loop().time
+    start_s = clock()
+    with pytest.raises(Unavailable, match=r"in 4\.0 s"):
+        async with connect("nats://127.0.0.1:1"):
+            pass
+    assert clock() - start_s < 5.0
+
+
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:notaport", "http://127.0.0.1:1", "nats://", ""])
+async def test_a_wrong_address_says_what_an_address_looks_like(url: str) -> None:
+    with pytest.raises(Unavailable, match="expected nats://HOST:PORT"):
+        async with connect(url, connect_timeout_s=0.5):
+            pass
+
+
+async def test_a_password_in_the_address_does_not_show_in_messages() -> None:
+    with pytest.raises(Unavailable) as caught:
+        async with connect("nats://me:secret@127.0.0.1:1", connect_timeout_s=0.3):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+async def test_wrong_credentials_are_told_at_once_with_what_to_check(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path)) as server:
+        with pytest.raises(Unauthorized, match=r"refused user 'ranker'; check PENSTOCK_USER"):
+            async with connect(server.url, user="ranker", password="wrong", connect_timeout_s=30.0):
+                pass
+
+
+async def test_a_service_writes_its_own_entities_and_no_others(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path)) as server:
+        async with connect(server.url, user="admin", password=server.passwords["admin"]):
+            pass
+        async with connect(server.url, user="gateway", password=server.passwords["gateway"]) as gateway:
+            assert await gateway.append(append("j1")) == 1
+        async with connect(server.url, user="ranker", password=server.passwords["ranker"]) as ranker:
+            with pytest.raises(Unauthorized, match=r"penstock\.evt\.job\.j1"):
+                await ranker.append(append("j1", 1))
+            with pytest.raises(Unauthorized):
+                await ranker.append_many([append("j1", 1)])
+            assert await ranker.last_seq() == 1
+
+
+async def test_a_user_who_may_not_make_streams_can_connect_before_they_are_there(tmp_path: Path) -> None:
+    async with (
+        running(ServerSettings(data_dir=tmp_path)) as server,
+        connect(server.url, user="gateway", password=server.passwords["gateway"], timeout_s=0.5) as gateway,
+    ):
+        with pytest.raises(Unavailable, match="'penstock up' makes the streams"):
+            await gateway.append(append("j1"))
+
+
+async def test_the_streams_are_made_as_they_should_be_and_kept_as_they_are(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect(), nats_alone.bare() as client:
+        js = client.jetstream()
+        for name, wanted in configs(Limits()).items():
+            config = (await js.stream_info(name)).config
+            assert config.subjects == wanted["subjects"]
+            assert str(config.storage) == "file"
+            assert config.retention == wanted["retention"]
+        evt = (await js.stream_info(subjects.EVT)).config
+        assert (evt.compression, evt.allow_direct, evt.max_bytes) == ("s2", True, -1)
+        await js.update_stream((await js.stream_info(subjects.LOG)).config, max_age=3600)
+        async with nats_alone.connect():
+            assert (await js.stream_info(subjects.LOG)).config.max_age == 3600
+
+
+async def _delete_consumers(nats_alone: NatsHarness, stream: str) -> None:
+    async with nats_alone.bare() as client:
+        js = client.jetstream()
+        for info in await js.consumers_info(stream):
+            await js.delete_consumer(stream, info.name)
+
+
+async def _pause_consumers(nats_alone: NatsHarness, stream: str) -> None:
+    async with nats_alone.bare() as client:
+        js = client.jetstream()
+        for info in await js.consumers_info(stream):
+            await js.pause_consumer(stream, info.name, "2126-01-01T00:00:00Z")
+
+
+Breaking = Callable[[NatsHarness, str], Awaitable[None]]
+
+
+@pytest.mark.parametrize("breaking", [_delete_consumers, _pause_consumers], ids=["deleted", "paused"])
+async def test_a_consumer_that_stalls_while_the_stream_advances_is_made_again(
+    nats_alone: NatsHarness, breaking: Breaking
+) -> None:
+    async with nats_alone.connect() as bus, aclosing(bus.follow()) as deliveries:
+        await bus.append(append("j1"))
+        await take(deliveries, 1)
+        for i in range(2):
+            waiting = asyncio.create_task(take(deliveries, 1, within_s=RESUMED_S))
+            await asyncio.sleep(0)
+            await breaking(nats_alone, subjects.EVT)
+            seq = await bus.append(append(f"k{i}"))
+            assert [one.seq for one in await waiting] == [seq]
+
+
+async def test_a_deleted_consumer_of_the_work_queue_is_made_again(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus, aclosing(bus.work("q", [subjects.INBOX_JOBS])) as work:
+        await bus.submit(subjects.INBOX_JOBS, b"1")
+        await (await anext(work)).ack()
+        waiting = asyncio.ensure_future(anext(work))
+        await asyncio.sleep(0)
+        await _delete_consumers(nats_alone, subjects.INBOX)
+        await bus.submit(subjects.INBOX_JOBS, b"2")
+        async with asyncio.timeout(RESUMED_S):
+            assert (await waiting).body == b"2"
+
+
+async def test_a_follower_resumes_about_a_second_after_the_server_is_back(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus, aclosing(bus.follow()) as deliveries:
+        await bus.append(append("j1"))
+        await take(deliveries, 1)
+        waiting = asyncio.create_task(take(deliveries, 1))
+        await nats_alone.crash()
+        await nats_alone.restart()
+        async with asyncio.timeout(RESUMED_S):
+            await bus.append(append("j2"))
+            assert [one.seq for one in await waiting] == [2]
+
+
+async def test_two_queues_for_the_same_work_are_refused_with_the_reason(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus:
+        first, second = (bus.work(name, [subjects.INBOX_JOBS]) for name in ("one", "two"))
+        await bus.submit(subjects.INBOX_JOBS, b"1")
+        await anext(first)
+        with pytest.raises(BusError, match="queue 'two' cannot take"):
+            await anext(second)
+
+
+async def test_a_service_is_known_by_name_to_every_nats_tool(nats_alone: NatsHarness) -> None:
+    async def handler(body: bytes) -> Reply:
+        return Reply(code=404, error="no") if body == b"bad" else Reply(body=body)
+
+    endpoint = Endpoint(name="jobs", subject=subjects.query("jobs"), handler=handler)
+    async with (
+        nats_alone.connect() as bus,
+        nats_alone.bare() as client,
+        bus.serve("gateway", "1.2.3", [endpoint], {"ready": "true"}),
+    ):
+        await bus.request(endpoint.subject, b"")
+        ping, info, stats = [
+            msgspec.json.decode((await client.request(f"$SRV.{verb}.gateway", b"")).data)
+            for verb in ("PING", "INFO", "STATS")
+        ]
+        bad = await client.request(endpoint.subject, b"bad")
+    assert (ping["name"], ping["version"], ping["metadata"]) == ("gateway", "1.2.3", {"ready": "true"})
+    assert [one["subject"] for one in info["endpoints"]] == [endpoint.subject]
+    assert stats["endpoints"][0]["num_requests"] == 1
+    assert bad.headers == {"Nats-Service-Error": "no", "Nats-Service-Error-Code": "404"}
+
+
+async def test_closing_without_a_server_is_quick(nats_alone: NatsHarness) -> None:
+    async with asyncio.timeout(5):
+        async with nats_alone.connect() as bus:
+            await nats_alone.crash()
+            await bus.tell(subjects.HEARTBEATS, b"")
+
+
+@pytest.mark.parametrize(
+    ("code", "err_code", "kind"),
+    [(503, 10023, StorageFull), (500, 10077, StorageFull), (400, 10054, TooLarge), (503, 10008, Unavailable)],
+)
+def test_refusals_of_the_server_become_the_ports_errors(code: int, err_code: int, kind: type[BusError]) -> None:
+    error = fault("append", ApiError(code=code, err_code=err_code, description="the reason"))
+    assert type(error) is kind
+    assert "the reason" in str(error)
