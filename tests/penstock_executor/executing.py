@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from penstock_events import (
     Slot,
     subjects,
 )
+from penstock_executor import processes
 from penstock_executor.runner import run
 from penstock_executor.settings import ExecutorSettings
 from penstock_testing import subject_of
@@ -205,9 +207,8 @@ async def world_on(bus: Bus, folder: Path) -> AsyncIterator[World]:
 
 def end_processes(folder: Path) -> None:
     """Kill whatever a test left running."""
-    from penstock_executor import processes  # noqa: PLC0415
 
     for pid in folder.glob("*/runs/*/*/*/pid"):
         if (process := processes.find(pid.parent)) is not None:
-            processes.signal_group(process, processes.signal.SIGKILL)
+            processes.signal_group(process, signal.SIGKILL)
         processes.end_orphans(pid.parent)

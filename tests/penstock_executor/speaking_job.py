@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 EXIT_PREEMPTED = 75
 OPTIONS = dict(argument.partition("=")[::2] for argument in sys.argv[2:])
@@ -27,7 +28,8 @@ class Job:
     def __init__(self) -> None:
         self.step = int((FOLDER / "step").read_text()) if (FOLDER / "step").exists() else 0
         self.first = self.step
-        self.stop_at = self.answer = None
+        self.stop_at: int | None = None
+        self.answer: int | None = None
         self.rest = b""
         self.connect()
 
@@ -64,7 +66,7 @@ class Job:
         for line in lines:
             self.understand(json.loads(line))
 
-    def understand(self, message: dict) -> None:
+    def understand(self, message: dict[str, Any]) -> None:
         if message["type"] == "stop" and "stubborn" not in OPTIONS:
             self.answer = self.step
             self.say("at")

@@ -1,0 +1,73 @@
+"""Facts on their way to the log: in order, once each, whoever else writes the subject. Part of the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from penstock_bus import Append, Bus, Conflict
+from penstock_bus.live import LiveFold
+from penstock_bus.retry import until_available
+from penstock_events import AnyEvent, Commit, NodeJoined, NodeLeft, subjects
+from penstock_executor import reporter
+from penstock_executor.machine import State
+
+
+class Appender:
+    """
+    Writes this node's facts.
+
+    Parameters
+    ----------
+    bus, live
+    actor : str
+        As whom.
+    spawn : callable
+        Runs a coroutine beside the caller.
+    """
+
+    def __init__(
+        self, bus: Bus, live: LiveFold[State], actor: str, spawn: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._bus, self._live, self._actor, self._spawn = bus, live, actor, spawn
+        self._outboxes: dict[str, reporter.Outbox] = {}
+        self._heads: dict[str, int] = {}
+
+    def report(self, fact: AnyEvent) -> None:
+        """Send a fact about a run; facts of one job arrive in the order in which they were reported."""
+        if not isinstance(fact, reporter.RunFact):
+            raise TypeError(f"{fact!r} is no fact about a run")
+        outbox = self._outboxes.get(fact.job_id)
+        if outbox is None:
+            outbox = self._outboxes[fact.job_id] = reporter.Outbox(self._actor)
+            self._spawn(self._deliver(fact.job_id, outbox))
+        outbox.put(fact, self._live.state.leased.get(fact.job_id, 0))
+
+    async def append_node(self, fact: NodeJoined | NodeLeft) -> None:
+        """Append a fact about this node, and wait until the fold has it."""
+        subject = subjects.node(fact.node_id)
+        await self._append(subject, reporter.commit(self._actor, (fact,)))
+        await self._live.reached(self._heads[subject])
+
+    async def _deliver(self, job_id: str, outbox: reporter.Outbox) -> None:
+        while (commit := outbox.next()) is not None:
+            await self._append(subjects.run(job_id), commit)
+            outbox.done(commit)
+        del self._outboxes[job_id]
+
+    async def _append(self, subject: str, commit: Commit) -> None:
+        """Append; where somebody was faster, read what they wrote first. Facts that it overtook, folds ignore."""
+        while True:
+            expected = max(self._live.heads.get(subject, 0), self._heads.get(subject, 0))
+            item = Append(subject=subject, commit=commit, expected=expected)
+            try:
+                self._heads[subject] = await until_available(partial(self._bus.append, item), "append")
+                return
+            except Conflict:
+                last = await until_available(partial(self._bus.last, subject), "last")
+            if last is not None:
+                await self._live.reached(last.seq)
+                self._heads[subject] = last.seq
+                if last.commit.id == commit.id:
+                    return
