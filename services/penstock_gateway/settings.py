@@ -16,8 +16,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     append_timeout_s : float
         How long a command waits for the log before it answers 503.
     retry_s : float
-        How long a submission of the inbox is put back when the log cannot take it; after ten deliveries the bus moves it
-        to REJECTED, so ten times this is how long a full disk may last.
+        How long a submission of the inbox is put back when the log cannot take it. After ten deliveries the bus moves
+        it to REJECTED, so ten times this is how long a full disk may last.
     """
 
     max_spec_bytes: int = 256 * 1024
