@@ -8,6 +8,7 @@ Import this before numpy: it keeps the numeric library to one thread, since a jo
 
 from __future__ import annotations
 
+import json
 import os
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -113,8 +114,7 @@ class Momentum:
 
     def save(self, folder: Path) -> None:
         """Write weights, velocities and the state of the random generator."""
-        state = self.rng.bit_generator.state["state"]
-        random = np.array([str(state["state"]), str(state["inc"])])
+        random = np.array(json.dumps(self.rng.bit_generator.state))
         arrays = {f"w_{name}": value for name, value in self._weights.items()}
         arrays |= {f"v_{name}": value for name, value in self._velocity.items()}
         np.savez(folder / "state.npz", allow_pickle=False, random=random, **arrays)
@@ -125,9 +125,7 @@ class Momentum:
             for name in self._weights:
                 self._weights[name][...] = arrays[f"w_{name}"]
                 self._velocity[name] = arrays[f"v_{name}"]
-            state, inc = (int(number) for number in arrays["random"])
-        whole = self.rng.bit_generator.state
-        self.rng.bit_generator.state = {**whole, "state": {"state": state, "inc": inc}}
+            self.rng.bit_generator.state = json.loads(str(arrays["random"]))
 
 
 def train(build: Callable[[penstock.Session], Model], *, lr: float, steps: int) -> None:

@@ -87,6 +87,19 @@ def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
         assert value.tobytes() == found[name].tobytes(), name
 
 
+def test_a_checkpoint_holds_the_random_generator_with_the_half_word_it_has_put_aside(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from digits import Momentum, np\n"
+        "class Empty: weights = {}\n"
+        "one, two = Momentum(Empty, lr=1), Momentum(Empty, lr=1, seed=9)\n"
+        "for draws in range(1, 6):\n"
+        "    one.rng.standard_normal(draws, dtype=np.float32)\n"
+        "    one.save(Path(sys.argv[1])); two.load(Path(sys.argv[1]))\n"
+        "    assert (one.rng.standard_normal(7, dtype=np.float32) == two.rng.standard_normal(7, dtype=np.float32)).all()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=EXAMPLES, check=True)
+
+
 def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 40, "width": 32}
     one, two = tmp_path / "one", tmp_path / "two"
