@@ -24,12 +24,13 @@ from demo.play import play
 DEVICES = "fast:2@0.5:16GiB,slow:2@0.2:16GiB"  # slow is 0.4 times as fast as fast; both leave this host some air
 CONFIG = Path(__file__).with_name("penstock.toml")
 LIMIT_S = 105.0
+PLAIN_WIDTH = 120  # of what is not a terminal
 
 
 def main() -> int:
     """Return 0 if every job ended as it should."""
     args = _arguments()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     data = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     _penstock(
         "up",
@@ -89,6 +90,8 @@ async def _run(url: str, console: Console) -> Summary:
 
 def _report(console: Console, summary: Summary) -> None:
     console.print(screen.summary(summary))
+    for note in screen.notes(summary):
+        console.print(note, highlight=False)
     ratio = summary.fifo_avg_jct_s / summary.avg_jct_s if summary.avg_jct_s else float("nan")
     console.print(
         f"Average JCT {summary.avg_jct_s:.1f} s; FIFO on the same measured durations {summary.fifo_avg_jct_s:.1f} s "

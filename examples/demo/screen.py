@@ -27,29 +27,27 @@ def live(jobs: Iterable[views.JobView], elapsed_s: float) -> Table:
     return table
 
 
+COLUMNS = ("JOB", "ST", "WAIT", "RUN", "JCT", "PREEMPTED", "ATTEMPTS", "STEPS", "ACCURACY", "DEVICES")
+
+
 def summary(outcome: Summary) -> Table:
     """Return the closing table."""
     table = Table(title="Summary (seconds)", title_justify="left", expand=False)
-    for column in (
-        "JOB",
-        "ST",
-        "WAIT",
-        "RUN",
-        "JCT",
-        "PREEMPTED",
-        "ATTEMPTS",
-        "STEPS",
-        "ACCURACY",
-        "DEVICES OR REASON",
-    ):
-        table.add_column(column, justify="left" if column in {"JOB", "ST", "DEVICES OR REASON"} else "right")
+    for column in COLUMNS:
+        left = column in {"JOB", "ST", "DEVICES"}
+        table.add_column(column, justify="left" if left else "right", no_wrap=column != "DEVICES")
     for job in outcome.jobs:
         table.add_row(*_cells(job), style="" if job.state == "CD" else STYLES.get(job.state, "red"))
     return table
 
 
+def notes(outcome: Summary) -> list[str]:
+    """Return a line for each job that did not complete: what it says of why."""
+    return [f"{job.name} ({job.state}): {job.reason}" for job in outcome.jobs if job.state != "CD"]
+
+
 def _cells(job: JobOutcome) -> tuple[str, ...]:
-    where = job.reason if job.state in {"refused", "CA", "F"} else ", ".join(job.devices)
+    where = " ".join(device.rpartition("/")[2] for device in job.devices)
     counts = (str(job.preemptions), str(job.attempts), str(job.steps))
     times = tuple(_seconds(value) for value in (job.wait_s, job.run_s, job.jct_s))
     return (job.name, job.state, *times, *counts, "" if job.accuracy is None else f"{job.accuracy:.3f}", where)

@@ -9,13 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import penstock
 from penstock_events import views
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Cluster:
@@ -68,36 +66,36 @@ class Cluster:
         async with penstock.Client(self.url) as client:
             yield client
 
-    def pids(self, marker: str) -> list[int]:
-        """Return the processes of this cluster whose command line holds the marker."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and (words := command_line(entry)) and marker in words and self._ours(entry):
-                found.append(int(entry.name))
-        return sorted(found)
+    def pids(self, service: str) -> list[int]:
+        """Return the processes of a service that run on this folder, as `penstock up` wrote them down."""
+        named = self.running["processes"]
+        return [entry["pid"] for name, entry in named.items() if name.rpartition("-")[0] == service]
 
     def kill_all(self) -> None:
         """Kill -9 everything that belongs to this folder, jobs included, as a power cut would."""
-        for _ in range(5):  # children of what is being killed may still appear
-            for pid in self.pids(""):
+        if not (self.data / "penstock.json").exists():
+            return
+        pids = {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
+        while pids:  # children of what is being killed may still appear
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            pids = set(self._with_our_folder())
 
-    def _ours(self, entry: Path) -> bool:
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            return False
-        mine = str(self.data)
-        return entry.name != str(os.getpid()) and (mine in command_line(entry) or mine.encode() in environment)
+    def _with_our_folder(self) -> Iterator[int]:
+        """Yield processes that name the folder in their command or environment: jobs, and what they started."""
+        mine = os.fsencode(self.data)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid() and mine in identity(entry):
+                yield int(entry.name)
 
 
-def command_line(entry: Path) -> str:
-    """Return a process's command line; empty if it is gone."""
+def identity(entry: Path) -> bytes:
+    """Return a process's command line and environment; empty if it is gone or dead."""
     try:
-        return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
     except OSError:
-        return ""
+        return b""
 
 
 async def until(client: penstock.Client, entity_id: str, tag: str, count: int = 1, *, after: int = 0) -> int:

