@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -31,6 +32,7 @@ KILL_AFTER_S: Final = 10.0
 DOWN_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _log = structlog.get_logger("penstock.up")
+_detached: Final[list[subprocess.Popen[bytes]]] = []  # so that nobody waits for them when they are forgotten
 Say = Callable[[str], None]
 
 
@@ -56,7 +58,7 @@ async def up(options: Options, say: Say, stopping: asyncio.Event | None = None) 
         handle_signals(stopping)
     logging.configure(load(logging.Logging, "log"))
     with folders.locked(options.folder):
-        for name in folders.kill_stale(options.folder):
+        for name in await folders.kill_stale(options.folder):
             _log.warning("stale_process_killed", name=name)
         folders.path(options.folder).unlink(missing_ok=True)
         await _Supervisor(options, say, stopping).run()
@@ -95,17 +97,15 @@ async def detach(options: Options) -> folders.Record:
     UpError
         If it ends before that, with its last words.
     """
+    options = msgspec.structs.replace(options, quiet=True)
     folder = options.folder
     with folders.locked(folder):  # or say at once who has it
         log_file = folder / "penstock.log"
         log = log_file.open("ab")
     with log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "penstock.supervisor",
-            msgspec.json.encode(msgspec.structs.replace(options, quiet=True)).decode(),
-            stdin=asyncio.subprocess.DEVNULL,
+        process = subprocess.Popen(  # not asyncio's: it outlives this event loop  # noqa: ASYNC220
+            [sys.executable, "-m", "penstock.supervisor", msgspec.json.encode(options).decode()],
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -113,8 +113,9 @@ async def detach(options: Options) -> folders.Record:
     while True:
         record = folders.read(folder)
         if record is not None and record.pid == process.pid and record.ready:
+            _detached.append(process)
             return record
-        if process.returncode is not None:
+        if process.poll() is not None:
             lines = log_file.read_text(errors="replace").splitlines()
             raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")
         await asyncio.sleep(_LOOK_S)

@@ -99,7 +99,7 @@ async def test_what_a_killed_supervisor_left_is_killed_but_not_a_stranger_with_i
     record.processes["stranger"] = folders.Process(os.getpid(), 1)
     record.processes["gone"] = folders.Process(2**22 + 1, 5)
     record.save(tmp_path)
-    assert folders.kill_stale(tmp_path) == ["matcher-1"]
+    assert await folders.kill_stale(tmp_path) == ["matcher-1"]
     assert await left.wait() == -signal.SIGKILL
 
 

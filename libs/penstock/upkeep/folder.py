@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from penstock.upkeep.options import UpError
 from penstock_bus.credentials import write_private
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
+_GONE_S: Final = 10.0
+_LOOK_S: Final = 0.01
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -113,16 +116,17 @@ def process(pid: int) -> Process:
     return Process(pid, _start_ticks(pid))
 
 
-def kill_stale(folder: Path) -> list[str]:
-    """Kill what an earlier supervisor that was killed itself has left; return the names."""
+async def kill_stale(folder: Path) -> list[str]:
+    """Kill what an earlier supervisor that was killed itself has left, wait until it is gone, and return the names."""
     record = read(folder)
-    stale = [] if record is None else [(name, old) for name, old in record.processes.items() if _is_running(old)]
-    for _, old in stale:
-        try:
+    stale = {} if record is None else {name: old for name, old in record.processes.items() if _is_running(old)}
+    for old in stale.values():
+        with suppress(ProcessLookupError):
             os.kill(old.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    return [name for name, _ in stale]
+    async with asyncio.timeout(_GONE_S):
+        while any(_is_running(old) for old in stale.values()):  # noqa: ASYNC110 - only a parent is told
+            await asyncio.sleep(_LOOK_S)
+    return list(stale)
 
 
 def _is_running(old: Process) -> bool:
@@ -134,7 +138,8 @@ def _start_ticks(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(stat.rpartition(")")[2].split()[_START_TICKS])
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[_START_TICKS])  # dead, whether or not its parent has looked
 
 
 def _taken(folder: Path, lock: int) -> str:
