@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
+from penstock_bus.context import Shell
 from penstock_bus.live import LiveFold
 from penstock_bus.retry import until_available
-from penstock_bus.shell import Shell
 from penstock_bus.tasks import background
 from penstock_devices import inventory
 from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from penstock_bus import BusError
+from penstock_bus.context import Shell
 from penstock_bus.retry import until_available
-from penstock_bus.shell import Shell
 from penstock_events import subjects
 from penstock_executor.host import Host, Place
 from penstock_executor.local import Key, Run

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock_bus import Append, Bus
-from penstock_bus.shell import Shell
+from penstock_bus.context import Shell
 from penstock_events import (
     AnyEvent,
     Commit,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from executing import World, python, speaking
 
-from penstock_bus.shell import Shell
+from penstock_bus.context import Shell
 from penstock_events import NodeLeft, RunCheckpointed, RunStarted, subjects
 from penstock_executor import processes
 from penstock_executor.runner import ExecutorError, run
