@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import penstock
@@ -112,12 +111,3 @@ async def facts(client: penstock.Client, entity_id: str, tag: str) -> list[views
     """Return the facts of one tag about an entity."""
     events = (await client.events(entity_id, after=0, limit=1000)).events
     return [event for event in events if event.type == tag]
-
-
-async def retrying(call: Callable, *errors: type[Exception]):
-    """Call until it stops raising these errors."""
-    while True:
-        try:
-            return await call()
-        except errors:
-            await asyncio.sleep(0.1)

@@ -8,9 +8,8 @@ import signal
 import sys
 
 import pytest
-from clusters import Cluster, facts, retrying, until
+from clusters import Cluster, facts, until
 
-from penstock_bus import BusError
 from penstock_bus.nats import connect
 from penstock_events import JobSpec, subjects
 
@@ -191,10 +190,10 @@ async def test_a_sweep_tries_every_point_and_knows_the_best(cluster, tmp_path):
         f'[job]\nname = "trial"\ncommand = [{json.dumps(sys.executable)}, {json.dumps(str(script))}]\nprofile = "off"\n'
         '[space.x]\nkind = "choice"\nvalues = [-2, 1, 3]\n'
     )
-    submitted = json.loads(cluster.run("tune", str(sweep), "-o", "json").stdout)
+    sweep_id = cluster.run("tune", str(sweep)).stdout.strip()
     async with cluster.client() as client:
-        await until(client, submitted["id"], "sweep.finished.v1")
-        view = await retrying(lambda: client.sweep(submitted["id"]), BusError)
+        finished_seq = await until(client, sweep_id, "sweep.finished.v1")
+        view = await client.sweep(sweep_id, at=finished_seq)
         assert (view.state, view.best_value, len(view.trials)) == ("completed", 1.0, 3)
 
 
