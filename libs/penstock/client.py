@@ -28,6 +28,7 @@ from penstock_events import (
 )
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+CONNECT_S: Final = 2.0
 _LAST_PIECES: Final = 256
 V = TypeVar("V", bound=views.View)
 S = TypeVar("S", JobSpec, SweepSpec)
@@ -71,7 +72,9 @@ class Client:
             from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
 
             user, password = os.environ.get("PENSTOCK_USER", ""), os.environ.get("PENSTOCK_PASSWORD", "")
-            connection = nats.connect(self.url, user=user, password=password, name="penstock client")
+            connection = nats.connect(
+                self.url, user=user, password=password, name="penstock client", connect_timeout_s=CONNECT_S
+            )
             self._bus = await self._stack.enter_async_context(connection)
         return self
 

@@ -49,4 +49,5 @@ def _rendering(settings: Logging) -> list[Processor]:
     if settings.format == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    return [structlog.dev.ConsoleRenderer(colors=colors)]
+    plain = structlog.dev.plain_traceback  # the default shows local variables, passwords among them
+    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]

@@ -49,7 +49,7 @@ def why_view(job: views.JobView) -> views.WhyView:
         cause=job.cause,
         evidence="all 2 fast devices run jobs that rank higher",
         remedy="accept slow devices too",
-        not_causes=("gang: one free device would do", "profiling: its speeds are known"),
+        not_causes=("not its size: one free device would do", "not its profile: its speeds are known"),
         since_s=0.0,
         rank=views.RankView(queue=1, ahead=4),
     )

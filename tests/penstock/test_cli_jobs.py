@@ -88,8 +88,8 @@ def test_why_names_one_cause_then_evidence_what_it_is_not_and_the_remedy(
         == """\
 b2 (a-long-name) is PD: capacity
   because:  all 2 fast devices run jobs that rank higher
-  not:      gang: one free device would do
-  not:      profiling: its speeds are known
+  checked:  not its size: one free device would do
+  checked:  not its profile: its speeds are known
   change:   accept slow devices too
   place:    queue 1, 4 waiting ahead
 """

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.cli import render
 from penstock.cli.times import clock, span
+from penstock.submission import EXPORTED
 
 if TYPE_CHECKING:
     from penstock_events import KindSpeed, views
@@ -78,7 +79,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("command", shlex.join(spec.command)),
         ("folder", spec.cwd),
         ("params", render.mapping(spec.params)),
-        ("environment", render.mapping(spec.env)),
+        ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
     ]
@@ -120,7 +121,7 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     """Return the one cause first, then its evidence, what it is not, and what would change it."""
     pairs = [
         ("because", why.evidence),
-        *(("not", text) for text in why.not_causes),
+        *(("checked", text) for text in why.not_causes),
         ("change", why.remedy),
         ("place", f"queue {why.rank.queue}, {why.rank.ahead} waiting ahead" if why.rank else ""),
     ]

@@ -47,10 +47,12 @@ def up(
     """Run NATS and all services on this machine until Ctrl-C, or with --detach until `penstock down`."""
     from penstock import supervisor
 
+    described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
+    _check_devices(described)
     options = supervisor.Options(
         data_dir=data,
         port=port,
-        devices=",".join(filter(None, [devices, *["cpu"] * cpu])),
+        devices=described,
         replicas=_counts(replicas or []),
         config=config,
         quiet=quiet or detach,
@@ -106,11 +108,23 @@ def _become(name: str, environment: dict[str, str]) -> NoReturn:
 def _supervised(work: Coroutine[Any, Any, T]) -> T:
     from penstock.supervisor import UpError
     from penstock_bus.port import BusError
+    from penstock_bus.settings import SettingsError
 
     try:
         return asyncio.run(work)
-    except (UpError, BusError) as error:
+    except (UpError, BusError, SettingsError) as error:
         raise Failure(str(error)) from error
+
+
+def _check_devices(described: str) -> None:
+    """Say now what the executor would only say to its log."""
+    from penstock_devices.inventory import backends_of
+    from penstock_devices.port import DeviceError
+
+    try:
+        backends_of(described or "auto")
+    except DeviceError as error:
+        bad_input(f"--devices: {error}")
 
 
 def _counts(words: list[str]) -> dict[str, int]:
