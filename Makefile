@@ -38,7 +38,7 @@ types: $(VENV)/.dev ## Type-check only
 imports: $(VENV)/.dev ## Check the import contracts only
 	@$(BIN)/lint-imports --no-logo
 
-docs: $(VENV)/.dev ## Generate docs/events.md, docs/asyncapi.json, docs/states.md and docs/jobspec.schema.json from the code
+docs: $(VENV)/.dev ## Generate from the code: events.md, asyncapi.json, states.md and the JSON Schemas
 	@$(BIN)/python tools/docs.py
 
 docs-check: $(VENV)/.dev ## Fail if a generated document is stale
