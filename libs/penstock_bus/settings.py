@@ -97,7 +97,10 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
         if name not in values and field.required:
             where = f"variable {_variable(section, name)} or key {name!r} of [{section}]"
             raise SettingsError(f"{where} is missing in {DEFAULT_FILE}; expected {_words(types_[name])}: set it")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:  # from the Struct's own __post_init__
+        raise SettingsError(f"[{section}]: {error}") from error
 
 
 def _from_file(section: str, known: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:

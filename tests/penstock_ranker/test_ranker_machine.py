@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock_bus.settings import SettingsError, load
 from penstock_events import (
     AnyEvent,
     JobCancelled,
@@ -144,6 +145,11 @@ def test_with_a_knob_a_starving_job_goes_back_to_queue_0_and_both_counters_start
 def test_thresholds_that_do_not_rise_are_refused_with_what_was_expected(thresholds):
     with pytest.raises(ValueError, match="expected rising numbers of GPU-seconds"):
         Settings(thresholds_gpu_s=thresholds)
+
+
+def test_so_are_they_where_a_service_loads_its_settings():
+    with pytest.raises(SettingsError, match=r"\[ranker\]: thresholds_gpu_s is \[5.0, 3.0\]; expected rising numbers"):
+        load(Settings, "ranker", environ={"PENSTOCK_RANKER_THRESHOLDS_GPU_S": "[5, 3]"})
 
 
 times = st.lists(st.floats(0.1, 20.0), min_size=1, max_size=12)
