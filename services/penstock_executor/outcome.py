@@ -11,7 +11,6 @@ from penstock_executor.local import Ending, Rank, Run
 
 NOT_FOUND: Final = 127
 """What a shell says of a program that it cannot find."""
-_ENDED: Final = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 
 
 def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
@@ -77,7 +76,7 @@ def _ending(run: Run, job: Job) -> Ending:
 
 
 def _left_as_asked(run: Run) -> bool:
-    return all(rank.exit_code in (0, EXIT_PREEMPTED, *_ENDED) or rank.leaving for rank in run.ranks.values())
+    return all(rank.exit_code in (0, EXIT_PREEMPTED) or rank.leaving for rank in run.ranks.values())
 
 
 def _decisive(run: Run) -> Rank:

@@ -1,0 +1,157 @@
+"""The edges to the host: what is checked before a start, and who may speak over the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from executing import World, python, speaking
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_events import RunStarted
+from penstock_events.agent import STOP_MARGIN, Hello
+from penstock_executor import agreement, ears, launch, outcome, preflight, processes, reporter
+
+DOCTESTS = (agreement, launch, outcome)
+PATH = os.environ["PATH"]
+
+
+@pytest.mark.parametrize("module", DOCTESTS, ids=lambda module: module.__name__)
+def test_the_examples_in_the_documentation_hold(module: object) -> None:
+    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "fine"),
+    [
+        (("python3", "-c", "pass"), True),
+        (("python3", "-m", "http.server"), True),
+        (("python3", "-u", "there.py"), True),
+        (("python3", "-W", "ignore", "there.py"), True),
+        (("python3", "-u", "-W", "ignore", "missing.py"), False),
+        (("sh", "missing.sh"), False),
+        (("sh", "-c", "missing.sh"), True),
+        (("./missing", "x"), False),
+        (("./tool",), True),
+        (("echo", "missing.py"), True),
+    ],
+)
+def test_only_what_is_certainly_missing_is_refused(tmp_path: Path, command: tuple[str, ...], fine: bool) -> None:
+    (tmp_path / "there.py").touch()
+    (tmp_path / "tool").touch(mode=0o700)
+    problem = preflight.problem(command, str(tmp_path), PATH)
+    assert (problem == "") is fine, problem
+    assert fine or str(tmp_path) in problem
+
+
+@pytest.mark.parametrize(
+    ("body", "command", "is_opaque"),
+    [
+        ("import penstock", ("python3", "train.py"), False),
+        ("import torch", ("python3", "train.py"), True),
+        ("#!/opt/penstock/bin/python\nimport torch", ("python3", "train.py"), True),
+        ("import penstock", ("python3", "-m", "train"), False),
+        ("import penstock", ("python3", "other.py"), True),
+    ],
+)
+def test_a_script_that_does_not_mention_penstock_is_opaque(
+    tmp_path: Path, body: str, command: tuple[str, ...], is_opaque: bool
+) -> None:
+    (tmp_path / "train.py").write_text(body)
+    assert preflight.opaque(command, str(tmp_path)).startswith("opaque: ") is is_opaque
+
+
+@given(st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=8, max_size=8))
+def test_no_process_has_passed_the_agreed_step(answers: dict[int, int]) -> None:
+    step = agreement.stop_step(8, answers)
+    assert step is not None
+    assert all(answer + STOP_MARGIN <= step for answer in answers.values())
+    assert agreement.stop_step(9, answers) is None
+
+
+def test_every_node_of_a_gang_works_out_the_same_port() -> None:
+    assert launch.derived_port("j1", 1) == launch.derived_port("j1", 1)
+    assert launch.derived_port("j1", 1) != launch.derived_port("j1", 2)
+
+
+def test_the_same_facts_have_the_same_commit_id() -> None:
+    fact = RunStarted(job_id="j", epoch=1, node_id="n", devices=(0,), at_s=1.0)
+    later = msgspec.structs.replace(fact, at_s=2.0)
+    assert reporter.commit("executor/n", (fact,)).id == reporter.commit("executor/n", (later,)).id
+    assert reporter.commit("executor/n", (fact,)).id != reporter.commit("executor/m", (fact,)).id
+
+
+def test_a_long_data_folder_still_has_a_socket(tmp_path: Path) -> None:
+    path = ears.path_in(tmp_path / ("x" * 120))
+    assert len(os.fsencode(path)) <= ears.LONGEST_PATH
+    assert path == ears.path_in(tmp_path / ("x" * 120))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_nobody_else_may_open_the_socket(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with ears.bind(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def hello(epoch: int = 1) -> bytes:
+    return msgspec.json.encode(Hello(version=1, job_id="j1", epoch=epoch, rank=0, pid=os.getpid())) + b"\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [hello(), hello(epoch=7), b"nonsense\n", b'{"type":"at","step":1}\n', b"x" * 300_000],
+    ids=["a stranger", "another epoch", "nonsense", "no hello", "no end"],
+)
+async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line: bytes) -> None:
+    node = await world.node()
+    await world.run("j1", *speaking("100000"))
+    await world.progress("j1")
+    path = ears.path_in(Path(node.settings.data_dir))
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(line)
+    with pytest.raises((ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)
+    writer.close()
+    await world.cancel("j1")
+    assert (await world.ended("j1")).outcome == "cancelled"
+
+
+async def test_a_run_in_a_folder_without_room_fails_with_a_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> processes.Process:
+        raise OSError(28, os.strerror(28))
+
+    await world.node()
+    monkeypatch.setattr(processes, "spawn", full)
+    await world.run("j1", "true")
+    ended = await world.ended("j1")
+    assert ended.outcome == "failed"
+    assert "No space left on device (ENOSPC); free some space there" in ended.reason
+
+
+def test_a_program_gets_its_arguments_unchanged_and_leaves_its_status(tmp_path: Path) -> None:
+    odd = "$HOME; 'quoted' \"twice\" *"
+    process = processes.spawn(tmp_path, python("import sys; print(sys.argv[1]); sys.exit(7)", odd), {}, str(tmp_path))
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.bury(process, tmp_path) == 7
+    assert (tmp_path / "stdout").read_text() == odd + "\n"
+    assert processes.find(tmp_path) is None
+
+
+def test_a_pid_that_was_given_anew_is_not_taken_for_ours(tmp_path: Path) -> None:
+    fields = Path("/proc/self/stat").read_text().split()
+    fields[21] = "1"
+    (tmp_path / "pid").write_text(" ".join(fields))
+    assert processes.find(tmp_path) is None
+    (tmp_path / "pid").write_text(Path("/proc/self/stat").read_text())
+    found = processes.find(tmp_path)
+    assert found is not None
+    assert found.pid == os.getpid()

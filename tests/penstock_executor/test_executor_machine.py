@@ -1,0 +1,378 @@
+"""What an executor decides, from the log and from what it finds: no process, no clock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_events import (
+    AnyEvent,
+    Device,
+    JobCancelled,
+    JobSpec,
+    JobSubmitted,
+    NodeJoined,
+    Placement,
+    Preemption,
+    RoundDecided,
+    RunEnded,
+    RunStarted,
+    Sample,
+    SamplesRequested,
+    Slot,
+)
+from penstock_executor import machine
+from penstock_executor.local import Observed, Rank, Run
+from penstock_executor.machine import Action, Ask, Clean, Join, Kill, Leave, Report, Start, Term
+from penstock_testing import Scenario
+
+FAST = tuple(Device(index=i, kind="fast", memory_bytes=1, backend="emulated") for i in range(2))
+
+
+class Node:
+    """Node n1 with its log and its runs; ``then`` states what it does."""
+
+    def __init__(self) -> None:
+        self.log = Scenario(machine.decider())
+        self.observed = Observed(incarnation="boot", runs={})
+        self.now_s = 100.0
+
+    def given(self, *facts: AnyEvent) -> Node:
+        self.log.given(*facts)
+        return self
+
+    def running(self, job_id: str = "j1", epoch: int = 1, *, device: int = 0, ranks: int = 1, world: int = 1) -> Run:
+        run = Run(
+            job_id=job_id,
+            epoch=epoch,
+            devices=(device,),
+            world_size=max(world, ranks),
+            ranks={i: Rank() for i in range(ranks)},
+            started_s=self.now_s,
+            told={"started"},
+        )
+        self.observed.runs[run.key] = run
+        return run
+
+    def plan(self) -> machine.Plan:
+        plan = machine.decide(self.log.state, "n1", self.observed, self.now_s)
+        assert plan == machine.decide(self.log.state, "n1", self.observed, self.now_s), "deciding changed something"
+        return plan
+
+    def then(self, *actions: Action) -> Node:
+        assert self.plan().actions == list(actions)
+        return self
+
+    def fact(self) -> RunEnded:
+        """Return the one fact that it reports: the end of a run."""
+        (action,) = self.plan().actions
+        assert isinstance(action, Report)
+        assert isinstance(action.fact, RunEnded)
+        return action.fact
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node().given(joined())
+
+
+def joined(node_id: str = "n1", incarnation: str = "boot-1") -> NodeJoined:
+    return NodeJoined(node_id=node_id, devices=FAST, incarnation=incarnation, at_s=0.0)
+
+
+def submitted(job_id: str = "j1", **spec: object) -> JobSubmitted:
+    given = {"name": job_id, "command": ("true",), "grace_s": 5.0, **spec}
+    return JobSubmitted(job_id=job_id, spec=JobSpec(**given), at_s=1.0)  # type: ignore[arg-type]
+
+
+def placed(job_id: str = "j1", epoch: int = 1, device: int = 0, nodes: tuple[str, ...] = ("n1",)) -> RoundDecided:
+    slots = tuple(Slot(node_id=node_id, devices=(device,)) for node_id in nodes)
+    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=slots)
+    return RoundDecided(pool="default", placements=(placement,), at_s=2.0)
+
+
+def started(job_id: str = "j1", epoch: int = 1, node_id: str = "n1") -> RunStarted:
+    return RunStarted(job_id=job_id, epoch=epoch, node_id=node_id, devices=(0,), at_s=3.0)
+
+
+def ended(job_id: str = "j1", epoch: int = 1, node_id: str = "n1", outcome: str = "completed") -> RunEnded:
+    return RunEnded(job_id=job_id, epoch=epoch, node_id=node_id, outcome=outcome, at_s=9.0)  # type: ignore[arg-type]
+
+
+def preempted(job_id: str = "j1", epoch: int = 1) -> RoundDecided:
+    preemption = Preemption(job_id=job_id, epoch=epoch, reason="outranked")
+    return RoundDecided(pool="default", preemptions=(preemption,), at_s=4.0)
+
+
+def cancelled(job_id: str = "j1") -> JobCancelled:
+    return JobCancelled(job_id=job_id, by="alice", at_s=5.0)
+
+
+def lost(node_id: str = "n1") -> RoundDecided:
+    return RoundDecided(pool="default", lost_nodes=(node_id,), at_s=6.0)
+
+
+def ask() -> Ask:
+    return Ask(job_id="j1", epoch=1, ending="preempted")
+
+
+def term(ending: str) -> Term:
+    return Term(job_id="j1", epoch=1, ending=ending)  # type: ignore[arg-type]
+
+
+KILL = Kill(job_id="j1", epoch=1)
+
+
+# --- the node
+def test_a_node_joins_once() -> None:
+    node = Node().then(Join())
+    node.given(joined()).then()
+
+
+def test_a_node_that_another_incarnation_joined_joins_again() -> None:
+    Node().given(joined(incarnation="before-1")).then(Join())
+
+
+def test_a_node_ends_what_no_longer_belongs_to_it_before_it_joins() -> None:
+    node = Node().given(joined(incarnation="before-1"), submitted(), placed(), started(), lost())
+    run = node.running()
+    node.then(KILL)
+    run.killed_s = node.now_s
+    node.then()
+    run.ranks[0].ended_s = node.now_s
+    node.then(Clean(job_id="j1", epoch=1))
+    del node.observed.runs["j1", 1]
+    node.then(Join())
+
+
+def test_a_lost_node_starts_nothing_until_it_has_joined_again(node: Node) -> None:
+    node.given(submitted(), lost(), placed()).then(Join())
+
+
+# --- beginning
+def test_a_placed_job_is_started(node: Node) -> None:
+    node.given(submitted(), placed()).then(Start(job_id="j1"))
+
+
+def test_a_job_placed_elsewhere_is_not_started(node: Node) -> None:
+    node.given(joined("n2"), submitted(), placed(nodes=("n2",))).then()
+
+
+def test_a_run_that_is_here_is_not_started_again(node: Node) -> None:
+    node.given(submitted(), placed())
+    node.running()
+    node.then()
+
+
+def test_a_placement_of_an_older_epoch_is_refused(node: Node) -> None:
+    node.given(submitted(), placed(epoch=1), ended(outcome="preempted"), placed(epoch=2), ended(epoch=2))
+    node.given(placed(epoch=1)).then()
+
+
+def test_a_device_holds_one_run_at_most(node: Node) -> None:
+    node.given(submitted("j1"), submitted("j2"), placed("j1"), started("j1"), placed("j2"))
+    run = node.running("j1")
+    node.then()
+    run.ranks[0] = Rank(exit_code=0, ended_s=node.now_s)
+    run.told.add("ended")
+    node.then(Start(job_id="j2"))
+
+
+def test_two_leases_of_one_device_start_one_run(node: Node) -> None:
+    node.given(submitted("j1"), submitted("j2"), placed("j1"), placed("j2")).then(Start(job_id="j1"))
+
+
+def test_a_job_that_was_cancelled_before_it_started_never_starts(node: Node) -> None:
+    node.given(submitted(), placed(), cancelled())
+    assert node.fact().outcome == "cancelled"
+
+
+def test_a_job_that_was_preempted_before_it_started_never_starts(node: Node) -> None:
+    node.given(submitted(), placed(), preempted())
+    assert node.fact().outcome == "preempted"
+
+
+def test_a_run_that_left_no_trace_is_lost(node: Node) -> None:
+    node.given(submitted(), placed(), started())
+    assert node.fact().outcome == "lost"
+
+
+# --- ending
+def test_a_preempted_job_that_speaks_is_asked_then_gets_term_then_kill(node: Node) -> None:
+    node.given(submitted(), placed(), started(), preempted())
+    run = node.running()
+    run.ranks[0].greeted = True
+    node.then(ask())
+    run.asked_s = node.now_s
+    node.then()
+    assert node.plan().wake_at_s == 105.0
+    node.now_s = 105.0
+    node.then(term("preempted"))
+    run.termed_s, node.now_s = node.now_s, 109.9
+    node.then()
+    node.now_s = 110.0
+    node.then(KILL)
+
+
+def test_a_preempted_job_that_never_spoke_gets_term_at_once(node: Node) -> None:
+    node.given(submitted(), placed(), started(), preempted())
+    node.running()
+    node.then(term("preempted"))
+
+
+def test_a_cancelled_job_is_not_asked_first(node: Node) -> None:
+    node.given(submitted(), placed(), started(), preempted(), cancelled())
+    run = node.running()
+    run.ranks[0].greeted, run.asked_s = True, 99.0
+    node.then(term("cancelled"))
+
+
+def test_when_one_process_crashes_the_others_are_ended(node: Node) -> None:
+    node.given(submitted(), placed(), started())
+    run = node.running(ranks=2)
+    run.ranks[0] = Rank(exit_code=1, ended_s=99.0)
+    node.then(term("gang"))
+
+
+def test_when_one_process_has_succeeded_the_others_go_on(node: Node) -> None:
+    node.given(submitted(), placed(), started())
+    run = node.running(ranks=2)
+    run.ranks[0] = Rank(exit_code=0, ended_s=99.0)
+    node.then()
+
+
+def test_a_gang_that_failed_on_another_node_is_ended_here(node: Node) -> None:
+    node.given(joined("n2"), submitted(gpus=2), placed(nodes=("n1", "n2")), started())
+    node.given(ended(node_id="n2", outcome="failed"))
+    node.running(world=2)
+    node.then(term("gang"))
+
+
+def test_a_preempted_gang_that_has_left_another_node_may_leave_here_in_peace(node: Node) -> None:
+    node.given(joined("n2"), submitted(gpus=2), placed(nodes=("n1", "n2")), started(), preempted())
+    node.given(ended(node_id="n2", outcome="preempted"))
+    run = node.running(world=2)
+    run.ranks[0].greeted, run.asked_s = True, node.now_s
+    node.then()
+
+
+def test_a_sample_that_takes_too_long_is_ended(node: Node) -> None:
+    sample = Sample(sample_id="s1", kind="fast", iterations=3)
+    spec = JobSpec(name="s", command=("true",))
+    node.given(SamplesRequested(key="k", spec=spec, samples=(sample,), at_s=1.0), placed("s1"), started("s1"))
+    node.running("s1")
+    node.then()
+    assert node.plan().wake_at_s == 160.0
+    node.now_s = 160.0
+    node.then(Term(job_id="s1", epoch=1, ending="time_limit"))
+
+
+@pytest.mark.parametrize(
+    ("rank", "run_fields", "facts", "outcome"),
+    [
+        (Rank(exit_code=0), {}, (), "completed"),
+        (Rank(exit_code=1), {}, (), "failed"),
+        (Rank(exit_code=None), {}, (), "lost"),
+        (Rank(exit_code=75, leaving=True), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "preempted"),
+        (Rank(exit_code=143), {"ending": "preempted", "termed_s": 99.0}, (preempted(),), "preempted"),
+        (Rank(exit_code=137), {}, (preempted(),), "failed"),
+        (Rank(exit_code=75), {}, (preempted(),), "preempted"),
+        (Rank(exit_code=0), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "completed"),
+        (Rank(exit_code=1), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "failed"),
+        (Rank(exit_code=143), {"ending": "cancelled", "termed_s": 99.0}, (cancelled(),), "cancelled"),
+        (Rank(exit_code=143), {"ending": "preempted", "termed_s": 99.0}, (cancelled(),), "cancelled"),
+        (Rank(exit_code=75), {}, (), "failed"),
+    ],
+)
+def test_how_a_process_ended_and_why_it_was_ended_give_the_outcome(
+    node: Node, rank: Rank, run_fields: dict[str, object], facts: tuple[AnyEvent, ...], outcome: str
+) -> None:
+    node.given(submitted(), placed(), started(), *facts)
+    run = node.running()
+    rank.ended_s = node.now_s
+    run.ranks[0] = rank
+    for name, value in run_fields.items():
+        setattr(run, name, value)
+    assert node.fact().outcome == outcome
+
+
+def test_the_reason_is_that_of_the_process_that_failed_first(node: Node) -> None:
+    node.given(submitted(), placed(), started())
+    run = node.running(ranks=3)
+    run.termed_s = 99.5
+    run.ranks[0] = Rank(exit_code=143, ended_s=99.9)
+    run.ranks[1] = Rank(exit_code=1, ended_s=99.1, last_line="KeyError: 'x'")
+    run.ranks[2] = Rank(exit_code=2, ended_s=99.2)
+    assert node.fact().reason == "rank 1 of 3: exit code 1: KeyError: 'x'"
+
+
+def test_a_run_is_cleaned_up_once_its_end_is_in_the_log(node: Node) -> None:
+    node.given(submitted(), placed(), started())
+    run = node.running()
+    run.ranks[0] = Rank(exit_code=0, ended_s=node.now_s)
+    assert node.fact().outcome == "completed"
+    run.told.add("ended")
+    node.then()
+    node.given(ended()).then(Clean(job_id="j1", epoch=1))
+
+
+# --- stopping
+def test_a_draining_node_tells_the_ends_of_its_runs_together_and_then_leaves(node: Node) -> None:
+    node.given(submitted("j1"), submitted("j2"), placed("j1"), placed("j2", device=1), started("j1"), started("j2"))
+    first, second = node.running("j1"), node.running("j2", device=1)
+    node.observed.draining = True
+    actions = node.plan().actions
+    assert [type(action) for action in actions] == [Term, Term]
+    for run in (first, second):
+        run.ending, run.termed_s = "preempted", node.now_s
+    first.ranks[0] = Rank(exit_code=143, ended_s=node.now_s)
+    node.then()
+    second.ranks[0] = Rank(exit_code=143, ended_s=node.now_s)
+    assert [action.fact.outcome for action in node.plan().actions] == ["preempted", "preempted"]  # type: ignore[union-attr]
+    node.observed.runs.clear()
+    node.given(ended("j1", outcome="preempted"), ended("j2", outcome="preempted")).then(Leave())
+
+
+def test_a_draining_node_hands_a_new_lease_back(node: Node) -> None:
+    node.given(submitted(), placed())
+    node.observed.draining = True
+    fact = node.fact()
+    assert (fact.outcome, fact.reason) == ("preempted", "node n1 is shutting down")
+
+
+# --- always
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                submitted("j1"),
+                submitted("j2"),
+                placed("j1"),
+                placed("j2"),
+                placed("j2", device=1),
+                started("j1"),
+                preempted("j1"),
+                cancelled("j2"),
+                ended("j1"),
+                ended("j1", outcome="preempted"),
+                placed("j1", epoch=2, device=1),
+                lost(),
+                joined(),
+            ]
+        ),
+        max_size=14,
+    )
+)
+def test_no_device_is_ever_given_to_two_runs(facts: list[AnyEvent]) -> None:
+    node = Node().given(joined(), *facts)
+    for _ in range(4):
+        for action in node.plan().actions:
+            if isinstance(action, Start):
+                job = node.log.state.jobs[action.job_id]
+                taken = node.observed.busy_devices()
+                devices = machine.devices_of(job, "n1")
+                assert taken.isdisjoint(devices)
+                run = node.running(job.id, job.epoch)
+                run.devices = devices
+    node.log.decision()  # which also holds replays and snapshots against the live state
