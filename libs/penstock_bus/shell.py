@@ -88,6 +88,7 @@ def handle_signals(stopping: asyncio.Event) -> None:
         if stopping.is_set():
             sys.stderr.write(f"second {signum.name}: exiting at once\n")
             os._exit(128 + signum)
+        structlog.get_logger("penstock.shell").info("stopping", signal=signum.name)
         stopping.set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):

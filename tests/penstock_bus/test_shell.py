@@ -11,9 +11,11 @@ import pytest
 import structlog
 
 from penstock_bus.logging import Logging, configure
-from penstock_bus.shell import EX_CONFIG, EX_UNAVAILABLE, run_until_drained
+from penstock_bus.shell import EX_CONFIG, EX_NOPERM, EX_SOFTWARE, EX_UNAVAILABLE, run_until_drained
+from penstock_testing.fixtures import Account
 
 WAITING_SERVICE = """
+import asyncio
 import msgspec
 from penstock_bus.shell import main
 
@@ -21,7 +23,12 @@ class Settings(msgspec.Struct, frozen=True):
     rounds: int = 1
 
 async def run(shell, settings):
+    shell.log.info("running")
     await shell.stopping.wait()
+    if settings.rounds == 2:  # deaf
+        await asyncio.Event().wait()
+    if settings.rounds == 3:
+        raise ZeroDivisionError
 
 main("matcher", Settings, run)
 """
@@ -59,6 +66,63 @@ def test_a_signal_ends_a_service_that_still_waits_for_the_bus() -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def serve(account: Account, rounds: int, **variables: str) -> subprocess.Popen[str]:
+    """Start the service on a real server and wait until it runs."""
+    process = start(PENSTOCK_MATCHER_ROUNDS=str(rounds), PENSTOCK_LOG_FORMAT="json", **account.environment, **variables)
+    until_it_says(process, "running")
+    return process
+
+
+def until_it_says(process: subprocess.Popen[str], event: str) -> None:
+    assert process.stderr is not None
+    while f'"event": "{event}"' not in process.stderr.readline():
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_service_in_good_order(nats_account: Account, signum: signal.Signals) -> None:
+    process = serve(nats_account, 1)
+    process.send_signal(signum)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert json.loads(said.splitlines()[-1])["event"] == "stopped"
+
+
+def test_a_second_signal_ends_it_at_once(nats_account: Account) -> None:
+    process = serve(nats_account, 2)
+    process.send_signal(signal.SIGTERM)
+    until_it_says(process, "stopping")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said == "second SIGTERM: exiting at once\n"
+
+
+def test_a_drain_has_a_bound(nats_account: Account) -> None:
+    process = serve(nats_account, 2, PENSTOCK_DRAIN_S="0.1")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == EX_SOFTWARE
+    assert json.loads(said.splitlines()[-1])["event"] == "drain_timed_out"
+
+
+def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: Account) -> None:
+    process = serve(nats_account, 3)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == EX_SOFTWARE
+    last = json.loads(said.splitlines()[-1])
+    assert last["event"] == "service_failed"
+    assert "ZeroDivisionError" in last["exception"]
+
+
+def test_refused_credentials_end_it_at_once(nats_account: Account) -> None:
+    process = start(**{**nats_account.environment, "PENSTOCK_PASSWORD": "guess", "PENSTOCK_LOG_FORMAT": "json"})
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == EX_NOPERM
+    assert json.loads(said.splitlines()[-1])["event"] == "credentials_refused"
 
 
 async def test_work_that_ends_by_itself_is_not_hurried() -> None:
