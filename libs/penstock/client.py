@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from penstock import submission
-from penstock_bus.port import Bus, Delivery, LogLine
+from penstock.following import about, facts, until
+from penstock_bus.port import Bus, LogLine
 from penstock_events import (
     TERMINAL,
     Event,
@@ -23,7 +24,6 @@ from penstock_events import (
     asks,
     strict,
     subjects,
-    tag_of,
     views,
 )
 
@@ -259,7 +259,7 @@ class Client:
         if follow and detail.job.state not in TERMINAL and not detail.job.sample:
             live = self.bus.read_logs(whole_id, follow=True, tail=tail)
             end = asyncio.ensure_future(self._announced(subjects.job(whole_id), JobFinished))
-            async for line in _until(live, end):
+            async for line in until(live, end):
                 last, tail = line.seq, None
                 yield line
         async for line in self._logs_behind(whole_id, last, tail):
@@ -305,53 +305,3 @@ def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
     if spec is not None and fields:
         raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
     return spec if spec is not None else strict.convert(fields, wanted)
-
-
-def facts(delivery: Delivery) -> list[views.EventView]:
-    """Return a commit's facts, as the query ``events`` shows them."""
-    return [_fact(delivery, event) for event in delivery.commit.facts]
-
-
-def _fact(delivery: Delivery, event: Event) -> views.EventView:
-    fact = msgspec.to_builtins(event)
-    return views.EventView(
-        seq=delivery.seq,
-        stored_s=delivery.stored_s,
-        subject=delivery.subject,
-        actor=delivery.commit.actor,
-        cause=delivery.commit.cause,
-        type=tag_of(event),
-        at_s=event.at_s,
-        fact={key: value for key, value in fact.items() if key not in {"type", "at_s"}},
-    )
-
-
-def about(view: views.EventView, entity_id: str) -> bool:
-    """Say whether a fact is of an entity, or names it: a round names the jobs it placed."""
-    return subjects.entity_of(view.subject)[1] == entity_id or _names(view.fact, entity_id)
-
-
-def _names(value: object, entity_id: str) -> bool:
-    if isinstance(value, dict):
-        return any(key == entity_id or _names(item, entity_id) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return any(_names(item, entity_id) for item in value)
-    return value == entity_id
-
-
-async def _until(lines: AsyncIterator[LogLine], end: asyncio.Future[Any]) -> AsyncIterator[LogLine]:
-    """Yield from a stream that does not end by itself until ``end`` is done."""
-    following: asyncio.Future[Any] | None = None
-    try:
-        while not end.done():
-            following = following or asyncio.ensure_future(anext(lines))
-            await asyncio.wait([following, end], return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                yield following.result()
-                following = None
-        end.result()
-    finally:
-        pending = [task for task in (following, end) if task is not None]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)

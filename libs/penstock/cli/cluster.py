@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import render
-from penstock.cli.session import At, Out, act, call
+from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import moment, now_s
 
 node_app = typer.Typer(help="Take a node out of service and back.", no_args_is_help=True)
@@ -43,14 +43,15 @@ def drain(
     nodes: NodeIds,
     preempt: Annotated[bool, typer.Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
 ) -> None:
     """Give nodes no new jobs."""
-    act(ctx, nodes, lambda client, node: client.drain(node, reason, preempt=preempt))
+    act(ctx, nodes, lambda client, node: client.drain(node, reason, preempt=preempt), output)
 
 
-def resume(ctx: typer.Context, nodes: NodeIds) -> None:
+def resume(ctx: typer.Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
     """Give drained nodes jobs again."""
-    act(ctx, nodes, lambda client, node: client.resume(node))
+    act(ctx, nodes, lambda client, node: client.resume(node), output)
 
 
 def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:

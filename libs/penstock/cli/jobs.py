@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import render
-from penstock.cli.session import At, JobId, JobIds, Out, act, call
+from penstock.cli.session import AnswerOut, At, JobId, JobIds, Out, act, call
 from penstock.cli.times import moment, now_s
 
 if TYPE_CHECKING:
@@ -176,16 +176,17 @@ def cancel(
     ctx: typer.Context,
     jobs: JobIds,
     reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
 ) -> None:
     """End jobs; running ones are stopped first."""
-    act(ctx, jobs, lambda client, job: client.cancel(job, reason))
+    act(ctx, jobs, lambda client, job: client.cancel(job, reason), output)
 
 
-def hold(ctx: typer.Context, jobs: JobIds) -> None:
+def hold(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:
     """Keep waiting jobs from being started."""
-    act(ctx, jobs, lambda client, job: client.hold(job))
+    act(ctx, jobs, lambda client, job: client.hold(job), output)
 
 
-def release(ctx: typer.Context, jobs: JobIds) -> None:
+def release(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:
     """Let held jobs be started again."""
-    act(ctx, jobs, lambda client, job: client.release(job))
+    act(ctx, jobs, lambda client, job: client.release(job), output)

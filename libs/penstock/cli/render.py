@@ -64,7 +64,7 @@ def table(
     for row in [list(headers), *cells]:
         padded = [f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True)]
         line = _cut(_GAP.join(padded).rstrip(), width)
-        lines.append(_paint(line, headers, widths, row) if colour and row is not headers else line)
+        lines.append(_paint(line, headers, widths, row) if colour else line)
     return lines
 
 
@@ -151,9 +151,9 @@ def _cut(line: str, width: int | None) -> str:
 
 
 def _paint(line: str, headers: Sequence[str], widths: list[int], row: list[str]) -> str:
-    if "ST" not in headers:
+    at = headers.index("ST") if "ST" in headers else None
+    if at is None or row[at] not in _COLOURS:
         return line
-    at = headers.index("ST")
     start = sum(widths[:at]) + len(_GAP) * at
     end = start + len(row[at])
-    return line[:start] + typer.style(line[start:end], fg=_COLOURS.get(row[at])) + line[end:]
+    return line[:start] + typer.style(line[start:end], fg=_COLOURS[row[at]]) + line[end:]

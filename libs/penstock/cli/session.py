@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from penstock.cli import render
 from penstock.cli.errors import Exit, Failure, explain, tell
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Output = Literal["table", "wide", "json"]
 Out = Annotated[Output, typer.Option("-o", "--output", help="table, wide (all columns, nothing cut) or json.")]
+AnswerOutput = Literal["text", "json"]
+AnswerOut = Annotated[AnswerOutput, typer.Option("-o", "--output", help="text, or json: the answers, one a line.")]
 At = Annotated[
     str | None,
     typer.Option("--at", help="As of a stream sequence, a span ago (10m), or a time (2026-01-31T09:30:00Z)."),
@@ -50,20 +53,30 @@ def _client(url: str) -> Client:
     return Client(url)
 
 
-def act(ctx: typer.Context, ids: Sequence[str], command: Callable[[Client, str], Awaitable[views.ActAnswer]]) -> None:
+def act(
+    ctx: typer.Context,
+    ids: Sequence[str],
+    command: Callable[[Client, str], Awaitable[views.ActAnswer]],
+    output: AnswerOutput,
+) -> None:
     """Give a command about each id and say what became of it; all are tried, and the first error ends it badly."""
 
     async def each(client: Client) -> Failure | None:
         first = None
         for entity_id in ids:
             try:
-                typer.echo((await command(client, entity_id)).message)
+                answer = await command(client, entity_id)
             except Exception as error:
                 failure = explain(error, ctx.obj["url"])
                 if failure is None or failure.code is Exit.UNREACHABLE:
                     raise
                 tell(str(failure))
                 first = first or failure
+                continue
+            if output == "json":
+                render.show_json_line(answer)
+            else:
+                render.say(answer.message)
         return first
 
     failed = call(ctx, each)

@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from penstock.cli import typed
 from penstock.cli.errors import bad_input
+from penstock.cli.session import AnswerOut
 
 COMMAND = "penstock.command"
 Files = Annotated[
@@ -74,7 +75,7 @@ def submit(
     array: Annotated[str, typer.Option("--array", help="One job for each index, such as 0-9.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say where it would start, or why not.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json.")] = "text",
+    output: AnswerOut = "text",
 ) -> None:
     """
     Submit a job: a file, or the command behind --; flags win over the file. Prints its id.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import render
-from penstock.cli.session import At, Out, act, call
+from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import moment
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def tune(
     seed: Annotated[int | None, typer.Option("--seed", help="Of the random search.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse a sweep that could not start at present.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until it ends; exit code 0 if it completed.")] = False,
+    output: AnswerOut = "text",
 ) -> None:
     """Submit a sweep over hyper-parameters."""
     from penstock import specfile
@@ -51,7 +52,10 @@ def tune(
         answer = await client.tune(spec, strict=strict)
         for warning in answer.warnings:
             typer.echo(f"penstock: {warning}", err=True)
-        render.say(answer.id)
+        if output == "json":
+            render.show_json_line(answer)
+        else:
+            render.say(answer.id)
         return await client.wait_sweep(answer.id) if wait else None
 
     _conclude(call(ctx, submit))
@@ -98,6 +102,7 @@ def show(ctx: typer.Context, sweep: SweepId, output: Out = "table", at: At = Non
 def cancel(
     ctx: typer.Context,
     sweeps: Annotated[list[str], typer.Argument(metavar="SWEEP...", help="Sweep ids, or beginnings of them.")],
+    output: AnswerOut = "text",
 ) -> None:
     """End sweeps and their trials."""
-    act(ctx, sweeps, lambda client, sweep: client.cancel_sweep(sweep))
+    act(ctx, sweeps, lambda client, sweep: client.cancel_sweep(sweep), output)

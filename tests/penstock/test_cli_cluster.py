@@ -1,0 +1,199 @@
+"""Nodes, sweeps, the doctor, and running Penstock itself, as far as no server is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_gateway import FakeGateway, node_view
+
+from penstock.cli import doctor, up
+from penstock_events import asks, views
+
+Run = Callable[..., tuple[int, str, str]]
+
+SWEEP = """\
+name: search
+metric: accuracy
+trials: 8
+job: {name: trial, command: ["true"]}
+space:
+  lr: {kind: choice, values: [0.1, 0.01]}
+"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> str:
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return str(tmp_path / "sweep.yaml")
+
+
+def test_nodes_show_what_is_busy_and_what_is_emulated(penstock: Run) -> None:
+    assert penstock("nodes")[1] == (
+        "NODE  POOL     ST  BUSY  IDLE  KINDS              HEARD\nn1    default  up     1     1  fast:2 (emulated)  -\n"
+    )
+    assert penstock("nodes", "-o", "wide")[1].splitlines()[1].split() == [
+        "n1", "default", "up", "n1/fast0", "fast", "16GiB", "emulated", "1x", "j1", "-",
+    ]  # fmt: skip
+    assert msgspec.json.decode(penstock("nodes", "-o", "json")[1], type=views.NodesView).nodes[0].id == "n1"
+
+
+def test_draining_says_who_why_and_whether_to_preempt(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("node", "drain", "n1", "--preempt", "--reason", "new fan")[:2] == (0, "n1: done\n")
+    (ask,) = gateway.asked
+    assert isinstance(ask, asks.DrainAsk)
+    assert (ask.id, ask.preempt, ask.reason) == ("n1", True, "new fan")
+    assert penstock("node", "resume", "n1")[0] == 0
+
+
+def test_status_counts_what_there_is(penstock: Run) -> None:
+    assert penstock("status")[1].splitlines() == [
+        "jobs:          2 R, 1 PD",
+        "nodes:         1 up",
+        "fast devices:  1 busy, 1 idle",
+        "services:      1 ranker",
+        "log:           sequence 7",
+        "version:       0.1.0",
+    ]
+
+
+def test_a_sweep_is_submitted_from_a_file_with_flags_over_it(
+    penstock: Run, gateway: FakeGateway, sweep_file: str
+) -> None:
+    assert penstock("tune", sweep_file, "--trials", "4", "--seed", "7", "--max-gpus", "2") == (0, "s1\n", "")
+    (ask,) = gateway.asked
+    assert isinstance(ask, asks.TuneAsk)
+    assert (ask.spec.trials, ask.spec.seed, ask.spec.max_gpus) == (4, 7, 2)
+    assert ask.spec.job.user
+
+
+def test_a_sweep_file_with_a_mistake_is_told_where(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(SWEEP.replace("choice", "choise"))
+    code, _, err = penstock("tune", str(tmp_path / "bad.yaml"))
+    assert code == 2
+    assert "bad.yaml:6: space.lr.kind: expected one of" in err
+    assert "did you mean `choice`?" in err
+
+
+def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -> None:
+    penstock("tune", sweep_file)
+    assert penstock("sweep", "ls")[1].splitlines()[1].split() == [
+        "s1", "search", "running", "0", "8", "accuracy", "(max)", "-", "-",
+    ]  # fmt: skip
+    assert penstock("sweep", "show", "s1")[1].splitlines()[-1].split() == ["s1-3", "R", "0", "1", "-", "lr=0.1"]
+    assert penstock("sweep", "cancel", "s1")[:2] == (0, "s1: done\n")
+
+
+def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.nodes = []
+    code, out, _ = penstock("doctor")
+    assert code == 1
+    lines = out.splitlines()
+    assert "fail  ranker: no replica answers; start one: `penstock service ranker`" in lines
+    assert "fail  nodes: none is up; start an executor: `penstock service executor` on each node" in lines
+    assert json.loads(penstock("doctor", "-o", "json")[1])[0]["what"] == "data folder"
+
+
+def test_the_doctor_compares_clocks_by_the_last_heartbeat() -> None:
+    found = views.NodesView(nodes=(node_view(heard_s=100.0), node_view("n2", heard_s=90.0)), seq=1)
+    assert doctor.skew(found, 101.0) == doctor.Finding("ok", "clock", "agrees with the gateway's")
+    ahead = doctor.skew(found, 160.0)
+    assert ahead is not None
+    assert (ahead.level, ahead.detail) == ("warn", "this machine's clock is 1m00s ahead of the gateway's")
+    assert doctor.skew(views.NodesView(nodes=(), seq=1), 0.0) is None
+
+
+def test_the_doctor_warns_of_lost_nodes() -> None:
+    found = views.NodesView(nodes=(node_view(), node_view("n2", state="lost")), seq=1)
+    assert doctor.nodes(found).detail == "1 up with 2 devices; lost: n2"
+
+
+def test_the_doctor_tells_a_dead_port_from_a_server_that_is_not_nats() -> None:
+    async def greeted(greeting: bytes) -> doctor.Finding:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(greeting)
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            return await doctor.server(f"nats://127.0.0.1:{port}")
+
+    assert "is no NATS server" in asyncio.run(greeted(b"SSH-2.0\r\n")).detail
+    assert "without JetStream" in asyncio.run(greeted(b'INFO {"version":"2.11.0"}\r\n')).detail
+    assert asyncio.run(greeted(b'INFO {"version":"2.11.0","jetstream":true,"max_payload":1048576}\r\n')).level == "ok"
+    dead = asyncio.run(doctor.server("nats://127.0.0.1:1"))
+    assert (dead.level, dead.remedy) == (
+        "fail",
+        "start one with `penstock up`, or name another with --url or PENSTOCK_URL",
+    )
+
+
+def test_the_doctor_sees_a_full_disk_coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.disk(tmp_path / "none").level == "ok"
+    for free, level in ((50 << 20, "fail"), (500 << 20, "warn"), (50 << 30, "ok")):
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        assert doctor.disk(tmp_path).level == level
+
+
+def test_up_refuses_devices_it_cannot_make(penstock: Run, tmp_path: Path) -> None:
+    code, _, err = penstock("up", "--data", str(tmp_path), "--emulate", "fast:x")
+    assert code == 2
+    assert err.startswith("penstock: --devices: count 'x' at column 6: expected a whole number of at least 1")
+
+
+def test_up_refuses_services_that_do_not_exist(penstock: Run, tmp_path: Path) -> None:
+    code, _, err = penstock("up", "--data", str(tmp_path), "--devices", "cpu", "--replicas", "rancher=2")
+    assert code == 1
+    assert err.startswith("penstock: there is no service 'rancher'; expected one of gateway, ")
+    assert penstock("up", "--replicas", "ranker=many")[2] == (
+        "penstock: --replicas ranker=many: expected a whole number\n"
+    )
+
+
+def test_nothing_to_stop_is_exit_code_4(penstock: Run, tmp_path: Path) -> None:
+    assert penstock("down", "--data", str(tmp_path)) == (4, "", f"penstock: nothing runs on {tmp_path}\n")
+
+
+def test_a_service_joins_the_data_folder_it_is_given(
+    penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(up, "_become", lambda name, env: became.append((name, env)))
+    assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 2
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "passwords.json").write_text('{"ranker": "s"}')
+    (tmp_path / "penstock.json").write_text('{"url": "nats://h:1", "pid": 1, "started_s": 0, "version": "0"}')
+    assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 0
+    assert penstock("service", "ranker", "--url", "nats://x:1")[0] == 0
+    assert became == [
+        ("ranker", {"PENSTOCK_URL": "nats://h:1", "PENSTOCK_USER": "ranker", "PENSTOCK_PASSWORD": "s"}),
+        ("ranker", {"PENSTOCK_URL": "nats://x:1"}),
+    ]
+
+
+def test_the_schema_needs_no_server(penstock: Run, gateway: FakeGateway) -> None:
+    assert json.loads(penstock("schema")[1])["title"] == "Penstock job"
+    assert json.loads(penstock("schema", "sweep")[1])["title"] == "Penstock sweep"
+    assert gateway.asked == []
+
+
+def test_completion_scripts_are_printed(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_PENSTOCK_COMPLETE" in penstock("completion", shell)[1]
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert penstock("completion")[2] == "penstock: there is no completion for tcsh; expected bash, zsh or fish\n"
+
+
+def test_a_new_service_is_written_once(penstock: Run, tmp_path: Path) -> None:
+    code, out, _ = penstock("new", "service", "my-notifier", "--into", str(tmp_path))
+    assert code == 0
+    assert all(Path(line).exists() for line in out.splitlines())
+    code, _, err = penstock("new", "service", "my-notifier", "--into", str(tmp_path))
+    assert code == 2
+    assert "exists and is not empty" in err
+    assert penstock("new", "service", "My Notifier")[0] == 2
