@@ -70,6 +70,7 @@ class Elected:
         self._ttl_s, self._renew_s = ttl_s, renew_s
         self._lease: Lease | None = None
         self._until = 0.0
+        self._told = False
 
     @property
     def held(self) -> bool:
@@ -80,7 +81,6 @@ class Elected:
         """Renew the lease every ``renew_s``, or try to get it twice as often, for ever."""
         while True:
             asked_at = self._now()
-            was_held = self.held
             try:
                 async with asyncio.timeout(self._ttl_s):
                     await self._ask()
@@ -88,9 +88,7 @@ class Elected:
                 _log.warning("lease_not_confirmed", lease=self._name, error=str(error) or "no answer")
             else:
                 self._until = asked_at + self._ttl_s if self._lease is not None else 0.0
-            if self.held != was_held:
-                _log.info("lead_won" if self.held else "lead_lost", lease=self._name, owner=self._owner)
-                self._on_change()
+            self._tell()
             pause_s = self._renew_s if self.held else self._renew_s / 2
             await asyncio.sleep(max(0.0, asked_at + pause_s - self._now()))
 
@@ -104,6 +102,12 @@ class Elected:
                 await self._bus.release(lease)
         except (BusError, TimeoutError) as error:
             _log.warning("lease_not_released", lease=self._name, error=str(error) or "no answer")
+
+    def _tell(self) -> None:
+        if self.held != self._told:
+            self._told = self.held
+            _log.info("lead_won" if self._told else "lead_lost", lease=self._name, owner=self._owner)
+            self._on_change()
 
     async def _ask(self) -> None:
         if self._lease is not None and not await self._bus.renew(self._lease):

@@ -124,6 +124,7 @@ class Replica(Generic[S]):
             if leads and (not led or self.live.pending):
                 await self.live.caught_up()
             led = leads
+            self._wake_at_s = None
             if self.leading:
                 await self._decide()
 

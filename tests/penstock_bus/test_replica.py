@@ -188,6 +188,19 @@ async def test_a_leader_cut_off_stops_by_its_own_clock_and_the_standby_takes_ove
             assert stored.commit.actor == "gateway/r2"
 
 
+async def test_a_leader_that_lost_the_bus_says_that_it_no_longer_leads() -> None:
+    async with MemoryBus(timeout_s=0.05) as bus:
+        shell = Shell(bus, "gateway", "r1")
+        task = asyncio.create_task(run_decider(shell, DECIDER, pace=FAST))
+        await eventually(lambda: shell.vitals.leading)
+        bus.disconnect()
+        await eventually(lambda: not shell.vitals.leading)
+        bus.reconnect()
+        await eventually(lambda: shell.vitals.leading)
+        shell.stopping.set()
+        await task
+
+
 async def test_an_orderly_end_gives_the_lead_away_at_once_and_saves_a_snapshot() -> None:
     async with MemoryBus() as bus:
         async with running(bus, DECIDER, "r1", Pace(lease_ttl_s=60.0)) as first:
