@@ -85,7 +85,7 @@ def sweep() -> SweepSpec:
     """Return the sweep: four learning rates times two widths."""
     return SweepSpec(
         name="digits",
-        job=job("digits", "mlp", SWEEP_STEPS),
+        job=msgspec.structs.replace(job("digits", "mlp", SWEEP_STEPS), model="mlp-trial"),
         space={"lr": Choice(values=(0.02, 0.05, 0.1, 0.2)), "width": Choice(values=(128, 512))},
         search="grid",
         metric="accuracy",

@@ -12,17 +12,17 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs ten times as long as all the rest
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.session_loop import Session, session
-    from penstock.session_setup import SessionError
+    from penstock.sessions.loop import Session, session
+    from penstock.sessions.setup import SessionError
     from penstock_events.spec import JobSpec, SweepSpec
 
 _HOMES = {
     "Client": "penstock.client",
     "JobSpec": "penstock_events.spec",
-    "Session": "penstock.session_loop",
-    "SessionError": "penstock.session_setup",
+    "Session": "penstock.sessions.loop",
+    "SessionError": "penstock.sessions.setup",
     "SweepSpec": "penstock_events.spec",
-    "session": "penstock.session_loop",
+    "session": "penstock.sessions.loop",
 }
 
 __all__ = ["Client", "JobSpec", "Session", "SessionError", "SweepSpec", "session"]

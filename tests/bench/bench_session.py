@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 
-from penstock.session_loop import Session
-from penstock.session_setup import Setup
+from penstock.sessions.loop import Session
+from penstock.sessions.setup import Setup
 from penstock_testing.small_executor import SmallExecutor, small_executor
 
 ROUNDS = 5

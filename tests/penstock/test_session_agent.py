@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.session_loop import Session
-from penstock.session_setup import read
+from penstock.sessions.loop import Session
+from penstock.sessions.setup import read
 from penstock_events.agent import EXIT_PREEMPTED, At, Done, Hello, Progress, Saved, SaveFailed, Stop, StopAt
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
@@ -297,7 +297,7 @@ def test_the_result_waits_for_an_executor_that_is_restarting(executor: SmallExec
 def test_a_job_whose_executor_is_not_there_runs_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.session_agent.LAST_WORD_S", 0.01)
+    monkeypatch.setattr("penstock.sessions.agent.LAST_WORD_S", 0.01)
     with Session(read(overlay({}, SOCKET=str(tmp_path / "none")))) as session:
         assert list(session.iterations([1, 2])) == [1, 2]
     assert "executor_not_there" in caplog.text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.session_agreement import Agreement
+from penstock.sessions.agreement import Agreement
 from penstock_events.agent import STOP_MARGIN
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.session_checkpoint import MANIFEST, CheckpointDamaged, Checkpoints
-from penstock.session_replay import History, skip
-from penstock.session_setup import SessionError, read
+from penstock.sessions.checkpoint import MANIFEST, CheckpointDamaged, Checkpoints
+from penstock.sessions.replay import History, skip
+from penstock.sessions.setup import SessionError, read
 from penstock_testing.small_executor import overlay
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
-from penstock.session_setup import BadEnvironment, SessionError, read
+from penstock.sessions.setup import BadEnvironment, SessionError, read
 from penstock_events.agent import Env
 from penstock_testing.small_executor import overlay
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.session_pace import LEAST_SLEEP_S, MOST_CREDIT_S, Clocks, EmulatedPace, HostPace
+from penstock.sessions.pace import LEAST_SLEEP_S, MOST_CREDIT_S, Clocks, EmulatedPace, HostPace
 
 
 class Host:

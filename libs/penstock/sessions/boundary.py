@@ -14,11 +14,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, SupportsFloat
 
-from penstock.session_agent import Agent, make_current
-from penstock.session_checkpoint import Checkpoints
-from penstock.session_pace import EmulatedPace, HostPace, Pace
-from penstock.session_replay import Course
-from penstock.session_setup import Setup
+from penstock.sessions.agent import Agent, make_current
+from penstock.sessions.checkpoint import Checkpoints
+from penstock.sessions.pace import EmulatedPace, HostPace, Pace
+from penstock.sessions.replay import Course
+from penstock.sessions.setup import Setup
 from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
 
 PROGRESS_S: Final = 0.25

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from penstock.session_replay import History
-from penstock.session_setup import SessionError
+from penstock.sessions.replay import History
+from penstock.sessions.setup import SessionError
 
 FORMAT: Final = 1
 KEPT: Final = 2

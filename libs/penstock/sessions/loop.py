@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import SupportsFloat, TypeVar
 
-from penstock.session_boundary import Boundary
-from penstock.session_replay import Course, skip
-from penstock.session_setup import SessionError, Setup, read
+from penstock.sessions.boundary import Boundary
+from penstock.sessions.replay import Course, skip
+from penstock.sessions.setup import SessionError, Setup, read
 from penstock_events.spec import Param
 
 T = TypeVar("T")

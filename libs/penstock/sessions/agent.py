@@ -2,7 +2,7 @@
 The job's side of the conversation with its node's executor: a Unix socket, and a thread that listens to it.
 
 A thread, because a question must be answered even while the loop is inside a step (see
-:mod:`penstock.session_agreement`), and because then a boundary costs one look at an attribute. It sleeps in ``recv``
+:mod:`penstock.sessions.agreement`), and because then a boundary costs one look at an attribute. It sleeps in ``recv``
 all the time. An executor that went away is looked for every :data:`RECONNECT_S`; the job works on meanwhile.
 """
 
@@ -19,7 +19,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from penstock.session_agreement import Agreement, Verdict
+from penstock.sessions.agreement import Agreement, Verdict
 from penstock_events.agent import At, FromJob, Hello, Stop, StopAt, ToJob
 
 RECONNECT_S: Final = 0.5
