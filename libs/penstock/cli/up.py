@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
+    ctx: typer.Context,
     *,
     data: Data = "penstock-data",
     port: Annotated[int, typer.Option("--port", min=-1, max=65535, help="Of NATS; -1 takes a free one.")] = 4222,
@@ -60,6 +61,8 @@ def up(
     if detach:
         record = _supervised(supervisor.detach(options))
         render.say(f"penstock is up at {record.url}; its log is {options.folder / 'penstock.log'}")
+        if record.url != ctx.obj["url"]:
+            render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
         _supervised(supervisor.up(options, render.say))
