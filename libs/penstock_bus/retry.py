@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-import structlog
-
+from penstock_bus.logger import get_logger
 from penstock_bus.port import NoResponders, Unavailable
 
 T = TypeVar("T")
 FIRST_S: Final = 0.05
 MOST_S: Final = 2.0
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 async def until_available(call: Callable[[], Awaitable[T]], what: str) -> T:

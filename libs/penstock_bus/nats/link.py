@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 import nats.errors
-import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from penstock_bus.logger import get_logger
 from penstock_bus.nats.faults import ApiError, Lost, denied, fault
 from penstock_bus.nats.replies import Many, One, Replies
 from penstock_bus.port import NoResponders, Timeout, TooLarge, Unavailable
@@ -22,7 +22,7 @@ TRY_S: Final = 2.0  # after this long without an acknowledgement the same messag
 PAUSE_S: Final = 0.1
 _CLOSE_S: Final = 2.0
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 class Ack(msgspec.Struct, frozen=True):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import structlog
-
 from penstock_bus.chunks import Damaged, join, open_chunk, split
+from penstock_bus.logger import get_logger
 from penstock_bus.nats import get
 from penstock_bus.nats.append import MSG_ID
 from penstock_bus.nats.client import NatsClient
@@ -21,7 +20,7 @@ _MOST_CHUNKS: Final = 1000  # the server's limit for one batch
 _ROLLUP: Final = {"Nats-Rollup": "sub"}  # the first message of the new one takes the place of the old one
 _LOOKS: Final = 3
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 class StateClient(NatsClient):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-import structlog
 
+from penstock_bus.logger import get_logger
 from penstock_bus.nats.faults import NOT_FOUND, Refused
 from penstock_bus.nats.link import Link
 from penstock_bus.port import StorageFull, Timeout, Unauthorized
@@ -21,7 +21,7 @@ _NAME_IN_USE: Final = 10058
 BUCKET: Final = f"KV_{subjects.LEASES}"
 KEY: Final = f"$KV.{subjects.LEASES}."
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
