@@ -16,8 +16,8 @@ class Free:
     """
     The free devices of a pool, to be taken and given back.
 
-    Keeps a count for each class of equal devices (kind, memory, backend), so that asking whether a job fits does not
-    look at every device.
+    Kept by classes of equal devices (kind, memory, backend), so that asking whether and where a job fits does not look
+    at every device.
 
     Examples
     --------
@@ -31,32 +31,37 @@ class Free:
     """
 
     def __init__(self, devices: Mapping[str, Sequence[Device]]) -> None:
-        self._nodes: dict[str, dict[int, Device]] = {
-            node_id: {device.index: device for device in held} for node_id, held in sorted(devices.items()) if held
-        }
-        self._counts: Counter[Device] = Counter(device_class(d) for held in self._nodes.values() for d in held.values())
+        self._held: defaultdict[Device, dict[str, dict[int, Device]]] = defaultdict(dict)  # class → node → number
+        self._sizes: Counter[str] = Counter()
+        self.give((node_id, device) for node_id, held in devices.items() for device in held)
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return self._sizes.total()
 
     def __iter__(self) -> Iterator[Located]:
-        return ((node_id, held[index]) for node_id, held in self._nodes.items() for index in sorted(held))
+        return ((node_id, device) for node_id, held in self.by_node().items() for device in held)
 
     def by_node(self) -> dict[str, list[Device]]:
-        """Return the devices by node id: what another ``Free`` is made of."""
-        return {node_id: [held[index] for index in sorted(held)] for node_id, held in self._nodes.items()}
+        """Return the devices by node id, both in order: what another ``Free`` is made of."""
+        found: dict[str, list[Device]] = {node_id: [] for node_id in sorted(+self._sizes)}
+        for nodes in self._held.values():
+            for node_id, held in nodes.items():
+                found[node_id] += held.values()
+        for devices in found.values():
+            devices.sort(key=lambda device: device.index)
+        return found
 
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
         found: Counter[str] = Counter()
-        for like, count in self._counts.items():
-            if count and fits(spec, like):
-                found[like.kind] += count
+        for like, nodes in self._held.items():
+            if nodes and fits(spec, like):
+                found[like.kind] += sum(map(len, nodes.values()))
         return dict(sorted(found.items()))
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
-        return sum(count for like, count in self._counts.items() if like.kind == kind and fits(spec, like))
+        return sum(len(held) for like in self._fitting(spec, kind) for held in self._held[like].values())
 
     def choose(self, spec: JobSpec, kind: str, count: int) -> list[Located]:
         """
@@ -65,44 +70,47 @@ class Free:
         One node with just enough is best; else the fullest nodes first, and the rest where it fits best. Within a node,
         the smallest memory that will do comes first. Equal choices go by node id and device number.
         """
-        fitting = {
-            node_id: found
-            for node_id, held in self._nodes.items()
-            if (found := [device for device in held.values() if device.kind == kind and fits(spec, device)])
-        }
+        classes = self._fitting(spec, kind)
+        left: Counter[str] = Counter()
+        for like in classes:
+            for node_id, held in self._held[like].items():
+                left[node_id] += len(held)
         chosen: list[Located] = []
-        while fitting and len(chosen) < count:
+        while left and len(chosen) < count:
             missing = count - len(chosen)
-            enough = [node_id for node_id, found in fitting.items() if len(found) >= missing]
-            node_id = min(
-                enough or fitting, key=lambda n: (self._fit(len(fitting[n]), missing), len(self._nodes[n]), n)
-            )
-            devices = sorted(fitting.pop(node_id), key=lambda device: (device.memory_bytes, device.index))
+            nodes = [node_id for node_id, found in left.items() if found >= missing] or list(left)
+            node_id = min(nodes, key=lambda n: (self._fit(left[n], missing), self._sizes[n], n))
+            del left[node_id]
+            devices = [d for like in classes for d in self._held[like].get(node_id, {}).values()]
+            devices.sort(key=lambda device: (device.memory_bytes, device.index))
             chosen += [(node_id, device) for device in devices[:missing]]
         return chosen
 
     def choose_like(self, like: Device) -> list[Located]:
         """Return one device of a class, on the node with the fewest free devices: what is whole stays whole."""
-        fitting = (
-            (len(held), node_id, device.index, device)
-            for node_id, held in self._nodes.items()
-            for device in held.values()
-            if device_class(device) == like
-        )
-        best = min(fitting, key=lambda found: found[:3], default=None)
-        return [(best[1], best[3])] if best else []
+        nodes = self._held[like]
+        if not nodes:
+            return []
+        node_id = min(nodes, key=lambda n: (self._sizes[n], n))
+        return [(node_id, nodes[node_id][min(nodes[node_id])])]
 
     def take(self, devices: Iterable[Located]) -> None:
         """Take devices; each must be free."""
         for node_id, device in devices:
-            del self._nodes[node_id][device.index]
-            self._counts[device_class(device)] -= 1
+            nodes = self._held[device_class(device)]
+            del nodes[node_id][device.index]
+            if not nodes[node_id]:
+                del nodes[node_id]
+            self._sizes[node_id] -= 1
 
     def give(self, devices: Iterable[Located]) -> None:
         """Give devices back."""
         for node_id, device in devices:
-            self._nodes.setdefault(node_id, {})[device.index] = device
-            self._counts[device_class(device)] += 1
+            self._held[device_class(device)].setdefault(node_id, {})[device.index] = device
+            self._sizes[node_id] += 1
+
+    def _fitting(self, spec: JobSpec, kind: str) -> list[Device]:
+        return [like for like in self._held if like.kind == kind and fits(spec, like)]
 
     @staticmethod
     def _fit(found: int, missing: int) -> int:
