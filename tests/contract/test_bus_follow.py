@@ -94,8 +94,8 @@ async def test_a_slow_follower_loses_nothing(bus: Bus) -> None:
     async with aclosing(bus.follow()) as deliveries:
         await bus.append(append("first"))
         await take(deliveries, 1)
-        await bus.append_many([append(f"j{i}") for i in range(6000)])  # three times what is read ahead
-        assert [one.seq for one in await take(deliveries, 6000)] == list(range(2, 6002))
+        await bus.append_many([append(f"j{i}") for i in range(10_000)])  # more than is read ahead
+        assert [one.seq for one in await take(deliveries, 10_000)] == list(range(2, 10_002))
 
 
 async def test_a_follower_goes_on_over_a_disconnect(harness: Harness, bus: Bus) -> None:

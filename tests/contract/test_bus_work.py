@@ -115,6 +115,16 @@ async def test_work_of_a_worker_that_stopped_goes_to_another(harness: Harness) -
                 await one.ack()
 
 
+async def test_work_that_a_stopping_worker_had_not_begun_goes_to_another_at_once(harness: Harness) -> None:
+    async with harness.connect() as bus:
+        await submit(bus, 50)
+        async with harness.connect() as stopping, aclosing(stopping.work("gateway", JOBS)) as work:
+            (first,) = await take(work, 1)
+            await first.ack()
+        async with aclosing(bus.work("gateway", JOBS)) as work:
+            assert len({one.body for one in await take(work, 49)}) == 49  # long before the ack wait of 30 s
+
+
 async def test_work_that_nobody_finishes_goes_to_the_rejected(harness: Harness) -> None:
     async with harness.connect(max_deliver=3) as bus:
         await submit(bus, 1)

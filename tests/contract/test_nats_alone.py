@@ -12,7 +12,7 @@ import pytest
 from bus_harness import NatsHarness, append, take
 
 from penstock_bus import Endpoint, Reply, Unauthorized, Unavailable
-from penstock_bus.nats import connect
+from penstock_bus.nats import connect, pull
 from penstock_bus.nats.faults import ApiError, fault
 from penstock_bus.nats.streams import Limits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
@@ -158,6 +158,16 @@ async def test_a_follower_resumes_about_a_second_after_the_server_is_back(nats_a
         async with asyncio.timeout(RESUMED_S):
             await bus.append(append("j2"))
             assert [one.seq for one in await waiting] == [2]
+
+
+async def test_messages_too_large_for_one_request_come_in_several(
+    nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "_MOST_BYTES", 1 << 20)
+    async with nats_alone.connect() as bus:
+        await bus.append_many([append(f"j{i}", by="x" * 300_000) for i in range(20)])
+        async with aclosing(bus.follow()) as deliveries:
+            assert [one.seq for one in await take(deliveries, 20)] == list(range(1, 21))
 
 
 async def test_two_queues_for_the_same_work_are_refused_with_the_reason(nats_alone: NatsHarness) -> None:

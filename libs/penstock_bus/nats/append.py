@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock_bus.nats import get
 from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, Lost, fault
-from penstock_bus.nats.link import TRY_S, Ack, Link, decode_ack
+from penstock_bus.nats.link import PAUSE_S, TRY_S, Ack, Link, decode_ack
 from penstock_bus.nats.replies import One
 from penstock_bus.port import Append, Conflict, Unavailable
 from penstock_events import encode
@@ -85,6 +85,8 @@ class Window:
             elif clock() >= end_s:
                 raise Unavailable(f"{len(todo)} commits were not acknowledged; try again with the same ids")
             todo, self._again = self._again, []
+            if todo:
+                await asyncio.sleep(PAUSE_S)
         return self._seqs
 
     async def _round(self, todo: list[int]) -> None:

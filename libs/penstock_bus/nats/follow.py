@@ -6,21 +6,22 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
-import structlog
 from nats.aio.msg import Msg
 
+from penstock_bus.logger import get_logger
 from penstock_bus.nats.faults import Refused
 from penstock_bus.nats.link import Link
 from penstock_bus.nats.pull import Pull, Stalled
 from penstock_bus.port import Unavailable
 
-_AHEAD: Final = 2000  # messages asked for beyond what the reader took
+_AHEAD: Final = 4000  # messages asked for beyond what the reader took
 _FORGOTTEN_S: Final = 10  # the server drops a reader's consumer this long after the reader is gone
 _PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
 _S: Final = 10**9
 _PLAIN_REPLY: Final = 9  # tokens; with a domain there are more
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 def position(reply: str) -> tuple[int, float, int]:
@@ -64,19 +65,22 @@ class Reader:
         Unavailable
             If the connection is closed for good.
         """
+        pause_s = _PAUSE_S
         while True:
             pull: Pull | None = None
             try:
                 pull = await self._consume()
                 while True:
                     yield await pull.take()
+                    pause_s = _PAUSE_S
             except (Stalled, Refused, Unavailable) as reason:
                 _log.info("consumer_made_again", stream=self._stream, seen=self.seen, reason=str(reason))
             finally:
                 if pull is not None:
                     await pull.close()
             await self._link.online()
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _consume(self) -> Pull:
         config: dict[str, Any] = {

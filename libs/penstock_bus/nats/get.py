@@ -15,6 +15,7 @@ from penstock_bus.nats.link import TRY_S, Link
 from penstock_bus.port import Unavailable
 
 _BATCH: Final = 1000
+_ENDS: Final = ("204", "404")  # end of the batch, nothing found
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,26 +32,29 @@ async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> A
     """Yield what a stream holds of a subject or pattern after a sequence, in order."""
     seq, more = after_seq, True
     while more:
-        more = False
-        async for message in _batch(link, stream, {"seq": seq + 1, "batch": _BATCH, "next_by_subj": subject}):
-            seq, more = message.seq, True
-            yield message
+        if not link.is_online:
+            await link.online(link.timeout_s)
+        call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
+        request = {"seq": seq + 1, "batch": _BATCH, "next_by_subj": subject}
+        try:
+            await link.send(call, msgspec.json.encode(request))
+            while (msg := await call.next(TRY_S)).headers and "Status" not in msg.headers:
+                message = _of_message(msg)
+                seq = message.seq
+                yield message
+        except TimeoutError:
+            raise Unavailable(f"no answer from {stream} within {TRY_S} s; try again") from None
+        finally:
+            link.replies.close(call)
+        more = _goes_on(stream, msg.headers or {})
 
 
-async def _batch(link: Link, stream: str, request: dict[str, Any]) -> AsyncGenerator[Stored, None]:
-    if not link.is_online:
-        await link.online(link.timeout_s)
-    call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
-    try:
-        await link.send(call, msgspec.json.encode(request))
-        while not (msg := await call.next(TRY_S)).headers or "Status" not in msg.headers:
-            yield _of_message(msg)
-        if msg.headers["Status"] not in ("204", "404"):
-            raise Unavailable(f"cannot read {stream}: {msg.headers.get('Description', msg.headers['Status'])}")
-    except TimeoutError:
-        raise Unavailable(f"no answer from {stream} within {TRY_S} s; try again") from None
-    finally:
-        link.replies.close(call)
+def _goes_on(stream: str, end: dict[str, str]) -> bool:
+    """Return whether there is more behind the end of a batch."""
+    status = end.get("Status", "")
+    if status not in _ENDS:
+        raise Unavailable(f"cannot read {stream}: {end.get('Description') or status or 'no answer'}")
+    return status == _ENDS[0] and int(end.get("Nats-Num-Pending", "0")) > 0
 
 
 async def newest(link: Link, stream: str, subject: str) -> Stored | None:

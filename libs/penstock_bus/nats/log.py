@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
-import structlog
-
+from penstock_bus.logger import get_logger
 from penstock_bus.nats import append as appending
 from penstock_bus.nats import get
 from penstock_bus.nats.client import NatsClient
@@ -23,7 +22,7 @@ _REASON: Final = "Penstock-Reason"
 _ORIGIN: Final = "Penstock-Origin"
 _REASON_CHARS: Final = 400
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 class LogClient(NatsClient):
@@ -91,7 +90,7 @@ class LogClient(NatsClient):
 
     async def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """Yield a job's output."""
-        pattern, seen = names.logs(job_id), 0
+        pattern = names.logs(job_id)
         lines = [_line(job_id, m) async for m in get.stored(self.link, names.LOG, pattern)]
         for line in lines if tail is None else lines[max(len(lines) - tail, 0) :]:
             yield line
@@ -101,11 +100,11 @@ class LogClient(NatsClient):
         async with aclosing(reader.batches()) as batches:
             async for batch in batches:
                 for msg in batch:
-                    seen, stored_s, _ = position(msg.reply)
-                    if seen > reader.seen:
-                        reader.seen = seen
+                    seq, stored_s, _ = position(msg.reply)
+                    if seq > reader.seen:
+                        reader.seen = seq
                         rank = _rank(msg.subject)
-                        yield LogLine(seq=seen, job_id=job_id, rank=rank, stored_s=stored_s, data=msg.data)
+                        yield LogLine(seq=seq, job_id=job_id, rank=rank, stored_s=stored_s, data=msg.data)
 
     def _deliver(self, seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
         try:

@@ -18,6 +18,7 @@ from penstock_bus.port import BusError
 HEARTBEAT_S: Final = 0.25
 SILENCE_S: Final = 0.8  # three heartbeats and a little
 EXPIRES_S: Final = 30.0
+_MOST_BYTES: Final = 64 << 20  # of one request: messages may be large
 _S: Final = 10**9
 
 
@@ -66,12 +67,14 @@ class Pull:
         except (nats.errors.Error, OSError) as error:
             raise Stalled(f"could not ask for messages: {error}") from error
 
-    async def close(self) -> None:
-        """Stop listening; the server forgets what was asked for."""
+    async def close(self) -> list[Msg]:
+        """Stop listening, so that the server forgets what was asked for; return what nobody took."""
         self._link.on_lost.discard(self._lost)
         if self._sub is not None and not self._link.client.is_closed:
             with suppress(nats.errors.Error, OSError):  # the connection is gone, and the subscription with it
                 await self._sub.unsubscribe()
+        left, self._messages = self._messages, []
+        return left
 
     async def take(self) -> list[Msg]:
         """
@@ -100,7 +103,12 @@ class Pull:
     async def _ask(self) -> None:
         wanted = self._batch - self._asked
         self._asked += wanted
-        request = {"batch": wanted, "expires": int(EXPIRES_S * _S), "idle_heartbeat": int(HEARTBEAT_S * _S)}
+        request = {
+            "batch": wanted,
+            "max_bytes": _MOST_BYTES,
+            "expires": int(EXPIRES_S * _S),
+            "idle_heartbeat": int(HEARTBEAT_S * _S),
+        }
         try:
             await self._link.client.publish(self._next, msgspec.json.encode(request), reply=self._inbox)
         except (nats.errors.Error, OSError) as error:
@@ -121,7 +129,7 @@ class Pull:
             return
         if status in ("404", "408") or "Nats-Pending-Messages" in headers:  # one request ended
             self._asked -= int(headers.get("Nats-Pending-Messages", self._asked))
-            if self._asked <= self._batch // 2:
+            if self._asked <= self._batch // 2 and not self._messages:
                 await self._ask()
             return
         self._fail(f"the server ended it: {headers.get('Description') or status}")

@@ -89,13 +89,13 @@ class TalkClient(NatsClient):
                 await sub.unsubscribe()
 
     async def _stop(self, service: Service, running: set[asyncio.Task[None]]) -> None:
-        if not self.link.is_online:
-            return
         with suppress(TimeoutError, nats.errors.Error, OSError):  # the server forgets it with the connection
             async with asyncio.timeout(_STOP_S):
-                await service.stop()
-                if running:
-                    await asyncio.wait(running)
+                if self.link.is_online:
+                    await service.stop()
+                    await asyncio.gather(*running, return_exceptions=True)
+        for task in running:
+            task.cancel()
 
 
 class _Answerer:

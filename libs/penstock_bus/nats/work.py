@@ -9,9 +9,9 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
-import structlog
 from nats.aio.msg import Msg
 
+from penstock_bus.logger import get_logger
 from penstock_bus.nats.append import MSG_ID
 from penstock_bus.nats.faults import Refused, fault
 from penstock_bus.nats.follow import position
@@ -27,7 +27,7 @@ _S: Final = 10**9
 _DELIVERIES: Final = 4  # the token of the reply subject that counts deliveries; two later with a domain
 _PLAIN_REPLY: Final = 9
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 class NatsWork:
@@ -90,8 +90,8 @@ class WorkClient(LogClient):
             except (Stalled, Unavailable) as reason:
                 _log.info("consumer_made_again", stream=names.INBOX, queue=queue, reason=str(reason))
             finally:
-                if pull is not None:
-                    await pull.close()
+                for msg in await pull.close() if pull is not None else ():
+                    self.in_background(_give_back(NatsWork(self, msg)))
             await self.link.online()
             await asyncio.sleep(_PAUSE_S)
 
