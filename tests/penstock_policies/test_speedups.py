@@ -70,7 +70,7 @@ def test_measured_times_are_never_overwritten(own, seed):
 @given(known=times, seen=times, weight=st.floats(0, 1))
 def test_a_refined_time_lies_between_the_old_and_the_new(known, seen, weight):
     low, high = sorted((known, seen))
-    assert low * (1 - 1e-9) <= refined_s(known, seen, weight) <= high * (1 + 1e-9)
+    assert low - 1e-9 * high <= refined_s(known, seen, weight) <= high * (1 + 1e-9)
 
 
 def test_small_changes_do_not_count_as_moved():
