@@ -121,10 +121,15 @@ class LiveFold(Generic[S]):
                         return
 
     async def save_snapshot(self) -> bool:
-        """Store a snapshot if the state has changed since the last one."""
+        """Store a snapshot if the state has changed since the last one; one that cannot be encoded is only logged."""
         if self.last_seq == self._saved_seq:
             return False
-        snapshot = self.fold.snapshot()
+        try:
+            snapshot = self.fold.snapshot()
+        except Exception:  # whatever is in the state: the log has it all, and the service goes on without a snapshot
+            _log.exception("snapshot_not_encoded", name=self.name, last_seq=self.last_seq)
+            self._saved_seq = self.last_seq  # to be tried again after as many further events, not at every look
+            return False
         await self._bus.save_snapshot(self.name, snapshot)
         self._saved_seq = snapshot.last_seq
         _log.info("snapshot_saved", name=self.name, last_seq=snapshot.last_seq, bytes=len(snapshot.state))

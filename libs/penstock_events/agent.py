@@ -14,11 +14,14 @@ Rank 0 alone says :class:`Saved`; the others' last word is :class:`Progress`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 VERSION: Final = 1
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0)]
 STOP_MARGIN: Final = 2
 """Steps a process may go on after answering; two, because processes of one gang are at most one step apart."""
 
@@ -31,44 +34,44 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     epoch: int
     rank: int
     pid: int
-    step: int = 0
+    step: Count = 0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning."""
 
-    step: int
-    loop_steps: int
-    loop_s: float
+    step: Count
+    loop_steps: Count
+    loop_s: Seconds
     metrics: dict[str, float] = {}
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
     """Answer to :class:`Stop`: this many steps are done."""
 
-    step: int
+    step: Count
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
     """A checkpoint after this step is complete; ``leaving`` where the process exits next, as asked."""
 
-    step: int
+    step: Count
     leaving: bool = False
 
 
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
     """The checkpoint could not be written; the one before is untouched, and the process goes on."""
 
-    step: int
+    step: Count
     error: str
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The session was left in good order: last step and last metrics."""
 
-    step: int
-    loop_steps: int
-    loop_s: float
+    step: Count
+    loop_steps: Count
+    loop_s: Seconds
     metrics: dict[str, float] = {}
 
 
@@ -79,7 +82,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 class StopAt(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
     """Save a checkpoint after this step, say :class:`Saved` with ``leaving``, and exit with :data:`EXIT_PREEMPTED`."""
 
-    step: int
+    step: Count
 
 
 FromJob = Hello | Progress | At | Saved | SaveFailed | Done

@@ -81,7 +81,7 @@ def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
     tagged = {t.tag: t for t in info.types if isinstance(t, inspect.StructType)}
     if not tagged:
         if all(any(_problems(raw, t, path, "")) for t in info.types):
-            yield _wrong(path, _any_of(info.types), raw)
+            yield _wrong(path, _any_of(info.types) + _fitting(raw), raw)
         return
     field = next(iter(tagged.values())).tag_field or "type"
     known = ", ".join(f'"{tag}"' for tag in tagged)
@@ -137,8 +137,13 @@ def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
         case _:
             return  # left to msgspec
     if not good:
-        size = " that fits 64 bits" if isinstance(raw, int) and abs(raw) >= _INT_LIMIT else ""
-        yield _wrong(path, _expected(info, meant) + size, raw) + _closest_literal(raw, info)
+        bounded = getattr(info, "le", None) is not None
+        fitting = "" if bounded else _fitting(raw)
+        yield _wrong(path, _expected(info, meant) + fitting, raw) + _closest_literal(raw, info)
+
+
+def _fitting(raw: Any) -> str:
+    return "; whole numbers fit 64 bits" if isinstance(raw, int) and abs(raw) >= _INT_LIMIT else ""
 
 
 def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
@@ -178,11 +183,15 @@ def _range(least: float | None, most: float | None) -> str:
         case None, None:
             return ""
         case _, None:
-            return f" of at least {least:g}"
+            return f" of at least {_plain(least)}"
         case None, _:
-            return f" of at most {most:g}"
+            return f" of at most {_plain(most)}"
         case _:
-            return f" from {least:g} to {most:g}"
+            return f" from {_plain(least)} to {_plain(most)}"
+
+
+def _plain(number: float | None) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _closest_literal(raw: Any, info: inspect.Type) -> str:

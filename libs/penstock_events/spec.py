@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,12 @@ EntityId = Annotated[
     ),
 ]
 Param = str | int | float | bool
+MOST_GPUS: Final = 65_536
+Gpus = Annotated[int, Meta(ge=1, le=MOST_GPUS)]
+Size = Annotated[int, Meta(ge=0, le=2**53)]
+"""Beyond 53 bits, programs that read JSON numbers as floats see another number."""
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Thirty years; sums and doublings of it stay finite."""
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 
 
@@ -73,19 +79,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
     team: str = ""
     pool: Name = "default"
-    gpus: Annotated[int, Meta(ge=1)] = 1
+    gpus: Gpus = 1
     kinds: tuple[Name, ...] = ()
-    memory_bytes: Annotated[int, Meta(ge=0)] = 0
+    memory_bytes: Size = 0
     model: str = ""
-    batch_size: Annotated[int, Meta(ge=0)] = 0
+    batch_size: Size = 0
     digest: str = ""
     profile: Literal["auto", "off"] = "auto"
     processes: Literal["device", "node"] = "device"
     retries: Annotated[int, Meta(ge=0, le=100)] = 0
-    backoff_s: Annotated[float, Meta(ge=0)] = 1.0
-    grace_s: Annotated[float, Meta(ge=0)] = 10.0
-    checkpoint_s: Annotated[float, Meta(ge=0)] = 60.0
-    duration_s: Annotated[float, Meta(ge=0)] = 0.0
+    backoff_s: Seconds = 1.0
+    grace_s: Seconds = 10.0
+    checkpoint_s: Seconds = 60.0
+    duration_s: Seconds = 0.0
     env: dict[str, str] = {}
     cwd: str = ""
     params: dict[str, Param] = {}
@@ -149,7 +155,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Literal["max", "min"] = "max"
     search: Literal["random", "grid"] = "random"
     trials: Annotated[int, Meta(ge=0, le=100_000)] = 0
-    max_gpus: Annotated[int, Meta(ge=1)] = 1
+    max_gpus: Gpus = 1
     seed: int = 0
 
 

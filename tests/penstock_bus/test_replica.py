@@ -4,14 +4,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock_bus import Append, Conflict, Decider, Decision, Unavailable
 from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.replica import Pace, Replica, run_decider
-from penstock_events import Commit, JobHeld, JobReleased, subjects
+from penstock_events import Commit, Event, JobHeld, JobReleased, JobSubmitted, subjects
 from penstock_testing import eventually
-from penstock_testing.releasing import DECIDER, Released, decide, submitted
+from penstock_testing.releasing import DECIDER, Released, apply, decide, submitted
 
 FAST = Pace(lease_ttl_s=0.3, renew_s=0.1)
 ALL_DECIDE = dataclasses.replace(DECIDER, leads=False)
@@ -256,3 +257,19 @@ async def test_health_knows_that_it_is_ready_leads_and_how_far_it_is(memory_bus:
 
 def test_a_conflict_names_subject_and_sequence() -> None:
     assert str(Conflict("penstock.evt.job.j1", 3)).startswith("penstock.evt.job.j1 is no longer at sequence 3")
+
+
+async def test_a_state_that_cannot_be_encoded_costs_the_snapshot_and_nothing_else(memory_bus: MemoryBus) -> None:
+    def apply_too_large(state: Released, event: Event, seq: int) -> None:
+        apply(state, event, 10**30 if isinstance(event, JobSubmitted) else seq)
+
+    broken = dataclasses.replace(ALL_DECIDE, apply=apply_too_large)
+    with capture_logs() as logs:
+        async with running(memory_bus, broken, pace=Pace(check_s=0.01, snapshot_s=0.01)):
+            await submit(memory_bus, "j1")
+            await eventually(lambda: any(line["event"] == "snapshot_not_encoded" for line in logs))
+            await submit(memory_bus, "j2")
+            await released(memory_bus, "j2")
+    (first, *_) = [line for line in logs if line["event"] == "snapshot_not_encoded"]
+    assert (first["log_level"], first["name"]) == ("error", DECIDER.name)
+    assert await memory_bus.load_snapshot(DECIDER.name) is None

@@ -55,13 +55,18 @@ def test_a_body_that_is_no_json_says_where(body: bytes, expected: str) -> None:
     [
         ({"gpu": 2}, "$.gpu: unknown field; did you mean `gpus`?"),
         ({"zzz": 2}, "$.zzz: unknown field"),
-        ({"gpus": 0}, "$.gpus: expected a whole number of at least 1, got 0"),
-        ({"gpus": 2.0}, "$.gpus: expected a whole number of at least 1, got 2.0"),
-        ({"gpus": True}, "$.gpus: expected a whole number of at least 1, got true"),
-        ({"gpus": None}, "$.gpus: expected a whole number of at least 1, got null"),
+        ({"gpus": 0}, "$.gpus: expected a whole number from 1 to 65536, got 0"),
+        ({"gpus": 2.0}, "$.gpus: expected a whole number from 1 to 65536, got 2.0"),
+        ({"gpus": True}, "$.gpus: expected a whole number from 1 to 65536, got true"),
+        ({"gpus": None}, "$.gpus: expected a whole number from 1 to 65536, got null"),
         ({"retries": 101}, "$.retries: expected a whole number from 0 to 100, got 101"),
-        ({"gpus": 10**30}, f"$.gpus: expected a whole number of at least 1 that fits 64 bits, got {10**30}"),
-        ({"backoff_s": float("nan")}, "$.backoff_s: expected a finite number of at least 0, got NaN"),
+        ({"gpus": 10**30}, f"$.gpus: expected a whole number from 1 to 65536, got {10**30}"),
+        (
+            {"params": {"n": 10**30}},
+            f"$.params.n: expected text, a finite number, true or false; whole numbers fit 64 bits, got {10**30}",
+        ),
+        ({"memory_bytes": 2**53 + 1}, f"$.memory_bytes: expected a whole number from 0 to {2**53}, got {2**53 + 1}"),
+        ({"backoff_s": float("nan")}, "$.backoff_s: expected a finite number from 0 to 1e+09, got NaN"),
         ({"params": {"lr": float("inf")}}, "$.params.lr: expected text, a finite number, true or false, got Infinity"),
         ({"params": {"lr": [1]}}, "$.params.lr: expected text, a finite number, true or false, got an array"),
         ({"params": {"a b": None}}, '$.params["a b"]: expected text, a finite number, true or false, got null'),
@@ -90,7 +95,7 @@ def test_a_missing_field_is_named() -> None:
 def test_all_problems_are_named_at_once_but_not_endlessly() -> None:
     assert message({"gpu": 1, "gpus": 0}) == (
         "$.gpu: unknown field; did you mean `gpus`?; $.name: missing; it is required; "
-        "$.command: missing; it is required; $.gpus: expected a whole number of at least 1, got 0"
+        "$.command: missing; it is required; $.gpus: expected a whole number from 1 to 65536, got 0"
     )
     with pytest.raises(BadInput) as refused:
         convert({**GOOD, **{f"x{i}": 1 for i in range(20)}}, JobSpec)
@@ -148,3 +153,18 @@ def test_whatever_is_written_is_either_a_specification_that_the_log_can_hold_or_
 def test_no_bytes_raise_anything_but_bad_input(body: bytes) -> None:
     with pytest.raises(BadInput):
         decode(body, JobSpec)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpus": 65_536},
+        {"memory_bytes": 2**53},
+        {"batch_size": 2**53},
+        {"duration_s": 1e9},
+        {"params": {"n": 2**63 - 1}},
+    ],
+)
+def test_the_largest_numbers_that_are_accepted_fit_a_snapshot(change: dict[str, Any]) -> None:
+    spec = convert({**GOOD, **change}, JobSpec)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=JobSpec) == spec

@@ -158,10 +158,10 @@ async def test_an_unknown_device_kind_is_named_beside_the_known_ones(served: Gat
         (b'{"name": "a", "command": ["x"], "gpu": 2}', "$.gpu: unknown field; did you mean `gpus`?"),
         (
             b'{"name": "a", "command": ["x"], "gpus": "2"}',
-            '$.gpus: expected a whole number of at least 1, got "2"',
+            '$.gpus: expected a whole number from 1 to 65536, got "2"',
         ),
-        (b'{"name": "a", "command": ["x"], "gpus": 0}', "$.gpus: expected a whole number of at least 1, got 0"),
-        (b'{"name": "a", "command": ["x"], "gpus": -1}', "$.gpus: expected a whole number of at least 1, got -1"),
+        (b'{"name": "a", "command": ["x"], "gpus": 0}', "$.gpus: expected a whole number from 1 to 65536, got 0"),
+        (b'{"name": "a", "command": ["x"], "gpus": -1}', "$.gpus: expected a whole number from 1 to 65536, got -1"),
         (b'{"command": ["x"]}', "$.name: missing; it is required"),
         (b'{"name": "a", "command": []}', "$.command: expected at least 1 element, got 0"),
         (b'{"name": "a", "command": [" "]}', '$.command[0]: expected a program, got " "'),
@@ -175,7 +175,7 @@ async def test_an_unknown_device_kind_is_named_beside_the_known_ones(served: Gat
         ),
         (
             b'{"spec": {"name": "a", "command": ["x"], "gpus": 0}}',
-            "$.spec.gpus: expected a whole number of at least 1, got 0",
+            "$.spec.gpus: expected a whole number from 1 to 65536, got 0",
         ),
         (
             b'{"spec": {"name": "a", "command": ["x"]}, "strikt": true}',
@@ -298,7 +298,7 @@ async def test_the_inbox_takes_good_jobs_and_rejects_bad_ones_with_the_reason(se
     await served.bus.submit(subjects.INBOX_SWEEPS, b"{")
     await eventually(lambda: _rejected(served, 3))
     reasons = sorted(one["reason"] for one in (await served.query("rejected"))["rejected"])
-    assert reasons[0] == "$.gpus: expected a whole number of at least 1, got 0"
+    assert reasons[0] == "$.gpus: expected a whole number from 1 to 65536, got 0"
     assert reasons[1].startswith("job good is there already with other content: name")
     assert reasons[2] == "malformed JSON: it ends too early"
     assert len(await served.bus.read(subjects.job("good"))) == 1
