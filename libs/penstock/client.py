@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -14,6 +13,7 @@ import msgspec
 from penstock import submission
 from penstock.following import about, facts, until
 from penstock_bus.port import Bus, LogLine
+from penstock_bus.settings import Connection, load
 from penstock_events import (
     TERMINAL,
     Event,
@@ -27,7 +27,6 @@ from penstock_events import (
     views,
 )
 
-DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 CONNECT_S: Final = 2.0
 _LAST_PIECES: Final = 256
 V = TypeVar("V", bound=views.View)
@@ -45,7 +44,8 @@ class Client:
     Parameters
     ----------
     url : str, optional
-        Of the NATS server; otherwise ``PENSTOCK_URL``, otherwise the local one.
+        Of the NATS server; otherwise ``PENSTOCK_URL`` or ``penstock.toml``, otherwise the local one. User and password
+        come from there too.
     bus : Bus, optional
         An open bus to use instead; it is not closed.
     timeout_s : float
@@ -61,7 +61,7 @@ class Client:
     """
 
     def __init__(self, url: str | None = None, *, bus: Bus | None = None, timeout_s: float = 10.0) -> None:
-        self.url = url or os.environ.get("PENSTOCK_URL", DEFAULT_URL)
+        self.url = url or load(Connection, "").url
         self._given = bus
         self._bus = bus
         self._timeout_s = timeout_s
@@ -71,9 +71,13 @@ class Client:
         if self._given is None:
             from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
 
-            user, password = os.environ.get("PENSTOCK_USER", ""), os.environ.get("PENSTOCK_PASSWORD", "")
+            settings = load(Connection, "")
             connection = nats.connect(
-                self.url, user=user, password=password, name="penstock client", connect_timeout_s=CONNECT_S
+                self.url,
+                user=settings.user,
+                password=settings.secret(),
+                name="penstock client",
+                connect_timeout_s=CONNECT_S,
             )
             self._bus = await self._stack.enter_async_context(connection)
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,7 +29,10 @@ app = typer.Typer(
 def root(
     ctx: typer.Context,
     url: Annotated[
-        str, typer.Option("--url", help="NATS server; PENSTOCK_URL, else nats://127.0.0.1:4222.", show_default=False)
+        str,
+        typer.Option(
+            "--url", help="NATS server; PENSTOCK_URL, penstock.toml, else nats://127.0.0.1:4222.", show_default=False
+        ),
     ] = "",
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
@@ -38,7 +42,16 @@ def root(
 
         typer.echo(f"penstock {installed('penstock')}")
         raise typer.Exit
-    ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL", LOCAL)}
+    ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL}
+
+
+def _configured() -> str:
+    """Return the address in the settings file; empty where there is no file."""
+    if not (os.environ.get("PENSTOCK_CONFIG") or Path("penstock.toml").exists()):
+        return ""
+    from penstock_bus.settings import Connection, load
+
+    return load(Connection, "").url
 
 
 for topic in (submit, jobs, output, sweeps, cluster, up, doctor, extras):

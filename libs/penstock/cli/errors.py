@@ -70,9 +70,10 @@ def explain(error: Exception, url: str) -> Failure | None:
 
 def _is_bad_input(error: ValueError) -> bool:
     from penstock import specfile
+    from penstock_bus import settings
     from penstock_events import strict
 
-    return isinstance(error, specfile.SpecError | strict.BadInput)
+    return isinstance(error, specfile.SpecError | strict.BadInput | settings.SettingsError)
 
 
 def _explain_bus(error: Exception, url: str) -> Failure | None:

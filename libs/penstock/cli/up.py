@@ -111,11 +111,10 @@ def _become(name: str, environment: dict[str, str]) -> NoReturn:
 def _supervised(work: Coroutine[Any, Any, T]) -> T:
     from penstock.supervisor import UpError
     from penstock_bus.port import BusError
-    from penstock_bus.settings import SettingsError
 
     try:
         return asyncio.run(work)
-    except (UpError, BusError, SettingsError) as error:
+    except (UpError, BusError) as error:
         raise Failure(str(error)) from error
 
 
