@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
+
 from penstock.scaffold import write_service
 from penstock_bus import Append
 from penstock_events import Commit, JobFinished, subjects
