@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,10 @@ class Harness(Protocol):
 
     def mend(self) -> None:
         """Let the buses connect again."""
+
+
+MakeHarness = Callable[..., AbstractAsyncContextManager[Harness]]
+"""Makes a server; takes ``max_store_bytes``."""
 
 
 @dataclass

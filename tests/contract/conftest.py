@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from bus_harness import Harness, NatsHarness, memory_harness, nats_harness
+from bus_harness import Harness, MakeHarness, NatsHarness, memory_harness, nats_harness
 
 from penstock_bus import Bus
-
-MakeHarness = Callable[..., AbstractAsyncContextManager[Harness]]
 
 
 @pytest.fixture(params=["memory", "nats"])
