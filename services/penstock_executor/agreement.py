@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from penstock_events.agent import STOP_MARGIN, At, Done, FromJob, Hello, Progress, Saved, SaveFailed, StopAt
 from penstock_executor.local import Rank, Run
 
 
-def stop_step(world_size: int, answers: Mapping[int, int]) -> int | None:
+def stop_step(world_size: int, answers: Mapping[int, int], absent: Collection[int] = ()) -> int | None:
     """
     Return the step that all processes of a gang can stop after; None while an answer is missing.
 
+    ``absent`` are processes that have ended, and need not be waited for.
+
     Examples
     --------
-    >>> stop_step(2, {0: 10}), stop_step(2, {0: 10, 1: 11})
-    (None, 13)
+    >>> stop_step(2, {0: 10}), stop_step(2, {0: 10, 1: 11}), stop_step(2, {0: 10}, absent={1})
+    (None, 13, 12)
     """
-    if len(answers) < world_size:
+    if not answers or any(rank not in answers and rank not in absent for rank in range(world_size)):
         return None
     return max(answers.values()) + STOP_MARGIN
 
@@ -58,5 +60,6 @@ def agree(run: Run, agreed: int | None = None) -> StopAt | None:
     """
     if not run.asked_s or run.stop_step is not None:
         return None
-    run.stop_step = stop_step(run.world_size, run.answers) if agreed is None else agreed
+    absent = run.absent | {index for index, rank in run.ranks.items() if not rank.alive}
+    run.stop_step = stop_step(run.world_size, run.answers, absent) if agreed is None else agreed
     return None if run.stop_step is None else StopAt(step=run.stop_step)

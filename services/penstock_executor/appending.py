@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -25,12 +26,20 @@ class Appender:
         As whom.
     spawn : callable
         Runs a coroutine beside the caller.
+    giving_up : asyncio.Event
+        From then on a fact that the log cannot take is left to the next start, which finds it in the run folders.
     """
 
     def __init__(
-        self, bus: Bus, live: LiveFold[State], actor: str, spawn: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        bus: Bus,
+        live: LiveFold[State],
+        actor: str,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        giving_up: asyncio.Event,
     ) -> None:
         self._bus, self._live, self._actor, self._spawn = bus, live, actor, spawn
+        self._giving_up = giving_up
         self._outboxes: dict[str, reporter.Outbox] = {}
         self._heads: dict[str, int] = {}
 
@@ -60,12 +69,12 @@ class Appender:
         """Append; where somebody was faster, read what they wrote first. Facts that it overtook, folds ignore."""
         while True:
             expected = max(self._live.heads.get(subject, 0), self._heads.get(subject, 0))
-            item = Append(subject=subject, commit=commit, expected=expected)
+            append = partial(self._bus.append, Append(subject=subject, commit=commit, expected=expected))
             try:
-                self._heads[subject] = await until_available(partial(self._bus.append, item), "append")
+                self._heads[subject] = await until_available(append, "append", self._giving_up)
                 return
             except Conflict:
-                last = await until_available(partial(self._bus.last, subject), "last")
+                last = await until_available(partial(self._bus.last, subject), "last", self._giving_up)
             if last is not None:
                 await self._live.reached(last.seq)
                 self._heads[subject] = last.seq

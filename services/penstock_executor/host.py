@@ -185,6 +185,7 @@ class Host:
         rank.exit_code, rank.ended_s = code, self._clock()
         rank.last_line = folder.last_line(self.rank_dir(place) / "stderr")
         _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
+        self.settle(self.runs[key])
         self._wake()
 
     def clean(self, key: Key) -> None:
@@ -245,6 +246,14 @@ class Host:
         if stop is not None:
             folder.note_stopping(self.runs_dir, run)
             self._say(run, stop)
+
+    def settle_without(self, run: Run, job: Job) -> None:
+        """Do not wait for the answers of those of the gang whose nodes have ended their part."""
+        gang = launch.members(launch.placement_of(job), job.spec.processes)
+        absent = {member.rank for member in gang if member.node_id not in job.open_nodes}
+        if absent != run.absent:
+            run.absent = absent
+            self.settle(run)
 
     def gone(self, line: Line) -> None:
         """Forget a connection, unless the process has a newer one."""

@@ -79,6 +79,8 @@ class Run(msgspec.Struct, kw_only=True):
         Why it got them.
     answers : dict of int to int
         Steps done by each rank of the gang when asked to stop, as far as known.
+    absent : set of int
+        Ranks on other nodes that have ended, by the log.
     stop_step : int or None
         The step that the gang agreed to stop after.
     told : set of str
@@ -97,6 +99,7 @@ class Run(msgspec.Struct, kw_only=True):
     killed_s: float = 0.0
     ending: Ending = ""
     answers: dict[int, int] = {}
+    absent: set[int] = set()
     stop_step: int | None = None
     told: set[str] = msgspec.field(default_factory=set)
 

@@ -66,7 +66,8 @@ class Tail:
     Parameters
     ----------
     path : Path
-        Need not exist yet. ``<path>.read`` remembers how far it was published, over restarts of the executor.
+        Need not exist yet. ``<path>.read`` remembers how far it was published, over restarts of the executor; one that
+        is killed between publishing and remembering publishes that piece twice, and never loses one.
     limit : Limit
         May be shared with other files.
 

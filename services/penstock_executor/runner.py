@@ -67,7 +67,9 @@ class Executor:
         )
         self.live = LiveFold(shell.bus, machine.decider(), name=f"executor-{self.node_id}", subjects=FOLLOWED)
         self.wake = self.live.changed.set
-        self.appender = Appender(shell.bus, self.live, self.actor, self._spawn)
+        self.alone = asyncio.Event()
+        """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
+        self.appender = Appender(shell.bus, self.live, self.actor, self._spawn, self.alone)
         self.host = Host(
             self.site,
             data / "runs",
@@ -76,8 +78,9 @@ class Executor:
             report=self.appender.report,
             wake=self.wake,
         )
-        self.teller = Teller(shell, settings, self.host, lambda: self.incarnation)
+        self.teller = Teller(shell, settings, self.host, lambda: self.incarnation, self.alone)
         self.watched: dict[Place, int] = {}
+        shell.busy = self._busy
         self.removed: set[str] = set()
         self.tasks: asyncio.TaskGroup
 
@@ -104,6 +107,7 @@ class Executor:
     async def _reconcile(self) -> None:
         while not self._over():
             self.live.changed.clear()
+            self._settle_gangs()
             observed = Observed(incarnation=self.boot, runs=self.host.runs, draining=self.shell.stopping.is_set())
             now_s = self.shell.now_s()
             limit_s = self.settings.sample_limit_s
@@ -145,6 +149,12 @@ class Executor:
                 self.left = True
             case _:
                 assert_never(action)
+
+    def _settle_gangs(self) -> None:
+        for run in self.host.runs.values():
+            job = self.live.state.jobs.get(run.job_id)
+            if run.asked_s and run.stop_step is None and job is not None and job.may_run(run.epoch, self.node_id):
+                self.host.settle_without(run, job)
 
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
@@ -205,6 +215,14 @@ class Executor:
         fd = self.watched.pop(place)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
+        self._note_alone()
+
+    def _busy(self) -> bool:
+        return bool(self.watched) and self.settings.on_shutdown == "preempt"
+
+    def _note_alone(self) -> None:
+        if self.shell.stopping.is_set() and not self._busy():
+            self.alone.set()
 
     async def _conclude(self, place: Place) -> None:
         """Take in a process's last words and the rest of its output, then let its end be known."""
@@ -235,6 +253,7 @@ class Executor:
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
+        self._note_alone()
         self.wake()
 
     async def _save(self) -> None:

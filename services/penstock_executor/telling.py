@@ -45,8 +45,16 @@ class _Output:
 class Teller:
     """Speaks for the runs of one node."""
 
-    def __init__(self, shell: Shell, settings: ExecutorSettings, host: Host, incarnation: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        settings: ExecutorSettings,
+        host: Host,
+        incarnation: Callable[[], str],
+        giving_up: asyncio.Event,
+    ) -> None:
         self._shell, self._settings, self._host, self._incarnation = shell, settings, host, incarnation
+        self._giving_up = giving_up
         self._outputs: dict[Place, _Output] = {}
         self._told_s: dict[Key, float] = {}
 
@@ -85,7 +93,7 @@ class Teller:
         while (piece := tail.look(self._shell.now_s(), final)) is not None:
             for at in range(0, len(piece.data), PIECE_BYTES):
                 write = partial(self._shell.bus.write_log, job_id, rank, piece.data[at : at + PIECE_BYTES])
-                await until_available(write, "write_log")
+                await until_available(write, "write_log", self._giving_up)
             tail.done(piece)
         run = self._host.runs.get(place[0])
         if tail.dropped_bytes and run is not None and "dropped" not in run.told:

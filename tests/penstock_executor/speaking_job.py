@@ -1,7 +1,8 @@
 """
 A job that speaks the agent protocol with nothing but the standard library; for tests.
 
-``speaking_job.py STEPS [stubborn] [deaf] [save_at=N] [fail_save] [crash_at=N] [only_rank=N]``: ``stubborn`` answers no
+``speaking_job.py STEPS [stubborn] [deaf] [save_at=N] [fail_save] [crash_at=N] [only_rank=N]
+[mute_rank=N]``: ``stubborn`` answers no
 question, ``deaf`` ignores TERM.
 """
 
@@ -58,7 +59,10 @@ class Job:
     def listen(self, wait_s: float) -> None:
         if not select.select([self.socket], [], [], wait_s)[0]:
             return
-        data = self.socket.recv(4096)
+        try:
+            data = self.socket.recv(4096)
+        except OSError:
+            data = b""
         if not data:
             self.connect()
             return
@@ -110,6 +114,8 @@ class Job:
 
 
 FOLDER.parent.mkdir(parents=True, exist_ok=True)
+if OPTIONS.get("mute_rank") == str(RANK):
+    time.sleep(600)
 if "deaf" in OPTIONS:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Job().run()

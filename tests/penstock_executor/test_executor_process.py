@@ -79,6 +79,8 @@ async def test_an_executor_killed_with_kill_9_finds_its_runs_again(
     await real.place("j2", 1)
     await real.says("j1", "up")
     await real.says("j2", "up")
+    for job_id in ("j1", "j2"):  # else their output could be published twice, which is allowed
+        await eventually((tmp_path / f"n1/runs/{job_id}/1/0/stdout.read").exists)
     assert await program.end(signal.SIGKILL) == -signal.SIGKILL
     (tmp_path / "go2").touch()
     await eventually((tmp_path / "n1/runs/j2/1/0/exit").exists)

@@ -29,7 +29,7 @@ WAIT = "import time; print('up', flush=True); time.sleep(60)"
 async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World, tmp_path: Path) -> None:
     node = await world.node()
     await world.run("j1", *python(COUNT, str(tmp_path / "go")))
-    await world.says("j1", "up")
+    await eventually((world.folder / "n1/runs/j1/1/0/stdout.read").exists)
     await node.kill()
     await node.start()
     (tmp_path / "go").touch()
@@ -42,7 +42,7 @@ async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World
 async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(world: World, tmp_path: Path) -> None:
     node = await world.node()
     await world.run("j1", *python(COUNT + "\nprint('last words'); sys.exit(3)", str(tmp_path / "go")))
-    await world.says("j1", "up")
+    await eventually((world.folder / "n1/runs/j1/1/0/stdout.read").exists)
     process = processes.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()

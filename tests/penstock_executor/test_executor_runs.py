@@ -206,12 +206,25 @@ async def test_a_gang_over_two_nodes_stops_after_one_and_the_same_step(world: Wo
     await world.submit("j1", *speaking("100000"), gpus=2)
     await world.place_on("j1", {"n1": [0], "n2": [1]})
     await world.progress("j1")
-    await world.fact(RunStarted, "j1", lambda fact: fact.node_id == "n2")
+    await eventually((world.folder / "checkpoints" / "steps-1").exists)
     await world.preempt("j1")
     first, second = await world.ended("j1", node_id="n1"), await world.ended("j1", node_id="n2")
     assert {first.outcome, second.outcome} == {"preempted"}
     steps = [(world.folder / "checkpoints" / f"steps-{rank}").read_text().split()[-1] for rank in (0, 1)]
     assert steps == [str(first.steps)] * 2
+
+
+async def test_a_gang_does_not_wait_for_the_answers_of_those_that_are_gone(world: World) -> None:
+    await world.node("n1")
+    await world.node("n2")
+    await world.submit("j1", *speaking("100000", "mute_rank=1"), gpus=2, grace_s=60.0)
+    await world.place_on("j1", {"n1": [0], "n2": [1]})
+    await world.progress("j1")
+    await world.fact(RunStarted, "j1", lambda fact: fact.node_id == "n2")
+    await world.preempt("j1")
+    first, second = await world.ended("j1", node_id="n1"), await world.ended("j1", node_id="n2")
+    assert (first.exit_code, second.exit_code) == (75, 143)
+    assert (await world.fact(RunCheckpointed, "j1")).step == first.steps > 0
 
 
 async def test_one_failed_rank_ends_the_others(world: World) -> None:
