@@ -89,10 +89,16 @@ class Peers:
     async def listen(self, bus: Bus, service: str) -> None:
         """Note the heartbeats of a service's replicas, for ever."""
         async for _, body in bus.listen(subjects.replicas(service)):
-            try:
-                self.see(msgspec.json.decode(body, type=Vitals))
-            except msgspec.MsgspecError:
-                continue  # some other program's words; not a heartbeat
+            if (vitals := heard(body)) is not None:
+                self.see(vitals)
+
+
+def heard(body: bytes) -> Vitals | None:
+    """Return the heartbeat that a body holds; None where it is some other program's words."""
+    try:
+        return msgspec.json.decode(body, type=Vitals)
+    except (ValueError, RecursionError):  # malformed, of another shape, not UTF-8, or nested without end
+        return None
 
 
 async def beat(bus: Bus, vitals: Vitals) -> None:

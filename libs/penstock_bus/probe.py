@@ -7,8 +7,6 @@ import socket
 import sys
 from typing import Final
 
-import msgspec
-
 from penstock_bus import health, nats
 from penstock_bus.port import Bus, BusError
 from penstock_bus.settings import Connection, SettingsError, load
@@ -26,8 +24,8 @@ async def ready(bus: Bus, service: str, host: str, wait_s: float = WAIT_S) -> bo
     try:
         async with asyncio.timeout(wait_s):
             async for _, body in bus.listen(subjects.replicas(service)):
-                vitals = msgspec.json.decode(body, type=health.Vitals)
-                if vitals.host == host and vitals.ready:
+                vitals = health.heard(body)
+                if vitals is not None and vitals.host == host and vitals.ready:
                     return True
     except TimeoutError:
         pass

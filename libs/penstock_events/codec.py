@@ -75,6 +75,7 @@ class CodecError(ValueError):
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Commit)
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what msgspec raises on foreign bytes
 
 
 def encode(commit: Commit) -> bytes:
@@ -103,7 +104,7 @@ def decode(body: bytes) -> Commit:
     """
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return _decode_upcast(body)
 
 
@@ -113,7 +114,7 @@ def _decode_upcast(body: bytes) -> Commit:
         if isinstance(raw, dict) and isinstance(raw.get("facts"), list):
             raw["facts"] = [upcast(fact) if isinstance(fact, dict) else fact for fact in raw["facts"]]
         return msgspec.convert(raw, Commit)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (*_UNREADABLE, KeyError, TypeError) as error:
         raise CodecError(f"not a commit of known facts: {error}") from error
 
 

@@ -37,10 +37,10 @@ class Presence:
     def services(self) -> tuple[ReplicaView, ...]:
         """Return the replicas that were heard lately."""
         now_s = self._now_s()
+        self._replicas = {who: heard_s for who, heard_s in self._replicas.items() if now_s - heard_s < GONE_AFTER_S}
         return tuple(
             ReplicaView(service=service, id=replica_id, heard_s=heard_s)
             for (service, replica_id), heard_s in sorted(self._replicas.items())
-            if now_s - heard_s < GONE_AFTER_S
         )
 
     def forget(self, delivery: Delivery) -> None:
@@ -61,7 +61,7 @@ class Presence:
         async for subject, body in bus.listen(subjects.PROGRESS):
             try:
                 told = msgspec.json.decode(body, type=Told)
-            except msgspec.MsgspecError:
+            except (ValueError, RecursionError):
                 continue  # not a job's progress; nobody depends on it
             job_id = _last_token(subject)
             before = self.told.get(job_id, Told())

@@ -1,4 +1,3 @@
-import asyncio
 
 import msgspec
 import pytest
@@ -60,11 +59,12 @@ def test_a_replica_that_fell_silent_is_gone() -> None:
     assert [vitals.replica for vitals in peers.alive()] == ["r2"]
 
 
-async def test_words_that_are_no_heartbeat_are_not_heard(memory_bus: MemoryBus) -> None:
+@pytest.mark.parametrize("words", [b"hello", b'{"service":"\xff","replica":"r2"}', b'{"host":' + b"[" * 100_000])
+async def test_words_that_are_no_heartbeat_are_not_heard(memory_bus: MemoryBus, words: bytes) -> None:
     shell = Shell(memory_bus, "ranker", "r1")
     async with shell.serving():
-        await asyncio.sleep(0)
-        await memory_bus.tell(subjects.replica("ranker", "r2"), b"hello")
+        await eventually(lambda: bool(memory_bus.server.hub.listeners))
+        await memory_bus.tell(subjects.replica("ranker", "r2"), words)
         await memory_bus.tell(
             subjects.replica("ranker", "r3"), msgspec.json.encode(Vitals(service="ranker", replica="r3"))
         )

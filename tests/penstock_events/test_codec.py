@@ -95,6 +95,8 @@ def test_a_number_that_json_cannot_hold_is_refused_with_its_place(number):
         (b"[]", "Expected `object`, got `array`"),
         (b'{"id":"c","actor":"a","facts":[{"type":"job.forgotten.v9","at_s":1}]}', "job.forgotten.v9"),
         (b'{"id":"c","actor":"a","facts":[{"type":"node.joined.v1","at_s":1}]}', "gpus"),
+        (b'{"id":"\xff","actor":"a","facts":[]}', "invalid start byte"),
+        (b'{"id":"c","actor":"a","facts":[],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion depth"),
     ],
 )
 def test_bytes_that_are_no_commit_are_refused_with_the_reason(body, message):

@@ -446,6 +446,7 @@ async def test_a_running_jobs_progress_shows_at_once(served: Gateway) -> None:
     await served.command("submit", {**JOB, "id": "j1"})
     await served.told(placed("j1", 0), started("j1"))
     await eventually(lambda: _state(served, "j1", "R"))
+    await served.bus.tell(subjects.progress("j1"), b'{"step": 99, "metrics": {"\xff": 0.5}}')  # no progress at all
     await served.bus.tell(subjects.progress("j1"), b'{"step": 17, "metrics": {"loss": 0.5}}')
     await eventually(lambda: _steps(served, "j1", 17))
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from penstock.upkeep.options import UpError
-from penstock_bus.health import Vitals
+from penstock_bus import health
 from penstock_bus.port import Bus
 from penstock_bus.tasks import background
 from penstock_events import subjects
@@ -23,11 +21,8 @@ class Readiness:
 
     def hear(self, body: bytes) -> None:
         """Take a heartbeat; anything else is not heard."""
-        try:
-            vitals = msgspec.json.decode(body, type=Vitals)
-        except msgspec.MsgspecError:
-            return
-        if vitals.ready:
+        vitals = health.heard(body)
+        if vitals is not None and vitals.ready:
             self._ready.add(vitals.pid)
             self._heard.set()
 
