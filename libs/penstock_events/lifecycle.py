@@ -57,7 +57,8 @@ TRANSITIONS: Final[dict[State, dict[str, State]]] = {
 }
 """State → what happened → next state; what is not listed changes nothing. ``docs/states.md`` is drawn from it."""
 
-_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "lost", "failed", "cancelled")
+_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "failed", "lost", "cancelled")
+"""``lost`` outweighs ``failed``: where a node of a gang goes down, the processes elsewhere fail for want of it."""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -203,7 +204,8 @@ def _submit_sample(jobs: Jobs, event: SamplesRequested, sample: Sample) -> Job:
         parent="",
     )
     job = _submit(jobs, sample.sample_id, spec, event.at_s)
-    job.sample, job.profile_key = sample, event.key
+    if job.spec is spec:
+        job.sample, job.profile_key = sample, event.key
     return job
 
 

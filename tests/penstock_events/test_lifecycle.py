@@ -77,6 +77,23 @@ def test_a_gang_ends_when_its_last_node_has_ended_and_with_the_worst_outcome():
     assert (jobs["j1"].state, jobs["j1"].reason) == (State.FAILED, "exit code 1")
 
 
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_gang_that_fails_because_one_of_its_nodes_was_lost_is_not_blamed(lost_first):
+    jobs = fold(submitted(gpus=2), placed(nodes=("n1", "n2")), started(node="n1"), started(node="n2"))
+    lost = RoundDecided(at_s=9, pool="default", lost_nodes=("n1",))
+    failed = ended(outcome="failed", node="n2", reason="exit code 1: connection reset by peer")
+    for event in (lost, failed) if lost_first else (failed, lost):
+        jobs.apply(event)
+    job = jobs["j1"]
+    assert (job.state, job.failures, job.reason) == (State.PENDING, 0, "its node was lost")
+
+
+def test_a_sample_that_is_named_like_a_job_leaves_the_job_alone():
+    sample = Sample(sample_id="j1", kind="slow", iterations=5)
+    job = fold(submitted(), SamplesRequested(at_s=1, key="k", spec=submitted().spec, samples=(sample,)))["j1"]
+    assert (job.sample, job.profile_key) == (None, "")
+
+
 def test_cancelling_a_waiting_job_ends_it_at_once_and_a_running_one_when_its_processes_are_gone():
     cancel = JobCancelled(at_s=4, job_id="j1", by="ada")
     assert fold(submitted(), cancel)["j1"].state is State.CANCELLED
