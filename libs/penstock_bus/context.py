@@ -32,6 +32,9 @@ class Shell:
         What health and heartbeats say; a service without a :class:`~penstock_bus.replica.Replica` sets ``ready``.
     clock : callable
         Seconds since the epoch.
+    busy : callable
+        Whether a stopping service still has to finish something that needs no bus, such as the executor's processes;
+        otherwise it ends at once if the bus does not answer.
     """
 
     bus: Bus
@@ -39,6 +42,8 @@ class Shell:
     replica_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     clock: Callable[[], float] = time.time  # noqa: TID251 - the one place where a service's clock comes from
+
+    busy: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.log: structlog.stdlib.BoundLogger = structlog.get_logger(f"penstock.{self.service}")

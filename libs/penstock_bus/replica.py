@@ -107,11 +107,13 @@ class Replica(Generic[S]):
             await self.live.caught_up()
             self._shell.vitals.ready = True
             self._log.info("caught_up", last_seq=self.live.last_seq)
-            async with background(self._lead.keep(), self._keep_snapshots()):
-                await self._decide_until_stopping()
-            if self.leading:
-                await self._save_snapshot()
-            await self._lead.resign()
+            try:
+                async with background(self._lead.keep(), self._keep_snapshots()):
+                    await self._decide_until_stopping()
+                if self.leading:
+                    await self._save_snapshot()
+            finally:
+                await self._lead.resign()
 
     async def _decide_until_stopping(self) -> None:
         led = False
@@ -168,7 +170,8 @@ class Replica(Generic[S]):
         )
         item = Append(subject=proposal.subject, commit=commit, expected=expected)
         started = _loop_s()
-        seq = await until_available(lambda: self._shell.bus.append(item), f"append to {proposal.subject}")
+        what = f"append to {proposal.subject}"
+        seq = await until_available(lambda: self._shell.bus.append(item), what, self._shell.stopping)
         self._append_s.observe(_loop_s() - started)
         return seq
 

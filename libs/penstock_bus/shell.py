@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Final, NoReturn, TypeVar
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -17,7 +18,7 @@ import uvloop
 
 from penstock_bus import health, logging
 from penstock_bus.context import Shell
-from penstock_bus.port import Bus, BusError, Unauthorized, Unavailable
+from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import Connection, SettingsError, load
 
 __all__ = ["Run", "Shell", "main"]
@@ -29,6 +30,8 @@ EX_SOFTWARE: Final = 70
 EX_NOPERM: Final = 77
 EX_CONFIG: Final = 78
 CONNECT_RETRY_S: Final = 0.5
+LOST_S: Final = 2.0
+"""A bus that does not answer a stopping service for so long is not waited for."""
 
 
 Run = Callable[[Shell, T], Awaitable[None]]
@@ -38,8 +41,8 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     """
     Be a service: the whole of its ``__main__.py``.
 
-    Exits with 0 after an orderly end, 69 if the bus cannot be reached, 70 after an error in the service, 77 if the bus
-    refuses the credentials and 78 if a setting is wrong.
+    Exits with 0 after an orderly end, even if the bus is away at that moment; with 69 if the bus cannot be reached, 70
+    after an error in the service, 77 if the bus refuses the credentials and 78 if a setting is wrong.
     """
     try:
         connection = load(Connection, "")
@@ -73,8 +76,12 @@ async def _main(service: str, connection: Connection, settings: T, run: Run[T]) 
         log.info("started", url=connection.url, version=health.VERSION)
         try:
             async with shell.serving():
-                finished = await run_until_drained(run(shell, settings), stopping, connection.drain_s)
-        except Exception:
+                work = run(shell, settings)
+                finished = await run_until_drained(work, stopping, connection.drain_s, partial(lost, bus, shell.busy))
+        except Exception as error:
+            if stopping.is_set() and (cause := _unavailable(error)):
+                log.warning("stopped_without_the_bus", error=str(cause))
+                return 0
             log.exception("service_failed")
             return EX_SOFTWARE
         log.info("stopped" if finished else "drain_timed_out", drain_s=connection.drain_s)
@@ -95,26 +102,71 @@ def handle_signals(stopping: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
 
 
-async def run_until_drained(work: Awaitable[None], stopping: asyncio.Event, drain_s: float) -> bool:
+async def run_until_drained(
+    work: Awaitable[None],
+    stopping: asyncio.Event,
+    drain_s: float,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> bool:
     """
     Run until the work ends by itself, giving it ``drain_s`` after ``stopping``; False if it had to be cut off.
 
     Raises
     ------
     Exception
-        What the work raises.
+        What the work raises, or what runs ``beside`` it after ``stopping``.
     """
     task = asyncio.ensure_future(work)
-    stop = asyncio.ensure_future(stopping.wait())
+    tasks = {task, asyncio.ensure_future(stopping.wait())}
     try:
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        done, _ = await asyncio.wait({task}, timeout=drain_s)
-        for ended in done:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ends = {task}
+        if beside is not None and not task.done():
+            ends.add(asyncio.ensure_future(beside()))
+            tasks |= ends
+        done, _ = await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for ended in {task} & done or done:
             ended.result()
-        return bool(done)
+        return task in done
     finally:
-        stop.cancel()
-        task.cancel()
+        for one in tasks:
+            one.cancel()
+
+
+async def lost(bus: Bus, busy: Callable[[], bool]) -> None:
+    """
+    Watch the bus for a service that is to end.
+
+    Raises
+    ------
+    Unavailable
+        As soon as it does not answer and the service is not ``busy`` without it.
+    """
+    while True:
+        error = await _trouble(bus)
+        if error is not None and not busy():
+            raise error
+        await asyncio.sleep(CONNECT_RETRY_S)
+
+
+async def _trouble(bus: Bus) -> Unavailable | None:
+    try:
+        async with asyncio.timeout(LOST_S):
+            await bus.last_seq()
+    except TimeoutError:
+        return Timeout(f"the bus did not answer within {LOST_S} s")
+    except Unavailable as error:
+        return error
+    except BusError:  # an answer, if not the one that was hoped for
+        return None
+    return None
+
+
+def _unavailable(error: BaseException) -> Unavailable | None:
+    """Return the error of the bus that it is, or that all errors of the group are; None where there is another."""
+    while isinstance(error, BaseExceptionGroup) and error.split(Unavailable)[1] is None:
+        error = error.exceptions[0]
+    return error if isinstance(error, Unavailable) else None
 
 
 async def _connect(stack: AsyncExitStack, connection: Connection, name: str, stopping: asyncio.Event) -> Bus | None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -20,6 +21,11 @@ from penstock_policies.cluster import Cluster
 
 Place = tuple[Key, int]
 """A run and a rank."""
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there",
+    errno.E2BIG: "give it a shorter command or environment",
+}
 _log = structlog.get_logger("penstock.executor")
 
 
@@ -278,5 +284,5 @@ class Host:
 
 def _words(error: OSError, where: Path) -> str:
     what = errno.errorcode.get(error.errno or 0, "error")
-    advice = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see the executor's log"
+    advice = _ADVICE.get(error.errno or 0, "see the executor's log")
     return f"the run could not be started in {where}: {error.strerror or error} ({what}); {advice}"

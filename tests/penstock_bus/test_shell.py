@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from penstock_bus import Unavailable
 from penstock_bus.logging import Logging, configure
-from penstock_bus.shell import EX_CONFIG, EX_NOPERM, EX_SOFTWARE, EX_UNAVAILABLE, run_until_drained
+from penstock_bus.memory import MemoryBus
+from penstock_bus.shell import EX_CONFIG, EX_NOPERM, EX_SOFTWARE, EX_UNAVAILABLE, lost, run_until_drained
 from penstock_testing.fixtures import Account
 
 WAITING_SERVICE = """
@@ -162,6 +164,28 @@ async def test_an_error_in_the_work_comes_through() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await run_until_drained(work(), asyncio.Event(), drain_s=1.0)
+
+
+async def test_work_that_waits_for_a_lost_bus_is_cut_off_once_it_is_to_end() -> None:
+    async with MemoryBus(timeout_s=0.01) as bus:
+        bus.disconnect()
+        stopping, busy = asyncio.Event(), True
+        work = run_until_drained(asyncio.Event().wait(), stopping, 60.0, lambda: lost(bus, lambda: busy))  # type: ignore[arg-type]
+        running = asyncio.create_task(work)
+        stopping.set()
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        busy = False
+        with pytest.raises(Unavailable):
+            await running
+
+
+async def test_a_bus_that_answers_is_no_reason_to_hurry() -> None:
+    async with MemoryBus() as bus:
+        watching = asyncio.create_task(lost(bus, lambda: False))
+        await asyncio.sleep(0.05)
+        assert not watching.done()
+        watching.cancel()
 
 
 @pytest.fixture

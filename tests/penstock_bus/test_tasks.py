@@ -2,9 +2,10 @@ import asyncio
 
 import pytest
 
-from penstock_bus import NoResponders, Unavailable
+from penstock_bus import NoResponders, StorageFull, Unavailable
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
+from penstock_testing import eventually
 
 
 async def test_background_tasks_end_with_the_block() -> None:
@@ -53,3 +54,19 @@ async def test_nobody_to_answer_is_not_waited_for() -> None:
 
     with pytest.raises(NoResponders):
         await until_available(call, "call")
+
+
+async def test_who_is_to_end_does_not_wait_for_the_bus() -> None:
+    tries, giving_up = 0, asyncio.Event()
+
+    async def call() -> None:
+        nonlocal tries
+        tries += 1
+        raise StorageFull("no room")
+
+    waiting = asyncio.create_task(until_available(call, "append", giving_up))
+    await eventually(lambda: tries >= 5, why="by now it would wait for more than a second")
+    giving_up.set()
+    async with asyncio.timeout(0.5):
+        with pytest.raises(StorageFull):
+            await waiting
