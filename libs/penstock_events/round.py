@@ -44,11 +44,19 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True):
-    """The job's run under this epoch is to checkpoint and stop."""
+    """
+    The job's run under this epoch is to checkpoint and stop.
+
+    Attributes
+    ----------
+    for_job : str
+        The waiting job that is to have its devices; empty where it makes room for nobody.
+    """
 
     job_id: str
     epoch: int
     reason: str = ""
+    for_job: str = ""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,15 +5,16 @@ Each waiting job takes the first of these that gives it all of its devices at on
 
 1. devices that are free;
 2. free devices and those of runs that are already stopping: it keeps both and starts when the stopping ones are gone;
-3. the same and the devices of running jobs of a *higher queue number* that have run for at least ``min_run_s``: these
-   are preempted, lowest ranked first. Never within a queue, so two jobs cannot preempt each other in turn; a preempted
-   job has run at least ``min_run_s`` in between, which bounds preemptions to one in that time;
+3. the same and the devices of running jobs of a *higher queue number* that have run long enough: these are preempted,
+   lowest ranked first. Never within a queue, so two jobs cannot preempt each other in turn. Long enough is
+   ``min_run_s``, and so long that the workload's measured overhead (starting, resuming, stopping; where nothing of a
+   preempted run was kept, all of it) is at most ``overhead_share`` of the run: whatever arrives, a job advances;
 4. a gang that has waited for ``patience_s`` keeps what is free of the kind that has most for it (one gang a kind).
 
 What none of the four gives leaves the job waiting, and smaller jobs behind it may start (backfill). A gang's time to
 wait for its turn is so bounded by its patience and the runs that are under way then, as long as its rank holds.
 
-Known shortcuts: victims are chosen by rank, not by work lost; stopping is assumed to cost what ``min_run_s`` says.
+Known shortcut: victims are chosen by rank, not by what is lost since their last checkpoint.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def admit(waiting: Sequence[Ranked], running: Iterable[Running], supply: Supply,
     Parameters
     ----------
     waiting : sequence of Ranked
-        In rank order; only jobs that may start.
+        In rank order, those ahead to whom devices are promised; only jobs that may start.
     running : iterable of Running
         Runs that may be preempted at all, in any order.
     supply : Supply
@@ -88,7 +89,8 @@ def admit(waiting: Sequence[Ranked], running: Iterable[Running], supply: Supply,
 class _Walk:
     def __init__(self, supply: Supply, outlook: Outlook, victims: list[Running]) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
-        self.speed, self.now_s, self.rules = outlook.speed, outlook.now_s, outlook.rules
+        self.speed, self.overhead = outlook.speed, outlook.overhead
+        self.now_s, self.rules = outlook.now_s, outlook.rules
         self.victims = victims  # lowest ranked first
         self.lent: list[Located] = []
         self.found = Admission()
@@ -170,10 +172,10 @@ class _Walk:
         return [victim for victim, _ in chosen]
 
     def _ripe(self, victim: Running) -> bool:
-        started_s = victim.ranked.job.started_s
-        if not started_s:
+        job = victim.ranked.job
+        if not job.started_s:
             return False
-        ripe_s = started_s + self.rules.min_run_s
+        ripe_s = job.started_s + max(self.rules.min_run_s, self.overhead(job) / self.rules.overhead_share)
         if ripe_s > self.now_s:
             self.found.wake_s = min(self.found.wake_s, ripe_s)
         return ripe_s <= self.now_s
@@ -202,7 +204,7 @@ class _Walk:
         if kinds and patient_until_s > self.now_s:
             self.found.wake_s = min(self.found.wake_s, patient_until_s)
         elif kinds:
-            kind = max(kinds, key=lambda kind: (kinds[kind], kind))
+            kind = min(kinds, key=lambda kind: (-kinds[kind], -self.speed(ranked.job, kind), kind))
             self._keep_free(ranked, kind, kinds[kind])
 
     def _outranks_somebody(self, ranked: Ranked) -> bool:

@@ -17,6 +17,9 @@ Speed = Callable[[Job, str], float]
 Remaining = Callable[[Sequence[Job]], Sequence[float]]
 """Expected remaining service of jobs, seconds at speed 1."""
 
+Overhead = Callable[[Job], float]
+"""Seconds of a job's run in which it does not advance, as measured: starting, resuming, stopping."""
+
 
 class Ranked(NamedTuple):
     """A job in the order: samples (``queue`` -1) first, then by queue, position and id."""
@@ -48,6 +51,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     min_run_s : float
         A run is not preempted for another job before it has run this long.
+    overhead_share : float
+        Nor before its measured overhead is at most this share of it.
     patience_s : float
         Smaller or shorter jobs overtake a waiting job no longer than this.
     window : int
@@ -55,6 +60,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     min_run_s: float = 5.0
+    overhead_share: float = 0.2
     patience_s: float = 30.0
     window: int = 64
 
@@ -62,7 +68,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class Outlook:
     """
-    What a round knows of time, speed and length.
+    What a round knows of time, speed, length and overhead.
 
     Attributes
     ----------
@@ -75,6 +81,7 @@ class Outlook:
     remaining: Remaining
     rules: Rules
     prior_s: float = 60.0
+    overhead: Overhead = lambda _: 0.0
 
 
 @dataclass(frozen=True)

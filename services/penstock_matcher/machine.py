@@ -38,6 +38,9 @@ from penstock_policies.speeds import Speeds
 REMEMBERED: Final = 256
 """Finished jobs of a pool whose service is remembered."""
 
+WORKLOADS: Final = 4096
+"""Workloads whose overhead is remembered."""
+
 
 class Explained(msgspec.Struct, frozen=True):
     """What the last round of a pool said: when, and each waiting job's cause."""
@@ -59,6 +62,10 @@ class State(msgspec.Struct):
         Job → workload key.
     finished_s : dict of str to list of float
         Pool → service that its last finished jobs needed, seconds at speed 1.
+    overhead_s : dict of str to float
+        Workload key → seconds of a run in which it does not advance, a moving average.
+    promised : set of str
+        Waiting jobs for which others were preempted, until they start.
     explained : dict of str to Explained
         Pool → what its last round said.
     seq : int
@@ -71,6 +78,8 @@ class State(msgspec.Struct):
     keys: dict[str, str] = msgspec.field(default_factory=dict)
     speeds: Speeds = msgspec.field(default_factory=Speeds)
     finished_s: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    overhead_s: dict[str, float] = msgspec.field(default_factory=dict)
+    promised: set[str] = msgspec.field(default_factory=set)
     explained: dict[str, Explained] = msgspec.field(default_factory=dict)
     seq: int = 0
 
@@ -90,7 +99,7 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     def decide_now(state: State, now_s: float) -> Decision:
         return decide(state, now_s, heard(state.cluster.nodes, now_s) if heard else {}, chosen)
 
-    return Decider(name="matcher", state=State, schema="matcher.1", apply=apply, decide=decide_now)
+    return Decider(name="matcher", state=State, schema="matcher.2", apply=apply, decide=decide_now)
 
 
 def apply(state: State, event: Event, seq: int) -> None:
@@ -105,6 +114,9 @@ def apply(state: State, event: Event, seq: int) -> None:
             known = True
         case RoundDecided():
             state.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+            state.promised.update(p.for_job for p in event.preemptions if p.for_job in state.jobs.by_id)
+        case RunEnded():
+            _learn_overhead(state, event)
         case _:
             pass
     kind = _kind_of_run(state, event)
@@ -153,6 +165,8 @@ def _pool(state: State, name: str, jobs: list[Job]) -> Pool:
         keys=state.keys,
         speeds=state.speeds,
         finished_s=state.finished_s.get(name, []),
+        overhead_s=state.overhead_s,
+        promised=state.promised,
         explained_s=explained.at_s if explained else -math.inf,
         explained=explained.causes if explained else {},
     )
@@ -179,7 +193,23 @@ def _kind_of_run(state: State, event: Event) -> str:
     return job.placement.kind if job is not None and job.placement is not None else ""
 
 
+def _learn_overhead(state: State, event: RunEnded) -> None:
+    """Note what of a run was no loop; of a preempted run without a loop nothing was kept, so that is all of it."""
+    job = state.jobs.get(event.job_id)
+    if job is None or not job.started_s or not job.may_run(event.epoch, event.node_id):
+        return
+    if event.outcome == "lost" or not (event.loop_steps or event.outcome == "preempted"):
+        return
+    seen_s = max(0.0, event.at_s - job.started_s - event.loop_s)
+    key = state.keys[job.id]
+    state.overhead_s[key] = (state.overhead_s.pop(key, seen_s) + seen_s) / 2
+    if len(state.overhead_s) > WORKLOADS:
+        del state.overhead_s[next(iter(state.overhead_s))]
+
+
 def _sort_in(state: State, job: Job, kind: str) -> None:
+    if job.state is not JobState.PENDING or job.held:
+        state.promised.discard(job.id)
     if job.state not in TERMINAL:
         if job.id not in state.keys:
             state.keys[job.id] = job.profile_key or workload.key(job.spec)

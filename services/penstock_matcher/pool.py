@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,10 @@ class Pool:
     ----------
     jobs : sequence of Job
         Those that are not over.
+    overhead_s : mapping of str to float
+        Workload key → seconds of a run in which it does not advance.
+    promised : collection of str
+        Waiting jobs for which others were preempted.
     explained_s : float
         When the last round was; minus infinity before the first.
     explained : mapping of str to str
@@ -43,6 +47,8 @@ class Pool:
     keys: Mapping[str, str]
     speeds: Speeds
     finished_s: Sequence[float]
+    overhead_s: Mapping[str, float]
+    promised: Collection[str]
     explained_s: float
     explained: Mapping[str, str]
 
@@ -57,6 +63,16 @@ class Pool:
         A job that the ranker has not seen yet counts as one of queue 0 at its submission: the matcher never waits.
         """
         return sorted(self._ranked(job) for job in self.jobs)
+
+    def waiting(self, order: Sequence[Ranked]) -> list[Ranked]:
+        """
+        Return the waiting jobs, those first for which others were preempted.
+
+        Otherwise samples, which outrank all but must not preempt, would take what was made free for somebody else, who
+        would preempt once more.
+        """
+        found = [ranked for ranked in order if ranked.job.state is JobState.PENDING]
+        return sorted(found, key=lambda ranked: ranked.job_id not in self.promised)
 
     def runs(self, order: Sequence[Ranked]) -> list[Running]:
         """Return the jobs that hold devices, with those of their devices whose nodes take jobs."""
@@ -95,9 +111,10 @@ class Pool:
         def remaining(jobs: Sequence[Job]) -> list[float]:
             return self._left_s(jobs, [job.executed_s for job in jobs], settings.prior_service_s)
 
-        return Outlook(
-            now_s=now_s, speed=speed, remaining=remaining, rules=settings.rules, prior_s=settings.prior_service_s
-        )
+        def overhead(job: Job) -> float:
+            return self.overhead_s.get(self.keys[job.id], 0.0)
+
+        return Outlook(now_s, speed, remaining, settings.rules, settings.prior_service_s, overhead)
 
     def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
         """Return in how many seconds each run is expected to end."""

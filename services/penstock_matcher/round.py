@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
-from penstock_events import State as JobState
 from penstock_matcher import explain
 from penstock_matcher.pool import Pool, can_be_stopped
 from penstock_matcher.settings import Settings
@@ -49,7 +48,7 @@ def decide_pool(pool: Pool, now_s: float, settings: Settings) -> tuple[RoundDeci
     O(J log J) in the pool's J jobs that are not over, and a bounded number of small matchings.
     """
     order = pool.order()
-    waiting = [ranked for ranked in order if ranked.job.state is JobState.PENDING]
+    waiting = pool.waiting(order)
     runs = pool.runs(order)
     evicted = [run for run in runs if pool.is_evicted(run.ranked.job)]
     if not waiting and not evicted:
@@ -106,13 +105,13 @@ def _placements(draft: _Draft) -> tuple[Placement, ...]:
 
 
 def _preemptions(pool: Pool, admitted: Admission, evicted: Sequence[Running]) -> tuple[Preemption, ...]:
-    reasons = {run.ranked.job_id: (run, _eviction(pool, run)) for run in evicted}
+    reasons = {run.ranked.job_id: (run, _eviction(pool, run), "") for run in evicted}
     for victim, ranked in admitted.preempted:
         because = f"for job {ranked.job_id} of queue {ranked.queue}; this one is of queue {victim.ranked.queue}"
-        reasons.setdefault(victim.ranked.job_id, (victim, because))
+        reasons.setdefault(victim.ranked.job_id, (victim, because, ranked.job_id))
     return tuple(
-        Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason)
-        for job_id, (run, reason) in sorted(reasons.items())
+        Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason, for_job=for_job)
+        for job_id, (run, reason, for_job) in sorted(reasons.items())
     )
 
 

@@ -22,6 +22,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
     min_run_s : float
         A run is not preempted for another job before it has run this long.
+    overhead_share : float
+        Nor before what its workload needs to start, resume and stop, as measured, is at most this share of it.
     patience_s : float
         A waiting job is overtaken by smaller or shorter ones of its queue no longer than this.
     await_profile_s : float
@@ -38,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     node_timeout_s: Seconds = 5.0
     min_run_s: Seconds = 5.0
+    overhead_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     patience_s: Seconds = 30.0
     await_profile_s: Seconds = 10.0
     prior_service_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -48,4 +51,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rules(self) -> Rules:
         """The part that the policies need."""
-        return Rules(min_run_s=self.min_run_s, patience_s=self.patience_s, window=self.window)
+        return Rules(
+            min_run_s=self.min_run_s,
+            overhead_share=self.overhead_share,
+            patience_s=self.patience_s,
+            window=self.window,
+        )

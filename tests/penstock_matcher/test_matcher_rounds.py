@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from matching_facts import (
     GIB,
@@ -30,6 +32,7 @@ from penstock_events import (
     Placement,
     Preemption,
     RoundDecided,
+    RunEnded,
     Sample,
     SamplesRequested,
 )
@@ -227,6 +230,16 @@ def test_an_impatient_gang_keeps_what_is_free_and_the_others_are_told():
     assert where(one.settle()) == {"g": "fast"}
 
 
+def test_of_two_kinds_that_are_as_far_an_impatient_gang_keeps_the_faster():
+    mlp = spec(model="mlp")
+    one = matcher(patience_s=30.0).given(node("n1", fast=2, slow=2), profiled(mlp, fast=1.0, slow=0.4))
+    one.given(job("a", kinds=("fast",)), job("b", kinds=("slow",)))
+    run_all(one, 2.0)
+    one.given(job("g", at_s=3.0, gpus=2, model="mlp"), job("c", at_s=33.0, kinds=("fast",))).at(33.0)
+    one.given(job("d", at_s=33.0, kinds=("slow",)))
+    assert where(one.settle()) == {"d": "slow"}
+
+
 def test_a_gang_that_could_never_fit_keeps_nothing():
     one = matcher().given(node("n1", fast=2), job("g", gpus=3), job("a", at_s=99.0))
     assert where(one.at(100.0).settle()) == {"a": "fast"}
@@ -248,7 +261,7 @@ def test_a_run_makes_room_for_a_job_of_a_lower_queue_once_it_has_run_long_enough
     one.at(7.0)
     (fact,) = rounds(one.settle())
     assert fact.preemptions == (
-        Preemption(job_id="old", epoch=1, reason="for job new of queue 0; this one is of queue 1"),
+        Preemption(job_id="old", epoch=1, reason="for job new of queue 0; this one is of queue 1", for_job="new"),
     )
     one.at(8.0).then()
     one.given(ended("old", 8.5, outcome="preempted")).at(8.5)
@@ -298,6 +311,59 @@ def test_a_gang_that_is_preempted_leaves_the_rest_of_its_devices_to_others():
     assert preemptions(one.settle()) == [("g", 1)]
     one.given(ended("g", 11.0, outcome="preempted"))
     assert run_all(one, 11.0) == {"a": "fast", "b": "fast"}
+
+
+def test_what_was_made_free_for_a_job_does_not_go_to_a_sample():
+    two = matcher().given(node("n1", fast=2), job("a"), job("b"))
+    run_all(two, 2.0)
+    two.given(queued(a=1, b=1), job("new", at_s=10.0)).at(10.0)
+    assert preemptions(two.settle()) == [("b", 1)]
+    sample = Sample(sample_id="s1", kind="fast", iterations=4)
+    two.given(SamplesRequested(key="k", spec=spec(), samples=(sample,), at_s=10.1))
+    two.given(ended("b", 10.5, outcome="preempted")).at(10.5)
+    facts = two.settle()
+    assert (where(facts), preemptions(facts)) == ({"new": "fast"}, [])
+    assert two.state.promised == set()
+
+
+@pytest.mark.parametrize("last", [JobCancelled(job_id="new", at_s=10.1), JobHeld(job_id="new", at_s=10.1)])
+def test_a_job_that_no_longer_waits_has_nothing_promised(last):
+    one = matcher().given(node("n1", fast=1), job("a"))
+    run_all(one, 2.0)
+    one.given(queued(a=1), job("new", at_s=10.0)).at(10.0).settle()
+    assert one.state.promised == {"new"}
+    assert one.given(last).state.promised == set()
+
+
+def test_a_workload_that_is_slow_to_start_runs_so_long_that_it_pays():
+    one = matcher(min_run_s=5.0, overhead_share=0.2).given(node("n1", fast=1), job("old"))
+    run_all(one, 2.0)
+    first = RunEnded(job_id="old", epoch=1, node_id="n1", outcome="preempted", loop_steps=9, loop_s=4.0, at_s=16.0)
+    one.given(queued(old=1), first)  # it ran for 14 s, and 10 of them were no loop
+    run_all(one, 20.0)
+    one.given(job("new", at_s=30.0)).at(30.0)
+    assert preemptions(one.settle()) == []
+    one.then_wakes_at(70.0)
+    one.at(70.0)
+    assert preemptions(one.settle()) == [("old", 2)]
+
+
+def test_a_command_that_starts_over_each_time_comes_to_its_end_however_many_overtake_it():
+    one = matcher(min_run_s=1.0).given(node("n1", fast=1), job("old"))
+    now_s, runs_s = 2.0, []
+    for i in range(5):
+        run_all(one, now_s)
+        one.given(queued(old=1), job(f"new{i}", at_s=now_s, command=("other",))).at(now_s)
+        start_s = now_s
+        while not preemptions(one.settle()):
+            now_s = one.decision().wake_at_s
+            one.at(now_s)
+        runs_s.append(now_s - start_s)
+        one.given(ended("old", now_s, epoch=i + 1, outcome="preempted"))
+        assert run_all(one, now_s) == {f"new{i}": "fast"}
+        now_s += 1.0
+        one.given(ended(f"new{i}", now_s))
+    assert all(later >= 2 * earlier for earlier, later in pairwise(runs_s))
 
 
 # --- what keeps a job from starting
