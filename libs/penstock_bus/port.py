@@ -70,7 +70,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 class Work(Protocol):
     """
-    One message of the work queue; exactly one of its three methods is called once.
+    One message of the work queue; exactly one of ``ack``, ``retry`` and ``reject`` is called in the end.
 
     Attributes
     ----------
@@ -86,7 +86,10 @@ class Work(Protocol):
         """It is done."""
 
     async def retry(self, delay_s: float = 0.0) -> None:
-        """Not now: deliver it again."""
+        """Not now: deliver it again. It counts: what was delivered too often goes to REJECTED."""
+
+    async def hold(self) -> None:
+        """It takes longer: no other worker gets it for another while. Does not count, and never fails."""
 
     async def reject(self, reason: str) -> None:
         """Never: move it to REJECTED with the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 
@@ -47,21 +48,28 @@ def given_id(work: Work) -> str:
 
 
 async def _take(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], retry_s: float) -> None:
-    try:
-        await _decide(work, accept, retry_s)
-    except Unavailable as error:
-        _log.warning("inbox_not_acknowledged", subject=work.subject, error=str(error))  # it will come again
+    """
+    Accept or reject one submission, however long the log is away or full.
+
+    It is held meanwhile and not put back: deliveries are counted, and what was stored once must not be given up for
+    want of room. Those behind it wait too; the log would not take them either.
+    """
+    while True:
+        try:
+            await _decide(work, accept)
+            return
+        except (Unavailable, Conflict) as error:
+            _log.warning("submission_waits", subject=work.subject, error=str(error), retry_s=retry_s)
+        await asyncio.sleep(retry_s)
+        await work.hold()
 
 
-async def _decide(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], retry_s: float) -> None:
+async def _decide(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]]) -> None:
     try:
         answer = await accept(work)
     except (BadInput, Refused, TooLarge) as error:
         _log.info("submission_rejected", subject=work.subject, reason=str(error))
         await work.reject(str(error))
-    except (Unavailable, Conflict) as error:
-        _log.warning("submission_put_back", subject=work.subject, error=str(error))
-        await work.retry(retry_s)
     else:
         _log.debug("submission_taken", id=answer.id, created=answer.created)
         await work.ack()

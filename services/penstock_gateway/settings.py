@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,10 +19,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     append_timeout_s : float
         How long a command waits for the log before it answers 503.
     retry_s : float
-        How long a submission of the inbox is put back when the log cannot take it. After ten deliveries the bus moves
-        it to REJECTED, so ten times this is how long a full disk may last.
+        Pause between two tries of a submission of the inbox while the log is away or full.
     """
 
     max_spec_bytes: int = 256 * 1024
     append_timeout_s: float = 4.0
-    retry_s: float = 10.0
+    retry_s: Annotated[float, Meta(gt=0, le=10)] = 1.0

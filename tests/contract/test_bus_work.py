@@ -140,6 +140,31 @@ async def test_work_that_nobody_finishes_goes_to_the_rejected(harness: Harness) 
         assert (rejection.body, "delivered 3 times" in rejection.reason) == (b"0", True)
 
 
+async def test_work_that_is_held_is_not_delivered_again_however_long_it_takes(harness: Harness) -> None:
+    async with harness.connect(ack_wait_s=0.5, max_deliver=1) as bus, aclosing(bus.work("gateway", JOBS)) as work:
+        await submit(bus, 1)
+        (one,) = await take(work, 1)
+        for _ in range(8):
+            await asyncio.sleep(0.2)
+            await one.hold()
+        await bus.submit(subjects.INBOX_JOBS, b"next")
+        (other,) = await take(work, 1)
+        assert other.body == b"next"
+        await one.ack()
+        await other.ack()
+        assert await bus.rejections() == []
+
+
+async def test_holding_work_while_the_server_is_away_does_not_fail(harness: Harness) -> None:
+    async with harness.connect() as bus, aclosing(bus.work("gateway", JOBS)) as work:
+        await submit(bus, 1)
+        (one,) = await take(work, 1)
+        await harness.crash()
+        await one.hold()
+        await harness.restart()
+        await one.ack()
+
+
 async def test_a_worker_goes_on_over_a_crash_of_the_server(harness: Harness) -> None:
     async with harness.connect(ack_wait_s=1.0) as bus, aclosing(bus.work("gateway", JOBS)) as work:
         await submit(bus, 2)

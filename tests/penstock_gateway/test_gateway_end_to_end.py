@@ -119,15 +119,28 @@ async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(
         assert (await served.command("submit", {**JOB, "id": "j1"}))["created"] is True
 
 
-async def test_a_submission_of_the_inbox_waits_there_while_the_log_is_full(memory_bus: MemoryBus) -> None:
-    async with gateway(memory_bus, joined(), settings=Settings(retry_s=0.01)) as served:
+async def test_a_submission_of_the_inbox_waits_there_however_long_the_log_is_full() -> None:
+    async with MemoryBus(max_deliver=2) as bus, gateway(bus, joined(), settings=Settings(retry_s=0.01)) as served:
         await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode({**JOB, "id": "j1"}))
-        memory_bus.server.max_store_bytes = 1
+        bus.server.max_store_bytes = 1
         with capture_logs() as logs:
-            await eventually(lambda: any(line["event"] == "submission_put_back" for line in logs))
+            await eventually(lambda: sum(line["event"] == "submission_waits" for line in logs) > 5)
         assert not await _has_job(served, "j1")
-        memory_bus.server.max_store_bytes = None
+        bus.server.max_store_bytes = None
         await eventually(lambda: _has_job(served, "j1"))
+        assert (await served.query("rejected"))["rejected"] == []
+
+
+async def test_a_bad_submission_is_rejected_with_its_reason_once_there_is_room() -> None:
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=Settings(retry_s=0.01)) as served:
+        await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode({**JOB, "gpus": 0}))
+        bus.server.max_store_bytes = 1
+        with capture_logs() as logs:
+            await eventually(lambda: any(line["event"] == "submission_waits" for line in logs))
+        bus.server.max_store_bytes = None
+        await eventually(lambda: _rejected(served, 1))
+        (rejected,) = (await served.query("rejected"))["rejected"]
+        assert rejected["reason"] == "$.gpus: expected a whole number from 1 to 65536, got 0"
 
 
 async def test_a_job_that_can_never_fit_waits_with_a_warning_or_is_refused_when_strict(served: Gateway) -> None:

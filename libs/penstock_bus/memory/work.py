@@ -33,6 +33,10 @@ class MemoryWork:
         self._client.server.work.put_back(self._number, self._client.server.now() + delay_s)
         self._client.server.changed.notify()
 
+    async def hold(self) -> None:
+        """No other worker gets it for another while."""
+        self._client.server.work.put_back(self._number, self._client.server.now() + self._client.ack_wait_s)
+
     async def reject(self, reason: str) -> None:
         """Move it to REJECTED with the reason."""
         await self._client.ready()

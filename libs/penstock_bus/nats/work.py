@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
 
 from penstock_bus.logger import get_logger
@@ -64,8 +65,11 @@ class NatsWork:
         await self._client.link.patiently(self._reply, b"+TERM")
 
     async def hold(self) -> None:
-        """Tell the server that it is still wanted here."""
-        await self._client.link.client.publish(self._reply, b"+WPI")
+        """Tell the server that it is still wanted here; where that cannot be said, it is delivered again."""
+        link = self._client.link
+        with suppress(nats.errors.Error, OSError):
+            if link.is_online:
+                await link.client.publish(self._reply, b"+WPI")
 
 
 class WorkClient(LogClient):
