@@ -326,11 +326,17 @@ class DryRunView(View, frozen=True, kw_only=True):
     ----------
     starts : bool
         True where it would start at once, on ``devices``.
+    start_in_s : float or None
+        Where it would wait for devices, an estimate of how long; None where nothing tells.
+    basis : str
+        What the estimate rests on, or why there is none.
     cause, evidence, remedy : str
         Why it would wait.
     """
 
     starts: bool
+    start_in_s: float | None = None
+    basis: str = ""
     kind: str = ""
     devices: tuple[str, ...] = ()
     cause: str = ""

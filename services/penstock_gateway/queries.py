@@ -107,7 +107,7 @@ class Queries:
         asked = job_asked(body, self._most_bytes)
         accept.check(asked.spec)
         await moments.catch_up(self._bus, self._live)
-        return dryrun.dry_run(self._live.state, asked.spec)
+        return dryrun.dry_run(self._live.state, asked.spec, self._now_s())
 
     async def _rejected(self, body: bytes) -> RejectedListView:
         ask(body, asks.NothingAsk)

@@ -148,6 +148,14 @@ def test_a_dry_run_submits_nothing(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("submit", "--dry-run", "job.toml")[1] == (
         "would wait: never fits\n  because:  8 wanted, 4 there\n  change:   ask for 4\n"
     )
+    gateway.dry = views.DryRunView(
+        starts=False, start_in_s=75.0, basis="2 jobs by declared duration", cause="capacity", evidence="all busy"
+    )
+    assert penstock("submit", "--dry-run", "job.toml")[1] == (
+        "would wait: capacity\n"
+        "  because:  all busy\n"
+        "  starts:   in about 1m15s (an estimate: 2 jobs by declared duration)\n"
+    )
     assert gateway.specs == {}
 
 

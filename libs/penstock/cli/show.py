@@ -130,13 +130,24 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
 
 
 def dry_run_lines(view: views.DryRunView) -> list[str]:
-    """Return where the job would start at once, or why it would wait."""
+    """Return where the job would start at once, or why it would wait, and for how long about."""
     if view.starts:
         head = f"would start at once on {render.devices(view.devices)} ({view.kind})"
     else:
         head = f"would wait: {view.cause.replace('_', ' ')}"
-    pairs = [("because", view.evidence), ("change", view.remedy), *(("warning", text) for text in view.warnings)]
+    pairs = [
+        ("because", view.evidence),
+        ("starts", _estimate(view)),
+        ("change", view.remedy),
+        *(("warning", text) for text in view.warnings),
+    ]
     return [head, *_indented(pairs)]
+
+
+def _estimate(view: views.DryRunView) -> str:
+    if view.starts or view.start_in_s is None:
+        return view.basis
+    return f"in about {span(view.start_in_s)} (an estimate: {view.basis})"
 
 
 def _indented(pairs: Iterable[tuple[str, str]]) -> list[str]:

@@ -73,7 +73,9 @@ def submit(
     check: Check = True,
     hold: Annotated[bool, typer.Option("--hold", help="Accept it, start it on `penstock release`.")] = False,
     array: Annotated[str, typer.Option("--array", help="One job for each index, such as 0-9.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say where it would start, or why not.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say where and when it would start, or why not.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
     output: AnswerOut = "text",
 ) -> None:

@@ -1,0 +1,117 @@
+"""When a job that were submitted now would start: an estimate, from what is declared or was measured in its pool."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from penstock_events import Job, JobSpec, lifecycle, workload
+from penstock_gateway.machine import State
+from penstock_gateway.words import count
+from penstock_policies import estimates
+from penstock_policies.forecast import Need, start_in_s
+from penstock_policies.waiting import Scene
+
+FINISHED = 256
+"""Jobs of a pool that finished last, whose run times tell those of the others."""
+
+Estimate = tuple[float | None, str]
+"""In how many seconds, None where nothing tells; and what that rests on."""
+
+
+def expected_start(state: State, spec: JobSpec, scene: Scene, now_s: float) -> Estimate:
+    """
+    Return when a job that has to wait for devices is expected to have them.
+
+    It comes last of queue 0, as every new job does. Run times are taken as they were, on whatever kind; those that are
+    declared, and the job's own, are divided by the measured speed of the kind.
+    """
+    before = ahead(state, spec.pool)
+    finished = _finished(state, spec.pool)
+    measured_s = [job.executed_s for job in finished]
+    runs = [run.ranked.job for run in scene.running]
+    left_s = _left_s([*runs, *before], measured_s, now_s)
+    ready_s = _ready_s(state, scene, left_s[: len(runs)])
+    queue = [_need(state, job.spec, scene, left) for job, left in zip(before, left_s[len(runs) :], strict=True)]
+    start_s = start_in_s(ready_s, [*queue, _need(state, spec, scene, 0.0)])
+    silent = sum(math.isinf(left) for left in left_s)
+    if math.isinf(start_s):
+        declares = "declares" if silent == 1 else "declare"
+        why = f"{count(silent, 'job')} before it {declares} no duration, and none of pool `{spec.pool}` has finished"
+        return None, f"no estimate: {why}" if silent else ""
+    demoted = sum(run.ranked.queue > 0 for run in scene.running)
+    return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
+
+
+def ahead(state: State, pool: str) -> list[Job]:
+    """Return the waiting jobs of a pool that come before one that is submitted now: samples, then those of queue 0."""
+    waiting = (job for job in state.jobs if job.state is lifecycle.State.PENDING and job.spec.pool == pool)
+    return sorted((job for job in waiting if not job.held and _queue(state, job) <= 0), key=lambda j: j.submitted_s)
+
+
+def _queue(state: State, job: Job) -> int:
+    rank = state.histories[job.id].rank
+    return rank.queue if rank is not None else 0
+
+
+def _finished(state: State, pool: str) -> list[Job]:
+    done = (job for job in state.jobs if job.state is lifecycle.State.COMPLETED and job.sample is None)
+    return heapq.nlargest(FINISHED, (job for job in done if job.spec.pool == pool), key=lambda job: job.finished_s)
+
+
+def _left_s(jobs: Sequence[Job], measured_s: Sequence[float], now_s: float) -> list[float]:
+    had_s = [job.executed_by(now_s) for job in jobs]
+    expected = estimates.remaining_s(np.array(had_s, dtype=np.float64), measured_s, math.inf)
+    return [
+        0.0  # a matter of seconds
+        if job.sample is not None or job.stopping
+        else estimates.declared_s(job.spec.duration_s, had)
+        if job.spec.duration_s
+        else float(left)
+        for job, had, left in zip(jobs, had_s, expected, strict=True)
+    ]
+
+
+def _ready_s(state: State, scene: Scene, left_s: Sequence[float]) -> dict[str, list[float]]:
+    ready: defaultdict[str, list[float]] = defaultdict(list)
+    for _, device in scene.idle:
+        ready[device.kind].append(0.0)
+    for run, left in zip(scene.running, left_s, strict=True):
+        in_s = left / _scale(state, run.ranked.job.spec, run.kind)
+        for _, device in run.devices:
+            ready[device.kind].append(in_s)
+    return ready
+
+
+def _need(state: State, spec: JobSpec, scene: Scene, left_s: float) -> Need:
+    kinds = scene.whole.kinds(spec)
+    return Need(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
+
+
+def _scale(state: State, spec: JobSpec, kind: str) -> float:
+    """Return by what a declared run time is to be divided."""
+    return (speed_of(state, spec, kind) or 1.0) if spec.duration_s else 1.0
+
+
+def speed_of(state: State, spec: JobSpec, kind: str) -> float:
+    """Return the measured speed of a job on a kind relative to its fastest; 0 where it was not measured."""
+    profile = state.profiles.get(workload.key(spec))
+    speeds = {speed.kind: speed.speed for speed in profile.speeds} if profile is not None else {}
+    return speeds.get(kind, 0.0)
+
+
+def _basis(jobs: Sequence[Job], finished: int, demoted: int) -> Iterator[str]:
+    declared = sum(job.spec.duration_s > 0 for job in jobs)
+    silent = sum(not job.spec.duration_s and job.sample is None for job in jobs)
+    if declared:
+        yield f"{count(declared, 'job')} by declared duration"
+    if silent and finished:
+        yield f"{count(silent, 'job')} by the run times of the last {finished} finished"
+    elif silent:
+        yield f"{count(silent, 'job')} of unknown duration not in its way"
+    if demoted:
+        yield f"sooner if it preempts one of {count(demoted, 'run')} of a later queue"

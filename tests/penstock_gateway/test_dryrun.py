@@ -1,0 +1,95 @@
+"""Where and when a job would start, from what the log has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gatewaying import NOW_S, ended, joined, placed, preempted, ranked, spec, started, submitted
+
+from penstock_events import KindSpeed, WorkloadProfiled, workload
+from penstock_events.views import DryRunView
+from penstock_gateway import machine
+from penstock_gateway.dryrun import dry_run
+from penstock_gateway.settings import Settings
+from penstock_testing import Scenario
+
+
+@pytest.fixture
+def log() -> Scenario[machine.State]:
+    return Scenario(machine.decider(Settings())).at(NOW_S + 12).given(joined(fast=1))
+
+
+def running(log: Scenario[machine.State], job_id: str, device: int = 0, **fields: Any) -> None:
+    log.given(submitted(job_id, **fields), placed(job_id, device), started(job_id, at_s=NOW_S + 2))
+
+
+def asked(log: Scenario[machine.State], **fields: Any) -> DryRunView:
+    return dry_run(log.state, spec(**fields), log.now_s)
+
+
+def test_on_an_idle_device_it_starts_now(log: Scenario[machine.State]) -> None:
+    view = asked(log)
+    assert (view.starts, view.start_in_s, view.devices, view.basis) == (True, 0.0, ("n1/fast0",), "")
+
+
+def test_a_declared_duration_tells_when_its_device_is_free(log: Scenario[machine.State]) -> None:
+    running(log, "j1", duration_s=60.0)
+    view = asked(log)
+    assert (view.starts, view.start_in_s, view.basis) == (False, 50.0, "1 job by declared duration")
+
+
+def test_so_do_the_jobs_that_have_finished(log: Scenario[machine.State]) -> None:
+    running(log, "done")
+    log.given(ended("done", at_s=NOW_S + 32))  # it took 30 s
+    running(log, "j1")
+    log.at(NOW_S + 12)  # and this one has had 10 s
+    view = asked(log)
+    assert (view.start_in_s, view.basis) == (20.0, "1 job by the run times of the last 1 finished")
+
+
+def test_where_nothing_tells_no_number_is_made_up(log: Scenario[machine.State]) -> None:
+    running(log, "j1")
+    view = asked(log)
+    assert view.start_in_s is None
+    assert view.basis == "no estimate: 1 job before it declares no duration, and none of pool `default` has finished"
+
+
+def test_jobs_that_wait_in_queue_0_come_first_and_those_behind_it_do_not(log: Scenario[machine.State]) -> None:
+    running(log, "j1", duration_s=60.0)
+    log.given(submitted("j2", duration_s=7.0), submitted("j3", duration_s=100.0), ranked("j3", queue=1))
+    log.given(submitted("held", duration_s=100.0, hold=True))
+    view = asked(log)
+    assert view.start_in_s == 57.0
+    assert view.evidence.endswith("1 waiting job before it")
+
+
+def test_a_slow_device_takes_longer_by_the_measured_speed(log: Scenario[machine.State]) -> None:
+    log.given(joined("n2", fast=0, slow=1))
+    slow = spec(duration_s=20.0)
+    speeds = (KindSpeed(kind="fast", iteration_s=1.0, speed=1.0), KindSpeed(kind="slow", iteration_s=2.5, speed=0.4))
+    log.given(WorkloadProfiled(at_s=NOW_S, key=workload.key(slow), speeds=speeds))
+    log.given(submitted("j1", duration_s=20.0), placed("j1", 0, node="n2", kind="slow"))
+    log.given(started("j1", node="n2", at_s=NOW_S + 12))
+    assert asked(log, kinds=("slow",)).start_in_s == pytest.approx(50.0)
+
+
+def test_what_it_may_preempt_is_said_and_not_counted_on(log: Scenario[machine.State]) -> None:
+    running(log, "j1", duration_s=60.0)
+    log.given(ranked("j1", queue=1))
+    view = asked(log)
+    assert view.start_in_s == 50.0
+    assert view.basis.endswith("; sooner if it preempts one of 1 run of a later queue")
+
+
+def test_a_run_that_is_stopping_leaves_its_device_at_once(log: Scenario[machine.State]) -> None:
+    running(log, "j1", duration_s=60.0)
+    log.given(ranked("j1", queue=1), preempted("j1"), submitted("j2", duration_s=7.0))
+    assert asked(log).start_in_s == 7.0
+
+
+@pytest.mark.parametrize("fields", [{"gpus": 9}, {"kinds": ("tpu",)}, {"hold": True}])
+def test_who_does_not_wait_for_devices_gets_no_time(log: Scenario[machine.State], fields: dict[str, Any]) -> None:
+    running(log, "j1", duration_s=60.0)
+    view = asked(log, **fields)
+    assert (view.starts, view.start_in_s, view.basis) == (False, None, "")
