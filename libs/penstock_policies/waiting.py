@@ -8,7 +8,7 @@ fit); where nothing of the kind is known it is empty.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,22 +61,21 @@ def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
     Examples
     --------
     >>> empty = Scene("lab", (), Free({}), Free({}))
-    >>> impossible(JobSpec(name="a", command=("true",)), empty)
-    Reason(cause='no_nodes', evidence='pool `lab` has no node', remedy='')
+    >>> impossible(JobSpec(name="a", command=("true",)), empty)[:2]
+    ('no_nodes', 'pool `lab` has no node')
     """
     if not scene.nodes:
-        return Reason("no_nodes", f"pool `{scene.pool}` has no node")
+        remedy = "start an executor in it, or choose another pool"
+        return Reason("no_nodes", f"pool `{scene.pool}` has no node", remedy)
     if not any(node.usable for node in scene.nodes):
-        names = ", ".join(f"`{node.id}`" for node in scene.nodes[:3])
-        return Reason(
-            "no_nodes", f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained", f"resume {names}"
-        )
+        evidence = f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained"
+        return Reason("no_nodes", evidence, _resume(scene.nodes))
     if _largest(spec, scene.whole) >= spec.gpus:
         return None
     present = Free({node.id: node.devices for node in scene.nodes})
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, scene)
-    return Reason("never_fits", _largest_text(spec, present, scene.pool), _relaxed(spec, scene.whole, "there are"))
+    return Reason("never_fits", _largest_text(spec, present, scene.pool), _relaxed(spec, scene.whole, _there))
 
 
 def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
@@ -92,7 +91,7 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
     if any(count >= spec.gpus for count in idle.values()):
         raise ValueError(f"{idle} idle devices hold the job's {spec.gpus}; expected a job that finds none")
     place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
-    remedy = _relaxed(spec, scene.idle, "idle now:")
+    remedy = _relaxed(spec, scene.idle, _idle)
     if idle:
         free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
         return Reason("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}", remedy)
@@ -101,13 +100,13 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
 
 
 def _use(kind: str, count: int, scene: Scene) -> str:
-    """Say who has a kind's devices, such as ``2 fast busy with 2 jobs (1 of queue 0, 1 of queue 2)``."""
-    runs = [run for run in scene.running if run.kind == kind]
-    queues = Counter(run.ranked.queue for run in runs)
+    """Say who has a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
+    queues = Counter(run.ranked.queue for run in scene.running if run.kind == kind)
     parts = ", ".join(
-        f"{n} {f'of queue {queue}' if queue >= 0 else 'being sampled'}" for queue, n in sorted(queues.items())
+        f"{_count(n, 'job')} of queue {queue}" if queue >= 0 else _count(n, "sample")
+        for queue, n in sorted(queues.items())
     )
-    text = f"{count} {kind} busy with {_count(len(runs), 'job')}" + (f" ({parts})" if parts else "")
+    text = f"{count} {kind} busy with {parts or 'no job'}"
     keepers = [job_id for job_id, of in scene.kept.items() if of == kind]
     return text + (f", kept free for `{keepers[0]}`" if keepers else "")
 
@@ -117,7 +116,11 @@ def _drained(spec: JobSpec, scene: Scene) -> Reason:
     names = ", ".join(f"`{node.id}`" for node in drained[:3])
     left = _largest(spec, scene.whole)
     evidence = f"needs {spec.gpus}, {left} left on nodes that take jobs; drained: {names}"
-    return Reason("capacity", evidence, f"resume {names}")
+    return Reason("capacity", evidence, _resume(drained))
+
+
+def _resume(nodes: Sequence[Node]) -> str:
+    return f"penstock node resume {' '.join(node.id for node in nodes[:3])}"
 
 
 def _largest(spec: JobSpec, devices: Free) -> int:
@@ -125,11 +128,13 @@ def _largest(spec: JobSpec, devices: Free) -> int:
 
 
 def _largest_text(spec: JobSpec, present: Free, pool: str) -> str:
-    wanted = f"needs {_count(spec.gpus, 'device')}" + (" of one kind" if spec.gpus > 1 else "")
-    if spec.memory_bytes:
-        wanted += f" with {gibibytes(spec.memory_bytes)} each"
+    wanted = f"needs {_count(spec.gpus, 'device')}"
     if spec.kinds:
-        wanted += f", of {' or '.join(f'`{kind}`' for kind in spec.kinds)}"
+        wanted += f" of kind {' or '.join(f'`{kind}`' for kind in spec.kinds)}"
+    elif spec.gpus > 1:
+        wanted += " of one kind"
+    if spec.memory_bytes:
+        wanted += f" with {gibibytes(spec.memory_bytes)}{' each' if spec.gpus > 1 else ''}"
     all_kinds = _by_kind(device for _, device in present)
     offered = ", ".join(f"{n} {kind} of up to {gibibytes(memory)}" for kind, (n, memory) in sorted(all_kinds.items()))
     return f"{wanted}; pool `{pool}` has {offered}"
@@ -143,28 +148,36 @@ def _by_kind(devices: Iterable[Device]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _relaxed(spec: JobSpec, devices: Free, there: str) -> str:
+def _there(number: int, what: str = "") -> str:
+    return f"there {'is' if number == 1 else 'are'} {number}{what}"
+
+
+def _idle(number: int, what: str = "") -> str:
+    return f"{number}{what} {'is' if number == 1 else 'are'} idle now"
+
+
+def _relaxed(spec: JobSpec, devices: Free, say: Callable[..., str]) -> str:
     """Return the first single change of the specification with which the devices hold the job; empty if none does."""
     if spec.kinds:
         anything = devices.kinds(msgspec.structs.replace(spec, kinds=()))
         for kind, count in anything.items():
             if kind not in spec.kinds and count >= spec.gpus:
-                return f"accept kind `{kind}`: {there} {count}"
+                return f"accept kind `{kind}` too: {say(count)}"
     if spec.gpus > 1 and (most := _largest(spec, devices)):
-        return f"ask for at most {_count(most, 'device')}: {there} {most} of one kind"
+        return f"ask for at most {_count(most, 'device')}: {say(most, ' of one kind')}"
     if spec.memory_bytes:
-        return _less_memory(spec, devices, there)
+        return _less_memory(spec, devices, say)
     return ""
 
 
-def _less_memory(spec: JobSpec, devices: Free, there: str) -> str:
+def _less_memory(spec: JobSpec, devices: Free, say: Callable[..., str]) -> str:
     """Return the most memory a device may be asked for such that enough devices of one kind have it."""
     fitting = msgspec.structs.replace(spec, memory_bytes=0)
     sizes = sorted({device.memory_bytes for _, device in devices if fits(fitting, device)}, reverse=True)
     for size in sizes:
         count = _largest(msgspec.structs.replace(spec, memory_bytes=size), devices)
         if count >= spec.gpus:
-            return f"ask for at most {gibibytes(size)} a device: {there} {count}"
+            return f"ask for at most {gibibytes(size)} a device: {say(count)}"
     return ""
 
 

@@ -20,6 +20,10 @@ _ENDINGS: Final = {
     lifecycle.State.CANCELLED: "was cancelled",
 }
 
+_NEVER: Final = {"never_fits", "no_nodes"}
+_NO_PLACE: Final = {*_NEVER, "held"}
+"""Causes with which it does not matter who stands before the job."""
+
 Said = tuple[str, str, str]
 """Cause, evidence and remedy."""
 
@@ -49,7 +53,7 @@ class Why:
             remedy=remedy,
             not_causes=tuple(self._not_causes(job, cause)) if waits else (),
             since_s=self._state.histories[job.id].since_s,
-            rank=_rank(self._state, job) if waits else None,
+            rank=self._rank(job) if waits and cause not in _NO_PLACE else None,
         )
 
     def cause(self, job: Job) -> str:
@@ -74,6 +78,19 @@ class Why:
         if reason is not None:
             return reason.cause, reason.evidence, reason.remedy
         return _without_a_round(self._state, job)
+
+    def _rank(self, job: Job) -> RankView | None:
+        """Return how many waiting jobs stand before this one, those left out that nothing there could start."""
+        own = self._state.histories[job.id].rank
+        if own is None:
+            return None
+        ahead = 0
+        for other in self._state.jobs:
+            waits = other.state is lifecycle.State.PENDING and other.spec.pool == job.spec.pool and not other.held
+            rank = self._state.histories[other.id].rank if waits and other.id != job.id else None
+            if rank is not None and (rank.queue, rank.position) < (own.queue, own.position):
+                ahead += self.cause(other) not in _NEVER
+        return RankView(queue=own.queue, ahead=ahead)
 
     def _not_causes(self, job: Job, cause: str) -> list[str]:
         found = [] if cause == "held" else ["it is not held"]
@@ -113,18 +130,6 @@ def _without_a_round(state: State, job: Job) -> Said:
     return UNDECIDED, evidence, "wait a moment; if it stays so, see with `penstock doctor` whether the matcher runs"
 
 
-def _rank(state: State, job: Job) -> RankView | None:
-    own = state.histories[job.id].rank
-    if own is None:
-        return None
-    ahead = 0
-    for other in state.jobs:
-        waits = other.state is lifecycle.State.PENDING and other.spec.pool == job.spec.pool and not other.held
-        rank = state.histories[other.id].rank if waits and other.id != job.id else None
-        ahead += rank is not None and (rank.queue, rank.position) < (own.queue, own.position)
-    return RankView(queue=own.queue, ahead=ahead)
-
-
 def _running(job: Job, now_s: float) -> str:
     where = listed(device_names(job.placement)) if job.placement is not None else "unknown devices"
     if not job.started_s:
@@ -140,5 +145,6 @@ def _stopping(job: Job) -> Said:
 
 def _ending(job: Job) -> str:
     after = f"after {duration(job.finished_s - job.submitted_s)}"
+    ran = f"{duration(job.executed_s)} of them running" if job.first_started_s else "it never ran"
     reason = f": {job.reason}" if job.reason else ""
-    return f"it {_ENDINGS[job.state]} {after} ({duration(job.executed_s)} of them running){reason}"
+    return f"it {_ENDINGS[job.state]} {after} ({ran}){reason}"

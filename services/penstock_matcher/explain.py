@@ -84,7 +84,7 @@ def waits(left: Sequence[Ranked], reasons: Reasons, most: int) -> tuple[Wait, ..
         reason = reasons.hindered.get(ranked.job_id)
         if reason is None:
             reason = _for_devices(ranked.job, reasons.later.get(ranked.job_id), reasons.scene, ahead)
-            ahead += 1
+            ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
         found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
     return tuple(found)
 

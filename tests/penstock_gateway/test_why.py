@@ -59,12 +59,12 @@ def test_a_failed_job_waits_for_its_back_off_to_end(log: Scenario[machine.State]
 
 def test_a_job_in_a_pool_without_nodes_says_so_before_any_round(log: Scenario[machine.State]) -> None:
     log.given(submitted(pool="lab"))
-    assert said(log) == ("no_nodes", "pool `lab` has no node", "")
+    assert said(log) == ("no_nodes", "pool `lab` has no node", "start an executor in it, or choose another pool")
 
 
 def test_a_job_whose_nodes_are_all_drained_says_which(log: Scenario[machine.State]) -> None:
     log.given(joined(), submitted(), NodeDrained(at_s=NOW_S, node_id="n1"))
-    assert said(log) == ("no_nodes", "1 node of pool `default`, all drained", "resume `n1`")
+    assert said(log) == ("no_nodes", "1 node of pool `default`, all drained", "penstock node resume n1")
 
 
 def test_a_job_that_is_too_large_says_what_there_is_before_any_round(log: Scenario[machine.State]) -> None:
@@ -113,6 +113,19 @@ def test_the_rank_counts_the_waiting_jobs_before_it(log: Scenario[machine.State]
     assert view.rank is not None
     assert (view.rank.queue, view.rank.ahead) == (1, 1)
     assert why(log, "elsewhere").rank is None
+
+
+def test_what_can_never_start_stands_before_nobody(log: Scenario[machine.State]) -> None:
+    log.given(joined(), submitted(), submitted("too-big", gpus=99), ranked("too-big", 0, 1.0), ranked("j1", 1, 5.0))
+    view = why(log)
+    assert view.rank is not None
+    assert view.rank.ahead == 0
+    assert why(log, "too-big").rank is None
+
+
+def test_a_job_cancelled_before_it_started_never_ran(log: Scenario[machine.State]) -> None:
+    log.given(submitted(), JobCancelled(at_s=NOW_S + 4, job_id="j1", by="ada"))
+    assert said(log)[1] == "it was cancelled after 4.0 s (it never ran): cancelled by ada"
 
 
 def test_a_placed_job_is_being_started_and_then_runs(log: Scenario[machine.State]) -> None:

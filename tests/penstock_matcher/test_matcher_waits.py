@@ -44,7 +44,7 @@ def test_who_has_the_devices_is_said_by_queue_and_what_stands_before_it():
     one = matcher().given(node("n1", fast=3), job("a"), job("b"), job("c"))
     run_all(one, 2.0)
     one.given(queued(a=0, b=0, c=1), job("x", at_s=3.0), job("y", at_s=4.0), job("z", at_s=5.0)).at(5.5)
-    busy = "3 fast busy with 3 jobs (2 of queue 0, 1 of queue 1)"
+    busy = "3 fast busy with 2 jobs of queue 0, 1 job of queue 1"
     assert told(one) == [
         ("capacity", f"{busy}; it is next", ""),
         ("capacity", f"{busy}; 1 waiting job before it", ""),
@@ -58,7 +58,7 @@ def test_another_kind_that_is_idle_is_offered_and_would_do():
     b = job("b", at_s=3.0, kinds=("fast",))
     one.given(b).at(3.0)
     assert told(one) == [
-        ("capacity", "1 fast busy with 1 job (1 of queue 0); it is next", "accept kind `slow`: idle now: 2")
+        ("capacity", "1 fast busy with 1 job of queue 0; it is next", "accept kind `slow` too: 2 are idle now")
     ]
     assert resubmitted(one, b, 4.0, kinds=("fast", "slow")) == {"b-again": "slow"}
 
@@ -76,7 +76,7 @@ def test_a_gang_hears_how_many_there_are():
     g = job("g", at_s=3.0, gpus=2)
     one.given(g).at(3.0)
     evidence = "needs 2 devices of one kind at once; idle: 1 fast, 1 slow; it is next"
-    assert told(one) == [("gang", evidence, "ask for at most 1 device: idle now: 1 of one kind")]
+    assert told(one) == [("gang", evidence, "ask for at most 1 device: 1 of one kind is idle now")]
     assert set(resubmitted(one, g, 4.0, gpus=1)) == {"g-again"}
 
 
@@ -86,7 +86,7 @@ def test_less_memory_is_offered_where_it_would_do():
     run_all(one, 2.0)
     b = job("b", at_s=3.0, memory_bytes=16 * GIB)
     one.given(b).at(3.0)
-    assert [(w.cause, w.remedy) for w in waits(one)] == [("capacity", "ask for at most 8 GiB a device: idle now: 1")]
+    assert [(w.cause, w.remedy) for w in waits(one)] == [("capacity", "ask for at most 8 GiB a device: 1 is idle now")]
     assert set(resubmitted(one, b, 4.0, memory_bytes=8 * GIB)) == {"b-again"}
 
 
@@ -101,20 +101,20 @@ def test_less_memory_is_offered_where_it_would_do():
         ),
         (
             {"gpus": 3, "kinds": ("fast",)},
-            "needs 3 devices of one kind, of `fast`; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
-            "accept kind `slow`: there are 3",
+            "needs 3 devices of kind `fast`; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "accept kind `slow` too: there are 3",
             {"kinds": ("fast", "slow")},
         ),
         (
             {"memory_bytes": 80 * GIB},
-            "needs 1 device with 80 GiB each; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "needs 1 device with 80 GiB; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
             "ask for at most 8 GiB a device: there are 3",
             {"memory_bytes": 8 * GIB},
         ),
         (
             {"kinds": ("tpu",)},
-            "needs 1 device, of `tpu`; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
-            "accept kind `fast`: there are 2",
+            "needs 1 device of kind `tpu`; pool `default` has 2 fast of up to 8 GiB, 3 slow of up to 8 GiB",
+            "accept kind `fast` too: there are 2",
             {"kinds": ("tpu", "fast")},
         ),
     ],
@@ -147,19 +147,25 @@ def test_a_later_place_names_the_device_that_would_start_it_now():
 @pytest.mark.parametrize(
     ("facts", "cause", "evidence", "remedy", "cure"),
     [
-        ([], "no_nodes", "pool `default` has no node", "", node("n1", at_s=3.0, fast=1)),
+        (
+            [],
+            "no_nodes",
+            "pool `default` has no node",
+            "start an executor in it, or choose another pool",
+            node("n1", at_s=3.0, fast=1),
+        ),
         (
             [node("n1", fast=1), NodeDrained(node_id="n1", at_s=1.0)],
             "no_nodes",
             "1 node of pool `default`, all drained",
-            "resume `n1`",
+            "penstock node resume n1",
             NodeResumed(node_id="n1", at_s=3.0),
         ),
         (
             [node("n1", fast=1), node("n2", slow=1), NodeDrained(node_id="n1", at_s=1.0)],
             "capacity",
             "needs 1, 0 left on nodes that take jobs; drained: `n1`",
-            "resume `n1`",
+            "penstock node resume n1",
             NodeResumed(node_id="n1", at_s=3.0),
         ),
         (
