@@ -112,6 +112,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.port = 0
+        self.swallows = False  # what the server sends is lost, as in the last moments of a connection
         self._target = ("", 0)
         self._open = True
         self._writers: set[asyncio.StreamWriter] = set()
@@ -156,7 +157,7 @@ class Gate:
             self._writers.add(there_writer)
             both = [
                 asyncio.ensure_future(_copy(reader, there_writer)),
-                asyncio.ensure_future(_copy(there_reader, writer)),
+                asyncio.ensure_future(_copy(there_reader, writer, lambda: self.swallows)),
             ]
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -168,11 +169,14 @@ class Gate:
                 there_writer.transport.abort()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallows: Callable[[], bool] = lambda: False
+) -> None:
     with suppress(OSError):
         while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
+            if not swallows():
+                writer.write(data)
+                await writer.drain()
 
 
 @dataclass

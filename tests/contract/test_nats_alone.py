@@ -10,14 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from bus_harness import NatsHarness, append, take
+from nats.aio.msg import Msg
+from structlog.testing import capture_logs
 
 from penstock_bus import Endpoint, Reply, Unauthorized, Unavailable
-from penstock_bus.nats import connect, pull
+from penstock_bus.nats import connect, get, pull
 from penstock_bus.nats.faults import ApiError, fault
+from penstock_bus.nats.link import TRY_S
 from penstock_bus.nats.streams import Limits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
 from penstock_bus.server import ServerSettings, running
-from penstock_events import subjects
+from penstock_events import encode, subjects
+from penstock_testing import eventually
 
 RESUMED_S = 3.0  # it takes about one; the machines of tests are slow
 
@@ -158,6 +162,75 @@ async def test_a_follower_resumes_about_a_second_after_the_server_is_back(nats_a
         async with asyncio.timeout(RESUMED_S):
             await bus.append(append("j2"))
             assert [one.seq for one in await waiting] == [2]
+
+
+async def test_what_a_dying_connection_swallowed_comes_again_before_what_is_behind_it(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus, nats_alone.bare() as client, aclosing(bus.follow()) as deliveries:
+        await bus.append(append("j1"))
+        await take(deliveries, 1)  # from here on the reader is busy, and its consumer is still asked for more
+        nats_alone.gate.swallows = True
+        for i in range(5):
+            await client.jetstream().publish(subjects.job(f"lost{i}"), encode(append(f"lost{i}").commit))
+        nats_alone.cut()
+        nats_alone.gate.swallows = False
+        nats_alone.mend()
+        for i in range(5):
+            await bus.append(append(f"behind{i}"))
+        assert [one.seq for one in await take(deliveries, 10)] == list(range(2, 12))
+
+
+async def test_a_follower_whose_bus_is_closed_while_the_server_is_away_ends(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus, aclosing(bus.follow()) as deliveries:
+        await bus.append(append("j1"))
+        await take(deliveries, 1)
+        with capture_logs() as logs:
+            waiting = asyncio.create_task(take(deliveries, 1, within_s=RESUMED_S))
+            await nats_alone.crash()
+            await eventually(lambda: {"server_lost", "consumer_made_again"} <= {one["event"] for one in logs})
+        await bus.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await waiting
+
+
+async def test_many_appends_to_a_server_that_does_not_answer_end_with_their_time(nats_alone: NatsHarness) -> None:
+    items = [append(f"j{i}") for i in range(20)]
+    async with nats_alone.connect(timeout_s=0.5) as bus, asyncio.timeout(10):
+        nats_alone.gate.swallows = True
+        start_s = asyncio.get_running_loop().time()
+        with pytest.raises(Unavailable, match="try again with the same ids"):
+            await bus.append_many(items)
+        assert asyncio.get_running_loop().time() - start_s < 2 * TRY_S  # one overdue answer, not twenty
+        nats_alone.gate.swallows = False
+        assert await bus.append_many(items) == list(range(1, 21))
+
+
+async def test_a_reader_of_much_goes_on_where_it_stopped_when_the_connection_broke(
+    nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get, "_BATCH_BYTES", 1 << 20)
+    async with nats_alone.connect() as bus, aclosing(bus.read_logs("j1")) as lines:
+        for i in range(20):
+            await bus.write_log("j1", 0, b"%03d" % i + b"x" * 300_000)
+        found = [(await anext(lines)).data[:3]]
+        nats_alone.cut()
+        nats_alone.mend()
+        found += [line.data[:3] async for line in lines]
+    assert found == [b"%03d" % i for i in range(20)]
+
+
+@pytest.mark.parametrize("code", [10158, 10163])
+async def test_what_a_cluster_cannot_say_yet_is_asked_again(
+    nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async with nats_alone.connect() as bus:
+        answered = bus.link.patiently
+
+        async def not_yet(*args: object, **more: object) -> Msg:
+            monkeypatch.setattr(bus.link, "patiently", answered)
+            return Msg(_client=bus.link.client, data=b'{"error": {"code": 409, "err_code": %d}}' % code)
+
+        monkeypatch.setattr(bus.link, "patiently", not_yet)
+        assert await bus.append(append("j1")) == 1
 
 
 async def test_messages_too_large_for_one_request_come_in_several(

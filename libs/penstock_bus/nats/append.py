@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock_bus.nats import get
-from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, Lost, fault
+from penstock_bus.nats.faults import NOT_YET, WRONG_LAST_SEQUENCE, Lost, fault
 from penstock_bus.nats.link import PAUSE_S, TRY_S, Ack, Link, decode_ack
 from penstock_bus.nats.replies import One
 from penstock_bus.port import Append, Conflict, Unavailable
@@ -19,7 +19,8 @@ MSG_ID: Final = "Nats-Msg-Id"
 EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 WINDOW: Final = 1024
 
-_NOT_NOW: Final = 503
+_NOBODY: Final = 0  # the code of the refusal that stands for "no stream answered"
+_AGAIN: Final = NOT_YET | {_NOBODY}
 
 
 def headers_of(item: Append) -> dict[str, str]:
@@ -125,11 +126,11 @@ class Window:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Take the oldest acknowledgement."""
+        """Take the oldest acknowledgement; once one is overdue the others are not waited for."""
         i, call = self._open.popleft()
         try:
             if not call.future.done():
-                async with asyncio.timeout(TRY_S):
+                async with asyncio.timeout(0 if self._again else TRY_S):
                     await asyncio.shield(call.future)
             ack = decode_ack(call.future.result())
         except (TimeoutError, Lost):
@@ -137,7 +138,7 @@ class Window:
             return
         finally:
             self._link.replies.close(call)
-        if ack.error is not None and ack.error.code == _NOT_NOW and ack.error.err_code == 0:
+        if ack.error is not None and ack.error.err_code in _AGAIN:
             self._again.append(i)
             return
         self._seqs[i] = ack.seq if ack.error is None else await settled(self._link, self._items[i], ack)

@@ -9,6 +9,7 @@ import msgspec
 from penstock_bus.port import BusError, StorageFull, TooLarge, Unauthorized, Unavailable
 
 WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
+NOT_YET: Final = frozenset({10158, 10163})  # a cluster still stores the same id, or the subject's last message
 NOT_FOUND: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
 
 _FULL: Final = frozenset({10002, 10023, 10028, 10047, 10077})

@@ -39,6 +39,27 @@ def position(reply: str) -> tuple[int, float, int]:
     return int(tokens[7]), int(tokens[9]) // 1000 / 1e6, int(tokens[10])
 
 
+def delivered_as(reply: str) -> int:
+    """
+    Return the count of a consumer's deliveries up to this one, which JetStream writes into the reply subject too.
+
+    Examples
+    --------
+    >>> delivered_as("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2")
+    3
+    """
+    tokens = reply.split(".")
+    return int(tokens[6 if len(tokens) == _PLAIN_REPLY else 8])
+
+
+def _without_hole(batch: Sequence[Msg], delivered: int) -> int:
+    """Return the last message's count of deliveries; raise Stalled if one before it never came."""
+    last = delivered_as(batch[-1].reply)
+    if delivered_as(batch[0].reply) != delivered + 1 or last != delivered + len(batch):
+        raise Stalled(f"{last - delivered - len(batch)} messages were lost on the way")
+    return last
+
+
 class Reader:
     """
     One reader of a stream.
@@ -69,9 +90,11 @@ class Reader:
         while True:
             pull: Pull | None = None
             try:
-                pull = await self._consume()
+                pull, delivered = await self._consume(), 0
                 while True:
-                    yield await pull.take()
+                    batch = await pull.take()
+                    delivered = _without_hole(batch, delivered)
+                    yield batch
                     pause_s = _PAUSE_S
             except (Stalled, Refused, Unavailable) as reason:
                 _log.info("consumer_made_again", stream=self._stream, seen=self.seen, reason=str(reason))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,10 +13,11 @@ import msgspec
 from nats.aio.msg import Msg
 
 from penstock_bus.nats.faults import NOT_FOUND, Refused
-from penstock_bus.nats.link import TRY_S, Link
+from penstock_bus.nats.link import PAUSE_S, TRY_S, Link
 from penstock_bus.port import Unavailable
 
 _BATCH: Final = 1000
+_BATCH_BYTES: Final = 16 << 20
 _ENDS: Final = ("204", "404")  # end of the batch, nothing found
 
 
@@ -29,32 +32,54 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> AsyncGenerator[Stored, None]:
-    """Yield what a stream holds of a subject or pattern after a sequence, in order."""
-    seq, more = after_seq, True
+    """
+    Yield what a stream holds of a subject or pattern after a sequence, in order.
+
+    It goes on where it stopped when the connection breaks, and holds at most one batch in memory.
+
+    Raises
+    ------
+    Unavailable
+        If nothing comes for ``link.timeout_s``.
+    """
+    clock = asyncio.get_running_loop().time
+    seq, end_s, more = after_seq, clock() + link.timeout_s, True
     while more:
-        if not link.is_online:
-            await link.online(link.timeout_s)
-        call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
-        request = {"seq": seq + 1, "batch": _BATCH, "next_by_subj": subject}
+        await link.online(max(end_s - clock(), 0.0))
         try:
-            await link.send(call, msgspec.json.encode(request))
-            while (msg := await call.next(TRY_S)).headers and "Status" not in msg.headers:
-                message = _of_message(msg)
-                seq = message.seq
-                yield message
-        except TimeoutError:
-            raise Unavailable(f"no answer from {stream} within {TRY_S} s; try again") from None
-        finally:
-            link.replies.close(call)
-        more = _goes_on(stream, msg.headers or {})
+            async with aclosing(_batch(link, stream, subject, seq)) as messages:
+                async for message in messages:
+                    seq = message.seq
+                    yield message
+                    end_s = clock() + link.timeout_s
+            more = False
+        except _More:
+            pass
+        except (TimeoutError, Unavailable) as error:
+            if clock() >= end_s:
+                raise Unavailable(f"cannot read {subject} from {stream}: {str(error) or 'no answer'}") from error
+            await asyncio.sleep(PAUSE_S)
 
 
-def _goes_on(stream: str, end: dict[str, str]) -> bool:
-    """Return whether there is more behind the end of a batch."""
+class _More(Exception):
+    """A batch ended, and there is more behind it."""
+
+
+async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> AsyncGenerator[Stored, None]:
+    call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
+    request = {"seq": after_seq + 1, "batch": _BATCH, "max_bytes": _BATCH_BYTES, "next_by_subj": subject}
+    try:
+        await link.send(call, msgspec.json.encode(request))
+        while (msg := await call.next(TRY_S)).headers and "Status" not in msg.headers:
+            yield _of_message(msg)
+    finally:
+        link.replies.close(call)
+    end = msg.headers or {}
     status = end.get("Status", "")
     if status not in _ENDS:
-        raise Unavailable(f"cannot read {stream}: {end.get('Description') or status or 'no answer'}")
-    return status == _ENDS[0] and int(end.get("Nats-Num-Pending", "0")) > 0
+        raise Unavailable(end.get("Description") or status or "no answer")
+    if status == _ENDS[0] and int(end.get("Nats-Num-Pending", "0")) > 0:
+        raise _More
 
 
 async def newest(link: Link, stream: str, subject: str) -> Stored | None:

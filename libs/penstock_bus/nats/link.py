@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.faults import ApiError, Lost, denied, fault
+from penstock_bus.nats.faults import NOT_YET, ApiError, Lost, denied, fault
 from penstock_bus.nats.replies import Many, One, Replies
 from penstock_bus.port import NoResponders, Timeout, TooLarge, Unavailable
 
@@ -92,8 +92,9 @@ class Link:
             _log.warning("bus_error", error=text or repr(error))
 
     def end(self, reason: str) -> None:
-        """No call works from now on."""
+        """No call works from now on; those that wait for the server learn it at once."""
         self._ended = self._ended or reason
+        self._online.set()
 
     # --- calls
     @property
@@ -148,11 +149,21 @@ class Link:
                 await self.client.close()
 
     async def send(self, call: One | Many, body: bytes, headers: dict[str, str] | None = None) -> None:
-        """Publish a call with its own reply subject."""
+        """
+        Publish a call with its own reply subject.
+
+        Never while the server is away: the client would keep the message and send it behind what is sent again.
+        """
+        await self.tell(call.subject, body, headers, reply=self.replies.inbox(call))
+
+    async def tell(self, subject: str, body: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
+        """Publish; raise Lost where it surely did not reach the server."""
+        if not self.is_online:
+            raise Lost(f"the connection to {self.address} is lost")
         try:
-            await self.client.publish(call.subject, body, reply=self.replies.inbox(call), headers=headers)
+            await self.client.publish(subject, body, reply=reply, headers=headers)
         except nats.errors.MaxPayloadError:
-            self.check_size(call.subject, body)
+            self.check_size(subject, body)
         except (nats.errors.Error, OSError) as error:
             raise Lost(f"could not send to {self.address}: {error}") from error
 
@@ -201,7 +212,13 @@ class Link:
         The same message is sent again after a disconnect, so it needs a message id or an expected sequence.
         """
         self.check_size(subject, body)
-        return _decode_ack((await self.patiently(subject, body, headers)).data)
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self.timeout_s
+        while True:
+            ack = _decode_ack((await self.patiently(subject, body, headers)).data)
+            if ack.error is None or ack.error.err_code not in NOT_YET or clock() >= end_s:
+                return ack
+            await asyncio.sleep(PAUSE_S)
 
     async def patiently(self, subject: str, body: bytes, headers: dict[str, str] | None = None) -> Msg:
         """Ask again and again until an answer or ``timeout_s``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -90,13 +91,20 @@ class LogClient(NatsClient):
 
     async def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """Yield a job's output."""
-        pattern = names.logs(job_id)
-        lines = [_line(job_id, m) async for m in get.stored(self.link, names.LOG, pattern)]
-        for line in lines if tail is None else lines[max(len(lines) - tail, 0) :]:
+        pattern, seen = names.logs(job_id), 0
+        newest: deque[LogLine] = deque(maxlen=tail)
+        async with aclosing(get.stored(self.link, names.LOG, pattern)) as messages:
+            async for message in messages:
+                seen = message.seq
+                if tail is None:
+                    yield _line(job_id, message)
+                else:
+                    newest.append(_line(job_id, message))
+        for line in newest:
             yield line
         if not follow:
             return
-        reader = Reader(self.link, names.LOG, lines[-1].seq if lines else 0, [pattern])
+        reader = Reader(self.link, names.LOG, seen, [pattern])
         async with aclosing(reader.batches()) as batches:
             async for batch in batches:
                 for msg in batch:

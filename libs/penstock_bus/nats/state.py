@@ -84,5 +84,5 @@ class StateClient(NatsClient):
                 if opened.data and (ack := decode_ack(opened)).error is not None:
                     return ack
             elif i < len(chunks):
-                await self.link.client.publish(subject, chunk, headers=headers)
+                await self.link.tell(subject, chunk, headers)
         return decode_ack(await self.link.ask(subject, chunks[-1], headers | {"Nats-Batch-Commit": "1"}))
