@@ -27,12 +27,22 @@ class TrialGroupOpened(Event, frozen=True, kw_only=True, tag="sweep.group_opened
 
 
 class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.v1"):
-    """A trial's job is over; ``value`` is its metric, None where it reported none."""
+    """
+    A trial's job is over, or never came about.
+
+    Attributes
+    ----------
+    value : float or None
+        Its metric; None where it reported none.
+    reason : str
+        Why there is no job: the gateway's refusal.
+    """
 
     sweep_id: str
     job_id: str
     state: Literal["completed", "failed", "cancelled"]
     value: float | None = None
+    reason: str = ""
 
 
 class SweepFinished(Event, frozen=True, kw_only=True, tag="sweep.finished.v1"):

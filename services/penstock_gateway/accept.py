@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
-from penstock_events import JobSpec, JobSubmitted, SweepSpec, SweepSubmitted, subjects
+from penstock_events import Choice, Integers, JobSpec, JobSubmitted, SweepSpec, SweepSubmitted, Uniform, subjects
+from penstock_events.spec import Dimension, Param
 from penstock_events.strict import BadInput
 from penstock_gateway import fit
 from penstock_gateway.find import Refused
@@ -18,6 +19,8 @@ CONFLICT: Final = 409
 BAD: Final = 400
 _MOST_CHARACTERS: Final = 128
 _VOLATILE: Final = frozenset({"id"})
+_LONGEST_NAME: Final = 63
+_LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +79,37 @@ def sweep(state: State, spec: SweepSpec, *, strict: bool, now_s: float) -> Known
     _strictly(strict, warnings)
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     return Fresh(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
+
+
+def largest_trial(spec: SweepSpec) -> JobSpec:
+    """
+    Return a job as the tuner would submit it for a trial, with the longest values of the space.
+
+    Examples
+    --------
+    >>> from penstock_events import Choice
+    >>> job = JobSpec(name="j", command=("x",), params={"a": 1})
+    >>> space = {"b": Choice(values=(1, 22))}
+    >>> largest_trial(SweepSpec(name="s", id="s1", job=job, space=space, metric="m")).params
+    {'a': 1, 'b': 22}
+    """
+    point = {name: _longest(dimension) for name, dimension in spec.space.items()}
+    longest = "x" * _LONGEST_NAME
+    return msgspec.structs.replace(
+        spec.job, id=longest, name=longest, parent=spec.id, params={**spec.job.params, **point}
+    )
+
+
+def _longest(dimension: Dimension) -> Param:
+    match dimension:
+        case Choice():
+            return max(dimension.values, key=lambda value: len(msgspec.json.encode(value)))
+        case Integers():
+            return max(dimension.low, dimension.high, key=lambda value: len(str(value)))
+        case Uniform():
+            return _LONGEST_FLOAT
+        case _:
+            assert_never(dimension)
 
 
 def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:

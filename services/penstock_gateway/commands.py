@@ -11,10 +11,12 @@ import structlog
 
 from penstock_bus import Append, Bus, Conflict, Endpoint, Timeout
 from penstock_bus.live import LiveFold
-from penstock_events import AnyEvent, Commit, JobSpec, SweepSpec, asks, subjects
+from penstock_events import AnyEvent, Commit, JobSpec, SweepSpec, asks, strict, subjects
+from penstock_events.strict import BadInput
 from penstock_events.views import ActAnswer, SubmitAnswer
 from penstock_gateway import accept, acts
-from penstock_gateway.bodies import Answering, ask, endpoint, job_asked, sweep_asked
+from penstock_gateway.bodies import Answering, endpoint, job_asked, sweep_asked
+from penstock_gateway.find import Refused
 from penstock_gateway.machine import State
 from penstock_gateway.moments import catch_up
 from penstock_gateway.settings import Settings
@@ -93,9 +95,22 @@ class Commands:
         return await self._accept(lambda: accept.job(self._live.state, spec, strict=strict, now_s=self._now_s()))
 
     async def submit_sweep(self, spec: SweepSpec, *, strict: bool = False, new_id: str = "") -> SubmitAnswer:
-        """Store a sweep, as :meth:`submit_job` does a job."""
+        """Store a sweep, as :meth:`submit_job` does a job; not if its trials would be refused."""
         spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
-        return await self._accept(lambda: accept.sweep(self._live.state, spec, strict=strict, now_s=self._now_s()))
+
+        def decide() -> accept.Known | accept.Fresh:
+            decided = accept.sweep(self._live.state, spec, strict=strict, now_s=self._now_s())
+            self._check_trial(spec)
+            return decided
+
+        return await self._accept(decide)
+
+    def _check_trial(self, spec: SweepSpec) -> None:
+        try:
+            asked = job_asked(msgspec.json.encode(accept.largest_trial(spec)), self.most_bytes)
+            accept.check(asked.spec)
+        except (BadInput, Refused) as error:
+            raise BadInput(f"$.job: with a point of the space, it would be refused as a trial: {error}") from error
 
     async def _submit(self, body: bytes) -> SubmitAnswer:
         asked = job_asked(body, self.most_bytes)
@@ -118,7 +133,7 @@ class Commands:
 
     def _acting(self, act: Callable[[State, A, float], acts.Act], type_: type[A]) -> Answering:
         async def answer(body: bytes) -> ActAnswer:
-            asked = ask(body, type_)
+            asked = strict.decode(body, type_)
             await catch_up(self._bus, self._live)
             return await self._act(lambda: act(self._live.state, asked, self._now_s()))
 

@@ -1,16 +1,18 @@
-"""The tuner on a bus: its decider, and the submission of the trials that it opened."""
+"""The tuner on a bus: its decider, the submission of the trials that it opened, and giving up those refused."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
+from contextlib import suppress
 
 import msgspec
 
-from penstock_bus import BusError, Delivery
+from penstock_bus import Append, Bus, BusError, Conflict, Delivery
 from penstock_bus.context import Shell
 from penstock_bus.replica import Replica
 from penstock_bus.tasks import background
-from penstock_events import subjects
+from penstock_events import Commit, JobSpec, TrialFinished, subjects
 from penstock_tuner.machine import State, decider, outstanding, submission
 from penstock_tuner.settings import Settings
 from penstock_tuner.submissions import Submissions
@@ -43,16 +45,47 @@ async def _keep_submitting(shell: Shell, replica: Replica[State], opened: asynci
 
 
 async def _submit(shell: Shell, replica: Replica[State], submissions: Submissions) -> None:
-    for job_id in submissions.due(outstanding(replica.live.state), shell.now_s()):
-        spec = submission(replica.live.state, job_id)
-        if spec is None:  # accepted or cancelled while others were being submitted
-            continue
-        try:
-            await shell.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode(spec))
-        except BusError as error:
-            shell.log.warning("trial_not_submitted", job_id=job_id, error=str(error))
-            return
+    due = submissions.due(outstanding(replica.live.state), shell.now_s())
+    try:
+        refused = await _refusals(shell.bus) if any(map(submissions.times, due)) else {}
+        for job_id in due:
+            await _submit_one(shell, replica, submissions, job_id, refused)
+    except BusError as error:
+        shell.log.warning("trials_not_submitted", error=str(error))
+
+
+async def _submit_one(
+    shell: Shell, replica: Replica[State], submissions: Submissions, job_id: str, refused: dict[bytes, str]
+) -> None:
+    spec = submission(replica.live.state, job_id)
+    if spec is None:  # accepted or cancelled while others were being submitted
+        return
+    body = msgspec.json.encode(spec)
+    if body in refused:
+        await _give_up(shell, replica, spec, refused[body])
+    else:
+        await shell.bus.submit(subjects.INBOX_JOBS, body)
         times = submissions.sent(job_id, shell.now_s())
         if times > 1:
             advice = "is the gateway running? does `penstock doctor` list rejections?"
             shell.log.warning("trial_submitted_again", job_id=job_id, times=times, advice=advice)
+
+
+async def _refusals(bus: Bus) -> dict[bytes, str]:
+    """Return what was refused of late: body → reason."""
+    return {rejection.body: rejection.reason for rejection in await bus.rejections()}
+
+
+async def _give_up(shell: Shell, replica: Replica[State], spec: JobSpec, reason: str) -> None:
+    """Report a trial that the gateway refuses as failed: it would refuse the same body for ever."""
+    shell.log.warning("trial_refused", job_id=spec.id, sweep_id=spec.parent, reason=reason)
+    subject = subjects.sweep(spec.parent)
+    fact = TrialFinished(
+        at_s=shell.now_s(), sweep_id=spec.parent, job_id=spec.id, state="failed", reason=f"refused: {reason}"
+    )
+    commit = Commit(id=uuid.uuid4().hex, actor=f"{shell.service}/{shell.replica_id}", facts=(fact,))
+    with suppress(Conflict):  # the decider was faster; the trial is still due then, and comes up again
+        seq = await shell.bus.append(
+            Append(subject=subject, commit=commit, expected=replica.live.heads.get(subject, 0))
+        )
+        await replica.live.reached(seq)

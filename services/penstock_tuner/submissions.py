@@ -37,6 +37,10 @@ class Submissions:
         self._sent = {job_id: self._sent[job_id] for job_id in outstanding if job_id in self._sent}
         return [job_id for job_id in outstanding if job_id not in self._sent or self._sent[job_id][1] <= now_s]
 
+    def times(self, job_id: str) -> int:
+        """Return how often an outstanding job was submitted."""
+        return self._sent.get(job_id, (0, 0.0))[0]
+
     def sent(self, job_id: str, now_s: float) -> int:
         """Note a submission; return how many there were."""
         times = self._sent.get(job_id, (0, 0.0))[0] + 1

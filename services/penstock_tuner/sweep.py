@@ -42,6 +42,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         Reported trials by how they ended.
     seen_metrics : set of str
         What completed trials reported, for the message where none reported the right one.
+    refusal : str
+        The last trial that the gateway refused, and why.
     cause : int
         Sequence of the last fact that mattered.
     """
@@ -54,6 +56,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     ended: dict[str, Ended] = msgspec.field(default_factory=dict)
     reported: dict[str, int] = msgspec.field(default_factory=dict)
     seen_metrics: set[str] = msgspec.field(default_factory=set)
+    refusal: str = ""
     best_job_id: str = ""
     best_value: float | None = None
     cancelled: bool = False
@@ -86,6 +89,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         self.running.pop(event.job_id, None)
         self.ended.pop(event.job_id, None)
         self.reported[event.state] = self.reported.get(event.state, 0) + 1
+        if event.reason:
+            self.refusal = f"; {event.job_id}: {event.reason}"
         if event.state == "completed" and event.value is not None and self._beats(event.value):
             self.best_job_id, self.best_value = event.job_id, event.value
 
@@ -113,4 +118,4 @@ class Sweep(msgspec.Struct, kw_only=True):
     def _why_no_best(self) -> str:
         ends = ", ".join(f"{count} {state}" for state, count in sorted(self.reported.items()))
         instead = f"; completed trials reported {', '.join(sorted(self.seen_metrics))}" if self.seen_metrics else ""
-        return f"no completed trial reported {self.spec.metric!r} ({ends}){instead}"
+        return f"no completed trial reported {self.spec.metric!r} ({ends}){instead}{self.refusal}"

@@ -291,6 +291,15 @@ async def test_a_sweep_is_accepted_checked_and_cancelled_with_its_trials(served:
     assert (await served.command("cancel_sweep", {"id": "s1"}))["changed"] is False
 
 
+async def test_a_sweep_whose_trials_would_be_refused_is_refused_itself(served: Gateway) -> None:
+    padding = 262_144 - len(msgspec.json.encode(sweep_spec())) - len('"env":{"P":""},') - 10
+    code, message = await refusal(served.command("tune", sweep_spec(job=spec(env={"P": "x" * padding}))))
+    assert code == 400
+    assert message.startswith("$.job: with a point of the space, it would be refused as a trial: the body has 26")
+    assert message.endswith(" bytes, and 262144 are accepted at most; send less")
+    assert (await served.query("sweeps"))["sweeps"] == []
+
+
 async def test_a_sweep_whose_space_makes_no_sense_is_refused(served: Gateway) -> None:
     body = {**msgspec.to_builtins(sweep_spec()), "space": {"lr": {"kind": "uniform", "low": 1.0, "high": 0.1}}}
     assert await refusal(served.command("tune", body)) == (

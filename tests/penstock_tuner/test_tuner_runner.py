@@ -23,16 +23,19 @@ FIRST, SECOND = "s1-t000", "s1-t001"
 
 
 class Gateway:
-    """Accepts trials from the work queue as the real one does; may swallow the first few."""
+    """Accepts trials from the work queue as the real one does; may swallow the first few, or refuse some."""
 
-    def __init__(self, bus: Bus, swallow: int = 0) -> None:
-        self.bus, self.swallow = bus, swallow
+    def __init__(self, bus: Bus, swallow: int = 0, refuse: tuple[str, ...] = ()) -> None:
+        self.bus, self.swallow, self.refuse = bus, swallow, refuse
         self.submissions: Counter[str] = Counter()
 
     async def accept(self) -> None:
         async for work in self.bus.work("gateway", [subjects.INBOX_JOBS]):
             spec = msgspec.json.decode(work.body, type=JobSpec)
             self.submissions[spec.id] += 1
+            if spec.id in self.refuse:
+                await work.reject("it is not wanted")
+                continue
             if self.submissions.total() > self.swallow:
                 await append(self.bus, JobSubmitted(at_s=2.0, job_id=spec.id, spec=spec), expected=0)
             await work.ack()
@@ -96,6 +99,37 @@ async def test_a_trial_that_the_gateway_never_saw_is_submitted_again(memory_bus:
         await append(memory_bus, swept())
         await eventually(lambda: both_submitted(memory_bus))
     assert gateway.submissions.total() > 3
+
+
+async def test_a_trial_that_the_gateway_refuses_is_given_up_with_the_reason(bus: Bus) -> None:
+    gateway = Gateway(bus, refuse=(FIRST,))
+    async with background(gateway.accept()), tuner(bus, resubmit_s=0.05):
+        await append(bus, swept())
+        await eventually(lambda: has_reported(bus, FIRST))
+        for fact in ended(SECOND, acc=0.9):
+            await append(bus, fact)
+        await eventually(lambda: has_finished(bus))
+    first, second = await said(bus, TrialFinished)
+    assert (first.job_id, first.state, first.reason) == (FIRST, "failed", "refused: it is not wanted")
+    assert (second.job_id, second.state, second.reason) == (SECOND, "completed", "")
+    (finish,) = await said(bus, SweepFinished)
+    assert (finish.state, finish.best_job_id) == ("completed", SECOND)
+    assert gateway.submissions[FIRST] <= 2
+
+
+async def test_a_sweep_whose_trials_are_all_refused_fails_with_the_reason(memory_bus: MemoryBus) -> None:
+    gateway = Gateway(memory_bus, refuse=(FIRST, SECOND))
+    async with background(gateway.accept()), tuner(memory_bus, resubmit_s=0.05):
+        await append(memory_bus, swept())
+        await eventually(lambda: has_finished(memory_bus))
+    (finish,) = await said(memory_bus, SweepFinished)
+    assert finish.state == "failed"
+    assert finish.reason.startswith("no completed trial reported 'acc' (2 failed); s1-t00")
+    assert finish.reason.endswith(": refused: it is not wanted")
+
+
+async def has_reported(bus: Bus, job_id: str) -> bool:
+    return any(fact.job_id == job_id for fact in await said(bus, TrialFinished))
 
 
 async def both_submitted(bus: Bus) -> bool:
