@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from demo.workload import SWEEP_STEPS, Arrival
+from demo.workload import SWEEP_STEPS, TRIALS, Arrival
 from penstock_events import KindSpeed, views
 from penstock_policies import fifo
 
@@ -42,13 +43,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One completed job as it was measured: how long it ran on which kind, and what is known of its speeds."""
+    """One run of a job as it was measured; ``loop_s`` of its ``run_s`` seconds went into ``loop_steps`` steps."""
+
+    kind: str
+    ended: str
+    run_s: float
+    loop_s: float
+    loop_steps: int
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One completed job as it was measured: its runs, and its speeds on the kinds of devices."""
 
     submitted_s: float
     gpus: int
-    on_kind_s: dict[str, float]
     kinds: tuple[str, ...]
     speeds: tuple[KindSpeed, ...]
+    runs: tuple[Run, ...]
 
 
 def of_job(view: views.JobView) -> JobOutcome:
@@ -96,30 +107,49 @@ def faults(arrival: Arrival, outcome: JobOutcome) -> list[str]:
     return [f"{outcome.name}: expected {what}, got {got}" for what, got, fine in wanted if not fine]
 
 
-def trial_faults(outcome: JobOutcome) -> list[str]:
-    """Return what is wrong with how a trial ended."""
-    fine = outcome.state == "CD" and outcome.steps == SWEEP_STEPS and outcome.accuracy is not None
-    return [] if fine else [f"{outcome.name}: expected state CD after {SWEEP_STEPS} steps, got {outcome}"]
+def trial_faults(trials: Sequence[JobOutcome]) -> list[str]:
+    """Return what is wrong with how the sweep's trials ended."""
+    missing = [] if len(trials) == TRIALS else [f"sweep: expected {TRIALS} trials, got {len(trials)}"]
+    wrong = [t for t in trials if t.state != "CD" or t.steps != SWEEP_STEPS or t.accuracy is None]
+    return missing + [f"{t.name}: expected state CD after {SWEEP_STEPS} steps, got {t}" for t in wrong]
 
 
-def fifo_avg_jct_s(runs: list[Run]) -> float:
+def step_faults(outcome: JobOutcome, runs: Sequence[Run]) -> list[str]:
+    """
+    Return what is wrong with how often a completed job did its steps: each once, over all of its runs.
+
+    After a crash those since the last checkpoint are done again.
+    """
+    done = sum(run.loop_steps for run in runs)
+    crashed = any(run.ended not in {"completed", "preempted"} for run in runs)
+    if done == outcome.steps or (crashed and done > outcome.steps):
+        return []
+    return [f"{outcome.name}: expected {outcome.steps} steps done over all of its runs, got {done}"]
+
+
+def fifo_avg_jct_s(jobs: Sequence[Measured]) -> float:
     """
     Return the average completion time that FIFO would have given the same jobs on the same devices, in seconds.
 
-    Each job's measured run time is carried over to the other kinds by its measured speed-ups.
+    What a job's steps took is carried over to the other kinds by its measured speed-ups. The time around them (start,
+    end) is taken as it is, and not at all for runs that were preempted: FIFO preempts nobody. The profiler's samples
+    and the job that was cancelled cost it nothing either.
     """
-    runs = sorted(runs, key=lambda run: run.submitted_s)
-    submit_s = np.array([run.submitted_s for run in runs])
-    gpus = np.array([run.gpus for run in runs])
-    run_s = np.array([[_on(run, kind) for kind in KINDS] for run in runs])
+    if not jobs:
+        return 0.0
+    jobs = sorted(jobs, key=lambda job: job.submitted_s)
+    submit_s = np.array([job.submitted_s for job in jobs])
+    gpus = np.array([job.gpus for job in jobs])
+    run_s = np.array([[_on(job, kind) for kind in KINDS] for job in jobs])
     _, end_s = fifo.schedule(submit_s, gpus, run_s, np.array(list(KINDS.values())))
     return float(np.mean(end_s - submit_s))
 
 
-def _on(run: Run, kind: str) -> float:
-    allowed = kind in run.kinds if run.kinds else kind != "cpu"
+def _on(job: Measured, kind: str) -> float:
+    allowed = kind in job.kinds if job.kinds else kind != "cpu"
     if not allowed:
         return math.inf
-    speed = {entry.kind: entry.speed for entry in run.speeds}
-    work_s = sum(seconds * speed.get(used, 1.0) for used, seconds in run.on_kind_s.items())
-    return work_s / speed.get(kind, 1.0)
+    speed = {entry.kind: entry.speed for entry in job.speeds}
+    work_s = sum(run.loop_s * speed.get(run.kind, 1.0) for run in job.runs)
+    around_s = sum(run.run_s - run.loop_s for run in job.runs if run.ended != "preempted")
+    return work_s / speed.get(kind, 1.0) + around_s

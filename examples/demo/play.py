@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
 import penstock
 from demo import outcome, workload
-from demo.outcome import JobOutcome, Run, Summary
+from demo.outcome import JobOutcome, Measured, Run, Summary
 from demo.workload import Arrival
 from penstock_bus import ServiceError
 from penstock_events import AnyEvent, Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, views
@@ -84,46 +85,44 @@ async def _summary(
     wrong = [] if sweep_state == "completed" else [f"sweep: expected completed, got {sweep_state}"]
     for name, arrival in arrivals.items():
         wrong += outcome.faults(arrival, lines[name]) if name in lines else [f"{name}: was never submitted"]
-    wrong += [fault for trial in trials for fault in outcome.trial_faults(trial)]
+    wrong += outcome.trial_faults(trials)
     done = [view for view in views_ if view.state == "CD"]
+    runs = await _runs(client)
+    for view in done:
+        wrong += outcome.step_faults(outcome.of_job(view), runs[view.id])
     return Summary(
         ok=not wrong,
         avg_jct_s=sum(view.jct_s or 0.0 for view in done) / max(1, len(done)),
-        fifo_avg_jct_s=outcome.fifo_avg_jct_s(await _runs(client, done)),
+        fifo_avg_jct_s=outcome.fifo_avg_jct_s([await _measured(client, view, runs[view.id]) for view in done]),
         wrong=tuple(wrong),
         jobs=(*lines.values(), *trials),
     )
 
 
-async def _runs(client: penstock.Client, done: Iterable[views.JobView]) -> list[Run]:
-    """Return the completed jobs as they were measured, from the log."""
-    measured = await _seconds_on_kinds(client)
-    runs = []
-    for view in done:
-        detail = await client.job(view.id)
-        run = Run(
-            submitted_s=view.submitted_s,
-            gpus=view.gpus,
-            on_kind_s=measured[view.id],
-            kinds=view.kinds,
-            speeds=detail.speeds,
-        )
-        runs.append(run)
-    return runs
+async def _measured(client: penstock.Client, view: views.JobView, runs: list[Run]) -> Measured:
+    detail = await client.job(view.id)
+    return Measured(
+        submitted_s=view.submitted_s, gpus=view.gpus, kinds=view.kinds, speeds=detail.speeds, runs=tuple(runs)
+    )
 
 
-async def _seconds_on_kinds(client: penstock.Client) -> dict[str, dict[str, float]]:
-    """Return, for each job, how many seconds it ran on each kind of device."""
-    jobs, seconds = Jobs(), dict[str, dict[str, float]]()
+async def _runs(client: penstock.Client) -> dict[str, list[Run]]:
+    """Return each job's runs as the log has them."""
+    jobs, runs = Jobs(), defaultdict[str, list[Run]](list)
     async for event in _facts(client):
         job = jobs.get(event.job_id) if isinstance(event, RunEnded) else None
-        if job is not None and job.placement is not None and job.started_s:
-            on_kind = seconds.setdefault(job.id, {})
-            kind = job.placement.kind
-            on_kind[kind] = on_kind.get(kind, 0.0) + event.at_s - job.started_s
+        if isinstance(event, RunEnded) and job is not None and job.placement is not None and job.started_s:
+            run = Run(
+                kind=job.placement.kind,
+                ended=event.outcome,
+                run_s=event.at_s - job.started_s,
+                loop_s=event.loop_s,
+                loop_steps=event.loop_steps,
+            )
+            runs[job.id].append(run)
         if isinstance(event, JobSubmitted | RoundDecided | RunStarted | RunEnded):
             jobs.apply(event)
-    return seconds
+    return runs
 
 
 async def _facts(client: penstock.Client) -> AsyncIterator[AnyEvent]:

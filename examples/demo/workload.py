@@ -79,6 +79,7 @@ def arrivals() -> list[Arrival]:
 
 SWEEP_AT_S: Final = 5.5
 SWEEP_STEPS: Final = 150
+TRIALS: Final = 8
 
 
 def sweep() -> SweepSpec:

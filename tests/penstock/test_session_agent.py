@@ -106,6 +106,7 @@ def test_a_preempted_job_saves_leaves_and_goes_on_where_it_was(executor: SmallEx
     step = executor.preempt()
     assert executor.wait(Saved) == Saved(step=step, leaving=True)
     assert end(process) == (EXIT_PREEMPTED, "")
+    assert executor.of(Progress)[-1].loop_steps == step
     assert [path.name for path in tmp_path.iterdir()] == [f"step-{step}"]
     resumed = start(executor, COUNTING, **env)
     assert executor.wait(Progress, when=lambda told: told.loop_steps == 0).step == step

@@ -141,8 +141,8 @@ class Boundary:
         Where that fails, a lone process goes on; a gang cannot, since the others are leaving.
         """
         self.pace.settle()
+        self.tell_progress()  # the last word on how many steps this run did, and in which time
         if self.save is None or self.checkpoints is None or self._setup.rank:
-            self.tell_progress()
             self._exit(EXIT_PREEMPTED)
         if self._checkpoint(leaving=True) or self._setup.world_size > 1:
             self._exit(EXIT_PREEMPTED)
