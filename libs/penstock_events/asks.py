@@ -1,5 +1,6 @@
 """
-What the gateway is asked: the bodies of its commands and queries, as JSON. An empty body is one with all defaults.
+What the gateway is asked: the bodies of its commands and queries, as JSON. A query's empty body is one with all
+defaults; a command always says what it is about.
 
 ``submit``, ``dryrun`` and ``tune`` also take a bare specification; :class:`SubmitAsk` and :class:`TuneAsk` wrap it
 where something is to be said beside it. Every query takes ``at``: a stream sequence (a whole number below a thousand
@@ -114,7 +115,7 @@ class EventsAsk(Ask, frozen=True, kw_only=True):
     """
 
     id: str = ""
-    after: int | None = None
+    after: Annotated[int, Meta(ge=0)] | None = None
     limit: Limit = 100
     at: At = None
 

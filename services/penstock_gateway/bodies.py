@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -15,11 +16,12 @@ from penstock_gateway.find import Refused
 
 A = TypeVar("A", bound=asks.Ask)
 Answering = Callable[[bytes], Awaitable[View]]
+_LESS: Final = "ask about an earlier moment, or for less, or raise PENSTOCK_GATEWAY_QUERY_TIMEOUT_S"
 _log = structlog.get_logger("penstock.gateway")
 
 
 def ask(body: bytes, type_: type[A]) -> A:
-    """Return a request; an empty body is one with all defaults."""
+    """Return a query; an empty body is one with all defaults."""
     return strict.decode(body if body.strip() else b"{}", type_)
 
 
@@ -43,12 +45,20 @@ def sweep_asked(body: bytes, most_bytes: int) -> asks.TuneAsk:
     return strict.convert(raw, asks.TuneAsk) if _wraps(raw) else asks.TuneAsk(spec=strict.convert(raw, SweepSpec))
 
 
-def endpoint(name: str, subject: str, answering: Answering, most_bytes: int) -> Endpoint:
-    """Return the endpoint that answers with a view, or with an error code and one sentence."""
+def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, most_s: float | None = None) -> Endpoint:
+    """
+    Return the endpoint that answers with a view, or with an error code and one sentence.
+
+    An endpoint serves one request at a time: ``most_s`` bounds how long one keeps the next waiting, in seconds.
+    """
 
     async def handle(body: bytes) -> Reply:
         try:
-            return _reply(await answering(body), most_bytes)
+            async with asyncio.timeout(most_s):
+                return _reply(await answering(body), most_bytes)
+        except TimeoutError:
+            _log.warning("request_given_up", endpoint=name, after_s=most_s)
+            return Reply(code=503, error=f"{name} took longer than {most_s:g} s and was given up; {_LESS}")
         except strict.BadInput as error:
             return Reply(code=400, error=str(error))
         except Refused as error:
@@ -58,6 +68,9 @@ def endpoint(name: str, subject: str, answering: Answering, most_bytes: int) -> 
         except (Unavailable, Conflict) as error:
             _log.warning("request_not_answered", endpoint=name, error=str(error))
             return Reply(code=503, error=unavailable(error))
+        except Exception:
+            _log.exception("request_failed", endpoint=name)
+            raise
 
     return Endpoint(name=name, subject=subject, handler=handle)
 

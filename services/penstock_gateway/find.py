@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from penstock_gateway.words import listed
 
 T = TypeVar("T")
+BAD: Final = 400
 NOT_FOUND: Final = 404
 AMBIGUOUS: Final = 409
 _SHOWN: Final = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import msgspec
@@ -11,11 +11,10 @@ import msgspec
 from penstock_bus import Bus, Delivery, Endpoint
 from penstock_bus.health import VERSION
 from penstock_bus.live import LiveFold
-from penstock_events import TERMINAL, Job, asks, schema, subjects, tag_of, workload
+from penstock_events import TERMINAL, Job, asks, schema, subjects
 from penstock_events.views import (
     DryRunView,
     EventsView,
-    EventView,
     JobDetail,
     JobsView,
     NodesView,
@@ -28,7 +27,7 @@ from penstock_events.views import (
     SweepView,
     WhyView,
 )
-from penstock_gateway import accept, acts, dryrun, moments, show, story
+from penstock_gateway import accept, acts, dryrun, events, moments, reading, show, story
 from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
 from penstock_gateway.machine import State
 from penstock_gateway.presence import Presence
@@ -39,14 +38,34 @@ _REJECTED: Final = 200
 
 
 class Queries:
-    """What people ask."""
+    """
+    What people ask.
+
+    Parameters
+    ----------
+    bus, live, presence
+        The log, the read model that follows it, and what is heard beside it.
+    now_s : callable
+        Seconds since the epoch.
+    most_bytes : int
+        Bounds the specification of a dry run.
+    most_s : float
+        Bounds how long one question keeps the next of its kind waiting, in seconds.
+    """
 
     def __init__(
-        self, bus: Bus, live: LiveFold[State], presence: Presence, *, now_s: Callable[[], float], most_bytes: int
+        self,
+        bus: Bus,
+        live: LiveFold[State],
+        presence: Presence,
+        *,
+        now_s: Callable[[], float],
+        most_bytes: int,
+        most_s: float,
     ) -> None:
-        """Look at the read model ``live``; ``most_bytes`` bounds the specification of a dry run."""
         self._bus, self._live, self._presence = bus, live, presence
-        self._now_s, self._most_bytes = now_s, most_bytes
+        self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
+        self._looking_back = asyncio.Lock()
 
     def endpoints(self) -> list[Endpoint]:
         """Return the queries as endpoints."""
@@ -65,7 +84,10 @@ class Queries:
             "status": self._status,
         }
         most_bytes = self._bus.max_body_bytes
-        return [endpoint(name, subjects.query(name), handler, most_bytes) for name, handler in handlers.items()]
+        return [
+            endpoint(name, subjects.query(name), handler, most_bytes, self._most_s)
+            for name, handler in handlers.items()
+        ]
 
     async def _jobs(self, body: bytes) -> JobsView:
         asked = ask(body, asks.JobsAsk)
@@ -81,7 +103,8 @@ class Queries:
 
     async def _story(self, body: bytes) -> StoryView:
         scene, job = await self._one(body)
-        lines = story.tell(job, await self._life(scene, job))
+        teller = story.Teller(job)
+        lines = [line async for delivery in self._life(scene, job) for line in teller.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
 
     async def _nodes(self, body: bytes) -> NodesView:
@@ -129,41 +152,18 @@ class Queries:
 
     async def _events(self, body: bytes) -> EventsView:
         asked = ask(body, asks.EventsAsk)
-        moment = moments.parse(asked.at)
-        last_seq = await self._bus.last_seq()
-        until = last_seq if moment is None or moment.seq is None else min(moment.seq, last_seq)
-        found = await (self._about(asked, until) if asked.id else self._stretch(asked, until))
-        facts = [view for one in found if moment is None or not moment.excludes(one) for view in _events_of(one)]
-        chosen = _whole_commits(facts, asked.limit) if asked.after is not None else facts[-asked.limit :]
-        return EventsView(events=tuple(chosen), seq=chosen[-1].seq if chosen else asked.after or until)
+        return await events.answer(self._bus, asked, self._whole_id(asked.id))
 
-    async def _about(self, asked: asks.EventsAsk, until_seq: int) -> list[Delivery]:
-        """Return the commits on an entity's own subjects, by exact reads: a pattern costs the server far more."""
-        exact = [subjects.entity(kind, self._whole_id(asked.id)) for kind in subjects.WRITERS]
-        return await self._read(exact, asked.after or 0, until_seq)
-
-    async def _stretch(self, asked: asks.EventsAsk, until_seq: int) -> list[Delivery]:
-        """Return commits of all entities: the next ones behind ``after``, or the newest."""
-        if asked.after is None:
-            return await self._bus.read(moments.EVERYTHING, max(0, until_seq - asked.limit), until_seq)
-        for after_seq in range(asked.after, until_seq, asked.limit):
-            stretch = (after_seq, min(after_seq + asked.limit, until_seq))
-            if found := await self._bus.read(moments.EVERYTHING, *stretch):
-                return found
-        return []
-
-    async def _life(self, scene: Scene, job: Job) -> list[Delivery]:
-        past = scene.state.histories[job.id]
-        ended = past.last_seq if job.state in TERMINAL else scene.seq
-        own = [subjects.job(job.id), subjects.run(job.id)]
-        key = job.profile_key or workload.key(job.spec)
-        shared = [subjects.rank(job.spec.pool), subjects.round_(job.spec.pool), subjects.profile(key)]
-        parts = await asyncio.gather(self._read(own, past.seq - 1, scene.seq), self._read(shared, past.seq - 1, ended))
-        return sorted(parts[0] + parts[1], key=lambda delivery: delivery.seq)
-
-    async def _read(self, exact: list[str], after_seq: int, until_seq: int) -> list[Delivery]:
-        found = await asyncio.gather(*(self._bus.read(subject, after_seq, until_seq) for subject in exact))
-        return sorted((delivery for some in found for delivery in some), key=lambda delivery: delivery.seq)
+    async def _life(self, scene: Scene, job: Job) -> AsyncIterator[Delivery]:
+        """Yield what the log has about a job; of its pool only while the job lasted, for that may be much."""
+        past, own = scene.state.histories[job.id], story.own_subjects(job)
+        ended_seq = past.last_seq if job.state in TERMINAL else scene.seq
+        patterns = [*own, *story.shared_subjects(job)]
+        async for delivery in reading.stretch(self._bus, past.seq - 1, ended_seq, patterns):
+            yield delivery
+        for subject in own:
+            for delivery in await self._bus.read(subject, ended_seq, scene.seq):
+                yield delivery
 
     async def _one(self, body: bytes) -> tuple[Scene, Job]:
         asked = ask(body, asks.OneAsk)
@@ -173,7 +173,8 @@ class Queries:
     async def _scene(self, at: asks.At) -> Scene:
         moment = moments.parse(at)
         if moment is not None:
-            return await moments.scene_at(self._bus, self._live.fold.decider, moment)
+            async with self._looking_back:  # one at a time: each builds a whole read model of its own
+                return await moments.scene_at(self._bus, self._live.fold.decider, moment)
         await moments.catch_up(self._bus, self._live)
         return Scene(
             state=self._live.state,
@@ -185,35 +186,9 @@ class Queries:
 
     def _whole_id(self, wanted: str) -> str:
         """Return the id that a beginning names, if only one job, sweep or node has it; else what was given."""
+        if not wanted:
+            return ""
         state = self._live.state
         known = {*state.jobs.by_id, *state.sweeps, *state.cluster.nodes}
         begin = [key for key in known if key.startswith(wanted)]
         return begin[0] if wanted not in known and len(begin) == 1 else wanted
-
-
-def _events_of(delivery: Delivery) -> list[EventView]:
-    views = []
-    for fact in delivery.commit.facts:
-        plain = msgspec.to_builtins(fact)
-        plain.pop("type", None)
-        plain.pop("at_s", None)
-        view = EventView(
-            seq=delivery.seq,
-            stored_s=delivery.stored_s,
-            subject=delivery.subject,
-            actor=delivery.commit.actor,
-            cause=delivery.commit.cause,
-            type=tag_of(fact),
-            at_s=fact.at_s,
-            fact=plain,
-        )
-        views.append(view)
-    return views
-
-
-def _whole_commits(facts: list[EventView], limit: int) -> list[EventView]:
-    """Cut to about ``limit``, but never within a commit: the next question goes on behind its sequence."""
-    if len(facts) <= limit:
-        return facts
-    last_seq = facts[limit - 1].seq
-    return [fact for fact in facts if fact.seq <= last_seq]

@@ -31,7 +31,14 @@ async def run(shell: Shell, settings: Settings) -> None:
         new_id=_short_id,
         new_commit_id=lambda: uuid.uuid4().hex,
     )
-    queries = Queries(shell.bus, replica.live, presence, now_s=shell.now_s, most_bytes=commands.most_bytes)
+    queries = Queries(
+        shell.bus,
+        replica.live,
+        presence,
+        now_s=shell.now_s,
+        most_bytes=commands.most_bytes,
+        most_s=settings.query_timeout_s,
+    )
     async with background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import assert_never
 
 from penstock_bus import Delivery
@@ -32,46 +32,48 @@ from penstock_events import (
     TrialFinished,
     TrialGroupOpened,
     WorkloadProfiled,
+    subjects,
+    workload,
 )
 from penstock_events.views import StoryLine
 from penstock_gateway.history import device_names
 from penstock_gateway.words import count, duration, listed
 
 
-def tell(job: Job, deliveries: Iterable[Delivery]) -> list[StoryLine]:
-    """
-    Return the sentences about a job.
+def own_subjects(job: Job) -> list[str]:
+    """Return the subjects that speak of this job alone."""
+    return [subjects.job(job.id), subjects.run(job.id)]
 
-    Parameters
-    ----------
-    deliveries : iterable of Delivery
-        In the order of the log; facts about other things are passed over.
-    """
-    teller, lines = _Teller(job), []
-    for delivery in deliveries:
+
+def shared_subjects(job: Job) -> list[str]:
+    """Return the subjects that speak of this job among others."""
+    key = job.profile_key or workload.key(job.spec)
+    return [subjects.rank(job.spec.pool), subjects.round_(job.spec.pool), subjects.profile(key)]
+
+
+class Teller:
+    """Tells a job's life; remembers what was said last, so that nothing is said twice in a row."""
+
+    def __init__(self, job: Job) -> None:
+        """Begin."""
+        self._job = job
+        self._queue: int | None = None
+        self._cause = ""
+
+    def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
+        """Yield the sentences of the next commit of the log; facts about other things give none."""
         for fact in delivery.commit.facts:
-            for text in teller.sentences(fact):
-                line = StoryLine(
+            for text in self._sentences(fact):
+                yield StoryLine(
                     at_s=fact.at_s,
-                    after_s=fact.at_s - job.submitted_s,
+                    after_s=fact.at_s - self._job.submitted_s,
                     text=text,
                     seq=delivery.seq,
                     cause=delivery.commit.cause,
                     actor=delivery.commit.actor,
                 )
-                lines.append(line)
-    return lines
 
-
-class _Teller:
-    """Remembers what was said last, so that nothing is said twice in a row."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._queue: int | None = None
-        self._cause = ""
-
-    def sentences(self, fact: AnyEvent) -> Iterator[str]:
+    def _sentences(self, fact: AnyEvent) -> Iterator[str]:
         match fact:
             case JobSubmitted() | JobCancelled() | JobHeld() | JobReleased() | JobFinished():
                 yield from self._of_job(fact)
@@ -104,8 +106,8 @@ class _Teller:
                 yield f"released{_by(fact.by)}"
             case JobFinished():
                 reason = f": {fact.reason}" if fact.reason else ""
-                ran = f"ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}, {count(fact.steps, 'step')}"
-                yield f"{fact.state}{reason} ({ran})"
+                steps = f", {count(fact.steps, 'step')}" if fact.steps else ""
+                yield f"{fact.state}{reason} (ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}{steps})"
 
     def _of_run(self, fact: RunStarted | RunCheckpointed | RunEnded | RunWarned) -> Iterator[str]:
         if fact.job_id != self._job.id:
@@ -119,9 +121,11 @@ class _Teller:
             case RunWarned():
                 yield f"warning from {fact.node_id}: {fact.warning}"
             case RunEnded():
-                code = f" with exit code {fact.exit_code}" if fact.exit_code else ""
+                known = f"exit code {fact.exit_code}" in fact.reason
+                code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
                 reason = f": {fact.reason}" if fact.reason else ""
-                yield f"run {fact.outcome} on {fact.node_id}{code} after step {fact.steps}{reason}"
+                after = f" after step {fact.steps}" if fact.steps else ""
+                yield f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
 
     def _of_profile(self, fact: SamplesRequested | WorkloadProfiled) -> Iterator[str]:
         match fact:
@@ -149,7 +153,7 @@ class _Teller:
         for wait in fact.waits:
             if wait.job_id == self._job.id and wait.cause != self._cause:
                 self._cause = wait.cause
-                yield f"waits ({wait.cause}): {wait.evidence}"
+                yield f"waits ({wait.cause.replace('_', ' ')}): {wait.evidence}"
 
 
 def _submitted(fact: JobSubmitted) -> str:
