@@ -90,6 +90,7 @@ class FakeGateway:
         self.on_submit: Callable[[FakeGateway, str], Awaitable[None]] | None = None
         self.refusal: Reply | None = None
         self.warnings: tuple[str, ...] = ()
+        self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[asks.Ask] = []
         self.url = ""
         self.bus: Bus
@@ -140,6 +141,7 @@ class FakeGateway:
             "events": (asks.EventsAsk, lambda _: views.EventsView(events=self.events, seq=0)),
             "dryrun": (asks.SubmitAsk, lambda _: self.dry),
             "status": (asks.AllAsk, self._status),
+            "rejected": (asks.NothingAsk, lambda _: views.RejectedListView(rejected=self.rejected)),
         }
         made = [self._endpoint(subjects.command(name), *how) for name, how in commands.items()]
         return made + [self._endpoint(subjects.query(name), *how) for name, how in queries.items()]

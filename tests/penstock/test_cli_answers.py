@@ -10,6 +10,7 @@ import pytest
 from fake_gateway import FakeGateway, job_view
 
 from penstock_bus import Reply
+from penstock_events import views
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -65,3 +66,21 @@ def test_another_form_is_refused_with_those_that_there_are(penstock: Run, comman
     code, out, err = penstock(*command)
     assert (code, out) == (2, "")
     assert "'text', 'json'" in err
+
+
+def test_what_was_rejected_is_listed_with_the_reason(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("rejected")[1].split() == ["TIME", "FROM", "REASON", "BODY"]
+    gateway.rejected = (
+        views.RejectedView(
+            reason="$.gpus: expected a whole number from 1 to 65536, got 0",
+            origin="INBOX penstock.inbox.jobs",
+            body='{"name": "a", "gpus": 0}',
+            stored_s=0.0,
+        ),
+    )
+    line = penstock("rejected")[1].splitlines()[1]
+    assert line == (
+        "1970-01-01 00:00:00  INBOX penstock.inbox.jobs  $.gpus: expected a whole number from 1 to 65536, got 0  "
+        '{"name": "a", "gpus": 0}'
+    )
+    assert json.loads(penstock("rejected", "-o", "json")[1])["rejected"][0]["origin"] == "INBOX penstock.inbox.jobs"

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import render
 from penstock.cli.session import AnswerOut, At, Out, act, call
-from penstock.cli.times import moment, now_s
+from penstock.cli.times import clock, moment, now_s
 
 node_app = typer.Typer(help="Take a node out of service and back.", no_args_is_help=True)
 NodeIds = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     node_app.command()(resume)
     app.add_typer(node_app, name="node")
     app.command()(status)
+    app.command()(rejected)
 
 
 def nodes(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
@@ -74,6 +75,16 @@ def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
             ("version", found.version),
         ]
     )
+
+
+def rejected(ctx: typer.Context, output: Out = "table") -> None:
+    """List what could not be accepted from the inbox or read from the log, and why."""
+    found = call(ctx, lambda client: client.rejected())
+    if output == "json":
+        render.show_json(found)
+    else:
+        rows = [(clock(one.stored_s), one.origin, one.reason, one.body) for one in found.rejected]
+        render.show_table(("TIME", "FROM", "REASON", "BODY"), rows, wide=output == "wide")
 
 
 def _counts(counts: dict[str, int]) -> str:
