@@ -21,12 +21,13 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float)
     finished_s : (N,) floats, seconds
         Service that finished jobs needed (samples of ``S``).
     prior_s : float
-        Assumed while there is no sample; memoryless, so it does not shrink with what a job has had.
+        Assumed while there is no sample; it does not shrink with what a job has had.
 
     Returns
     -------
     (J,) float array, seconds
-        A job that has outlived every sample is expected to take as long again as it has had.
+        A job that has outlived every sample, or the prior, is expected to take as long again as it has had. So who
+        waits for its device does not do so for ever beside an idle one.
 
     Notes
     -----
@@ -36,11 +37,11 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float)
     --------
     >>> remaining_s(np.array([0.0, 5.0, 20.0]), [4.0, 8.0, 12.0], prior_s=60.0).tolist()
     [8.0, 5.0, 20.0]
-    >>> remaining_s(np.array([0.0, 5.0]), [], prior_s=60.0).tolist()
-    [60.0, 60.0]
+    >>> remaining_s(np.array([0.0, 5.0, 90.0]), [], prior_s=60.0).tolist()
+    [60.0, 60.0, 90.0]
     """
     if not len(finished_s):
-        return np.full(attained_s.shape, prior_s)
+        return np.maximum(attained_s, prior_s)
     samples = np.sort(np.asarray(finished_s, dtype=np.float64))
     sums = np.append(np.cumsum(samples[::-1])[::-1], 0.0)
     first = np.searchsorted(samples, attained_s, side="right")
@@ -51,11 +52,13 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float)
 
 def declared_s(duration_s: float, attained_s: float, least_s: float = 0.1) -> float:
     """
-    Return the remaining service of a job that declared its length; at least ``least_s`` once it has run over.
+    Return the remaining service of a job that declared its length, at least ``least_s``.
+
+    One that has run over is expected to run over as long again: its word is not taken for ever.
 
     Examples
     --------
-    >>> declared_s(10.0, 4.0), declared_s(10.0, 12.0)
-    (6.0, 0.1)
+    >>> declared_s(10.0, 4.0), declared_s(10.0, 10.0), declared_s(10.0, 12.0)
+    (6.0, 0.1, 2.0)
     """
-    return max(least_s, duration_s - attained_s)
+    return max(least_s, abs(duration_s - attained_s))

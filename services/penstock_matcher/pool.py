@@ -128,7 +128,7 @@ class Pool:
         # Seconds executed in ended runs count as if on the fastest kind; a job's log does not say which kind it was.
         expected = estimates.remaining_s(np.asarray(attained_s, dtype=np.float64), self.finished_s, prior_s)
         return [
-            SAMPLE_S
+            estimates.declared_s(SAMPLE_S, had_s)
             if job.sample is not None
             else estimates.declared_s(job.spec.duration_s, had_s)
             if job.spec.duration_s

@@ -142,6 +142,21 @@ def test_a_job_waits_for_a_fast_device_that_is_soon_free_and_says_so():
     assert where(two.settle()) == {"b": "fast"}
 
 
+@pytest.mark.parametrize("declared", [{"duration_s": 10.0}, {}])
+def test_nobody_waits_for_ever_beside_an_idle_device_for_one_that_is_always_expected_soon(declared):
+    mlp = spec(model="mlp")
+    two = matcher(prior_service_s=10.0).given(node("n1", fast=1, slow=1), profiled(mlp, fast=1.0, slow=0.5))
+    two.given(job("a", model="mlp", **declared))
+    assert run_all(two, 2.0) == {"a": "fast"}
+    now_s = 10.0
+    two.given(job("b", at_s=now_s, model="mlp", duration_s=10.0))
+    while not (found := where(two.at(now_s).settle())):
+        now_s = two.decision().wake_at_s
+        assert now_s < 60.0  # a never ends
+    assert found == {"b": "slow"}
+    assert now_s > 12.0
+
+
 def test_what_the_pool_has_finished_tells_how_long_an_unknown_job_takes():
     mlp = spec(model="mlp")
     two = matcher(prior_service_s=1000.0).given(node("n1", fast=1, slow=1), profiled(mlp, fast=1.0, slow=0.5))

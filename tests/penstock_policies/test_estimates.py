@@ -23,8 +23,12 @@ def test_the_remaining_service_is_the_mean_over_samples_that_are_longer(samples,
         assert left_s >= 0
 
 
-def test_a_job_that_has_run_over_what_it_declared_is_about_to_end():
-    assert estimates.declared_s(5.0, 50.0) == 0.1
+def test_a_job_that_has_run_over_what_it_declared_is_believed_less_and_less():
+    assert [estimates.declared_s(5.0, attained_s) for attained_s in (4.0, 5.0, 6.0, 50.0)] == [1.0, 0.1, 1.0, 45.0]
+
+
+def test_a_job_that_has_outlived_the_prior_is_expected_to_take_as_long_again():
+    assert estimates.remaining_s(np.array([10.0, 600.0]), [], prior_s=60.0).tolist() == [60.0, 600.0]
 
 
 def profiled(key: str, **speeds: float) -> WorkloadProfiled:
