@@ -62,6 +62,7 @@ class LiveFold(Generic[S]):
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._saved_seq = 0
+        self._restored = asyncio.Event()
         self._stack = AsyncExitStack()
 
     @property
@@ -109,7 +110,12 @@ class LiveFold(Generic[S]):
             raise Timeout(f"the fold is at {self.last_seq}, not yet at {seq}, after {timeout_s} s") from error
 
     async def caught_up(self) -> None:
-        """Wait until everything that the log holds now is folded in; what cannot be decoded is not waited for."""
+        """
+        Wait until everything that the log holds now is folded in; what cannot be decoded is not waited for.
+
+        May be asked before the context is open, and then waits for that too.
+        """
+        await self._restored.wait()  # or it would wait for commits that the snapshot covers
         target = await until_available(self._bus.last_seq, "last_seq")
         long = target - self.last_seq > YIELD_EVERY
         with _collector_paused() if long else nullcontext():
@@ -148,6 +154,7 @@ class LiveFold(Generic[S]):
         elif self.fold.restore(snapshot):
             self._saved_seq = self.fold.last_seq
             _log.info("snapshot_restored", name=self.name, last_seq=self.fold.last_seq)
+        self._restored.set()
 
     async def _follow(self) -> None:
         deliveries = self._bus.follow(after_seq=self.last_seq, subjects=self._subjects)
@@ -172,9 +179,11 @@ class LiveFold(Generic[S]):
         self.changed.set()
 
     async def _remaining(self, after_seq: int, until_seq: int) -> bool:
-        for subject in self._subjects or (names.STREAM_SUBJECTS[names.EVT],):
-            if await self._bus.read(subject, after_seq=after_seq, until_seq=until_seq):
-                return True
+        """Say whether anything that can be read is between two sequences; looks at a little at a time."""
+        for from_seq in range(after_seq, until_seq, YIELD_EVERY):
+            for subject in self._subjects or (names.STREAM_SUBJECTS[names.EVT],):
+                if await self._bus.read(subject, from_seq, min(from_seq + YIELD_EVERY, until_seq)):
+                    return True
         return False
 
 

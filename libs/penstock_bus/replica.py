@@ -61,6 +61,8 @@ class Replica(Generic[S]):
     pace : Pace
     on_delivery : callable, optional
         Called with each delivery after it was folded in; must not block.
+    says_ready : bool
+        Whether a replica that has caught up is ready; False where the service has more to prepare and says so itself.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class Replica(Generic[S]):
         name: str = "",
         pace: Pace = Pace(),  # noqa: B008 - frozen
         on_delivery: Callable[[Delivery], None] | None = None,
+        says_ready: bool = True,
     ) -> None:
         self.live = LiveFold(shell.bus, decider, name=name, on_delivery=self._delivered)
         self._shell, self._decider, self._pace, self._on_delivery = shell, decider, pace, on_delivery
         self._log = shell.log.bind(decider=self.live.name)
         self._wake = asyncio.Event()
         self._wake_at_s: float | None = None
+        self._says_ready = says_ready
         self._lead: leadership.Leadership = leadership.Everybody()
         if decider.leads:
             self._lead = leadership.Elected(
@@ -105,7 +109,7 @@ class Replica(Generic[S]):
         """Decide until the shell is stopping; then save a snapshot and give the lead away."""
         async with self.live, background(self._watch_stopping()):
             await self.live.caught_up()
-            self._shell.vitals.ready = True
+            self._shell.vitals.ready = self._says_ready or self._shell.vitals.ready
             self._log.info("caught_up", last_seq=self.live.last_seq)
             try:
                 async with background(self._lead.keep(), self._keep_snapshots()):

@@ -21,7 +21,7 @@ from penstock_gateway.settings import Settings
 async def run(shell: Shell, settings: Settings) -> None:
     """Serve until the shell is stopping."""
     presence = Presence(shell.now_s)
-    replica = Replica(shell, machine.decider(settings), on_delivery=presence.forget)
+    replica = Replica(shell, machine.decider(settings), on_delivery=presence.forget, says_ready=False)
     commands = Commands(
         shell.bus,
         replica.live,
@@ -50,6 +50,7 @@ async def run(shell: Shell, settings: Settings) -> None:
                 inbox.take_sweeps(shell.bus, commands, settings.retry_s),
             ),
         ):
+            shell.vitals.ready = True  # now that it can be asked
             await shell.stopping.wait()
 
 

@@ -1,13 +1,17 @@
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
 
 from penstock_bus import Append, Delivery, Timeout
+from penstock_bus import live as live_module
 from penstock_bus.live import LiveFold
 from penstock_bus.memory import MemoryBus
+from penstock_bus.tasks import background
 from penstock_events import Commit, Event, subjects
+from penstock_testing import eventually
 from penstock_testing.releasing import DECIDER, Released, submitted
 
 
@@ -98,3 +102,45 @@ async def test_it_waits_for_a_server_that_is_away_at_the_start() -> None:
         async with LiveFold(bus, DECIDER) as live:
             await live.caught_up()
             assert live.state.seen == {"j1": 1}
+
+
+async def test_whoever_waits_before_it_is_open_need_not_wait_for_what_the_snapshot_covers(
+    memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "STALL_S", 600.0)
+    await submit(memory_bus, "j1")
+    async with LiveFold(memory_bus, DECIDER) as first:
+        await first.caught_up()
+        await first.save_snapshot()
+    again = LiveFold(memory_bus, DECIDER)
+    waiting = asyncio.create_task(again.caught_up())
+    for _ in range(10):  # long enough to ask the log how far it is
+        await asyncio.sleep(0)
+    async with again:
+        await asyncio.wait_for(waiting, 10.0)
+
+
+class Stalled(MemoryBus):
+    """A bus whose log does not come, and that notes how much of it is read at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    async def follow(self, *_: int | Sequence[str], **__: int | Sequence[str]) -> AsyncIterator[Delivery]:
+        await asyncio.Event().wait()
+        yield (await self.read("", 0))[0]
+
+    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
+        self.widths.append((until_seq or 1 << 30) - after_seq)
+        return await super().read(subject, after_seq, until_seq)
+
+
+async def test_looking_for_what_does_not_come_never_reads_the_whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "STALL_S", 0.01)
+    bus = Stalled()
+    for i in range(2 * live_module.YIELD_EVERY):
+        await submit(bus, f"j{i}")
+    async with LiveFold(bus, DECIDER) as live, background(live.caught_up()):
+        await eventually(lambda: len(bus.widths) >= 2)
+    assert max(bus.widths) <= live_module.YIELD_EVERY

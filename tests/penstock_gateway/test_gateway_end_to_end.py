@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import cast
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import jsonschema
 import msgspec
@@ -30,8 +31,11 @@ from gatewaying import (
 from structlog.testing import capture_logs
 
 from penstock_bus import Bus
+from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus, MemoryServer
+from penstock_bus.tasks import background
 from penstock_events import JobFinished, JobSubmitted, Trial, TrialGroupOpened, subjects
+from penstock_gateway.runner import run
 from penstock_gateway.settings import Settings
 from penstock_testing.waiting import eventually
 
@@ -471,6 +475,33 @@ async def test_a_running_jobs_progress_shows_at_once(served: Gateway) -> None:
     await served.bus.tell(subjects.progress("j1"), b'{"step": 99, "metrics": {"\xff": 0.5}}')  # no progress at all
     await served.bus.tell(subjects.progress("j1"), b'{"step": 17, "metrics": {"loss": 0.5}}')
     await eventually(lambda: _steps(served, "j1", 17))
+
+
+class LateToServe(MemoryBus):
+    """A bus that takes its time to let a service be asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.lets = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def serve(self, *args: Any, **more: Any) -> AsyncIterator[None]:
+        self.asked.set()
+        await self.lets.wait()
+        async with super().serve(*args, **more):
+            yield
+
+
+async def test_a_gateway_is_ready_when_it_can_be_asked_and_not_before() -> None:
+    bus = LateToServe()
+    shell = Shell(bus, "gateway")
+    async with background(run(shell, Settings())):
+        await bus.asked.wait()
+        await eventually(lambda: bool(shell.vitals.leading))  # it has caught up, and decides
+        assert not shell.vitals.ready
+        bus.lets.set()
+        await eventually(lambda: shell.vitals.ready)
+        await bus.request(subjects.query("status"), b"")
 
 
 async def test_the_schema_that_is_published_accepts_what_the_gateway_accepts(served: Gateway) -> None:
