@@ -12,7 +12,8 @@ import pytest
 from fake_gateway import FakeGateway, node_view
 
 from penstock.cli import doctor, up
-from penstock_events import asks, views
+from penstock.cli.show import node_row
+from penstock_events import Device, asks, views
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -52,7 +53,7 @@ def test_draining_says_who_why_and_whether_to_preempt(penstock: Run, gateway: Fa
 
 def test_status_counts_what_there_is(penstock: Run) -> None:
     assert penstock("status")[1].splitlines() == [
-        "jobs:          2 R, 1 PD",
+        "jobs:          1 PD, 2 R",
         "nodes:         1 up",
         "fast devices:  1 busy, 1 idle",
         "services:      1 ranker",
@@ -79,11 +80,33 @@ def test_a_sweep_file_with_a_mistake_is_told_where(penstock: Run, tmp_path: Path
     assert "did you mean `choice`?" in err
 
 
+def test_a_sweep_without_its_script_is_refused_before_all_trials_fail(penstock: Run, sweep_file: str) -> None:
+    path = Path(sweep_file)
+    path.write_text(SWEEP.replace('"true"', "python, nowhere.py"))
+    code, _, err = penstock("tune", sweep_file)
+    assert code == 2
+    assert "nowhere.py; check the path, or give --no-check" in err
+    assert penstock("tune", sweep_file, "--no-check")[0] == 0
+
+
+def test_nodes_tell_real_devices_from_emulated_ones() -> None:
+    node = node_view()
+    bare = views.DeviceView(
+        name="n1/cpu2", device=Device(index=2, kind="cpu", backend="cpu", memory_bytes=1 << 30), job_id=""
+    )
+    assert node_row(msgspec.structs.replace(node, devices=(*node.devices, bare)), 0.0)[5] == "cpu:1 fast:2 (emulated)"
+
+
+def test_the_help_names_every_command_in_a_whole_sentence(penstock: Run) -> None:
+    assert "..." not in penstock("--help")[1].replace("[ARGS]...", "")
+
+
 def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -> None:
     penstock("tune", sweep_file)
     assert penstock("sweep", "ls")[1].splitlines()[1].split() == [
-        "s1", "search", "running", "0", "8", "accuracy", "(max)", "-", "-",
+        "s1", "search", "running", "0/8", "accuracy", "(max)", "-", "-",
     ]  # fmt: skip
+    assert "trials:     0/8 done\n" in penstock("sweep", "show", "s1")[1]
     assert penstock("sweep", "show", "s1")[1].splitlines()[-1].split() == ["s1-3", "R", "0", "1", "-", "lr=0.1"]
     assert penstock("sweep", "cancel", "s1")[:2] == (0, "s1: done\n")
 
@@ -93,8 +116,8 @@ def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway:
     code, out, _ = penstock("doctor")
     assert code == 1
     lines = out.splitlines()
-    assert "fail  ranker: no replica answers; start one: `penstock service ranker`" in lines
-    assert "fail  nodes: none is up; start an executor: `penstock service executor` on each node" in lines
+    assert "fail  ranker       no replica answers; start one: `penstock service ranker`" in lines
+    assert "fail  nodes        none is up; start an executor: `penstock service executor` on each node" in lines
     assert json.loads(penstock("doctor", "-o", "json")[1])[0]["what"] == "data folder"
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, job_view
 
+from penstock.cli.show import why_lines
 from penstock_bus import Reply
 from penstock_events import asks, views
 
@@ -30,11 +31,11 @@ def test_ps_lines_up_as_squeue_does(penstock: Run) -> None:
     assert penstock("ps") == (
         0,
         """\
-ID  NAME         USER  ST  GPUS   WAIT    RUN  QUEUE  STEPS  NODES/REASON
-d4  train        ann   F      1  12.0s   3.0s      -      0  exit code 3
-a1  mnist        ann   R      2  12.0s  1m05s      0    120  n1/fast0,fast1
-b2  a-long-name  ben   PD     1  12.0s   0.0s      1      0  (capacity)
-c3  train        ann   PD     1  12.0s   0.0s      -      0  (held)
+ID  NAME         USER  ST  GPUS   WAIT    RUN  STEPS  NODES/REASON
+d4  train        ann   F      1  12.0s   3.0s      0  exit code 3
+a1  mnist        ann   R      2  12.0s  1m05s    120  n1/fast0,fast1
+b2  a-long-name  ben   PD     1  12.0s   0.0s      0  (capacity)
+c3  train        ann   PD     1  12.0s   0.0s      0  (held)
 """,
         "",
     )
@@ -44,8 +45,8 @@ def test_ps_wide_has_more_columns(penstock: Run) -> None:
     code, out, _ = penstock("ps", "-o", "wide")
     head, _, mnist, *_ = out.splitlines()
     assert code == 0
-    assert head.split()[-7:] == ["KINDS", "POOL", "PARENT", "PREEMPTED", "TRIES", "METRICS", "NODES/REASON"]
-    assert mnist.split()[-7:] == ["any", "default", "-", "0", "1", "loss=0.25", "n1/fast0,fast1"]
+    assert head.split()[-8:] == ["QUEUE", "KINDS", "POOL", "PARENT", "PREEMPTED", "TRIES", "METRICS", "NODES/REASON"]
+    assert mnist.split()[-8:] == ["0", "any", "default", "-", "0", "1", "loss=0.25", "n1/fast0,fast1"]
 
 
 def test_ps_json_is_the_view_itself(penstock: Run) -> None:
@@ -96,6 +97,26 @@ b2 (a-long-name) is PD: capacity
     )
 
 
+def test_why_says_where_only_waiting_helps() -> None:
+    waiting = views.WhyView(
+        id="a1",
+        name="mnist",
+        state="PD",
+        cause="later_place",
+        evidence="it is next",
+        remedy="",
+        not_causes=(),
+        since_s=0.0,
+        rank=None,
+    )
+    assert why_lines(waiting, 0.0) == [
+        "a1 (mnist) is PD: later place",
+        "  because:  it is next",
+        "  change:   nothing known starts it sooner; it only has to wait",
+    ]
+    assert why_lines(msgspec.structs.replace(waiting, state="R", cause="running"), 0.0)[2:] == []
+
+
 def test_show_tells_all_and_leaves_out_what_is_not(penstock: Run) -> None:
     code, out, _ = penstock("show", "d4")
     assert code == 0
@@ -126,10 +147,13 @@ def test_events_show_each_fact_on_a_line(penstock: Run, gateway: FakeGateway) ->
         ),
     )  # fmt: skip
     out = penstock("events", "a1", "--limit", "5")[1].splitlines()
-    assert out[0].split() == ["SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT"]
-    assert out[1].split()[0] == "3"
-    assert out[1].endswith('job.held.v1  job/a1  gateway/x  -      {"job_id":"a1","by":"ann"}')
     assert gateway.asked == [asks.EventsAsk(id="a1", limit=5)]
+    assert out[0].split() == ["SEQ", "TIME", "TYPE", "ENTITY", "FACT"]
+    assert out[1].split()[0] == "3"
+    assert out[1].endswith('job.held.v1  job/a1  {"by":"ann"}')
+    out = penstock("events", "a1", "-o", "wide")[1].splitlines()
+    assert out[0].split() == ["SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT"]
+    assert out[1].endswith('job.held.v1  job/a1  gateway/x  -      {"job_id":"a1","by":"ann"}')
 
 
 @pytest.mark.parametrize("command", ["cancel", "hold", "release"])

@@ -34,6 +34,26 @@ def test_a_cell_never_breaks_its_line() -> None:
     assert render.table(("A", "B"), [("x\ny", "")]) == ["A    B", "x y  -"]
 
 
+def test_a_name_gives_way_before_the_last_column() -> None:
+    row = ("a", "a-very-long-name", "vm/fast0")
+    assert render.table(("ID", "NAME", "NODES"), [row], width=24)[1] == "a   a-very-lo…  vm/fast0"
+    assert render.table(("ID", "NAME", "NODES"), [row], width=14)[1] == "a   a-very-… …"
+
+
+def test_sentences_are_broken_between_words_in_their_column() -> None:
+    lines = render.table(("AFTER", "WHAT"), [("+1.0s", "waits until the first of both is free")], width=30, wrap=True)
+    assert lines == ["AFTER  WHAT", "+1.0s  waits until the first", "       of both is free"]
+
+
+def test_only_numbers_and_spans_are_set_to_the_right() -> None:
+    rows = [("3aaa", "1m05s", "16GiB", "2026-01-02 10:00:00", "8/8"), ("b", "0.4s", "-", "-", "10/12")]
+    assert render.table(("ID", "WAIT", "MEMORY", "TIME", "DONE"), rows) == [
+        "ID     WAIT  MEMORY  TIME                  DONE",
+        "3aaa  1m05s   16GiB  2026-01-02 10:00:00    8/8",
+        "b      0.4s       -  -                    10/12",
+    ]
+
+
 def test_only_the_state_is_painted() -> None:
     plain = render.table(("ID", "ST"), [("a", "R")])
     painted = render.table(("ID", "ST"), [("a", "R")], colour=True)

@@ -66,7 +66,7 @@ def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
         replicas[replica.service] = replicas.get(replica.service, 0) + 1
     render.show_pairs(
         [
-            ("jobs", _counts(found.jobs) or "none"),
+            ("jobs", _counts(_in_order(found.jobs)) or "none"),
             ("sweeps", _counts(found.sweeps)),
             ("nodes", _counts(found.nodes) or "none"),
             *((f"{kind} devices", _counts(counts)) for kind, counts in found.devices.items()),
@@ -78,13 +78,20 @@ def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
 
 
 def rejected(ctx: typer.Context, output: Out = "table") -> None:
-    """List what could not be accepted from the inbox or read from the log, and why."""
+    """List what came in and could not be accepted, and why."""
     found = call(ctx, lambda client: client.rejected())
     if output == "json":
         render.show_json(found)
     else:
         rows = [(clock(one.stored_s), one.origin, one.reason, one.body) for one in found.rejected]
         render.show_table(("TIME", "FROM", "REASON", "BODY"), rows, wide=output == "wide")
+
+
+def _in_order(counts: dict[str, int]) -> dict[str, int]:
+    """Return the counts of jobs in the order of a job's life."""
+    from penstock_events import State
+
+    return {state: counts[state] for state in State if state in counts}
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -50,29 +50,34 @@ def doctor(
     ),
     output: Annotated[Output, typer.Option("-o", "--output", help="table or json.")] = "table",
 ) -> None:
-    """Check server, log, services, nodes, clocks and disk; exit code 1 if something is broken."""
+    """
+    Check server, log, services, nodes, clocks and disk.
+
+    The exit code is 1 if something is broken.
+    """
     findings = asyncio.run(_collect(ctx, data))
     if output == "json":
         render.show_json([finding._asdict() for finding in findings])
     else:
+        width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            render.say(line_of(finding, colour=render.colours()))
+            render.say(line_of(finding, width=width, colour=render.colours()))
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
-def line_of(finding: Finding, *, colour: bool = False) -> str:
+def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
     """
-    Return a finding as a line.
+    Return a finding as a line; ``width`` is that of the column of what was checked.
 
     Examples
     --------
-    >>> line_of(Finding("warn", "nodes", "none has joined", "start an executor"))
-    'warn  nodes: none has joined; start an executor'
+    >>> line_of(Finding("warn", "nodes", "none has joined", "start an executor"), width=7)
+    'warn  nodes    none has joined; start an executor'
     """
     level = f"{finding.level:<4}"
     painted = typer.style(level, fg=_COLOURS[finding.level]) if colour else level
-    return f"{painted}  {finding.what}: {finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}"
+    return f"{painted}  {finding.what:<{width}}  {finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}"
 
 
 async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
@@ -149,7 +154,7 @@ async def _log(client: Client) -> Finding:
         return Finding("fail", "log", str(error), "start a service once: it creates the streams")
     if rejected:
         latest = f"{len(rejected)} messages were rejected, the last because {rejected[-1].reason}"
-        return Finding("warn", "log", f"at sequence {seq}; {latest}", "see what sends them")
+        return Finding("warn", "log", f"at sequence {seq}; {latest}", "list them with `penstock rejected`")
     return Finding("ok", "log", f"at sequence {seq}")
 
 

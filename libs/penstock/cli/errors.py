@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from penstock_events import JobSpec
 
 
 class Exit(IntEnum):
@@ -115,6 +118,14 @@ def _of_service(code: int) -> Exit:
 def bad_input(message: str) -> NoReturn:
     """End with a message about what was typed."""
     raise Failure(message, Exit.USAGE)
+
+
+def require_script(spec: JobSpec) -> None:
+    """End with a message if the script that a job's command names is not there."""
+    from penstock.submission import missing_script
+
+    if missing := missing_script(spec):
+        bad_input(f"there is no script {missing}; check the path, or give --no-check if only the nodes have it")
 
 
 def _silence() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from penstock.cli import render
-from penstock.cli.errors import bad_input
+from penstock.cli.errors import bad_input, tell
 
 new_app = typer.Typer(help="Write a skeleton to start from.", no_args_is_help=True)
 
@@ -39,7 +39,11 @@ def completion(
         Literal["bash", "zsh", "fish"] | None, typer.Argument(help="By default the one in $SHELL.")
     ] = None,
 ) -> None:
-    """Print the completion script of a shell: `penstock completion bash > ~/.bash_completion`."""
+    """
+    Print the completion script of a shell.
+
+    For example: penstock completion bash >> ~/.bash_completion
+    """
     from typer.completion import get_completion_script  # type: ignore[attr-defined] # there, if not in __all__
 
     name = shell or Path(os.environ.get("SHELL", "bash")).name
@@ -62,3 +66,4 @@ def new_service(
         bad_input(str(error))
     for path in written:
         render.say(str(path))
+    tell(f"next: cd {into / name} && pip install -e '.[test]' && pytest")

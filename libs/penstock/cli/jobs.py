@@ -37,7 +37,7 @@ def ps(
     output: Out = "table",
     at: At = None,
 ) -> None:
-    """List jobs: those waiting and running, and the last twenty that have ended."""
+    """List jobs: the open ones, and the last twenty that ended."""
     if user == "me":
         from penstock.submission import user_name
 
@@ -101,19 +101,23 @@ def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -
         return
     lines = text.job_lines(detail)
     if detail.job.state == "PD":
-        lines += ["", *text.why_lines(detail.why, now_s())]
+        lines += ["", *render.wrapped(text.why_lines(detail.why, now_s()))]
     render.say("\n".join(lines))
 
 
 def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
-    """Say why a job waits: the one dominant cause, what shows it, what it is not, and what would change it."""
+    """
+    Say why a job waits, and what would change that.
+
+    The one dominant cause comes first; then what shows it, and what was checked and is not the cause.
+    """
     from penstock.cli import show as text
 
     found = call(ctx, lambda client: client.why(job, moment(at)))
     if output == "json":
         render.show_json(found)
     else:
-        render.say("\n".join(text.why_lines(found, now_s())))
+        render.say("\n".join(render.wrapped(text.why_lines(found, now_s()))))
 
 
 def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
@@ -126,7 +130,7 @@ def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) 
     elif output == "wide":
         render.show_table(text.STORY_WIDE, text.wide_story_rows(found), wide=True)
     else:
-        render.show_table(text.STORY_HEADERS, text.story_rows(found))
+        render.show_table(text.STORY_HEADERS, text.story_rows(found), wrap=True)
 
 
 def events(
@@ -139,7 +143,7 @@ def events(
     output: Out = "table",
     at: At = None,
 ) -> None:
-    """Show the raw facts of the log, the newest if no --after is given."""
+    """Show the raw facts of the log; the newest, without --after."""
     from penstock.cli import show as text
 
     async def ask(client: Client) -> None:
@@ -147,10 +151,12 @@ def events(
         if output == "json" and not follow:
             render.show_json(found)
             return
-        if output != "json":
-            render.show_table(text.EVENT_HEADERS, [text.event_row(e) for e in found.events], wide=output == "wide")
-        else:
+        if output == "json":
             _json_lines(found)
+        elif output == "wide":
+            render.show_table(text.EVENT_WIDE, [text.wide_event_row(e) for e in found.events], wide=True)
+        else:
+            render.show_table(text.EVENT_HEADERS, [text.event_row(e) for e in found.events])
         if follow:
             async for event in client.follow_events(entity, after=found.seq):
                 _show_event(event, output)
@@ -169,7 +175,7 @@ def _show_event(event: views.EventView, output: str) -> None:
     if output == "json":
         render.show_json_line(event)
     else:
-        render.say("  ".join(text.event_row(event)))
+        render.say("  ".join(text.wide_event_row(event) if output == "wide" else text.event_row(event)))
 
 
 def cancel(

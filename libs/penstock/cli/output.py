@@ -28,7 +28,7 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this process of a gang.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")] = None,
 ) -> None:
-    """Show a job's output; the lines of a gang begin with the process's rank."""
+    """Show a job's output; lines of a gang begin with the rank."""
 
     async def show(client: Client) -> None:
         await stream(client, job, follow=follow, rank=rank, tail=tail)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,6 +15,12 @@ import typer
 
 _COLOURS: Final = {"R": "green", "PR": "yellow", "CG": "yellow", "F": "red", "CA": "magenta", "CD": "blue"}
 _GAP: Final = "  "
+_LEAST_NAME: Final = 8
+_WELCOME_LAST: Final = 24
+"""How narrow a NAME may become so that this much of the last column can be seen."""
+_LEAST_WRAPPED: Final = 20
+_NUMBER: Final = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?(x|%|[KMGT]?i?B|[smhd]|[mhd]\d\d[smh])?( ago)?|\d+/[\d?]+")
+_LABEL: Final = re.compile(r" *[a-z]+: +")
 
 
 def say(line: str = "") -> None:
@@ -30,15 +38,41 @@ def show_json_line(view: object) -> None:
     say(msgspec.json.encode(view).decode())
 
 
-def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, wide: bool = False) -> None:
-    """Write a table; on a terminal its lines are cut at the edge unless it is ``wide``."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
-    for line in table(headers, rows, width=width, colour=colours()):
+def show_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, wide: bool = False, wrap: bool = False
+) -> None:
+    """Write a table; on a terminal its lines are cut at the edge, or broken there, unless it is ``wide``."""
+    width = None if wide else terminal_width()
+    for line in table(headers, rows, width=width, wrap=wrap, colour=colours()):
         say(line)
 
 
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that standard output is; None if it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(lines: Iterable[str], width: int | None = None) -> list[str]:
+    """
+    Return lines broken between words, by default at the terminal's edge, so that values stay in their column.
+
+    Examples
+    --------
+    >>> print(*wrapped(["  because:  2 fast busy with 2 jobs"], width=32), sep=chr(10))
+      because:  2 fast busy with 2
+                jobs
+    """
+    width = width or terminal_width()
+    return [part for line in lines for part in (_broken(line, width) if width else [line])]
+
+
 def table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None, colour: bool = False
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    width: int | None = None,
+    wrap: bool = False,
+    colour: bool = False,
 ) -> list[str]:
     """
     Return the lines of a table: columns as wide as their longest cell, numbers and spans to the right.
@@ -46,7 +80,9 @@ def table(
     Parameters
     ----------
     width : int or None
-        Cut lines at this many characters; None leaves them whole.
+        Cut lines at this many characters, long names first; None leaves them whole.
+    wrap : bool
+        Break the last column into several lines instead.
     colour : bool
         Paint the cells of the column ``ST``.
 
@@ -60,11 +96,14 @@ def table(
     cells = [[_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     right = [_is_numeric([row[i] for row in cells]) for i in range(len(headers))]
+    if width is not None and "NAME" in headers:
+        _narrow(headers.index("NAME"), cells, widths, width)
     lines = []
     for row in [list(headers), *cells]:
         padded = [f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True)]
-        line = _cut(_GAP.join(padded).rstrip(), width)
-        lines.append(_paint(line, headers, widths, row) if colour else line)
+        line = _GAP.join(padded).rstrip()
+        first, *more = _hung(line, len(line) - len(row[-1]), width) if wrap and width else [_cut(line, width)]
+        lines += [_paint(first, headers, widths, row) if colour else first, *more]
     return lines
 
 
@@ -143,7 +182,30 @@ def _one_line(cell: str) -> str:
 
 
 def _is_numeric(column: list[str]) -> bool:
-    return any(c != "-" for c in column) and all(c == "-" or c[:1].isdigit() or c[:1] in "+." for c in column)
+    return any(c != "-" for c in column) and all(c == "-" or _NUMBER.fullmatch(c) for c in column)
+
+
+def _narrow(at: int, cells: list[list[str]], widths: list[int], width: int) -> None:
+    """Shorten the cells of one column, as far as that lets the last column be seen."""
+    needed = sum(widths[:-1]) + min(widths[-1], _WELCOME_LAST) + len(_GAP) * (len(widths) - 1)
+    if needed > width:
+        widths[at] = max(min(_LEAST_NAME, widths[at]), widths[at] - (needed - width))
+        for row in cells:
+            row[at] = _cut(row[at], widths[at])
+
+
+def _broken(line: str, width: int) -> list[str]:
+    label = _LABEL.match(line)
+    return _hung(line, len(label[0]) if label else 2, width)
+
+
+def _hung(line: str, indent: int, width: int) -> list[str]:
+    """Break a line between words; what follows begins at ``indent``, as far as there is room for it."""
+    if len(line) <= width or width - indent < _LEAST_WRAPPED:
+        return [line]
+    head, hanging = line[:indent], " " * indent
+    parts = textwrap.wrap(line[indent:], width - indent, break_on_hyphens=False)
+    return [(hanging if i else head) + part for i, part in enumerate(parts)]
 
 
 def _cut(line: str, width: int | None) -> str:

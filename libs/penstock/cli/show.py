@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -13,17 +14,29 @@ from penstock.cli.times import clock, span
 from penstock.submission import EXPORTED
 
 if TYPE_CHECKING:
-    from penstock_events import KindSpeed, views
+    from penstock_events import Device, KindSpeed, views
 
 Rows = list[tuple[str, ...]]
 
-JOB_HEADERS: Final = ("ID", "NAME", "USER", "ST", "GPUS", "WAIT", "RUN", "QUEUE", "STEPS", "NODES/REASON")
-JOB_WIDE: Final = (*JOB_HEADERS[:-1], "KINDS", "POOL", "PARENT", "PREEMPTED", "TRIES", "METRICS", "NODES/REASON")
+JOB_HEADERS: Final = ("ID", "NAME", "USER", "ST", "GPUS", "WAIT", "RUN", "STEPS", "NODES/REASON")
+JOB_WIDE: Final = (
+    *JOB_HEADERS[:-1],
+    "QUEUE",
+    "KINDS",
+    "POOL",
+    "PARENT",
+    "PREEMPTED",
+    "TRIES",
+    "METRICS",
+    "NODES/REASON",
+)
 NODE_HEADERS: Final = ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD")
 NODE_WIDE: Final = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HEARD")
-SWEEP_HEADERS: Final = ("ID", "NAME", "ST", "DONE", "TRIALS", "METRIC", "BEST", "BEST-JOB")
+SWEEP_HEADERS: Final = ("ID", "NAME", "ST", "DONE", "METRIC", "BEST", "BEST-JOB")
 TRIAL_HEADERS: Final = ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS")
-EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
+EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "FACT")
+EVENT_WIDE: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
+_ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 STORY_HEADERS: Final = ("AFTER", "WHAT")
 STORY_WIDE: Final = ("AFTER", "TIME", "SEQ", "CAUSE", "ACTOR", "WHAT")
 
@@ -31,7 +44,7 @@ STORY_WIDE: Final = ("AFTER", "TIME", "SEQ", "CAUSE", "ACTOR", "WHAT")
 def place_or_reason(job: views.JobView) -> str:
     """Return where an active job runs, in brackets why a waiting one waits, or why an ended one ended."""
     if job.state == "PD":
-        return f"({'held' if job.held else job.cause or 'undecided'})"
+        return f"({'held' if job.held else _words(job.cause or 'undecided')})"
     if job.placed_on:
         return render.devices(job.placed_on)
     return job.reason or render.devices(job.devices)
@@ -39,15 +52,15 @@ def place_or_reason(job: views.JobView) -> str:
 
 def job_row(job: views.JobView) -> tuple[str, ...]:
     """Return a job's cells under :data:`JOB_HEADERS`."""
-    queue = "-" if job.queue is None else str(job.queue)
-    cells = (job.id, job.name, job.user, job.state, str(job.gpus), span(job.wait_s), span(job.run_s), queue)
+    cells = (job.id, job.name, job.user, job.state, str(job.gpus), span(job.wait_s), span(job.run_s))
     return (*cells, str(job.steps), place_or_reason(job))
 
 
 def wide_job_row(job: views.JobView) -> tuple[str, ...]:
     """Return a job's cells under :data:`JOB_WIDE`."""
     row = job_row(job)
-    more = (",".join(job.kinds) or "any", job.pool, job.parent, str(job.preemptions), str(job.attempts))
+    queue = "-" if job.queue is None else str(job.queue)
+    more = (queue, ",".join(job.kinds) or "any", job.pool, job.parent, str(job.preemptions), str(job.attempts))
     return (*row[:-1], *more, render.mapping(job.metrics), row[-1])
 
 
@@ -122,11 +135,19 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     pairs = [
         ("because", why.evidence),
         *(("checked", text) for text in why.not_causes),
-        ("change", why.remedy),
-        ("place", f"queue {why.rank.queue}, {why.rank.ahead} waiting ahead" if why.rank else ""),
+        ("change", why.remedy or (_ONLY_WAIT if why.state == "PD" else "")),
+        ("place", _place(why.rank) if why.rank else ""),
     ]
     since = f" for {span(now_s - why.since_s)}" if why.since_s and now_s > why.since_s else ""
-    return [f"{why.id} ({why.name}) is {why.state}{since}: {why.cause.replace('_', ' ')}", *_indented(pairs)]
+    return [f"{why.id} ({why.name}) is {why.state}{since}: {_words(why.cause)}", *_indented(pairs)]
+
+
+def _place(rank: views.RankView) -> str:
+    return f"queue {rank.queue}, {rank.ahead or 'nobody'} waiting ahead"
+
+
+def _words(cause: str) -> str:
+    return cause.replace("_", " ")
 
 
 def dry_run_lines(view: views.DryRunView) -> list[str]:
@@ -134,7 +155,7 @@ def dry_run_lines(view: views.DryRunView) -> list[str]:
     if view.starts:
         head = f"would start at once on {render.devices(view.devices)} ({view.kind})"
     else:
-        head = f"would wait: {view.cause.replace('_', ' ')}"
+        head = f"would wait: {_words(view.cause)}"
     pairs = [
         ("because", view.evidence),
         ("starts", _estimate(view)),
@@ -168,22 +189,36 @@ def wide_story_rows(story: views.StoryView) -> Rows:
 
 
 def event_row(event: views.EventView) -> tuple[str, ...]:
-    """Return a fact's cells under :data:`EVENT_HEADERS`."""
-    kind, _, entity_id = event.subject.partition(".evt.")[2].partition(".")
+    """Return a fact's cells under :data:`EVENT_HEADERS`; the entity's id is not repeated in the fact."""
+    entity = _entity(event)
+    fact = {name: value for name, value in event.fact.items() if value != entity.partition("/")[2]}
+    time = clock(event.at_s)[len("2026-") :]
+    return (str(event.seq), time, event.type, entity, msgspec.json.encode(fact).decode())
+
+
+def wide_event_row(event: views.EventView) -> tuple[str, ...]:
+    """Return a fact's cells under :data:`EVENT_WIDE`."""
     fact = msgspec.json.encode(event.fact).decode()
     cause = str(event.cause) if event.cause else "-"
-    return (str(event.seq), clock(event.at_s), event.type, f"{kind}/{entity_id}", event.actor, cause, fact)
+    return (str(event.seq), clock(event.at_s), event.type, _entity(event), event.actor, cause, fact)
+
+
+def _entity(event: views.EventView) -> str:
+    kind, _, entity_id = event.subject.partition(".evt.")[2].partition(".")
+    return f"{kind}/{entity_id}"
 
 
 def node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
     """Return a node's cells under :data:`NODE_HEADERS`."""
     busy = sum(1 for device in node.devices if device.job_id)
-    counts: dict[str, int] = {}
-    for device in node.devices:
-        counts[device.device.kind] = counts.get(device.device.kind, 0) + 1
-    emulated = any(device.device.backend == "emulated" for device in node.devices)
-    kinds = ",".join(f"{kind}:{count}" for kind, count in counts.items()) + (" (emulated)" if emulated else "")
+    real = _kinds(view.device for view in node.devices if view.device.backend != "emulated")
+    emulated = _kinds(view.device for view in node.devices if view.device.backend == "emulated")
+    kinds = " ".join(filter(None, [real, emulated and f"{emulated} (emulated)"]))
     return (node.id, node.pool, node.state, str(busy), str(len(node.devices) - busy), kinds, _heard(node, now_s))
+
+
+def _kinds(devices: Iterable[Device]) -> str:
+    return ",".join(f"{kind}:{count}" for kind, count in Counter(device.kind for device in devices).items())
 
 
 def wide_node_rows(node: views.NodeView, now_s: float) -> Rows:
@@ -204,10 +239,32 @@ def _heard(node: views.NodeView, now_s: float) -> str:
 
 def sweep_row(sweep: views.SweepView) -> tuple[str, ...]:
     """Return a sweep's cells under :data:`SWEEP_HEADERS`."""
-    wanted = str(sweep.wanted) if sweep.wanted else "-"
-    metric = f"{sweep.metric} ({sweep.mode})"
-    best = render.number(sweep.best_value)
-    return (sweep.id, sweep.name, sweep.state, str(sweep.done), wanted, metric, best, sweep.best_job_id)
+    metric, best = f"{sweep.metric} ({sweep.mode})", render.number(sweep.best_value)
+    return (sweep.id, sweep.name, sweep.state, _progress(sweep), metric, best, sweep.best_job_id)
+
+
+def sweep_lines(sweep: views.SweepView) -> list[str]:
+    """Return what is known of a sweep as a whole, a line each."""
+    params = next((trial.params for trial in sweep.trials if trial.job_id == sweep.best_job_id), {})
+    best = f"{render.number(sweep.best_value)} by {sweep.best_job_id} ({render.mapping(params)})"
+    took = span(sweep.finished_s - sweep.submitted_s) if sweep.finished_s is not None else ""
+    return render.labelled(
+        [
+            ("id", sweep.id),
+            ("name", sweep.name),
+            ("state", sweep.state),
+            ("reason", sweep.reason),
+            ("trials", f"{_progress(sweep)} done"),
+            ("metric", f"{sweep.metric} ({sweep.mode})"),
+            ("best", best if sweep.best_job_id else ""),
+            ("submitted", clock(sweep.submitted_s)),
+            ("took", took),
+        ]
+    )
+
+
+def _progress(sweep: views.SweepView) -> str:
+    return f"{sweep.done}/{sweep.wanted or '?'}"
 
 
 def trial_row(trial: views.TrialView) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli import typed
-from penstock.cli.errors import bad_input
+from penstock.cli.errors import bad_input, require_script
 from penstock.cli.session import AnswerOut
 
 COMMAND = "penstock.command"
@@ -80,9 +80,10 @@ def submit(
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: a file, or the command behind --; flags win over the file. Prints its id.
+    Submit a job: a file, or the command behind --.
 
-    With --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
+    Flags win over the file. Prints the job's id. With --wait the exit code is the job's own; 1 where it has none, 130
+    where it was cancelled.
     """
     from penstock.cli import submitting
 
@@ -114,9 +115,9 @@ def run(
     check: Check = True,
 ) -> None:
     """
-    Submit a job and show its output until it ends; Ctrl-C cancels it.
+    Submit a job and show its output until it ends.
 
-    The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
+    Ctrl-C cancels it. The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     from penstock.cli import submitting
 
@@ -158,7 +159,6 @@ def _spec(files: list[str] | None, fields: dict[str, Any], *, check: bool) -> An
         fields["name"] = submission.name_from(fields["command"])
     source = specfile.read(files[0], sys.stdin.read) if files else specfile.EMPTY
     spec = specfile.job(source, fields)
-    missing = submission.missing_script(spec) if check else None
-    if missing:
-        bad_input(f"there is no script {missing}; check the path, or give --no-check if only the nodes have it")
+    if check:
+        require_script(spec)
     return spec

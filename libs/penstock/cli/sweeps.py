@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import render
+from penstock.cli.errors import require_script
 from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import moment
 
@@ -38,6 +39,7 @@ def tune(
     max_gpus: Annotated[int | None, typer.Option("--max-gpus", min=1, help="Most devices for one trial.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the random search.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse a sweep that could not start at present.")] = False,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")] = True,
     wait: Annotated[bool, typer.Option("--wait", help="Until it ends; exit code 0 if it completed.")] = False,
     output: AnswerOut = "text",
 ) -> None:
@@ -47,6 +49,8 @@ def tune(
     typed: dict[str, Any] = {"name": name, "id": sweep_id, "trials": trials, "max_gpus": max_gpus, "seed": seed}
     overrides = {key: value for key, value in typed.items() if value not in {"", None}}
     spec = specfile.sweep(specfile.read(file, sys.stdin.read), overrides)
+    if check:
+        require_script(spec.job)
 
     async def submit(client: Client) -> views.SweepView | None:
         answer = await client.tune(spec, strict=strict)
@@ -93,8 +97,7 @@ def show(ctx: typer.Context, sweep: SweepId, output: Out = "table", at: At = Non
     if output == "json":
         render.show_json(found)
         return
-    render.show_table(text.SWEEP_HEADERS, [text.sweep_row(found)], wide=output == "wide")
-    render.show_pairs([("reason", found.reason)])
+    render.say("\n".join(text.sweep_lines(found)))
     render.say()
     render.show_table(text.TRIAL_HEADERS, [text.trial_row(t) for t in found.trials], wide=output == "wide")
 

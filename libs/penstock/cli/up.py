@@ -45,7 +45,11 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all are ready.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' logs in files only.")] = False,
 ) -> None:
-    """Run NATS and all services on this machine until Ctrl-C, or with --detach until `penstock down`."""
+    """
+    Run NATS and all services on this machine.
+
+    Until Ctrl-C, or with --detach until `penstock down`.
+    """
     from penstock import supervisor
 
     described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
@@ -69,7 +73,11 @@ def up(
 
 
 def down(data: Data = "penstock-data") -> None:
-    """Stop what `penstock up` runs on a data folder; jobs go on at the next start."""
+    """
+    Stop what `penstock up` runs on a data folder.
+
+    The jobs go on at the next start.
+    """
     from penstock import supervisor
 
     if not _supervised(supervisor.down(data)):
@@ -83,7 +91,11 @@ def service(
     name: Annotated[str, typer.Argument(help="gateway, profiler, ranker, matcher, tuner or executor.")],
     data: Annotated[str, typer.Option("--data", help="Join the `penstock up` of this data folder.")] = "",
 ) -> None:
-    """Run one more replica of a service in the foreground; settings come from the environment and penstock.toml."""
+    """
+    Run one more replica of a service here.
+
+    Settings come from the environment and penstock.toml.
+    """
     from penstock_events import subjects
 
     known = sorted(set(subjects.WRITERS.values()))
