@@ -73,7 +73,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _penstock(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "penstock", *arguments], check=True)
+    """Run a command whose advice is for those who typed it; what goes wrong is still said."""
+    subprocess.run([sys.executable, "-m", "penstock", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 async def _run(url: str, console: Console) -> Summary:

@@ -59,7 +59,7 @@ def one(known: Mapping[str, T], wanted: str, what: str, *, names: Iterable[tuple
 def _suggestion(known: Mapping[str, T], wanted: str, names: Iterable[tuple[str, str]]) -> str:
     named = [key for name, key in names if name == wanted]
     if named:
-        return f"; that is a name, its ids are {listed(named[-_SHOWN:])}"
+        return f"; that is a name, its {'id is' if len(named) == 1 else 'ids are'} {listed(named[-_SHOWN:])}"
     close = difflib.get_close_matches(wanted, list(known), n=3, cutoff=0.5)
     if close:
         return f"; did you mean {listed(close)}?"
