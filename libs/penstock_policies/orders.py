@@ -1,0 +1,276 @@
+"""
+The orders in which jobs are served, by name: what puts a job into which queue, and what counts within a queue.
+
+An order is a value of two parts. *Demotion*: by which service jobs fall from queue to queue, if at all. *Position*: a
+function that gives each job a number within its queue, lowest first; equal numbers go by the time of entering the queue
+and then by id. Queues and positions are all that the rest of the system sees: ``rank`` puts a whole pool in order at
+once, :class:`penstock_policies.ranking.Ranking` keeps one in order as things happen, and both mean the same.
+
+| name | demotion | position | how it is meant to be walked |
+|---|---|---|---|
+| fifo | | submission | stop at the first job that does not fit |
+| fifo-backfill | | submission | skip what does not fit |
+| fewest-gpus | | devices | skip; preempt |
+| srtf | | what is left of the declared length | skip; preempt |
+| srsf | | the same, times devices | skip; preempt |
+| las | executed time | time of entering the queue | skip; preempt for a lower queue |
+| 2d-las | GPU-time | time of entering the queue | the same |
+| 2d-gittins | GPU-time | index, highest first; in the last queue the time of entering it | the same |
+
+srtf and srsf know the future: they are for comparison, and put jobs that declare no length last.
+
+References
+----------
+Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, Protocol, TypeVar, get_args, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock_policies import gittins, las
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+N = TypeVar("N", float, Floats)
+
+Name = Literal["fifo", "fifo-backfill", "fewest-gpus", "srtf", "srsf", "las", "2d-las", "2d-gittins"]
+
+UNKNOWN_S: Final = 1e15
+"""The length of a job that declares none: longer than any that does."""
+
+_FLOOR: Final = 1e-6
+
+
+class Standing(msgspec.Struct, Generic[N], kw_only=True):
+    """
+    What an order may look at: one job's figures, or the same of J jobs as (J,) float arrays.
+
+    Attributes
+    ----------
+    gpus : devices
+    submitted_s, entered_s : seconds
+        When it was submitted, and when it entered its queue.
+    executed_s, served_s : seconds
+        Executed over all, and since it was last promoted.
+    length_s : seconds
+        Declared exclusive run time; ``UNKNOWN_S`` where none is.
+    queue : 0 is served first
+    """
+
+    gpus: N
+    submitted_s: N
+    entered_s: N
+    executed_s: N
+    served_s: N
+    length_s: N
+    queue: N
+
+
+def columns(
+    gpus: npt.ArrayLike,
+    submitted_s: npt.ArrayLike,
+    executed_s: npt.ArrayLike,
+    *,
+    length_s: npt.ArrayLike = UNKNOWN_S,
+    served_s: npt.ArrayLike | None = None,
+    entered_s: npt.ArrayLike | None = None,
+) -> Standing[Floats]:
+    """Return J jobs as columns, from arrays; those left out mean: not declared, never promoted, never demoted."""
+    submitted, executed = np.asarray(submitted_s, dtype=np.float64), np.asarray(executed_s, dtype=np.float64)
+    return Standing(
+        gpus=np.asarray(gpus, dtype=np.float64),
+        submitted_s=submitted,
+        entered_s=submitted if entered_s is None else np.asarray(entered_s, dtype=np.float64),
+        executed_s=executed,
+        served_s=executed if served_s is None else np.asarray(served_s, dtype=np.float64),
+        length_s=np.broadcast_to(np.asarray(length_s, dtype=np.float64), executed.shape),
+        queue=np.zeros(executed.shape),
+    )
+
+
+class Position(Protocol):
+    """How an order places jobs within a queue, lowest first; of one job or of many at once."""
+
+    def __call__(self, jobs: Standing[N], learnt: Learnt, /) -> N:
+        """Return the position of each job."""
+        ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """
+    One order.
+
+    Attributes
+    ----------
+    position : Position
+    demotes_by : {"nothing", "time", "gpu-time"}
+        What is held against the thresholds; one queue where nothing is.
+    backfills : bool
+        Whether jobs behind one that does not fit may start.
+    preempts : bool
+        Whether a running job makes way for one that comes before it.
+    learns : bool
+        Whether positions depend on what is learnt of lengths.
+    """
+
+    position: Position
+    demotes_by: Literal["nothing", "time", "gpu-time"] = "nothing"
+    backfills: bool = True
+    preempts: bool = True
+    learns: bool = False
+
+    def weight(self, gpus: N) -> N:
+        """Return what a second of execution counts against the thresholds."""
+        return gpus if self.demotes_by == "gpu-time" else gpus / gpus
+
+
+class Learnt:
+    """
+    What is known of job lengths, made ready for one set of queues.
+
+    Parameters
+    ----------
+    thresholds_gpu_s : (K - 1,) floats, GPU-seconds, rising
+    samples_gpu_s : (N,) floats, GPU-seconds, positive
+        What finished jobs needed.
+
+    Examples
+    --------
+    >>> learnt = Learnt([4.0], [4.0, 8.0, 12.0])
+    >>> learnt.merit(0.0, 0.0), round(learnt.merit(0.0, 2.0), 3), learnt.merit(1.0, 8.0)
+    (1.0, 1.2, 1.0)
+    """
+
+    def __init__(self, thresholds_gpu_s: Sequence[float] = (), samples_gpu_s: npt.ArrayLike = ()) -> None:
+        self._samples = np.asarray(samples_gpu_s, dtype=np.float64)
+        self._entries = (0.0, *thresholds_gpu_s)
+        self._curves = [gittins.Curve(self._samples, limit) for limit in thresholds_gpu_s]
+        self._floors = [_FLOOR / limit for limit in thresholds_gpu_s]
+        fresh = [curve.at(entry) for curve, entry in zip(self._curves, self._entries, strict=False)]
+        self._units = [index + floor for index, floor in zip(fresh, self._floors, strict=True)]
+
+    @overload
+    def merit(self, queue: float, attained_gpu_s: float) -> float: ...
+    @overload
+    def merit(self, queue: Floats, attained_gpu_s: Floats) -> Floats: ...
+    def merit(self, queue: float | Floats, attained_gpu_s: float | Floats) -> float | Floats:
+        """
+        Return the Gittins index at the queue's limit as quantum, relative to that of a job that has just entered.
+
+        Relative, because only comparisons within a queue count: so a job that has not run keeps its figure, whatever
+        else is learnt. A millionth of a completion a quantum is added to both, for where nothing is known to end within
+        it. All are 1 in the last queue, which has no limit.
+        """
+        if isinstance(attained_gpu_s, np.ndarray):
+            return self._merits(np.asarray(queue), attained_gpu_s)
+        queue = int(queue)
+        if queue >= len(self._curves):
+            return 1.0
+        # Rounding, or other thresholds at the time, must not make a job look as if it had not come so far.
+        index = self._curves[queue].at(max(attained_gpu_s, self._entries[queue]))
+        return (index + self._floors[queue]) / self._units[queue]
+
+    def _merits(self, queue: Floats, attained_gpu_s: Floats) -> Floats:
+        found = np.ones(attained_gpu_s.shape)
+        for number, curve in enumerate(self._curves):
+            here = np.flatnonzero(queue == number)
+            attained = np.maximum(attained_gpu_s[here], self._entries[number])
+            index = gittins.index(self._samples, attained, curve.quantum_gpu_s)
+            found[here] = (index + self._floors[number]) / self._units[number]
+        return found
+
+
+NOTHING: Final = Learnt()
+
+
+def rank(
+    order: Order, jobs: Standing[Floats], thresholds_gpu_s: Sequence[float] = (), learnt: Learnt = NOTHING
+) -> tuple[Ints, Floats, Ints]:
+    """
+    Put jobs in order from scratch.
+
+    Parameters
+    ----------
+    order : Order
+    jobs : Standing of (J,) arrays
+        As :func:`columns` makes it; ``queue`` is set.
+    thresholds_gpu_s : (K - 1,) floats, GPU-seconds, rising; seconds for an order that demotes by time
+    learnt : Learnt
+
+    Returns
+    -------
+    queue : (J,) int array
+    position : (J,) float array
+    first : (J,) int array
+        Numbers of the jobs, the one to be served first first; those that are equal in all keep their order.
+
+    Notes
+    -----
+    O(J log J).
+
+    Examples
+    --------
+    >>> jobs = columns(gpus=[1, 2, 1], submitted_s=[0.0, 1.0, 2.0], executed_s=[5.0, 1.0, 0.0])
+    >>> rank(ORDERS["2d-las"], jobs, [4.0])[2].tolist()
+    [1, 2, 0]
+    """
+    if order.demotes_by == "nothing":
+        queue = np.zeros(jobs.gpus.shape, dtype=np.int64)
+    else:
+        queue = las.queues(order.weight(jobs.gpus) * jobs.served_s, thresholds_gpu_s)
+    jobs.queue = queue.astype(np.float64)
+    position = order.position(jobs, learnt)
+    return queue, position, np.lexsort((jobs.entered_s, position, queue))
+
+
+def by_submission(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
+    """First come, first served."""
+    return jobs.submitted_s
+
+
+def by_entry(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
+    """First in the queue, first served."""
+    return jobs.entered_s
+
+
+def by_devices(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
+    """Smallest gang first."""
+    return jobs.gpus
+
+
+def by_time_left(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
+    """Shortest remaining time first."""
+    return jobs.length_s - jobs.executed_s
+
+
+def by_service_left(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
+    """Shortest remaining service first."""
+    return jobs.gpus * (jobs.length_s - jobs.executed_s)
+
+
+def by_index(jobs: Standing[N], learnt: Learnt, /) -> N:
+    """Highest Gittins index first."""
+    return -learnt.merit(jobs.queue, jobs.gpus * jobs.served_s)
+
+
+ORDERS: Final[dict[Name, Order]] = {
+    "fifo": Order(by_submission, backfills=False, preempts=False),
+    "fifo-backfill": Order(by_submission, preempts=False),
+    "fewest-gpus": Order(by_devices),
+    "srtf": Order(by_time_left),
+    "srsf": Order(by_service_left),
+    "las": Order(by_entry, demotes_by="time"),
+    "2d-las": Order(by_entry, demotes_by="gpu-time"),
+    "2d-gittins": Order(by_index, demotes_by="gpu-time", learns=True),
+}
+"""Every order that can be chosen, by the name that settings use."""
+
+assert set(ORDERS) == set(get_args(Name))  # noqa: S101 - a name without an order would pass as a setting

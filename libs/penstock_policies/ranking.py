@@ -1,0 +1,321 @@
+"""
+One pool's jobs kept in order as things happen: what is due for another place now, and when the next one will be.
+
+Every job has at most one alarm: the time at which its place changes if nothing else happens. A running job's is its
+next crossing of a threshold, a waiting one's its promotion; a new job, or one whose position is out of date, is due at
+once. Alarms and order are sorted collections, so that an event costs a few searches and nobody looks at all jobs.
+
+Reading changes nothing: ``due`` says which moves are to be made, and a move becomes true with ``commit`` (or ``put``,
+where it comes back from the log). So the same structure serves a decider, whose decisions become true only through the
+log, and a simulation, which commits at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from penstock_policies import las
+from penstock_policies.orders import NOTHING, UNKNOWN_S, Learnt, Order, Standing
+from penstock_policies.sortedkeys import SortedKeys
+
+Phase = Literal["waiting", "starting", "running"]
+"""A job that is ``starting`` has its devices, and gathers neither service nor waiting."""
+
+Key = tuple[int, float, float, str]
+"""Queue, position, time of entering the queue, id: what jobs are sorted by."""
+
+_EQUAL: Final = 1e-9
+"""Positions that differ by less, relative to their size, are the same but for rounding."""
+
+
+class Move(NamedTuple):
+    """
+    A job's new place.
+
+    Attributes
+    ----------
+    promoted : bool
+        Whether it starts again in queue 0, both counters at zero.
+    """
+
+    job_id: str
+    queue: int
+    position: float
+    entered_s: float
+    promoted: bool = False
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """
+    The rules of one pool.
+
+    Attributes
+    ----------
+    thresholds_gpu_s : (K - 1,) floats, GPU-seconds, rising; seconds for an order that demotes by time
+    promote_knob : float or None
+        A job that has waited this many times what it has executed goes back to queue 0; None: never.
+    """
+
+    order: Order
+    thresholds_gpu_s: Sequence[float] = ()
+    promote_knob: float | None = None
+
+    @property
+    def limits(self) -> Sequence[float]:
+        """The thresholds that this order heeds."""
+        return () if self.order.demotes_by == "nothing" else self.thresholds_gpu_s
+
+
+class Entry(Standing[float], kw_only=True):
+    """
+    One job, and its place.
+
+    Attributes
+    ----------
+    since_s : float
+        Since when it is in this phase.
+    waited_s : float
+        Waited before that, over all.
+    executed_before_s, waited_before_s : float
+        Of these, what came before its last promotion.
+    """
+
+    id: str
+    phase: Phase = "waiting"
+    since_s: float
+    waited_s: float = 0.0
+    executed_before_s: float = 0.0
+    waited_before_s: float = 0.0
+    placed: bool = False
+    position: float = 0.0
+    alarm_s: float = -math.inf
+
+    @property
+    def key(self) -> Key:
+        """What it is sorted by."""
+        return int(self.queue), self.position, self.entered_s, self.id
+
+    def executed_by(self, now_s: float) -> float:
+        """Return the seconds executed up to ``now_s``."""
+        return self.executed_s + (max(0.0, now_s - self.since_s) if self.phase == "running" else 0.0)
+
+    def waited_by(self, now_s: float) -> float:
+        """Return the seconds waited up to ``now_s``."""
+        return self.waited_s + (max(0.0, now_s - self.since_s) if self.phase == "waiting" else 0.0)
+
+
+class Ranking:
+    """
+    The jobs of a pool in order.
+
+    Iterating gives the ids of all jobs that have a place, the first to be served first.
+
+    Parameters
+    ----------
+    ladder : Ladder
+    learnt : Learnt
+        What is known of lengths, for an order that asks.
+
+    Notes
+    -----
+    O(log n) for each of ``add``, ``note``, ``put``, ``remove``; ``due`` looks at what is due and at one more.
+
+    Examples
+    --------
+    >>> from penstock_policies.orders import ORDERS
+    >>> ranking = Ranking(Ladder(ORDERS["2d-las"], [4.0]))
+    >>> for name in ("a", "b"):
+    ...     ranking.add(name, gpus=2, submitted_s=0.0)
+    >>> ranking.settle(0.0)
+    >>> ranking.start("a", 0.0)
+    >>> list(ranking), ranking.next_s(0.0)
+    (['a', 'b'], 2.0)
+    >>> ranking.settle(2.0)
+    >>> list(ranking)
+    ['b', 'a']
+    """
+
+    def __init__(self, ladder: Ladder, learnt: Learnt = NOTHING) -> None:
+        self.ladder, self.learnt = ladder, learnt
+        self._limits = ladder.limits
+        self._entries: dict[str, Entry] = {}
+        self._alarms: SortedKeys[tuple[float, str]] = SortedKeys()
+        self._keys: SortedKeys[Key] = SortedKeys()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._entries
+
+    def __getitem__(self, job_id: str) -> Entry:
+        return self._entries[job_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key[3] for key in self._keys)
+
+    def add(self, job_id: str, *, gpus: int, submitted_s: float, length_s: float = 0.0) -> None:
+        """Take in a waiting job, which is due for a place at once; ``length_s`` is 0 where it declares none."""
+        entry = Entry(
+            id=job_id,
+            gpus=float(gpus),
+            submitted_s=submitted_s,
+            entered_s=submitted_s,
+            since_s=submitted_s,
+            executed_s=0.0,
+            served_s=0.0,
+            length_s=length_s or UNKNOWN_S,
+            queue=0.0,
+        )
+        self._entries[job_id] = entry
+        self._alarms.add((entry.alarm_s, job_id))
+
+    def note(self, job_id: str, phase: Phase, since_s: float, *, executed_s: float, waited_s: float) -> None:
+        """Say in which phase a job is since when, and what it had executed and waited by then, over all."""
+        entry = self._entries[job_id]
+        entry.phase, entry.since_s = phase, since_s
+        entry.executed_s, entry.waited_s = executed_s, waited_s
+        entry.served_s = executed_s - entry.executed_before_s
+        self._set_alarm(entry)
+
+    def start(self, job_id: str, now_s: float) -> None:
+        """Say that a job executes from now on."""
+        self._change(job_id, "running", now_s)
+
+    def stop(self, job_id: str, now_s: float) -> None:
+        """Say that a job waits from now on."""
+        self._change(job_id, "waiting", now_s)
+
+    def put(self, move: Move, *, executed_before_s: float, waited_before_s: float) -> None:
+        """Make a place true, with what the job had executed and waited when it was last promoted."""
+        entry = self._entries[move.job_id]
+        if entry.placed:
+            self._keys.remove(entry.key)
+        entry.queue, entry.position, entry.entered_s = float(move.queue), move.position, move.entered_s
+        entry.executed_before_s, entry.waited_before_s = executed_before_s, waited_before_s
+        entry.served_s = entry.executed_s - executed_before_s
+        entry.placed = True
+        self._keys.add(entry.key)
+        self._set_alarm(entry)
+
+    def commit(self, move: Move, now_s: float) -> None:
+        """Make a move true that was found due now."""
+        entry = self._entries[move.job_id]
+        executed_s, waited_s = entry.executed_before_s, entry.waited_before_s
+        if move.promoted:
+            executed_s, waited_s = entry.executed_by(now_s), entry.waited_by(now_s)
+        self.put(move, executed_before_s=executed_s, waited_before_s=waited_s)
+
+    def settle(self, now_s: float) -> None:
+        """Commit all that is due."""
+        for move in self.due(now_s):
+            self.commit(move, now_s)
+
+    def remove(self, job_id: str) -> None:
+        """Drop a job."""
+        entry = self._entries.pop(job_id)
+        if entry.alarm_s < math.inf:
+            self._alarms.remove((entry.alarm_s, job_id))
+        if entry.placed:
+            self._keys.remove(entry.key)
+
+    def learn(self, learnt: Learnt) -> None:
+        """Go by other lengths from here on: O(n), so not at every job that ends. Jobs that never ran stay in place."""
+        self.learnt = learnt
+        for entry in self._entries.values():
+            if entry.served_s and self.ladder.order.learns:
+                self._set_alarm(entry)
+
+    def due(self, now_s: float) -> list[Move]:
+        """Return the moves that are due, without making them; a job that fell by several queues falls at once."""
+        found = []
+        for alarm_s, job_id in self._alarms:
+            if alarm_s > now_s:
+                break
+            found.append(self._move(self._entries[job_id], now_s))
+        return found
+
+    def next_s(self, now_s: float) -> float:
+        """Return the first time after now at which a place changes by itself; infinite if none does."""
+        return next((alarm_s for alarm_s, _ in self._alarms if alarm_s > now_s), math.inf)
+
+    def _change(self, job_id: str, phase: Phase, now_s: float) -> None:
+        entry = self._entries[job_id]
+        executed_s, waited_s = entry.executed_by(now_s), entry.waited_by(now_s)
+        self.note(job_id, phase, now_s, executed_s=executed_s, waited_s=waited_s)
+
+    def _move(self, entry: Entry, now_s: float) -> Move:
+        fallen = self._fallen(entry, now_s)
+        if fallen is not None:
+            return fallen
+        if not self._limits and entry.queue:  # left from another order
+            return self._to(entry, 0, entry.submitted_s)
+        if entry.placed and self._promotion_s(entry) <= now_s:
+            return self._to(entry, 0, now_s, promoted=True)
+        return self._to(entry, int(entry.queue), entry.entered_s)
+
+    def _fallen(self, entry: Entry, now_s: float) -> Move | None:
+        crossings = self._crossings_s(entry)
+        queue = las.queue_at(crossings, now_s)
+        if queue <= entry.queue:
+            return None
+        crossed_s = crossings[queue - 1]
+        return self._to(entry, queue, crossed_s if math.isfinite(crossed_s) else entry.since_s)
+
+    def _to(self, entry: Entry, queue: int, entered_s: float, *, promoted: bool = False) -> Move:
+        standing: Standing[float] = Standing(
+            gpus=entry.gpus,
+            submitted_s=entry.submitted_s,
+            entered_s=entered_s,
+            executed_s=entry.executed_s,
+            served_s=0.0 if promoted else entry.served_s,
+            length_s=entry.length_s,
+            queue=float(queue),
+        )
+        position = self.ladder.order.position(standing, self.learnt)
+        return Move(entry.id, queue, position, entered_s, promoted)
+
+    def _set_alarm(self, entry: Entry) -> None:
+        before_s, entry.alarm_s = entry.alarm_s, self._alarm_s(entry)
+        if entry.alarm_s == before_s:
+            return
+        if before_s < math.inf:
+            self._alarms.remove((before_s, entry.id))
+        if entry.alarm_s < math.inf:
+            self._alarms.add((entry.alarm_s, entry.id))
+
+    def _alarm_s(self, entry: Entry) -> float:
+        if not entry.placed or (entry.queue and not self._limits):
+            return -math.inf
+        crossing_s = self._crossing_s(entry)
+        if entry.phase != "waiting" or crossing_s < math.inf:
+            return crossing_s
+        position = self.ladder.order.position(entry, self.learnt)
+        if not math.isclose(position, entry.position, rel_tol=_EQUAL, abs_tol=_EQUAL):
+            return -math.inf
+        return self._promotion_s(entry)
+
+    def _crossing_s(self, entry: Entry) -> float:
+        """Return when the job crosses the limit of its queue: :meth:`_crossings_s`, that one only."""
+        queue = int(entry.queue)
+        if queue >= len(self._limits):
+            return math.inf
+        left_s = self._limits[queue] / self.ladder.order.weight(entry.gpus) - entry.served_s
+        if entry.phase == "running":
+            return entry.since_s + left_s
+        return -math.inf if left_s <= 0 else math.inf
+
+    def _crossings_s(self, entry: Entry) -> tuple[float, ...]:
+        weight = int(self.ladder.order.weight(entry.gpus))
+        since_s = entry.since_s if entry.phase == "running" else math.inf
+        return las.crossings_s(weight, entry.served_s, since_s, self._limits)
+
+    def _promotion_s(self, entry: Entry) -> float:
+        if not entry.queue or entry.phase != "waiting":
+            return math.inf
+        waited_s = entry.waited_s - entry.waited_before_s
+        return las.promotion_s(entry.since_s, waited_s, entry.served_s, self.ladder.promote_knob)

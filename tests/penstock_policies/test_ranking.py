@@ -1,0 +1,224 @@
+"""The incremental order against a rescan of all jobs, whatever happens; promotion, demotion, and changed knowledge."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_policies import orders
+from penstock_policies.orders import ORDERS, Learnt, columns
+from penstock_policies.ranking import Ladder, Move, Ranking
+
+LIMITS = (4.0, 8.0, 16.0)
+SAMPLES = (1.0, 2.0, 3.0, 5.0, 6.5, 7.0, 7.5, 12.0, 15.0, 20.0, 40.0)
+
+
+def ladder(name, limits=LIMITS, knob=None):
+    return Ladder(ORDERS[name], limits, knob)
+
+
+@dataclass
+class Plain:
+    """A job as a rescan sees it: what it has done, and when it entered each queue."""
+
+    gpus: int
+    submitted_s: float
+    length_s: float
+    runs: list[list[float]] = field(default_factory=list)
+
+    def executed_by(self, now_s: float) -> float:
+        return sum(min(end, now_s) - start for start, end in self.runs if start < now_s)
+
+    def reached_s(self, executed_s: float) -> float:
+        """When it had executed so long."""
+        for start, end in self.runs:
+            if executed_s <= end - start:
+                return start + executed_s
+            executed_s -= end - start
+        return math.inf
+
+
+def rescanned(name: str, jobs: dict[str, Plain], learnt: Learnt, now_s: float) -> list[str]:
+    """Return the ids in order, each job's queue and position worked out from its whole history."""
+    ids = sorted(jobs)
+    order, plain = ORDERS[name], [jobs[job_id] for job_id in ids]
+    executed = [job.executed_by(now_s) for job in plain]
+    weights = [job.gpus if order.demotes_by == "gpu-time" else 1 for job in plain]
+    limits = LIMITS if order.demotes_by != "nothing" else ()
+    entered = []
+    for job, done, weight in zip(plain, executed, weights, strict=True):
+        crossed = [limit for limit in limits if weight * done >= limit]
+        entered.append(job.reached_s(crossed[-1] / weight) if crossed else job.submitted_s)
+    table = columns(
+        [job.gpus for job in plain],
+        [job.submitted_s for job in plain],
+        executed,
+        length_s=[job.length_s for job in plain],
+        entered_s=entered,
+    )
+    return [ids[i] for i in orders.rank(order, table, limits, learnt)[2]]
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["add", "toggle", "toggle", "toggle", "wait", "remove"]), st.integers(0, 7)), max_size=40
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(ORDERS)), steps)
+def test_whatever_happens_it_is_in_the_order_that_a_rescan_gives(name, steps):
+    """Times are whole, service and thresholds too: so that a queue is entered at the same instant in both."""
+    learnt = Learnt(LIMITS, SAMPLES)
+    ranking, jobs, now_s = Ranking(ladder(name), learnt), dict[str, Plain](), 1.0
+    for number, (what, pick) in enumerate(steps):
+        ids = sorted(jobs)
+        if what == "add" or not ids:
+            job_id = f"j{pick}-{number}"
+            jobs[job_id] = Plain(2 ** (pick % 3), now_s + number / 64, 32.0 + pick)
+            ranking.add(job_id, gpus=2 ** (pick % 3), submitted_s=now_s + number / 64, length_s=32.0 + pick)
+        elif what == "toggle":
+            job_id = ids[pick % len(ids)]
+            toggle(ranking, jobs[job_id], job_id, now_s)
+        elif what == "remove":
+            job_id = ids[pick % len(ids)]
+            del jobs[job_id]
+            ranking.remove(job_id)
+        else:
+            now_s += 1.0 + pick / 4
+        ranking.settle(now_s)
+        assert not ranking.due(now_s)
+        for job_id, job in jobs.items():  # positions within a queue are those at which jobs last waited
+            if ranking[job_id].phase == "running":
+                toggle(ranking, job, job_id, now_s)
+                ranking.settle(now_s)
+                toggle(ranking, job, job_id, now_s)
+        assert list(ranking) == rescanned(name, jobs, learnt, now_s)
+
+
+def toggle(ranking: Ranking, job: Plain, job_id: str, now_s: float) -> None:
+    if job.runs and math.isinf(job.runs[-1][1]):
+        job.runs[-1][1] = now_s
+        ranking.stop(job_id, now_s)
+    else:
+        job.runs.append([now_s, math.inf])
+        ranking.start(job_id, now_s)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.1, 9.0)), max_size=8))
+def test_following_its_alarms_a_job_is_demoted_at_its_crossings_and_at_no_other_time(gpus, turns):
+    ranking, now_s, attained = Ranking(ladder("2d-las")), 1.0, 0.0
+    ranking.add("a", gpus=gpus, submitted_s=0.0)
+    ranking.settle(0.0)
+    for run_s, wait_s in turns:
+        ranking.start("a", now_s)
+        end_s = now_s + run_s
+        while (next_s := ranking.next_s(now_s)) <= end_s:
+            (move,) = ranking.due(next_s)
+            assert move.entered_s == next_s
+            assert gpus * (next_s - end_s + run_s) + attained == pytest.approx(LIMITS[move.queue - 1])
+            ranking.commit(move, next_s)
+            now_s = next_s
+        attained += gpus * run_s
+        ranking.stop("a", end_s)
+        ranking.settle(end_s)
+        assert ranking["a"].queue in {sum(t <= attained + slack for t in LIMITS) for slack in (-1e-6, 1e-6)}
+        assert math.isinf(ranking.next_s(end_s))
+        now_s = end_s + wait_s
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.floats(0.25, 4.0), st.lists(st.floats(0.5, 40.0), min_size=2, max_size=12))
+def test_a_promoted_job_starts_again_with_both_counters_at_zero(gpus, knob, turns):
+    ranking, now_s, served, waited = Ranking(ladder("2d-las", knob=knob)), 0.0, 0.0, 0.0
+    ranking.add("a", gpus=gpus, submitted_s=0.0)
+    ranking.settle(now_s)
+    for turn, length_s in enumerate(turns):
+        end_s = now_s + length_s
+        if turn % 2 == 0:
+            ranking.start("a", now_s)
+            served += length_s
+            now_s = end_s
+        else:
+            ranking.stop("a", now_s)
+            ranking.settle(now_s)
+            due_s = now_s + knob * served - waited
+            queue, waited = ranking["a"].queue, waited + length_s
+            ranking.settle(end_s)
+            if queue and due_s < end_s - 1e-6:
+                assert ranking["a"].queue == 0
+                assert ranking["a"].served_s == 0.0
+                served, waited = 0.0, 0.0
+                ranking.stop("a", end_s)
+            now_s = end_s
+
+
+def test_a_promotion_comes_punctually_and_what_counts_for_the_whole_is_kept():
+    ranking = Ranking(ladder("2d-las", knob=2.0))
+    ranking.add("a", gpus=1, submitted_s=10.0)
+    ranking.settle(10.0)
+    ranking.start("a", 10.0)
+    ranking.stop("a", 15.0)
+    ranking.settle(15.0)
+    assert ranking["a"].queue == 1
+    assert ranking.next_s(15.0) == 25.0
+    assert ranking.due(25.0) == [Move("a", 0, 25.0, 25.0, promoted=True)]
+    ranking.settle(25.0)
+    assert (ranking["a"].served_s, ranking["a"].executed_by(25.0)) == (0.0, 5.0)
+    ranking.start("a", 30.0)
+    assert ranking.next_s(30.0) == 34.0
+
+
+def test_a_job_that_fell_by_several_queues_while_nobody_looked_falls_at_once():
+    ranking = Ranking(ladder("2d-las"))
+    ranking.add("a", gpus=2, submitted_s=0.0)
+    ranking.start("a", 0.0)
+    assert ranking.due(5.0) == [Move("a", 2, 4.0, 4.0)]
+
+
+def test_a_starting_job_gathers_neither_service_nor_waiting():
+    ranking = Ranking(ladder("2d-las", knob=1.0))
+    ranking.add("a", gpus=1, submitted_s=0.0)
+    ranking.start("a", 0.0)
+    ranking.stop("a", 5.0)
+    ranking.settle(5.0)
+    ranking.note("a", "starting", 6.0, executed_s=5.0, waited_s=1.0)
+    assert math.isinf(ranking.next_s(6.0))
+    assert not ranking.due(1e9)
+
+
+def test_reading_what_is_due_changes_nothing():
+    ranking = Ranking(ladder("2d-gittins"), Learnt(LIMITS, SAMPLES))
+    ranking.add("a", gpus=1, submitted_s=0.0)
+    assert ranking.due(0.0) == ranking.due(0.0) == [Move("a", 0, -1.0, 0.0)]
+    assert list(ranking) == []
+
+
+def test_a_job_nearer_to_a_likely_end_overtakes_and_equal_ones_keep_the_order_of_their_entry():
+    ranking = Ranking(ladder("2d-gittins"), Learnt(LIMITS, [3.0, 20.0]))
+    for name, at_s in (("late", 2.0), ("early", 1.0), ("mid", 1.5)):
+        ranking.add(name, gpus=1, submitted_s=at_s)
+    ranking.start("late", 2.0)
+    ranking.stop("late", 4.0)
+    ranking.settle(4.0)
+    assert list(ranking) == ["late", "early", "mid"]
+
+
+def test_other_lengths_move_only_jobs_that_have_run():
+    ranking = Ranking(ladder("2d-gittins"))
+    for name in ("a", "b"):
+        ranking.add(name, gpus=1, submitted_s=0.0)
+    ranking.start("b", 0.0)
+    ranking.stop("b", 2.0)
+    ranking.settle(2.0)
+    assert list(ranking) == ["a", "b"]
+    ranking.learn(Learnt(LIMITS, [3.0, 20.0]))
+    assert [move.job_id for move in ranking.due(2.0)] == ["b"]
+    ranking.settle(2.0)
+    assert list(ranking) == ["b", "a"]
+    ranking.learn(Learnt(LIMITS, [3.0, 3.5, 20.0]))
+    assert [move.job_id for move in ranking.due(2.0)] == ["b"]
