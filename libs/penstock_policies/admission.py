@@ -23,9 +23,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock_events import Device
+from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Running, Supply
-from penstock_policies.placement import Free, Located
+from penstock_policies.placement import Located
 
 
 @dataclass
@@ -159,7 +159,7 @@ class _Walk:
         for victim in self.victims:
             if lacking <= 0 or victim.ranked.queue <= ranked.queue:
                 break
-            gain = Free(_by_node(victim.devices)).count(spec, kind)
+            gain = sum(device.kind == kind and fits(spec, device) for _, device in victim.devices)
             if gain and self._ripe(victim):
                 chosen.append((victim, gain))
                 lacking -= gain
@@ -213,10 +213,3 @@ class _Walk:
     def _kinds_of_victims(self, ranked: Ranked) -> list[str]:
         kinds = {v.kind for v in self.victims if v.ranked.queue > ranked.queue}
         return sorted(kinds)
-
-
-def _by_node(devices: Iterable[Located]) -> dict[str, list[Device]]:
-    by_node: dict[str, list[Device]] = {}
-    for node_id, device in devices:
-        by_node.setdefault(node_id, []).append(device)
-    return by_node

@@ -32,7 +32,8 @@ class Free:
 
     def __init__(self, devices: Mapping[str, Sequence[Device]]) -> None:
         self._held: defaultdict[Device, dict[str, dict[int, Device]]] = defaultdict(dict)  # class → node → number
-        self._sizes: Counter[str] = Counter()
+        self._sizes: Counter[str] = Counter()  # by node
+        self._counts: Counter[Device] = Counter()  # by class
         self.give((node_id, device) for node_id, held in devices.items() for device in held)
 
     def __len__(self) -> int:
@@ -54,14 +55,14 @@ class Free:
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
         found: Counter[str] = Counter()
-        for like, nodes in self._held.items():
-            if nodes and fits(spec, like):
-                found[like.kind] += sum(map(len, nodes.values()))
+        for like, count in self._counts.items():
+            if count and fits(spec, like):
+                found[like.kind] += count
         return dict(sorted(found.items()))
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
-        return sum(len(held) for like in self._fitting(spec, kind) for held in self._held[like].values())
+        return sum(self._counts[like] for like in self._fitting(spec, kind))
 
     def choose(self, spec: JobSpec, kind: str, count: int) -> list[Located]:
         """
@@ -71,16 +72,15 @@ class Free:
         the smallest memory that will do comes first. Equal choices go by node id and device number.
         """
         classes = self._fitting(spec, kind)
-        left: Counter[str] = Counter()
+        left: dict[str, int] = {}
         for like in classes:
             for node_id, held in self._held[like].items():
-                left[node_id] += len(held)
+                left[node_id] = left.get(node_id, 0) + len(held)
         chosen: list[Located] = []
         while left and len(chosen) < count:
-            missing = count - len(chosen)
-            nodes = [node_id for node_id, found in left.items() if found >= missing] or list(left)
-            node_id = min(nodes, key=lambda n: (self._fit(left[n], missing), self._sizes[n], n))
+            node_id = self._best_fit(left, count - len(chosen))
             del left[node_id]
+            missing = count - len(chosen)
             devices = [d for like in classes for d in self._held[like].get(node_id, {}).values()]
             devices.sort(key=lambda device: (device.memory_bytes, device.index))
             chosen += [(node_id, device) for device in devices[:missing]]
@@ -97,25 +97,31 @@ class Free:
     def take(self, devices: Iterable[Located]) -> None:
         """Take devices; each must be free."""
         for node_id, device in devices:
-            nodes = self._held[device_class(device)]
+            like = device_class(device)
+            nodes = self._held[like]
             del nodes[node_id][device.index]
             if not nodes[node_id]:
                 del nodes[node_id]
             self._sizes[node_id] -= 1
+            self._counts[like] -= 1
 
     def give(self, devices: Iterable[Located]) -> None:
         """Give devices back."""
         for node_id, device in devices:
-            self._held[device_class(device)].setdefault(node_id, {})[device.index] = device
+            like = device_class(device)
+            self._held[like].setdefault(node_id, {})[device.index] = device
             self._sizes[node_id] += 1
+            self._counts[like] += 1
 
     def _fitting(self, spec: JobSpec, kind: str) -> list[Device]:
         return [like for like in self._held if like.kind == kind and fits(spec, like)]
 
-    @staticmethod
-    def _fit(found: int, missing: int) -> int:
-        """Rank a node: with enough, the least left over; without, the most."""
-        return found - missing if found >= missing else missing - found
+    def _best_fit(self, left: Mapping[str, int], missing: int) -> str:
+        """Return the node with enough and the least left over; where none has enough, the one with the most."""
+        enough = [found for found in left.values() if found >= missing]
+        best = min(enough) if enough else max(left.values())
+        nodes = [node_id for node_id, found in left.items() if found == best]
+        return min(nodes, key=lambda n: (self._sizes[n], n))
 
 
 def device_class(device: Device) -> Device:

@@ -7,9 +7,10 @@ fit); where nothing of the kind is known it is empty.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -52,6 +53,14 @@ class Scene:
     idle: Free
     running: Sequence[Running] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def queues(self) -> Mapping[str, Counter[int]]:
+        """Kind → how many runs of each queue have devices of it."""
+        found: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for run in self.running:
+            found[run.kind][run.ranked.queue] += 1
+        return found
 
 
 def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
@@ -101,7 +110,7 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
 
 def _use(kind: str, count: int, scene: Scene) -> str:
     """Say who has a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
-    queues = Counter(run.ranked.queue for run in scene.running if run.kind == kind)
+    queues: Mapping[int, int] = scene.queues.get(kind, {})
     parts = ", ".join(
         f"{_count(n, 'job')} of queue {queue}" if queue >= 0 else _count(n, "sample")
         for queue, n in sorted(queues.items())

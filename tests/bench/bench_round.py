@@ -7,7 +7,18 @@ import time
 from collections.abc import Callable
 
 from penstock_bus.fold import Fold
-from penstock_events import AnyEvent, Device, JobSpec, JobSubmitted, NodeJoined, RoundDecided, RunEnded
+from penstock_events import (
+    AnyEvent,
+    Device,
+    JobSpec,
+    JobsRanked,
+    JobSubmitted,
+    NodeJoined,
+    Rank,
+    RoundDecided,
+    RunEnded,
+    RunStarted,
+)
 from penstock_matcher import machine
 from penstock_policies.placement import Free
 from penstock_testing import delivery
@@ -38,6 +49,22 @@ def decide(fold: Fold[machine.State], now_s: float) -> list[RoundDecided]:
     return [fact for proposal in fold.decider.decide(fold.state, now_s).proposals for fact in proposal.facts]  # type: ignore[misc]
 
 
+def fill(fold: Fold[machine.State], now_s: float) -> None:
+    """Make rounds true until nothing more starts: one round looks at a bounded number of jobs."""
+    while (found := decide(fold, now_s)) and found[0].placements:
+        tell(fold, found[0])
+
+
+def demote(fold: Fold[machine.State], at_s: float) -> None:
+    """Let all placed jobs run, and rank them below those that wait."""
+    placed = [job for job in fold.state.jobs if job.placement is not None]
+    for job in placed:
+        for node_id in job.open_nodes:
+            tell(fold, RunStarted(job_id=job.id, epoch=1, node_id=node_id, devices=(0,), at_s=at_s))
+    ranks = tuple(Rank(job_id=job.id, queue=1, position=at_s) for job in placed)
+    tell(fold, JobsRanked(pool="default", at_s=at_s, ranks=ranks))
+
+
 def first_fit(fold: Fold[machine.State]) -> None:
     """Place the waiting jobs in the order of their submission, wherever they fit first."""
     free = Free(fold.state.cluster.free(fold.state.jobs))
@@ -58,18 +85,20 @@ def median_ms(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print rounds on an idle, a full and a nearly full cluster."""
+    """Print rounds on an idle, a full and a nearly full cluster, and one in which everybody is preempted."""
     for nodes, waiting in ((4, 1000), (60, 1000), (250, 5000)):
         fold = cluster(nodes, waiting)
         print(f"{nodes * 8} devices, {waiting} jobs waiting")
         report("all devices idle", fold, 10.0)
         (fact,) = decide(fold, 10.0)
-        tell(fold, fact)
+        fill(fold, 10.0)
         report("all devices busy", fold, 12.0)
         ended = fact.placements[0]
         slot = ended.slots[0]
         tell(fold, RunEnded(job_id=ended.job_id, epoch=1, node_id=slot.node_id, outcome="completed", at_s=12.5))
         report("one device freed", fold, 12.5)
+        demote(fold, 13.0)
+        report("all make room", fold, 60.0)
 
 
 def report(what: str, fold: Fold[machine.State], now_s: float) -> None:
