@@ -21,9 +21,12 @@ from penstock.upkeep.options import Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
 from penstock_bus import health, logging, permissions
 from penstock_bus.nats import connect
+from penstock_bus.port import Bus
+from penstock_bus.port import BusError
 from penstock_bus.server import Server, ServerError, ServerSettings
-from penstock_bus.settings import load
+from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import handle_signals
+from penstock_bus.storing import until_stuck
 from penstock_bus.tasks import background
 
 __all__ = ["Options", "UpError", "banner", "detach", "down", "up"]
@@ -56,7 +59,10 @@ async def up(options: Options, say: Say, stopping: asyncio.Event | None = None) 
     if stopping is None:
         stopping = asyncio.Event()
         handle_signals(stopping)
-    logging.configure(load(logging.Logging, "log"))
+    try:
+        logging.configure(load(logging.Logging, "log"))
+    except SettingsError as error:
+        raise UpError(str(error)) from error
     with folders.locked(options.folder):
         for name in await folders.kill_stale(options.folder):
             _log.warning("stale_process_killed", name=name)
@@ -74,18 +80,20 @@ async def down(data_dir: str, most_s: float = DOWN_S) -> bool:
         If it still runs after ``most_s`` seconds.
     """
     folder = Options(data_dir=data_dir).folder
-    pid = folders.holder(folder)
-    if pid is None:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+    told = 0
     try:
         async with asyncio.timeout(most_s):
-            while folders.holder(folder) is not None:  # noqa: ASYNC110 - the kernel tells nobody when a lock is free
-                await asyncio.sleep(_LOOK_S)
+            while (pid := folders.holder(folder)) is not None and (not told or pid in (told, folders.UNKNOWN)):
+                if not told and pid != folders.UNKNOWN:
+                    told = pid
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+                await asyncio.sleep(_LOOK_S)  # the kernel tells nobody when a lock is free
     except TimeoutError as error:
-        raise UpError(f"process {pid} still runs after {most_s:.0f} s; 'kill -9 {pid}' if it must end now") from error
-    return True
+        who = f"process {told}" if told else "a process that does not say its id"
+        advice = f"'kill -9 {told}' if it must end now" if told else "find it with 'fuser'"
+        raise UpError(f"{who} still runs on {folder} after {most_s:.0f} s; {advice}") from error
+    return bool(told)
 
 
 async def detach(options: Options) -> folders.Record:
@@ -173,12 +181,13 @@ class _Supervisor:
             kept = [
                 keep_running("nats", self._nats, self._stopping.is_set),
                 *(child.keep() for child in self._children),
+                self._keep_storing(bus),
             ]
             async with background(*kept):
                 await self._first(ready)
                 if not self._stopping.is_set():
                     self._record.ready = True
-                    self._record.save(self._options.folder)
+                    self._save_record()
                     self._say(banner(self._options, self._server.url))
                 await self._stopping.wait()
 
@@ -208,12 +217,25 @@ class _Supervisor:
         self._note("nats", self._server.process.pid if self._server.process else 0)
         return await self._server.wait()
 
+    async def _keep_storing(self, bus: Bus) -> None:
+        while True:
+            await until_stuck(bus, self._options.folder)
+            _log.error("nats_stores_nothing", advice="its disk was full; it is started anew now that there is room")
+            await self._server.stop()
+
     def _started(self, child: Child) -> None:
         self._note(child.name, child.pid)
 
     def _note(self, name: str, pid: int) -> None:
         self._record.processes[name] = folders.process(pid)
-        self._record.save(self._options.folder)
+        self._save_record()
+
+    def _save_record(self) -> None:
+        """Write down what runs; without room for that, all runs on: it only helps to clean up after a crash."""
+        try:
+            self._record.save(self._options.folder)
+        except OSError as error:
+            _log.error("record_not_saved", folder=str(self._options.folder), error=str(error))
 
     async def _end_all(self) -> None:
         """Stop those that decide, then the executors, which hand their jobs back to the log, then the log."""
@@ -240,7 +262,7 @@ def _main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=Options)
     try:
         asyncio.run(up(options, lambda text: _log.info("up", text=text)))
-    except UpError as error:
+    except (UpError, BusError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

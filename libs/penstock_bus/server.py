@@ -95,18 +95,13 @@ class Server:
         ServerError
             If it does not start, with its reason.
         """
-        self._home.mkdir(parents=True, exist_ok=True)
-        self._home.chmod(0o700)
-        if self._access is None:
-            self.passwords = credentials.ensure(self._home / "passwords.json", permissions.USERS)
-        for stale in self._home.glob("nats-server_*.ports"):
-            stale.unlink()
-        config = self._home / "server.conf"
-        credentials.write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
-        with self.log_file.open("ab") as log:  # what it says before it has read its configuration
-            self.process = await asyncio.create_subprocess_exec(
-                binary(), "-c", str(config), stderr=log, preexec_fn=dies_with_parent(), start_new_session=True
-            )
+        try:
+            self.process = await self._spawned()
+        except OSError as error:
+            raise ServerError(
+                f"nats-server cannot be started in {self._home}: {error.strerror or error}; "
+                "make room on the disk, or choose a folder of your own"
+            ) from error
         try:
             async with asyncio.timeout(START_S):
                 self._port = await self._listening(self.process)
@@ -128,6 +123,20 @@ class Server:
     async def wait(self) -> int:
         """Wait until the process ends; return its exit status."""
         return await self.process.wait() if self.process is not None else 0
+
+    async def _spawned(self) -> asyncio.subprocess.Process:
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._home.chmod(0o700)
+        if self._access is None:
+            self.passwords = credentials.ensure(self._home / "passwords.json", permissions.USERS)
+        for stale in self._home.glob("nats-server_*.ports"):
+            stale.unlink()
+        config = self._home / "server.conf"
+        credentials.write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
+        with self.log_file.open("ab") as log:  # what it says before it has read its configuration
+            return await asyncio.create_subprocess_exec(
+                binary(), "-c", str(config), stderr=log, preexec_fn=dies_with_parent(), start_new_session=True
+            )
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings

@@ -1,4 +1,5 @@
 import asyncio
+import fcntl
 import os
 import signal
 import stat
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from penstock import supervisor
 from penstock.upkeep import folder as folders
 from penstock.upkeep.child import FIRST_S, MOST_S, STEADY_S, Backoff, Child
-from penstock.upkeep.options import Options, UpError, environment
+from penstock.upkeep.options import SERVICES, Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
 from penstock_bus.health import Vitals
 from penstock_bus.memory import MemoryBus
@@ -67,6 +70,37 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
         ):
             pass
     assert folders.holder(tmp_path) is None
+
+
+async def test_a_supervisor_that_has_not_said_who_it_is_is_waited_for_and_nobody_is_stopped(
+    tmp_path: Path,
+) -> None:
+    with folders.locked(tmp_path):
+        pass
+    assert (tmp_path / "penstock.lock").read_bytes() == b""
+    with (tmp_path / "penstock.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert folders.holder(tmp_path) == folders.UNKNOWN
+        with pytest.raises(UpError, match=r"a process that does not say its id still runs on .* after 0 s"):
+            await supervisor.down(str(tmp_path), most_s=0.1)
+
+
+async def test_without_room_for_its_record_it_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "penstock.json.new").mkdir()  # where the record would be written
+    said: list[str] = []
+    stopping = asyncio.Event()
+    options = Options(data_dir=str(tmp_path), port=-1, replicas=dict.fromkeys(SERVICES, 0))
+    up = asyncio.create_task(supervisor.up(options, said.append, stopping))
+    await eventually(lambda: bool(said) or up.done())
+    stopping.set()
+    await up
+    assert "is up at nats://127.0.0.1:" in said[0]
+
+
+async def test_settings_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "loud")
+    with pytest.raises(UpError, match="variable PENSTOCK_LOG_LEVEL"):
+        await supervisor.up(Options(data_dir=str(tmp_path)), print, asyncio.Event())
 
 
 def test_nobody_holds_a_folder_that_does_not_exist(tmp_path: Path) -> None:
@@ -126,6 +160,18 @@ async def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     await one.end(grace_s=10.0)
     await keeping
     assert len(set(started)) == 2
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    started: list[int] = []
+    one = child("import time; time.sleep(600)", tmp_path / "logs" / "x-1.log", started)
+    with capture_logs() as logs:
+        keeping = asyncio.create_task(one.keep())
+        await eventually(lambda: any(line["event"] == "process_not_started" for line in logs))
+    (tmp_path / "logs").mkdir()
+    await eventually(lambda: len(started) == 1)
+    await one.end(grace_s=10.0)
+    await keeping
 
 
 async def test_a_child_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:

@@ -72,3 +72,9 @@ def test_the_environment_may_name_the_binary(monkeypatch: pytest.MonkeyPatch, tm
         binary()
     monkeypatch.delenv(BINARY_VARIABLE)
     assert os.access(binary(), os.X_OK)
+
+
+async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "nats").write_text("")
+    with pytest.raises(ServerError, match=r"cannot be started in .*nats: File exists; make room on the disk"):
+        await Server(ServerSettings(data_dir=tmp_path)).start()

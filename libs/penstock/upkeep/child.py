@@ -111,9 +111,17 @@ async def keep_running(name: str, once: Callable[[], Awaitable[int]], ending: Ca
     backoff, clock = Backoff(), asyncio.get_running_loop().time
     while not ending():
         started = clock()
-        status = await once()
+        try:
+            status = await once()
+        except OSError as error:  # no room for its log, no memory for a process: that may pass
+            status, reason = None, str(error)
+        else:
+            reason = ""
         if ending():
             return
         wait_s = backoff.after(clock() - started)
-        _log.warning("process_died", name=name, status=status, restart_in_s=wait_s)
+        if status is None:
+            _log.error("process_not_started", name=name, error=reason, again_in_s=wait_s)
+        else:
+            _log.warning("process_died", name=name, status=status, restart_in_s=wait_s)
         await asyncio.sleep(wait_s)

@@ -18,6 +18,8 @@ from penstock_bus.credentials import write_private
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
+UNKNOWN: Final = 0
+"""In place of the process id of a supervisor that has the folder and has not yet said who it is."""
 _LOOK_S: Final = 0.01
 
 
@@ -91,13 +93,16 @@ def locked(folder: Path) -> Iterator[None]:
             raise UpError(_taken(folder, lock)) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            os.ftruncate(lock, 0)  # or the next holder would be taken for this one, until it has written its own id
     finally:
         os.close(lock)
 
 
 def holder(folder: Path) -> int | None:
-    """Return the process id of the folder's supervisor; None if none runs."""
+    """Return the process id of the folder's supervisor, :data:`UNKNOWN` for a moment at first; None if none runs."""
     try:
         lock = os.open(folder / "penstock.lock", os.O_RDWR)
     except FileNotFoundError:
@@ -105,7 +110,7 @@ def holder(folder: Path) -> int | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return int(os.pread(lock, 32, 0) or 0)
+        return int(os.pread(lock, 32, 0) or UNKNOWN)
     finally:
         os.close(lock)
     return None
@@ -117,15 +122,26 @@ def process(pid: int) -> Process:
 
 
 async def kill_stale(folder: Path) -> list[str]:
-    """Kill what an earlier supervisor that was killed itself has left, wait until it is gone, and return the names."""
+    """
+    Kill what an earlier supervisor that was killed itself has left, wait until it is gone, and return the names.
+
+    Raises
+    ------
+    UpError
+        If one of them does not go.
+    """
     record = read(folder)
     stale = {} if record is None else {name: old for name, old in record.processes.items() if _is_running(old)}
     for old in stale.values():
         with suppress(ProcessLookupError):
             os.kill(old.pid, signal.SIGKILL)
-    async with asyncio.timeout(_GONE_S):
-        while any(_is_running(old) for old in stale.values()):  # noqa: ASYNC110 - only a parent is told
-            await asyncio.sleep(_LOOK_S)
+    try:
+        async with asyncio.timeout(_GONE_S):
+            while any(_is_running(old) for old in stale.values()):  # noqa: ASYNC110 - only a parent is told
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError as error:
+        left = ", ".join(f"{name} ({old.pid})" for name, old in stale.items() if _is_running(old))
+        raise UpError(f"an earlier run left {left}, which kill -9 does not end; is the disk stuck?") from error
     return list(stale)
 
 
