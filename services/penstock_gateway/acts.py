@@ -64,7 +64,7 @@ def cancel(state: State, ask: asks.ActAsk, now_s: float) -> Act:
     _not_over(job, "cancel")
     running = job.state in ACTIVE
     after = lifecycle.State.COMPLETING if running else lifecycle.State.CANCELLED
-    message = f"job {job.id} " + ("is being stopped" if running else "is cancelled; it had not started")
+    message = f"job {job.id} " + ("is being stopped" if running else "is cancelled; it was not running")
     fact = JobCancelled(job_id=job.id, by=ask.by, reason=ask.reason, at_s=now_s)
     return Act(id=job.id, state=after, message=message, subject=subjects.job(job.id), fact=fact)
 

@@ -23,7 +23,7 @@ def dry_run(state: State, spec: JobSpec, now_s: float) -> DryRunView:
     if (reason := _held(spec) or impossible(spec, scene)) is not None:
         return _waits(reason, (None, ""), warnings)
     if not whole:
-        reason = capacity(spec, scene, len(ahead(state, spec.pool)))
+        reason = capacity(spec, scene, _ahead(state, spec.pool, scene))
         return _waits(reason, expected_start(state, spec, scene, now_s), warnings)
     kind = min(whole, key=lambda kind: (-speed_of(state, spec, kind), kind))
     return DryRunView(
@@ -33,6 +33,11 @@ def dry_run(state: State, spec: JobSpec, now_s: float) -> DryRunView:
         devices=_devices(scene, spec, kind),
         warnings=(*warnings, *_sampled_first(state, spec)),
     )
+
+
+def _ahead(state: State, pool: str, scene: Scene) -> int:
+    """Count those whom people know of and who could start: neither samples nor what can never fit."""
+    return sum(job.sample is None and impossible(job.spec, scene) is None for job in ahead(state, pool))
 
 
 def _held(spec: JobSpec) -> Reason | None:

@@ -110,7 +110,7 @@ def _basis(jobs: Sequence[Job], finished: int, demoted: int) -> Iterator[str]:
     if declared:
         yield f"{count(declared, 'job')} by declared duration"
     if silent and finished:
-        yield f"{count(silent, 'job')} by the run times of the last {finished} finished"
+        yield f"{count(silent, 'job')} by the run times of the last {count(finished, 'job')} that finished"
     elif silent:
         yield f"{count(silent, 'job')} of unknown duration not in its way"
     if demoted:

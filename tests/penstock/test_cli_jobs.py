@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, job_view
 
-from penstock.cli.show import why_lines
+from penstock.cli.show import story_rows, why_lines
 from penstock_bus import Reply
 from penstock_events import asks, views
 
@@ -137,6 +137,20 @@ def test_the_story_is_told_in_order_of_time(penstock: Run) -> None:
     assert penstock("story", "a1", "-o", "wide")[1].splitlines()[0].split() == [
         "AFTER", "TIME", "SEQ", "CAUSE", "ACTOR", "WHAT",
     ]  # fmt: skip
+
+
+def test_checkpoints_in_a_row_are_told_as_one() -> None:
+    def line(after_s: float, text: str) -> views.StoryLine:
+        return views.StoryLine(at_s=after_s, after_s=after_s, text=text, seq=1, cause=0, actor="x")
+
+    saved = [line(step, f"checkpointed after step {step}") for step in range(1, 7)]
+    told = views.StoryView(id="a1", name="mnist", lines=(*saved[:4], line(4.5, "to be preempted"), *saved[4:]))
+    assert story_rows(told) == [
+        ("+4.0s", "checkpointed after step 4, the last of 4 checkpoints"),
+        ("+4.5s", "to be preempted"),
+        ("+5.0s", "checkpointed after step 5"),
+        ("+6.0s", "checkpointed after step 6"),
+    ]
 
 
 def test_events_show_each_fact_on_a_line(penstock: Run, gateway: FakeGateway) -> None:

@@ -45,7 +45,7 @@ def test_so_do_the_jobs_that_have_finished(log: Scenario[machine.State]) -> None
     running(log, "j1")
     log.at(NOW_S + 12)  # and this one has had 10 s
     view = asked(log)
-    assert (view.start_in_s, view.basis) == (20.0, "1 job by the run times of the last 1 finished")
+    assert (view.start_in_s, view.basis) == (20.0, "1 job by the run times of the last 1 job that finished")
 
 
 def test_where_nothing_tells_no_number_is_made_up(log: Scenario[machine.State]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -37,6 +38,7 @@ TRIAL_HEADERS: Final = ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS")
 EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "FACT")
 EVENT_WIDE: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
+_CHECKPOINTED: Final = "checkpointed after step"
 STORY_HEADERS: Final = ("AFTER", "WHAT")
 STORY_WIDE: Final = ("AFTER", "TIME", "SEQ", "CAUSE", "ACTOR", "WHAT")
 
@@ -176,8 +178,15 @@ def _indented(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def story_rows(story: views.StoryView) -> Rows:
-    """Return a story's sentences, each with how long after the submission it was true."""
-    return [(f"+{span(line.after_s)}", line.text) for line in story.lines]
+    """Return a story's sentences, each with how long after the submission it was true; many checkpoints are one."""
+    rows: Rows = []
+    for checkpoints, some in groupby(story.lines, lambda line: line.text.startswith(_CHECKPOINTED)):
+        lines = list(some)
+        if checkpoints and len(lines) > 2:
+            rows.append((f"+{span(lines[-1].after_s)}", f"{lines[-1].text}, the last of {len(lines)} checkpoints"))
+        else:
+            rows += [(f"+{span(line.after_s)}", line.text) for line in lines]
+    return rows
 
 
 def wide_story_rows(story: views.StoryView) -> Rows:
