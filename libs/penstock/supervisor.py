@@ -21,12 +21,11 @@ from penstock.upkeep.options import Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
 from penstock_bus import health, logging, permissions
 from penstock_bus.nats import connect
-from penstock_bus.port import Bus
 from penstock_bus.port import BusError
 from penstock_bus.server import Server, ServerError, ServerSettings
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import handle_signals
-from penstock_bus.storing import until_stuck
+from penstock_bus.storing import until_room_again
 from penstock_bus.tasks import background
 
 __all__ = ["Options", "UpError", "banner", "detach", "down", "up"]
@@ -181,7 +180,7 @@ class _Supervisor:
             kept = [
                 keep_running("nats", self._nats, self._stopping.is_set),
                 *(child.keep() for child in self._children),
-                self._keep_storing(bus),
+                self._renew_after_full_disk(),
             ]
             async with background(*kept):
                 await self._first(ready)
@@ -217,11 +216,10 @@ class _Supervisor:
         self._note("nats", self._server.process.pid if self._server.process else 0)
         return await self._server.wait()
 
-    async def _keep_storing(self, bus: Bus) -> None:
+    async def _renew_after_full_disk(self) -> None:
         while True:
-            await until_stuck(bus, self._options.folder)
-            _log.error("nats_stores_nothing", advice="its disk was full; it is started anew now that there is room")
-            await self._server.stop()
+            await until_room_again(self._options.folder)
+            await self._server.stop()  # and it is started again, as after any other end
 
     def _started(self, child: Child) -> None:
         self._note(child.name, child.pid)

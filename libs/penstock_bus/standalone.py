@@ -10,18 +10,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from penstock_bus import credentials, permissions
 from penstock_bus.nats import connect
 from penstock_bus.port import BusError
 from penstock_bus.server import ServerSettings, running
 from penstock_bus.shell import handle_signals
+from penstock_bus.storing import until_room_again
 
 
 async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event) -> int:
     """
-    Run the server until ``stopping`` is set; return 1 if it ends before that.
+    Run the server until ``stopping`` is set.
+
+    Returns 1 if it ends before that, or has to be started anew because its disk was full.
 
     Parameters
     ----------
@@ -34,10 +39,11 @@ async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event)
             pass  # the first connection of an admin makes the streams
         for service in permissions.SERVICES:
             credentials.write_private(shared / service, server.passwords[service].encode())
-        stop, end = asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(server.wait())
-        await asyncio.wait({stop, end}, return_when=asyncio.FIRST_COMPLETED)
-        for waiting in (stop, end):
-            waiting.cancel()
+        ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), until_room_again(settings.data_dir)]
+        tasks = [asyncio.ensure_future(end) for end in ends]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
         return 0 if stopping.is_set() else 1
 
 

@@ -158,7 +158,8 @@ class Commands:
             async with asyncio.timeout(self._settings.append_timeout_s):
                 seq = await self._bus.append(item)
         except TimeoutError as error:
-            raise Timeout(f"no answer within {self._settings.append_timeout_s} s") from error
+            waited = f"nothing was confirmed within {self._settings.append_timeout_s:g} s"
+            raise Timeout(f"{waited}; is its disk full? See `penstock doctor`") from error
         except Conflict:
             await self._live.caught_up()
             return 0

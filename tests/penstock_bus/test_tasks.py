@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from penstock_bus import NoResponders, StorageFull, Unavailable
+from penstock_bus import NoResponders, StorageFull, Timeout, Unavailable, retry
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
 from penstock_testing import eventually
@@ -70,3 +70,14 @@ async def test_who_is_to_end_does_not_wait_for_the_bus() -> None:
     async with asyncio.timeout(0.5):
         with pytest.raises(StorageFull):
             await waiting
+
+
+async def test_a_call_without_an_answer_does_not_keep_who_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "LAST_S", 0.05)
+    giving_up = asyncio.Event()
+    waiting = asyncio.create_task(until_available(asyncio.Event().wait, "append", giving_up))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    giving_up.set()
+    with pytest.raises(Timeout, match="the service is to end"):
+        await waiting
