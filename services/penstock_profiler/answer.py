@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
 
 import numpy as np
 
 from penstock_events import KindSpeed, WorkloadProfiled
 from penstock_policies import speedups
 from penstock_profiler.workload import Workload
+
+MOST_OTHERS: Final = 256
+"""Workloads that a prediction looks at: a median needs no more, and there may be as many as jobs."""
 
 
 def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str], now_s: float) -> WorkloadProfiled:
@@ -20,7 +25,7 @@ def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str
     ----------
     workload : Workload
     others : iterable of Workload
-        What the kinds' ratios are predicted from; the workload itself may be among them.
+        What the kinds' ratios are predicted from, :data:`MOST_OTHERS` at most; the workload itself may be among them.
     fitting : sequence of str
         Kinds of the pool that its jobs accept.
     now_s : float
@@ -29,15 +34,17 @@ def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str
     if not kinds:
         note = f"no device of pool {workload.spec.pool} fits at present; speeds follow when one joins"
         return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=(), note=note)
-    times_s = speedups.predicted_s(_measured(others, kinds), _row(workload, kinds))
+    own_s = _row(workload, kinds)
+    times_s = speedups.predicted_s(_ratios(others, kinds), own_s) if np.isnan(own_s).any() else own_s
     speeds = speedups.speeds(times_s)
     said = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
     notes = [_why(workload, kind, float(t), len(kinds)) for kind, t in zip(kinds, times_s, strict=True)]
     return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=said, note="; ".join(filter(None, notes)))
 
 
-def _measured(workloads: Iterable[Workload], kinds: Sequence[str]) -> speedups.Floats:
-    rows = [_row(workload, kinds) for workload in workloads if workload.iteration_s]
+def _ratios(workloads: Iterable[Workload], kinds: Sequence[str]) -> speedups.Floats:
+    telling = (workload for workload in workloads if len(workload.iteration_s) > 1)
+    rows = [_row(workload, kinds) for workload in islice(telling, MOST_OTHERS)]
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(kinds))
 
 

@@ -111,7 +111,7 @@ def _next_fact(state: State, known: Workload, now_s: float, settings: Settings) 
         return SamplesRequested(at_s=now_s, key=known.key, spec=known.spec, samples=samples)
     if now_s < known.requested_s + settings.answer_within_s and _is_awaited(state, known):
         return None
-    return answer(known, state.workloads.values(), _fitting_kinds(state, known), now_s)
+    return answer(known, reversed(state.workloads.values()), _fitting_kinds(state, known), now_s)
 
 
 def _is_awaited(state: State, known: Workload) -> bool:
