@@ -132,8 +132,8 @@ def fifo_avg_jct_s(jobs: Sequence[Measured]) -> float:
     Return the average completion time that FIFO would have given the same jobs on the same devices, in seconds.
 
     What a job's steps took is carried over to the other kinds by its measured speed-ups. The time around them (start,
-    end) is taken as it is, and not at all for runs that were preempted: FIFO preempts nobody. The profiler's samples
-    and the job that was cancelled cost it nothing either.
+    end, what a busy host takes) is taken as it is, less one start and end for each preemption: FIFO preempts nobody.
+    The profiler's samples and the job that was cancelled cost it nothing either.
     """
     if not jobs:
         return 0.0
@@ -151,5 +151,6 @@ def _on(job: Measured, kind: str) -> float:
         return math.inf
     speed = {entry.kind: entry.speed for entry in job.speeds}
     work_s = sum(run.loop_s * speed.get(run.kind, 1.0) for run in job.runs)
-    around_s = sum(run.run_s - run.loop_s for run in job.runs if run.ended != "preempted")
-    return work_s / speed.get(kind, 1.0) + around_s
+    around_s = [run.run_s - run.loop_s for run in job.runs]
+    preemptions = sum(run.ended == "preempted" for run in job.runs)
+    return work_s / speed.get(kind, 1.0) + sum(around_s) - preemptions * min(around_s, default=0.0)

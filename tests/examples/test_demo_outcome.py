@@ -88,8 +88,13 @@ def test_what_a_job_took_is_carried_over_to_another_kind_but_not_its_start() -> 
 
 
 def test_fifo_does_not_pay_for_preemptions() -> None:
-    stopped = run(ended="preempted", run_s=6.0, loop_s=4.0)
+    stopped = run(ended="preempted", run_s=5.0, loop_s=4.0)
     assert outcome.fifo_avg_jct_s([measured(stopped, run(run_s=7.0, loop_s=6.0))]) == pytest.approx(11.0)
+
+
+def test_but_for_what_a_busy_host_took() -> None:
+    stopped = run(ended="preempted", run_s=8.0, loop_s=4.0)
+    assert outcome.fifo_avg_jct_s([measured(stopped, run(run_s=7.0, loop_s=6.0))]) == pytest.approx(14.0)
 
 
 def test_it_has_the_same_devices_and_keeps_the_order() -> None:
