@@ -107,7 +107,7 @@ def test_a_preempted_job_saves_leaves_and_goes_on_where_it_was(executor: SmallEx
     assert executor.wait(Saved) == Saved(step=step, leaving=True)
     assert end(process) == (EXIT_PREEMPTED, "")
     assert executor.of(Progress)[-1].loop_steps == step
-    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step}"]
+    assert {path.name for path in tmp_path.iterdir()} == {".epoch", f"step-{step}"}
     resumed = start(executor, COUNTING, **env)
     assert executor.wait(Progress, when=lambda told: told.loop_steps == 0).step == step
     done = executor.wait(Done)
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_fails_when_leaving_is_told_and_the_job_goes_on(
     assert [message.step for message in failed] == [4]
     assert failed[0].error == "OSError: [Errno 28] No space left on device"
     assert executor.wait(Done).step == 10
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".epoch"]
 
 
 def test_a_job_without_checkpoints_still_leaves_when_asked(executor: SmallExecutor) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.sessions.checkpoint import MANIFEST, CheckpointDamaged, Checkpoints
+from penstock.sessions.checkpoint import MANIFEST, CheckpointDamaged, Checkpoints, Superseded
 from penstock.sessions.replay import History, skip
 from penstock.sessions.setup import SessionError, read
 from penstock_testing.small_executor import overlay
@@ -120,7 +120,7 @@ def test_a_job_none_of_whose_checkpoints_loads_does_not_start_from_half_a_state(
 def test_what_a_crash_left_unfinished_is_swept_away(tmp_path: Path) -> None:
     (tmp_path / ".unfinished-abc").mkdir()
     run(tmp_path, lambda _session, _seen: None)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".epoch"]
 
 
 def nested(session: penstock.Session, seen: list[object]) -> None:
@@ -232,3 +232,28 @@ def test_a_history_replays_every_loop_in_order(runs: list[tuple[int, int]], open
 @given(st.lists(st.integers()), st.integers(0, 30))
 def test_skipping_is_the_same_for_sequences_and_streams(items: list[int], count: int) -> None:
     assert list(skip(items, count)) == list(skip(iter(items), count)) == items[count:]
+
+
+def test_a_run_that_was_given_up_saves_nothing_over_its_successors_checkpoints(tmp_path):
+    stale, successor = Checkpoints(tmp_path, epoch=1), Checkpoints(tmp_path, epoch=2)
+    stale.claim()
+    stale.save(5, History(), write("old"))
+    successor.claim()
+    successor.save(7, History(), write("new"))
+    with pytest.raises(Superseded, match="run 2 of this job has its checkpoints now; this is run 1"):
+        stale.save(90, History(), write("stale"))
+    with pytest.raises(Superseded):
+        stale.claim()
+    loaded = []
+    manifest = Checkpoints(tmp_path, epoch=3).load(lambda folder: loaded.append((folder / "state").read_text()))
+    assert manifest is not None
+    assert (manifest.step, loaded) == (7, ["new"])
+    assert not list(tmp_path.glob(".unfinished-*"))
+
+
+def test_a_claim_whose_text_a_crash_took_keeps_nobody_out(tmp_path):
+    (tmp_path / ".epoch").write_text("")
+    checkpoints = Checkpoints(tmp_path, epoch=1)
+    checkpoints.claim()
+    checkpoints.save(1, History(), write("x"))
+    assert [manifest.step for _, manifest in checkpoints.complete()] == [1]

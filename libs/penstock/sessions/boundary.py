@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Final, SupportsFloat
 
 from penstock.sessions.agent import Agent, make_current
-from penstock.sessions.checkpoint import Checkpoints
+from penstock.sessions.checkpoint import Checkpoints, Superseded
 from penstock.sessions.pace import EmulatedPace, HostPace, Pace
 from penstock.sessions.replay import Course
 from penstock.sessions.setup import Setup
@@ -45,7 +45,7 @@ class Boundary:
         self.metrics: dict[str, SupportsFloat] = {}
         self.pace: Pace = EmulatedPace(setup.emulated_speed) if setup.emulated_speed else HostPace()
         self.save: Callable[[Path], object] | None = None
-        self.checkpoints = Checkpoints(setup.checkpoint_dir) if setup.checkpoint_dir else None
+        self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
         self._setup = setup
         self._course = course
         self._agent: Agent | None = None
@@ -88,6 +88,18 @@ class Boundary:
             return False
         stop_at = self._agent.stop_at if self._agent else None
         return (stop_at is not None and self._course.step + 1 >= stop_at) or perf_counter() >= self._checkpoint_due
+
+    def claim_checkpoints(self) -> None:
+        """Make the checkpoints this run's, if this rank writes them; a run that was given up ends here."""
+        if self.checkpoints is None or self._setup.rank:
+            return
+        try:
+            self.checkpoints.claim()
+        except Superseded as error:
+            _log.warning("run_superseded: %s", error)
+            self._exit(EXIT_PREEMPTED)
+        except OSError as error:
+            _log.warning("checkpoints_not_writable error=%r; training goes on without", error)
 
     def put_off_checkpoint(self) -> None:
         """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
@@ -159,6 +171,9 @@ class Boundary:
         step = self._course.step
         try:
             self.checkpoints.save(step, self._course.history(), self.save)
+        except Superseded as error:
+            _log.warning("run_superseded step=%s: %s", step, error)
+            self._exit(EXIT_PREEMPTED)
         except Exception as error:  # whatever the user's function raises, training goes on
             _log.warning("checkpoint_failed step=%s error=%r; the one before is untouched", step, error)
             self._tell(SaveFailed(step=step, error=f"{type(error).__name__}: {error}"))

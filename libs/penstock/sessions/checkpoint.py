@@ -26,12 +26,17 @@ KEPT: Final = 2
 MANIFEST: Final = "penstock-manifest.json"
 _PREFIX: Final = "step-"
 _UNFINISHED: Final = ".unfinished-"
+_EPOCH: Final = ".epoch"
 
 _log = logging.getLogger("penstock.session")
 
 
 class CheckpointDamaged(SessionError):
     """There are checkpoints, and none of them can be loaded."""
+
+
+class Superseded(SessionError):
+    """A newer run of the job has these checkpoints now; this one was cut off and must not write any more."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +56,33 @@ class Checkpoints:
     ----------
     folder : Path
         Made where it is not there. Other files in it are left alone.
+    epoch : int
+        Of this run. Once a run of a later epoch has claimed the folder, this one saves nothing more: it may be the
+        run of a node that was declared lost and does not know it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, epoch: int = 0) -> None:
         self._folder = folder
+        self._epoch = epoch
         self._good: list[int] = []
+
+    def claim(self) -> None:
+        """
+        Keep runs of earlier epochs from writing, and remove what a crash left unfinished; for the one that writes.
+
+        Raises
+        ------
+        Superseded
+            If a later epoch has claimed it.
+        OSError
+            If the folder cannot be written.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._refuse_if_superseded()
+        fresh = self._folder / f"{_EPOCH}-{self._epoch}"
+        fresh.write_text(str(self._epoch))
+        fresh.replace(self._folder / _EPOCH)
+        self.sweep()
 
     def save(self, step: int, history: History, write: Callable[[Path], object]) -> None:
         """
@@ -63,6 +90,8 @@ class Checkpoints:
 
         Raises
         ------
+        Superseded
+            If a later epoch has claimed the folder.
         Exception
             Whatever ``write`` or the file system raise; the checkpoints from before are untouched then.
         """
@@ -71,6 +100,7 @@ class Checkpoints:
         try:
             write(fresh)
             self._seal(fresh, step, history)
+            self._refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
             self._publish(fresh, self._folder / f"{_PREFIX}{step}")
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -117,6 +147,15 @@ class Checkpoints:
         """Remove what a crash left unfinished; for the one process that writes."""
         for path in self._folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _refuse_if_superseded(self) -> None:
+        try:
+            newest = int((self._folder / _EPOCH).read_text())
+        except (FileNotFoundError, ValueError):  # nobody has claimed it, or a crash took the claim's text
+            return
+        if newest > self._epoch:
+            message = f"run {newest} of this job has its checkpoints now; this is run {self._epoch}, which was given up"
+            raise Superseded(message)
 
     def _seal(self, fresh: Path, step: int, history: History) -> None:
         files = {str(path.relative_to(fresh)): path.stat().st_size for path in _files(fresh)}

@@ -150,8 +150,7 @@ class Session:
         boundary.save = save
         if boundary.checkpoints is None:
             return
-        if self.rank == 0:
-            boundary.checkpoints.sweep()
+        boundary.claim_checkpoints()
         manifest = boundary.checkpoints.load(load)
         if manifest is not None:
             self._course.resume(manifest.step, manifest.history)
