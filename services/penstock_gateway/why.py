@@ -95,13 +95,15 @@ class Why:
     def _not_causes(self, job: Job, cause: str) -> list[str]:
         found = [] if cause == "held" else ["it is not held"]
         scene: Scene = self._nodes(job.spec.pool)
-        most = max(scene.whole.kinds(job.spec).values(), default=0)
+        accepted = scene.whole.kinds(job.spec)
+        most = max(accepted.values(), default=0)
         if cause not in {"never_fits", "no_nodes"} and most >= job.spec.gpus:
             asks = count(job.spec.gpus, "device")
             found.append(f"not its size: it asks for {asks}, and there are {most} of one kind that it accepts")
         profile = self._state.profiles.get(workload.key(job.spec))
-        if cause != "profiling" and profile is not None:
-            found.append(f"not its profile: its speeds are known on {listed(speed.kind for speed in profile.speeds)}")
+        known = [speed.kind for speed in profile.speeds if speed.kind in accepted] if profile is not None else []
+        if cause != "profiling" and known:
+            found.append(f"not its profile: its speeds are known on {listed(known)}")
         if cause != "backoff" and job.failures:
             found.append("not its failures: the back-off is over")
         return found
