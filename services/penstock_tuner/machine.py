@@ -1,7 +1,7 @@
 """
 The tuner's pure part: open a sweep's trials, see them end, and name the best.
 
-Submitting the trials is not a decision but its consequence: :func:`outstanding` says which opened trials the gateway
+Submitting the trials is not a decision but its consequence: ``State.unaccepted`` has the opened trials that the gateway
 has not accepted yet, and the runner submits those, again and again under the same ids, until none is left.
 """
 
@@ -51,7 +51,7 @@ class State(msgspec.Struct):
     sweep_of : dict of str to str
         Sweep of each opened trial that is not reported, by job id.
     unaccepted : dict of str to str
-        The part of it that the gateway has not accepted and that is still wanted.
+        The part of it that the gateway has not accepted and that is still wanted, oldest first.
     strangers : set of str
         Ids that look like a trial's but were taken by other jobs.
     due : set of str
@@ -102,11 +102,6 @@ def decide(state: State, now_s: float) -> Decision:
         facts = _next_facts(state, sweep, now_s)
         proposals.append(Proposal(subject=subjects.sweep(sweep_id), facts=facts, cause=sweep.cause))
     return Decision(proposals)
-
-
-def outstanding(state: State) -> list[str]:
-    """Return the job ids of the trials that have to be submitted, oldest first."""
-    return list(state.unaccepted)
 
 
 def submission(state: State, job_id: str) -> JobSpec | None:

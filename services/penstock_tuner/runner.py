@@ -13,39 +13,39 @@ from penstock_bus.context import Shell
 from penstock_bus.replica import Replica
 from penstock_bus.tasks import background
 from penstock_events import Commit, JobSpec, TrialFinished, subjects
-from penstock_tuner.machine import State, decider, outstanding, submission
+from penstock_tuner.machine import State, decider, submission
 from penstock_tuner.settings import Settings
 from penstock_tuner.submissions import Submissions
 
 
 async def run(shell: Shell, settings: Settings) -> None:
     """Run sweeps until the shell is stopping."""
-    opened = asyncio.Event()
+    moved = asyncio.Event()
 
     def on_delivery(delivery: Delivery) -> None:
-        if subjects.writer_of(delivery.subject) == "tuner":
-            opened.set()
+        if subjects.writer_of(delivery.subject) in {"tuner", "gateway"}:  # opened trials, or accepted some
+            moved.set()
 
     replica = Replica(shell, decider(settings), on_delivery=on_delivery)
-    async with background(_keep_submitting(shell, replica, opened, settings)):
+    async with background(_keep_submitting(shell, replica, moved, settings)):
         await replica.run()
 
 
-async def _keep_submitting(shell: Shell, replica: Replica[State], opened: asyncio.Event, settings: Settings) -> None:
+async def _keep_submitting(shell: Shell, replica: Replica[State], moved: asyncio.Event, settings: Settings) -> None:
     submissions = Submissions(settings.resubmit_s)
     while True:
         try:
             async with asyncio.timeout(min(1.0, settings.resubmit_s)):
-                await opened.wait()
+                await moved.wait()
         except TimeoutError:
             pass
-        opened.clear()
+        moved.clear()
         if replica.leading and shell.vitals.ready:
             await _submit(shell, replica, submissions)
 
 
 async def _submit(shell: Shell, replica: Replica[State], submissions: Submissions) -> None:
-    due = submissions.due(outstanding(replica.live.state), shell.now_s())
+    due = submissions.due(replica.live.state.unaccepted, shell.now_s())
     try:
         refused = await _refusals(shell.bus) if any(map(submissions.times, due)) else {}
         for job_id in due:

@@ -1,11 +1,14 @@
-"""When each outstanding trial is submitted: at once, then again at growing intervals until it is accepted."""
+"""When each outstanding trial is submitted: as soon as few others wait, then again until it is accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 LONGEST_S: Final = 60.0
+WINDOW: Final = 500
+"""Submissions that wait for the gateway at once: a long sweep neither floods the queue nor is queued twice over."""
 
 
 class Submissions:
@@ -20,11 +23,12 @@ class Submissions:
     Examples
     --------
     >>> submissions = Submissions(resubmit_s=5.0)
-    >>> submissions.due(["t1"], now_s=0.0)
+    >>> outstanding = {"t1": "sweep"}
+    >>> submissions.due(outstanding, now_s=0.0)
     ['t1']
     >>> submissions.sent("t1", now_s=0.0)
     1
-    >>> submissions.due(["t1"], now_s=4.0), submissions.due(["t1"], now_s=5.0)
+    >>> submissions.due(outstanding, now_s=4.0), submissions.due(outstanding, now_s=5.0)
     ([], ['t1'])
     """
 
@@ -32,10 +36,12 @@ class Submissions:
         self._resubmit_s = resubmit_s
         self._sent: dict[str, tuple[int, float]] = {}
 
-    def due(self, outstanding: Sequence[str], now_s: float) -> list[str]:
+    def due(self, outstanding: Mapping[str, object], now_s: float) -> list[str]:
         """Return the job ids to be submitted now; ids that are no longer outstanding are forgotten."""
-        self._sent = {job_id: self._sent[job_id] for job_id in outstanding if job_id in self._sent}
-        return [job_id for job_id in outstanding if job_id not in self._sent or self._sent[job_id][1] <= now_s]
+        self._sent = {job_id: sent for job_id, sent in self._sent.items() if job_id in outstanding}
+        again = [job_id for job_id, (_, due_s) in self._sent.items() if due_s <= now_s]
+        fresh = (job_id for job_id in outstanding if job_id not in self._sent)
+        return again + list(islice(fresh, max(0, WINDOW - len(self._sent))))
 
     def times(self, job_id: str) -> int:
         """Return how often an outstanding job was submitted."""

@@ -21,7 +21,7 @@ from penstock_events import (
     Uniform,
 )
 from penstock_testing import Scenario
-from penstock_tuner.machine import State, decider, outstanding, submission
+from penstock_tuner.machine import State, decider, submission
 from penstock_tuner.settings import Settings
 
 FIRST, SECOND = "s1-t000", "s1-t001"
@@ -73,7 +73,7 @@ def test_a_long_sweep_is_opened_in_groups_that_never_repeat_an_id(tuner):
     spec = random_spec(1201)
     facts = tuner.given(SweepSubmitted(at_s=0.0, sweep_id="s1", spec=spec)).settle()
     assert [len(fact.trials) for fact in facts] == [500, 500, 201]
-    assert len(set(outstanding(tuner.state))) == 1201
+    assert len(tuner.state.unaccepted) == 1201
     assert len({trial.params["lr"] for fact in facts for trial in fact.trials}) == 1201
 
 
@@ -82,7 +82,7 @@ def test_ids_of_a_sweep_with_a_long_id_are_valid_and_its_own(tuner):
     for last in "ab":
         sweep_id, name = "s" * 62 + last, "n" * 63
         tuner.given(SweepSubmitted(at_s=0.0, sweep_id=sweep_id, spec=sweep_spec(name=name))).settle()
-    for job_id in outstanding(tuner.state):
+    for job_id in tuner.state.unaccepted:
         spec = submission(tuner.state, job_id)
         assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
         ids.append(job_id)
@@ -100,11 +100,11 @@ def test_a_space_that_makes_no_sense_ends_the_sweep_with_the_reason(tuner):
 
 def test_opened_trials_are_outstanding_until_the_gateway_accepts_them(tuner):
     tuner.given(swept())
-    assert outstanding(tuner.state) == []
+    assert list(tuner.state.unaccepted) == []
     tuner.settle()
-    assert outstanding(tuner.state) == [FIRST, SECOND]
+    assert list(tuner.state.unaccepted) == [FIRST, SECOND]
     tuner.given(accepted(FIRST))
-    assert outstanding(tuner.state) == [SECOND]
+    assert list(tuner.state.unaccepted) == [SECOND]
     assert submission(tuner.state, FIRST) is None
 
 
@@ -114,20 +114,20 @@ def test_a_tuner_that_starts_again_submits_the_same_ids_with_the_same_content(tu
     for stored in tuner.log:
         again.given(*stored.commit.facts)
     assert again.settle() == []
-    submissions = [[submission(s.state, job_id) for job_id in outstanding(s.state)] for s in (tuner, again)]
+    submissions = [[submission(s.state, job_id) for job_id in s.state.unaccepted] for s in (tuner, again)]
     assert submissions[0] == submissions[1]
 
 
 def test_a_trial_whose_id_somebody_takes_first_has_failed(tuner):
     tuner.at(5.0).given(swept(), opened(), accepted(FIRST, parent=""))
     tuner.then(reported(FIRST, "failed"))
-    assert outstanding(tuner.state) == [SECOND]
+    assert list(tuner.state.unaccepted) == [SECOND]
     tuner.given(*ended(FIRST, acc=0.99)).then()
 
 
 def test_a_trial_whose_id_was_taken_long_before_has_failed(tuner):
     tuner.at(5.0).given(accepted(FIRST, parent=""), swept(), opened()).then(reported(FIRST, "failed"))
-    assert outstanding(tuner.state) == [SECOND]
+    assert list(tuner.state.unaccepted) == [SECOND]
 
 
 # --- ending
@@ -182,7 +182,7 @@ def test_a_sweep_cancelled_before_it_opened_just_ends(tuner):
 def test_a_cancelled_sweep_submits_nothing_more_and_waits_for_what_runs(tuner):
     tuner.at(5.0).given(swept(), opened(), accepted(FIRST))
     tuner.when(SweepCancelled(at_s=4.0, sweep_id="s1")).then(reported(SECOND, "cancelled")).then()
-    assert outstanding(tuner.state) == []
+    assert list(tuner.state.unaccepted) == []
     tuner.when(JobCancelled(at_s=5.0, job_id=FIRST)).then(reported(FIRST, "cancelled")).then(finished("cancelled"))
 
 
@@ -193,7 +193,7 @@ def test_a_cancelled_sweep_still_names_the_best_of_what_was_done(tuner):
 
 def test_trials_opened_while_the_sweep_was_being_cancelled_are_dropped(tuner):
     tuner.at(5.0).given(swept(), SweepCancelled(at_s=1.0, sweep_id="s1"), opened())
-    assert outstanding(tuner.state) == []
+    assert list(tuner.state.unaccepted) == []
     tuner.then(reported(FIRST, "cancelled"), reported(SECOND, "cancelled")).then(finished("cancelled"))
 
 

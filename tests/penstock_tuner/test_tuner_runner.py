@@ -8,16 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from tuning import ended, swept
+from tuning import ended, random_spec, swept
 
 from penstock_bus import Append, Bus, Conflict
 from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus
 from penstock_bus.tasks import background
-from penstock_events import Commit, JobSpec, JobSubmitted, SweepFinished, TrialFinished, subjects
+from penstock_events import Commit, JobSpec, JobSubmitted, SweepFinished, SweepSubmitted, TrialFinished, subjects
 from penstock_testing import eventually, subject_of
 from penstock_tuner.runner import run
 from penstock_tuner.settings import Settings
+from penstock_tuner.submissions import WINDOW
 
 FIRST, SECOND = "s1-t000", "s1-t001"
 
@@ -91,6 +92,23 @@ async def test_a_sweep_goes_all_the_way_over_a_bus(bus: Bus) -> None:
 
 async def has_finished(bus: Bus) -> bool:
     return bool(await said(bus, SweepFinished))
+
+
+async def test_a_long_sweep_never_floods_the_queue(memory_bus: MemoryBus) -> None:
+    gateway, most = Gateway(memory_bus), 0
+    trials = 2 * WINDOW + 1
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            await memory_bus.server.changed.wait()
+            most = max(most, queued(memory_bus))
+
+    async with background(gateway.accept(), watch()), tuner(memory_bus):
+        await append(memory_bus, SweepSubmitted(at_s=1.0, sweep_id="s1", spec=random_spec(trials)))
+        await eventually(lambda: len(gateway.submissions) == trials)
+    assert set(gateway.submissions.values()) == {1}
+    assert 1 < most <= WINDOW
 
 
 async def test_a_trial_that_the_gateway_never_saw_is_submitted_again(memory_bus: MemoryBus) -> None:
