@@ -255,6 +255,22 @@ def test_of_two_kinds_that_are_as_far_an_impatient_gang_keeps_the_faster():
     assert where(one.settle()) == {"d": "slow"}
 
 
+def test_two_gangs_that_keep_devices_do_not_block_each_other_for_ever():
+    one = matcher(patience_s=5.0).given(node("n1", fast=3, slow=3), *(job(name, at_s=0.9) for name in "abcdef"))
+    runs = list(run_all(one, 1.0))
+    gangs = [job(f"g{i}", at_s=2.0 + i / 10, gpus=3) for i in range(3)]
+    one.given(*gangs, *(job(f"s{i}", at_s=3.0, gpus=2) for i in range(3)))
+    begun: list[str] = []
+    for now_s in range(10, 30):  # all are impatient by now, and one run ends every second
+        if runs:
+            one.given(ended(runs.pop(0), float(now_s)))
+        new = run_all(one, float(now_s))
+        runs += new
+        begun += new
+    assert sorted(begun) == ["g0", "g1", "g2", "s0", "s1", "s2"]
+    assert begun.index("g0") < begun.index("g2")
+
+
 def test_a_gang_that_could_never_fit_keeps_nothing():
     one = matcher().given(node("n1", fast=2), job("g", gpus=3), job("a", at_s=99.0))
     assert where(one.at(100.0).settle()) == {"a": "fast"}
