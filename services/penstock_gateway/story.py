@@ -59,6 +59,7 @@ class Teller:
         self._job = job
         self._queue: int | None = None
         self._cause = ""
+        self._nodes: set[str] = set()
 
     def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
         """Yield the sentences of the next commit of the log; facts about other things give none."""
@@ -121,6 +122,7 @@ class Teller:
             case RunWarned():
                 yield f"warning from {fact.node_id}: {fact.warning}"
             case RunEnded():
+                self._nodes.discard(fact.node_id)
                 known = f"exit code {fact.exit_code}" in fact.reason
                 code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
                 reason = f": {fact.reason}" if fact.reason else ""
@@ -143,12 +145,15 @@ class Teller:
                 self._queue = rank.queue
 
     def _of_round(self, fact: RoundDecided) -> Iterator[str]:
+        for node_id in sorted(self._nodes.intersection(fact.lost_nodes)):
+            self._nodes.discard(node_id)
+            yield f"lost with its node {node_id}, which was no longer heard of"
         for preemption in fact.preemptions:
             if preemption.job_id == self._job.id:
                 yield f"to be preempted{_because(preemption.reason)}"
         for placement in fact.placements:
             if placement.job_id == self._job.id:
-                self._cause = ""
+                self._cause, self._nodes = "", {slot.node_id for slot in placement.slots}
                 yield f"placed on {listed(device_names(placement))} (epoch {placement.epoch})"
         for wait in fact.waits:
             if wait.job_id == self._job.id and wait.cause != self._cause:

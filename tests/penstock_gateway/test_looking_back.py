@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from penstock_bus import Append, Bus, Delivery, ServiceError
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_events import Commit, Wait, subjects
+from penstock_events import Commit, RoundDecided, Wait, subjects
 from penstock_gateway import queries, reading
 from penstock_gateway.settings import Settings
 from penstock_testing import eventually
@@ -143,6 +143,18 @@ async def test_the_story_of_an_old_job_does_not_read_what_its_pool_did_since(bus
             "started on n1",
             "run completed on n1",
             "completed (ran 3.0 s in 1 run)",
+        ]
+
+
+async def test_the_story_of_a_job_says_that_its_node_was_lost(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined(), joined("n2")) as served:
+        lost = RoundDecided(at_s=NOW_S + 9, pool="default", lost_nodes=("n1",))
+        again = placed("j1", epoch=2, node="n2", at_s=NOW_S + 9)
+        await served.told(submitted("j1"), placed("j1"), started("j1"), lost, again, lost)
+        lines = [line["text"] for line in (await served.query("story", {"id": "j1"}))["lines"]]
+        assert lines[-2:] == [
+            "lost with its node n1, which was no longer heard of",
+            "placed on n2/fast0 (epoch 2)",
         ]
 
 

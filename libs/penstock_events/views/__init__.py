@@ -1,0 +1,40 @@
+"""
+What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
+
+Times are seconds since the Unix epoch (``_s`` after a verb in the past) or durations in seconds; None where it has not
+happened. Fields are only ever added.
+"""
+
+from penstock_events.views.base import View
+from penstock_events.views.cluster import DeviceView, NodesView, NodeView, ReplicaView, SchemaView, StatusView
+from penstock_events.views.commands import ActAnswer, SubmitAnswer
+from penstock_events.views.history import EventsView, EventView, RejectedListView, RejectedView, StoryLine, StoryView
+from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, RankView, WhyView
+from penstock_events.views.sweeps import SweepsView, SweepView, TrialView
+
+__all__ = [
+    "ActAnswer",
+    "DeviceView",
+    "DryRunView",
+    "EventView",
+    "EventsView",
+    "JobDetail",
+    "JobView",
+    "JobsView",
+    "NodeView",
+    "NodesView",
+    "RankView",
+    "RejectedListView",
+    "RejectedView",
+    "ReplicaView",
+    "SchemaView",
+    "StatusView",
+    "StoryLine",
+    "StoryView",
+    "SubmitAnswer",
+    "SweepView",
+    "SweepsView",
+    "TrialView",
+    "View",
+    "WhyView",
+]

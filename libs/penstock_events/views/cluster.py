@@ -1,0 +1,85 @@
+"""Nodes, services, and the whole at one glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_events.spec import Device
+from penstock_events.views.base import View
+
+
+class DeviceView(View, frozen=True, kw_only=True):
+    """One device of a node; ``job_id`` is empty where it is idle."""
+
+    name: str
+    device: Device
+    job_id: str
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """
+    One node.
+
+    Attributes
+    ----------
+    state : {"up", "draining", "drained", "lost", "left"}
+        ``draining`` while a drained node still has running jobs.
+    heard_s : float or None
+        Last heartbeat that this gateway heard; None where it heard none, and in answers about the past.
+    """
+
+    id: str
+    pool: str
+    state: str
+    devices: tuple[DeviceView, ...]
+    joined_s: float
+    heard_s: float | None = None
+    labels: dict[str, str] = {}
+
+
+class NodesView(View, frozen=True, kw_only=True):
+    """All nodes ever seen, by id."""
+
+    nodes: tuple[NodeView, ...]
+    seq: int
+
+
+class ReplicaView(View, frozen=True, kw_only=True):
+    """One replica of a service that was heard lately."""
+
+    service: str
+    id: str
+    heard_s: float
+
+
+class StatusView(View, frozen=True, kw_only=True):
+    """
+    The whole at one glance.
+
+    Attributes
+    ----------
+    jobs : dict of str to int
+        Jobs by state, samples left out.
+    devices : dict of str to dict of str to int
+        Kind → ``{"busy", "idle", "lost", "drained"}`` → count.
+    last_seq : int
+        Of the log.
+    backlog : int
+        Messages of the log that this gateway has not folded yet.
+    """
+
+    jobs: dict[str, int]
+    devices: dict[str, dict[str, int]]
+    nodes: dict[str, int]
+    sweeps: dict[str, int]
+    services: tuple[ReplicaView, ...]
+    last_seq: int
+    backlog: int
+    version: str = ""
+
+
+class SchemaView(View, frozen=True, kw_only=True):
+    """The published JSON Schemas."""
+
+    job: dict[str, Any]
+    sweep: dict[str, Any]

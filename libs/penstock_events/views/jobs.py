@@ -1,0 +1,151 @@
+"""Jobs: their lines, their details, and why they are where they are."""
+
+from __future__ import annotations
+
+from penstock_events.profile import KindSpeed
+from penstock_events.spec import JobSpec
+from penstock_events.views.base import View
+
+
+class JobView(View, frozen=True, kw_only=True):
+    """
+    One job, as a line of ``penstock ps``.
+
+    Attributes
+    ----------
+    state : str
+        Two letters, see :class:`penstock_events.lifecycle.State`.
+    started_s : float or None
+        First start.
+    wait_s, run_s : float
+        Spent waiting and running, over all runs, up to now.
+    jct_s : float or None
+        From submission to end.
+    devices : tuple of str
+        Devices used over all runs, such as ``n1/fast0``, in order of first use.
+    placed_on : tuple of str
+        Devices of the lease in force.
+    steps : int
+        Done since the very beginning; of a running job, the last that it told.
+    queue : int or None
+        The ranker's queue, 0 first; None before it was ranked.
+    cause : str
+        Why it waits, one word; empty where it does not wait.
+    sample : bool
+        True for a profiler's sample.
+    """
+
+    id: str
+    name: str
+    state: str
+    user: str
+    team: str
+    parent: str
+    pool: str
+    gpus: int
+    kinds: tuple[str, ...]
+    submitted_s: float
+    started_s: float | None
+    finished_s: float | None
+    wait_s: float
+    run_s: float
+    jct_s: float | None
+    devices: tuple[str, ...]
+    placed_on: tuple[str, ...]
+    preemptions: int
+    attempts: int
+    steps: int
+    metrics: dict[str, float]
+    reason: str
+    exit_code: int | None
+    queue: int | None
+    held: bool
+    cause: str
+    sample: bool = False
+    model: str = ""
+    epoch: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+class JobsView(View, frozen=True, kw_only=True):
+    """Jobs by submission, oldest first; ``total`` counts those that matched before ``limit`` left the oldest out."""
+
+    jobs: tuple[JobView, ...]
+    total: int
+    seq: int
+
+
+class RankView(View, frozen=True, kw_only=True):
+    """A waiting job's place: its queue and how many waiting jobs of its pool stand before it."""
+
+    queue: int
+    ahead: int
+
+
+class WhyView(View, frozen=True, kw_only=True):
+    """
+    Why a job is where it is.
+
+    Attributes
+    ----------
+    cause : str
+        The dominant one: one of :data:`penstock_events.round.Cause` for a waiting job, ``undecided`` where no round has
+        looked at it yet, else ``running``, ``stopping`` or ``finished``.
+    evidence : str
+        What shows it, in figures.
+    remedy : str
+        What would change it; empty where nothing would.
+    not_causes : tuple of str
+        What one might suspect, and why it is not that.
+    since_s : float
+        When the present state began.
+    rank : RankView or None
+    """
+
+    id: str
+    name: str
+    state: str
+    cause: str
+    evidence: str
+    remedy: str
+    not_causes: tuple[str, ...]
+    since_s: float
+    rank: RankView | None
+
+
+class JobDetail(View, frozen=True, kw_only=True):
+    """One job in full; ``speeds`` is what the profiler knows of its workload."""
+
+    job: JobView
+    spec: JobSpec
+    why: WhyView
+    workload: str
+    speeds: tuple[KindSpeed, ...]
+    seq: int
+
+
+class DryRunView(View, frozen=True, kw_only=True):
+    """
+    What would happen to a job if it were submitted now.
+
+    Attributes
+    ----------
+    starts : bool
+        True where it would start at once, on ``devices``.
+    start_in_s : float or None
+        Where it would wait for devices, an estimate of how long; None where nothing tells.
+    basis : str
+        What the estimate rests on, or why there is none.
+    cause, evidence, remedy : str
+        Why it would wait.
+    """
+
+    starts: bool
+    start_in_s: float | None = None
+    basis: str = ""
+    kind: str = ""
+    devices: tuple[str, ...] = ()
+    cause: str = ""
+    evidence: str = ""
+    remedy: str = ""
+    warnings: tuple[str, ...] = ()
