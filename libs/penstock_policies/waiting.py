@@ -84,7 +84,8 @@ def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
     present = Free({node.id: node.devices for node in scene.nodes})
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, scene)
-    return Reason("never_fits", _largest_text(spec, present, scene.pool), _relaxed(spec, scene.whole, _there))
+    remedy = _relaxed(spec, scene.whole, _there) or _bare(spec, scene.whole)
+    return Reason("never_fits", _largest_text(spec, present, scene.pool), remedy)
 
 
 def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
@@ -140,8 +141,10 @@ def _largest_text(spec: JobSpec, present: Free, pool: str) -> str:
     wanted = f"needs {_count(spec.gpus, 'device')}"
     if spec.kinds:
         wanted += f" of kind {' or '.join(f'`{kind}`' for kind in spec.kinds)}"
-    elif spec.gpus > 1:
-        wanted += " of one kind"
+    else:
+        wanted += (" of one kind" if spec.gpus > 1 else "") + (
+            " other than a bare CPU" if not _accepted(spec, present) else ""
+        )
     if spec.memory_bytes:
         wanted += f" with {gibibytes(spec.memory_bytes)}{' each' if spec.gpus > 1 else ''}"
     all_kinds = _by_kind(device for _, device in present)
@@ -176,6 +179,19 @@ def _relaxed(spec: JobSpec, devices: Free, say: Callable[..., str]) -> str:
         return f"ask for at most {_count(most, 'device')}: {say(most, ' of one kind')}"
     if spec.memory_bytes:
         return _less_memory(spec, devices, say)
+    return ""
+
+
+def _accepted(spec: JobSpec, devices: Free) -> bool:
+    """Say whether any device is of a kind that the job accepts, however little memory it has."""
+    return bool(devices.kinds(msgspec.structs.replace(spec, memory_bytes=0)))
+
+
+def _bare(spec: JobSpec, devices: Free) -> str:
+    """Return the kind of bare CPU that would hold a job that names no kind, and so gets none."""
+    for kind in () if spec.kinds else sorted({device.kind for _, device in devices}):
+        if (count := _largest(msgspec.structs.replace(spec, kinds=(kind,)), devices)) >= spec.gpus:
+            return f"ask for kind `{kind}` by name: {_there(count)}"
     return ""
 
 

@@ -22,7 +22,17 @@ from matching_facts import (
     where,
 )
 
-from penstock_events import AnyEvent, JobHeld, JobReleased, JobSubmitted, NodeDrained, NodeJoined, NodeResumed, Wait
+from penstock_events import (
+    AnyEvent,
+    Device,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    NodeDrained,
+    NodeJoined,
+    NodeResumed,
+    Wait,
+)
 
 
 def waits(scenario: Matcher) -> list[Wait]:
@@ -222,3 +232,13 @@ def test_a_job_that_ends_or_starts_needs_no_round_to_say_so():
     one.given(ended("a", 4.0)).at(4.0)
     assert len(rounds(one.settle())) == 1
     one.at(50.0).then()
+
+
+def test_a_job_that_names_no_kind_hears_that_a_bare_cpu_has_to_be_named():
+    bare = Device(index=0, kind="cpu", memory_bytes=8 * GIB, backend="cpu")
+    one = matcher().given(NodeJoined(node_id="n1", at_s=0.5, pool="default", devices=(bare,)))
+    j = job("j")
+    one.given(j).at(2.0)
+    evidence = "needs 1 device other than a bare CPU; pool `default` has 1 cpu of up to 8 GiB"
+    assert told(one) == [("never_fits", evidence, "ask for kind `cpu` by name: there is 1")]
+    assert set(resubmitted(one, j, 3.0, kinds=("cpu",))) == {"j-again"}

@@ -37,6 +37,7 @@ SWEEP_HEADERS: Final = ("ID", "NAME", "ST", "DONE", "METRIC", "BEST", "BEST-JOB"
 TRIAL_HEADERS: Final = ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS")
 EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "FACT")
 EVENT_WIDE: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
+_PASSING: Final = {"capacity", "gang", "later_place", "profiling", "backoff"}
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
 STORY_HEADERS: Final = ("AFTER", "WHAT")
@@ -137,7 +138,7 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     pairs = [
         ("because", why.evidence),
         *(("checked", text) for text in why.not_causes),
-        ("change", why.remedy or (_ONLY_WAIT if why.state == "PD" else "")),
+        ("change", why.remedy or (_ONLY_WAIT if why.cause in _PASSING else "")),
         ("place", _place(why.rank) if why.rank else ""),
     ]
     since = f" for {span(now_s - why.since_s)}" if why.since_s and now_s > why.since_s else ""
