@@ -18,6 +18,9 @@ from penstock_events.spec import JobSpec, SweepSpec
 
 At = int | float | str | None
 Limit = Annotated[int, Meta(ge=1, le=1000)]
+Who = Annotated[str, Meta(max_length=128)]
+Reason = Annotated[str, Meta(max_length=1000)]
+"""It is shown wherever the job is."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,16 +48,16 @@ class ActAsk(Ask, frozen=True, kw_only=True):
     """Of ``cancel``, ``hold``, ``release``, ``resume`` and ``cancel_sweep``: an id or its unique beginning."""
 
     id: str
-    by: str = ""
-    reason: str = ""
+    by: Who = ""
+    reason: Reason = ""
 
 
 class DrainAsk(Ask, frozen=True, kw_only=True):
     """Take a node out of service; with ``preempt`` its running jobs are checkpointed and moved."""
 
     id: str
-    by: str = ""
-    reason: str = ""
+    by: Who = ""
+    reason: Reason = ""
     preempt: bool = False
 
 

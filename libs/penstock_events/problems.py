@@ -120,7 +120,7 @@ def _table(raw: Any, info: inspect.DictType, path: str) -> Iterator[str]:
 def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
     match info:
         case inspect.StrType():
-            good = isinstance(raw, str) and (info.pattern is None or re.fullmatch(info.pattern, raw) is not None)
+            good = isinstance(raw, str) and _fits(raw, info)
             if isinstance(raw, str) and "\0" in raw:
                 yield f"{path}: contains a NUL character; leave it out"
                 return
@@ -142,6 +142,11 @@ def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
         yield _wrong(path, _expected(info, meant) + fitting, raw) + _closest_literal(raw, info)
 
 
+def _fits(raw: str, info: inspect.StrType) -> bool:
+    short = info.max_length is None or len(raw) <= info.max_length
+    return short and (info.pattern is None or re.fullmatch(info.pattern, raw) is not None)
+
+
 def _fitting(raw: Any) -> str:
     return "; whole numbers fit 64 bits" if isinstance(raw, int) and abs(raw) >= _INT_LIMIT else ""
 
@@ -158,7 +163,8 @@ def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
 def _expected(info: inspect.Type, meant: str) -> str:
     match info:
         case inspect.StrType():
-            text = f"1 to 63 {meant.partition(';')[0]}" if meant else "text"
+            most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
+            text = f"1 to 63 {meant.partition(';')[0]}" if meant else f"text{most}"
         case inspect.IntType():
             text = "a whole number" + _range(info.ge, info.le)
         case inspect.FloatType():

@@ -174,6 +174,13 @@ async def test_what_fails_within_a_question_is_logged_with_its_place(
     ]
 
 
+async def test_a_reason_that_would_fill_every_list_is_refused(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, submitted("j1")) as served:
+        code, message = await refusal(served.command("cancel", {"id": "j1", "reason": "why " * 1000}))
+        assert code == 400
+        assert message.startswith("$.reason: expected text of at most 1000 characters, got ")
+
+
 COMMANDS = ("submit", "tune", "cancel", "hold", "release", "drain", "resume", "cancel_sweep")
 
 
