@@ -134,3 +134,12 @@ async def test_what_is_rejected_is_found_with_its_reason_oldest_first(bus: Bus) 
     assert (first.reason, first.origin, first.body) == ("unknown field 'gpu'", "penstock.inbox.jobs", b'{"gpu": 1}')
     assert second.reason.replace("\n", " ") == "größer als erlaubt"
     assert 0 < first.stored_s <= second.stored_s
+
+
+async def test_a_rejection_of_the_largest_body_with_a_long_reason_is_kept_cut_to_what_fits(bus: Bus) -> None:
+    body = b"x" * bus.max_body_bytes
+    await bus.reject("jobs", Rejection(reason="大きすぎる" * 200, origin="penstock.inbox.jobs", body=body))
+    (kept,) = await bus.rejections()
+    assert kept.reason.startswith("大きすぎる大きすぎる")
+    assert body.startswith(kept.body)
+    assert len(kept.body) > len(body) - 4096

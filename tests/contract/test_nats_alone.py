@@ -243,6 +243,24 @@ async def test_messages_too_large_for_one_request_come_in_several(
             assert [one.seq for one in await take(deliveries, 20)] == list(range(1, 21))
 
 
+async def test_work_that_waits_for_a_busy_worker_does_not_go_to_another(nats_alone: NatsHarness) -> None:
+    async with (
+        nats_alone.connect(ack_wait_s=0.6) as busy,
+        nats_alone.connect(ack_wait_s=0.6) as idle,
+        aclosing(busy.work("q", [subjects.INBOX_JOBS])) as work,
+        aclosing(idle.work("q", [subjects.INBOX_JOBS])) as other_work,
+    ):
+        await busy.submit(subjects.INBOX_JOBS, b"first")
+        await (await anext(work)).ack()
+        for i in range(30):
+            await idle.submit(subjects.INBOX_JOBS, b"%d" % i)  # the busy one had asked for more
+        other = asyncio.ensure_future(anext(other_work))
+        done, _ = await asyncio.wait([other], timeout=1.5)  # more than twice the time that one may keep it
+        other.cancel()
+        await asyncio.wait([other])
+        assert not done
+
+
 async def test_two_queues_for_the_same_work_are_refused_with_the_reason(nats_alone: NatsHarness) -> None:
     async with nats_alone.connect() as bus:
         first, second = (bus.work(name, [subjects.INBOX_JOBS]) for name in ("one", "two"))

@@ -68,7 +68,7 @@ class Link:
         if self._online.is_set() and not self._ended:
             _log.warning("server_lost", address=self.address)
         self._online.clear()
-        self.replies.fail(Lost(f"the connection to {self.address} was lost"))
+        self.replies.fail(Lost(f"the connection to {self.address} was lost before it answered; look what became of it, and try again"))
         for told in list(self.on_lost):
             told()
 

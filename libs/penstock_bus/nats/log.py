@@ -131,7 +131,8 @@ class LogClient(NatsClient):
 
     async def _store_rejection(self, what: str, rejection: Rejection, headers: dict[str, str]) -> None:
         reason = rejection.reason[:_REASON_CHARS]
-        body = rejection.body[: self.max_body_bytes]
+        room = self.max_body_bytes - len(reason.encode()) - len(rejection.origin.encode())
+        body = rejection.body[:room]
         headers = headers | {_REASON: reason, _ORIGIN: rejection.origin}
         ack = await self.link.store(names.rejected(what), body, headers)
         if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:

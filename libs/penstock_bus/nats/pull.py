@@ -56,6 +56,11 @@ class Pull:
         self._broken = ""
         self._wake = asyncio.Event()
 
+    @property
+    def come(self) -> tuple[Msg, ...]:
+        """What has come and nobody took yet."""
+        return tuple(self._messages)
+
     async def open(self) -> None:
         """Subscribe and ask for the first messages."""
         self._link.on_lost.add(self._lost)

@@ -88,7 +88,7 @@ class WorkClient(LogClient):
             try:
                 pull = await self._consume(queue, subjects)
                 while True:
-                    async with aclosing(self._each(await pull.take())) as each:
+                    async with aclosing(self._each(pull, await pull.take())) as each:
                         async for work in each:
                             yield work
             except (Stalled, Unavailable) as reason:
@@ -99,10 +99,10 @@ class WorkClient(LogClient):
             await self.link.online()
             await asyncio.sleep(_PAUSE_S)
 
-    async def _each(self, taken: list[Msg]) -> AsyncGenerator[Work, None]:
+    async def _each(self, pull: Pull, taken: list[Msg]) -> AsyncGenerator[Work, None]:
         """Yield what was taken; keep the rest alive meanwhile, and give it back if nobody wants it."""
         waiting = deque(NatsWork(self, msg) for msg in taken)
-        holding = asyncio.create_task(self._hold(waiting))
+        holding = asyncio.create_task(self._hold(pull, waiting))
         try:
             while waiting:
                 work = waiting.popleft()
@@ -115,10 +115,10 @@ class WorkClient(LogClient):
             for work in waiting:
                 self.in_background(_give_back(work))
 
-    async def _hold(self, waiting: deque[NatsWork]) -> None:
+    async def _hold(self, pull: Pull, waiting: deque[NatsWork]) -> None:
         while True:
             await asyncio.sleep(self.ack_wait_s / 3)
-            for work in list(waiting):
+            for work in [*waiting, *(NatsWork(self, msg) for msg in pull.come)]:
                 await work.hold()
 
     async def _consume(self, queue: str, subjects: Sequence[str]) -> Pull:
