@@ -9,14 +9,16 @@ from penstock_events.base import Event
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
     """
-    A job's place in the order: lowest ``(queue, position)`` first.
+    A job's place in the order: lowest ``(queue, position)`` first, then whoever entered the queue first.
 
     Attributes
     ----------
     queue : int
         0 is served first.
     position : float
-        Order within the queue; by default the time at which the job entered it.
+        Order within the queue; what it counts depends on the order that is set, by default the time of entering it.
+    since_s : float or None
+        When the job entered the queue; None where ``position`` is that time.
     attained_gpu_s : float
         GPU-seconds used when the rank was worked out.
     """
@@ -25,6 +27,17 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
     queue: int
     position: float
     attained_gpu_s: float = 0.0
+    since_s: float | None = None
+
+    @property
+    def entered_s(self) -> float:
+        """When the job entered the queue."""
+        return self.position if self.since_s is None else self.since_s
+
+    @property
+    def key(self) -> tuple[int, float, float, str]:
+        """What jobs are sorted by."""
+        return self.queue, self.position, self.entered_s, self.job_id
 
 
 class JobsRanked(Event, frozen=True, kw_only=True, tag="rank.jobs_ranked.v1"):

@@ -22,7 +22,7 @@ Overhead = Callable[[Job], float]
 
 
 class Ranked(NamedTuple):
-    """A job in the order: samples (``queue`` -1) first, then by queue, position and id."""
+    """A job in the order: samples (``queue`` -1) first, then by queue, and by its number in the pool."""
 
     queue: int
     position: float

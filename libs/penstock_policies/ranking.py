@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Final, Literal, NamedTuple
 
 from penstock_policies import las
@@ -230,14 +231,14 @@ class Ranking:
             if entry.served_s and self.ladder.order.learns:
                 self._set_alarm(entry)
 
-    def due(self, now_s: float) -> list[Move]:
-        """Return the moves that are due, without making them; a job that fell by several queues falls at once."""
-        found = []
-        for alarm_s, job_id in self._alarms:
-            if alarm_s > now_s:
-                break
-            found.append(self._move(self._entries[job_id], now_s))
-        return found
+    def due(self, now_s: float, most: int | None = None) -> list[Move]:
+        """
+        Return the moves that are due, without making them, or so many of them, those that are due longest first.
+
+        A job that fell by several queues falls at once.
+        """
+        alarms = takewhile(lambda alarm: alarm[0] <= now_s, islice(self._alarms, most))
+        return [self._move(self._entries[job_id], now_s) for _, job_id in alarms]
 
     def next_s(self, now_s: float) -> float:
         """Return the first time after now at which a place changes by itself; infinite if none does."""

@@ -88,7 +88,7 @@ class Why:
         for other in self._state.jobs:
             waits = other.state is lifecycle.State.PENDING and other.spec.pool == job.spec.pool and not other.held
             rank = self._state.histories[other.id].rank if waits and other.id != job.id else None
-            if rank is not None and (rank.queue, rank.position) < (own.queue, own.position):
+            if rank is not None and rank.key < own.key:
                 ahead += self.cause(other) not in _NEVER
         return RankView(queue=own.queue, ahead=ahead)
 

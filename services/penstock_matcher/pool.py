@@ -62,7 +62,9 @@ class Pool:
 
         A job that the ranker has not seen yet counts as one of queue 0 at its submission: the matcher never waits.
         """
-        return sorted(self._ranked(job) for job in self.jobs)
+        jobs = {job.id: job for job in self.jobs}
+        keys = sorted(self._key(job) for job in self.jobs)
+        return [Ranked(key[0], float(place), key[3], jobs[key[3]]) for place, key in enumerate(keys)]
 
     def waiting(self, order: Sequence[Ranked]) -> list[Ranked]:
         """
@@ -136,11 +138,11 @@ class Pool:
             for job, had_s, left_s in zip(jobs, attained_s, expected, strict=True)
         ]
 
-    def _ranked(self, job: Job) -> Ranked:
-        if job.sample is not None:
-            return Ranked(-1, job.submitted_s, job.id, job)
+    def _key(self, job: Job) -> tuple[int, float, float, str]:
         rank = self.ranks.get(job.id)
-        return Ranked(rank.queue, rank.position, job.id, job) if rank else Ranked(0, job.submitted_s, job.id, job)
+        if rank is None or job.sample is not None:
+            return -1 if job.sample is not None else 0, job.submitted_s, job.submitted_s, job.id
+        return rank.key
 
 
 def can_be_stopped(job: Job) -> bool:

@@ -10,4 +10,4 @@ from penstock_ranker.settings import Settings
 
 async def run(shell: Shell, settings: Settings) -> None:
     """Rank until the shell is stopping; one replica leads, the others keep a hot fold."""
-    await run_decider(shell, machine.decider(settings))
+    await run_decider(shell, machine.decider(settings, settings.priors()))

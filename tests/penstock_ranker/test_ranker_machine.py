@@ -5,62 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranking_facts import ended, rank, ranked, running, spec, submitted
 
 from penstock_bus.settings import SettingsError, load
-from penstock_events import (
-    AnyEvent,
-    JobCancelled,
-    JobSpec,
-    JobsRanked,
-    JobSubmitted,
-    Placement,
-    Rank,
-    RoundDecided,
-    RunEnded,
-    RunStarted,
-    Sample,
-    SamplesRequested,
-    Slot,
-)
+from penstock_events import JobCancelled, Sample, SamplesRequested
 from penstock_ranker import machine
 from penstock_ranker.settings import Settings
 from penstock_testing import Scenario
-
-Facts = list[AnyEvent]
 
 
 @pytest.fixture
 def ranker() -> Scenario[machine.State]:
     return Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0))))
-
-
-def spec(gpus: int = 1, pool: str = "default") -> JobSpec:
-    return JobSpec(name="train", command=("python", "train.py"), gpus=gpus, pool=pool)
-
-
-def submitted(job_id: str, at_s: float, gpus: int = 1, pool: str = "default") -> JobSubmitted:
-    return JobSubmitted(job_id=job_id, at_s=at_s, spec=spec(gpus, pool))
-
-
-def running(job_id: str, at_s: float, epoch: int = 1, gpus: int = 1) -> Facts:
-    slot = Slot(node_id="n1", devices=tuple(range(gpus)))
-    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=(slot,))
-    return [
-        RoundDecided(pool="default", at_s=at_s, placements=(placement,)),
-        RunStarted(job_id=job_id, epoch=epoch, node_id="n1", devices=slot.devices, at_s=at_s),
-    ]
-
-
-def ended(job_id: str, at_s: float, epoch: int = 1, outcome: str = "preempted") -> RunEnded:
-    return RunEnded(job_id=job_id, epoch=epoch, node_id="n1", outcome=outcome, at_s=at_s)  # type: ignore[arg-type]
-
-
-def ranked(at_s: float, *ranks: Rank, pool: str = "default") -> JobsRanked:
-    return JobsRanked(pool=pool, at_s=at_s, ranks=ranks)
-
-
-def rank(job_id: str, queue: int, position: float, attained_gpu_s: float = 0.0) -> Rank:
-    return Rank(job_id=job_id, queue=queue, position=position, attained_gpu_s=attained_gpu_s)
 
 
 def test_a_new_job_enters_queue_0_at_its_submit_time_and_is_ranked_once(ranker):

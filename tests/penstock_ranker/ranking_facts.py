@@ -1,0 +1,46 @@
+"""Facts as the ranker's tests need them."""
+
+from __future__ import annotations
+
+from penstock_events import (
+    AnyEvent,
+    JobSpec,
+    JobsRanked,
+    JobSubmitted,
+    Outcome,
+    Placement,
+    Rank,
+    RoundDecided,
+    RunEnded,
+    RunStarted,
+    Slot,
+)
+
+
+def spec(gpus: int = 1, pool: str = "default", duration_s: float = 0.0) -> JobSpec:
+    return JobSpec(name="train", command=("python", "train.py"), gpus=gpus, pool=pool, duration_s=duration_s)
+
+
+def submitted(job_id: str, at_s: float, gpus: int = 1, pool: str = "default", duration_s: float = 0.0) -> JobSubmitted:
+    return JobSubmitted(job_id=job_id, at_s=at_s, spec=spec(gpus, pool, duration_s))
+
+
+def running(job_id: str, at_s: float, epoch: int = 1, gpus: int = 1) -> list[AnyEvent]:
+    slot = Slot(node_id="n1", devices=tuple(range(gpus)))
+    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=(slot,))
+    return [
+        RoundDecided(pool="default", at_s=at_s, placements=(placement,)),
+        RunStarted(job_id=job_id, epoch=epoch, node_id="n1", devices=slot.devices, at_s=at_s),
+    ]
+
+
+def ended(job_id: str, at_s: float, epoch: int = 1, outcome: Outcome = "preempted") -> RunEnded:
+    return RunEnded(job_id=job_id, epoch=epoch, node_id="n1", outcome=outcome, at_s=at_s)
+
+
+def ranked(at_s: float, *ranks: Rank, pool: str = "default") -> JobsRanked:
+    return JobsRanked(pool=pool, at_s=at_s, ranks=ranks)
+
+
+def rank(job_id: str, queue: int, position: float, attained_gpu_s: float = 0.0, since_s: float | None = None) -> Rank:
+    return Rank(job_id=job_id, queue=queue, position=position, attained_gpu_s=attained_gpu_s, since_s=since_s)
