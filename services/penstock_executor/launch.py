@@ -6,7 +6,8 @@ import os
 import socket
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, TypedDict
 
@@ -17,7 +18,11 @@ from penstock_events import Device, Job, Placement, Slot
 from penstock_events.agent import Env
 from penstock_policies.cluster import Cluster
 
-_PRIVATE: Final = "PENSTOCK_"
+INHERITED: Final = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy"),
+)
+"""What a job gets of the executor's own environment: what a machine is like, never what its operator holds."""
 _FIRST_PORT: Final = 20_000
 _PORTS: Final = 12_000  # below the ports that kernels hand out by themselves, which start at 32,768
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -49,6 +54,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     checkpoints: Path
     cwd: str
+    pass_env: tuple[str, ...] = ()
 
 
 def members(placement: Placement, processes: str) -> list[Member]:
@@ -94,18 +100,21 @@ def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str
     }
     if job.sample:
         ours[Env.SAMPLE_ITERATIONS] = str(job.sample.iterations)
-    return {**inherited(), **threads, **spec.env, **ours, **rendezvous, **environment(devices)}
+    return {**inherited(site.pass_env), **threads, **spec.env, **ours, **rendezvous, **environment(devices)}
 
 
-def inherited() -> dict[str, str]:
+def inherited(pass_env: Iterable[str] = ()) -> dict[str, str]:
     """
-    Return what a job gets of the executor's own environment: all but Penstock's settings and credentials.
+    Return what a job gets of the executor's own environment: :data:`INHERITED`, and what the operator lets through.
+
+    Whoever starts an executor may have tokens in the shell; jobs are other people's programs.
 
     The executor's Python comes first on ``PATH``, so that ``python`` is one that has Penstock; a job that wants
     another sets ``PATH`` or names it in full.
     """
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}
-    return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{env.get('PATH', os.defpath)}"}
+    patterns = (*INHERITED, *pass_env)
+    env = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+    return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
 
 
 def rendezvous(job: Job, gang: list[Member], cluster: Cluster) -> dict[str, str]:

@@ -64,6 +64,7 @@ class Executor:
             socket=str(ears.path_in(data)),
             checkpoints=Path(settings.checkpoint_dir or data / "checkpoints").absolute(),
             cwd=os.getcwd(),
+            pass_env=settings.pass_env,
         )
         self.live = LiveFold(shell.bus, machine.decider(), name=f"executor-{self.node_id}", subjects=FOLLOWED)
         self.wake = self.live.changed.set

@@ -30,6 +30,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
         Holds one folder for each job; shared between the nodes of a cluster. Empty: ``checkpoints`` in ``data_dir``.
+    pass_env : tuple of str
+        Names or patterns of the executor's own variables that jobs get beside the usual ones (``launch.INHERITED``).
     keep_checkpoints : bool
         Keep a job's checkpoints when it is over; otherwise they go with it.
     on_shutdown : {"preempt", "leave"}
@@ -50,6 +52,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
+    pass_env: tuple[str, ...] = ()
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
