@@ -140,8 +140,14 @@ def banner(options: Options, url: str) -> str:
 class _Supervisor:
     def __init__(self, options: Options, say: Say, stopping: asyncio.Event) -> None:
         self._options, self._say, self._stopping = options, say, stopping
-        settings = ServerSettings(data_dir=options.folder, port=options.port, max_payload=options.max_payload)
-        self._server = Server(settings)
+        self._server = Server(
+            ServerSettings(
+                data_dir=options.folder,
+                port=options.port,
+                max_payload=options.max_payload,
+                max_store_bytes=options.max_store_bytes,
+            )
+        )
         self._children: list[Child] = []
         self._record = folders.Record(
             url="",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,13 @@ LOOK_S: Final = 1.0
 _log = get_logger("penstock.storing")
 
 
-async def until_room_again(folder: Path, look_s: float = LOOK_S) -> None:
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+async def until_room_again(
+    folder: Path, look_s: float = LOOK_S, free_bytes_of: Callable[[Path], int] = _free_bytes
+) -> None:
     """
     Return when the disk under a folder, after it was full, has room again: the server on it has to be started anew.
 
@@ -28,7 +35,7 @@ async def until_room_again(folder: Path, look_s: float = LOOK_S) -> None:
     """
     full = False
     while True:
-        free_bytes = shutil.disk_usage(folder).free
+        free_bytes = free_bytes_of(folder)
         if full and free_bytes >= ROOM_BYTES:
             _log.warning("disk_has_room_again", folder=str(folder), free_bytes=free_bytes)
             return

@@ -56,6 +56,22 @@ async def test_a_wrong_address_says_what_an_address_looks_like(url: str) -> None
             pass
 
 
+async def test_what_is_no_server_is_given_up_whatever_it_says_and_whenever() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def give_up(url: str, after_s: float) -> None:
+        with pytest.raises(Unavailable, match="no NATS server at"):
+            async with connect(url, connect_timeout_s=after_s):
+                pass
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, asyncio.timeout(20):
+        await asyncio.gather(*(give_up(url, 0.2 + i / 250) for i in range(200)))
+
+
 async def test_a_password_in_the_address_does_not_show_in_messages() -> None:
     with pytest.raises(Unavailable) as caught:
         async with connect("nats://me:secret@127.0.0.1:1", connect_timeout_s=0.3):

@@ -41,13 +41,19 @@ class Cluster:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command line; a failure shows what it printed and the services' log."""
+        done = self.tried(*arguments)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done
+
+    def tried(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command line, whatever becomes of it."""
         environment = {**os.environ, "NO_COLOR": "1"}
         if (self.data / "penstock.json").exists():
             environment["PENSTOCK_URL"] = self.url
         command = [sys.executable, "-m", "penstock", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-        return done
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, timeout=60, cwd=cwd
+        )
 
     @property
     def running(self) -> dict:

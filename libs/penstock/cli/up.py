@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli import render
 from penstock.cli.errors import Exit, Failure, bad_input, tell
+from penstock.cli.typed import size
 
 T = TypeVar("T")
 Data = Annotated[str, typer.Option("--data", help="Data folder: everything that must survive.")]
@@ -42,6 +43,9 @@ def up(
         list[str] | None, typer.Option("--replicas", help="SERVICE=N processes of a service; repeatable.")
     ] = None,
     config: Annotated[str, typer.Option("--config", help="Settings file; PENSTOCK_CONFIG, else ./penstock.toml.")] = "",
+    max_store: Annotated[
+        str, typer.Option("--max-store", help="Most room for the log, such as 10GiB; else 3/4 of what is free.")
+    ] = "",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all are ready.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' logs in files only.")] = False,
 ) -> None:
@@ -60,6 +64,7 @@ def up(
         devices=described,
         replicas=_counts(replicas or []),
         config=config,
+        max_store_bytes=size(max_store) if max_store else 0,
         quiet=quiet or detach,
     )
     if detach:

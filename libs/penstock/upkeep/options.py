@@ -40,6 +40,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         The services' logs go to files in the data folder and not to standard error.
     max_payload : int
         Largest message, in bytes.
+    max_store_bytes : int
+        Most bytes of the log and of all output together; 0 takes three quarters of what the disk has free.
     ready_s : float
         How long to wait for all services to be ready, in seconds.
     drain_s : float
@@ -53,6 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config: str = ""
     quiet: bool = False
     max_payload: int = 1 << 20
+    max_store_bytes: Annotated[int, Meta(ge=0)] = 0
     ready_s: float = 60.0
     drain_s: float = 30.0
 

@@ -92,9 +92,15 @@ async def _connected(
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(f"cannot connect to {address}: {error}; is it a NATS server?") from error
     finally:
-        connecting.cancel()
         refused.cancel()
-        await asyncio.gather(connecting, refused, return_exceptions=True)
+        await _end(connecting)
+
+
+async def _end(connecting: asyncio.Future[None]) -> None:
+    """Cancel the client's attempts, again if one of them swallows it: they would go on for ever."""
+    while not connecting.done():
+        connecting.cancel()
+        await asyncio.wait({connecting}, timeout=_RETRY_S)
 
 
 def _server(url: str) -> str:

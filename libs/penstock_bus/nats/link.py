@@ -68,7 +68,8 @@ class Link:
         if self._online.is_set() and not self._ended:
             _log.warning("server_lost", address=self.address)
         self._online.clear()
-        self.replies.fail(Lost(f"the connection to {self.address} was lost before it answered; look what became of it, and try again"))
+        advice = "look what became of it, and try again"
+        self.replies.fail(Lost(f"the connection to {self.address} was lost before it answered; {advice}"))
         for told in list(self.on_lost):
             told()
 
