@@ -22,6 +22,7 @@ from msgspec import Meta
 VERSION: Final = 1
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 STOP_MARGIN: Final = 2
 """Steps a process may go on after answering; two, because processes of one gang are at most one step apart."""
 
@@ -44,6 +45,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     loop_steps: Count
     loop_s: Seconds
     metrics: dict[str, float] = {}
+    skew: Share = 0.0
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
@@ -73,6 +75,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     loop_steps: Count
     loop_s: Seconds
     metrics: dict[str, float] = {}
+    skew: Share = 0.0
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

@@ -49,8 +49,16 @@ class KindSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadProfiled(Event, frozen=True, kw_only=True, tag="profile.measured.v1"):
-    """The profiler's present knowledge of a workload; a later one replaces it."""
+    """
+    The profiler's present knowledge of a workload; a later one replaces it.
+
+    Attributes
+    ----------
+    skew : float
+        Share of the model's largest tensor in all of its tensors, as its script described it last; 0 where it did not.
+    """
 
     key: str
     speeds: tuple[KindSpeed, ...]
     note: str = ""
+    skew: float = 0.0

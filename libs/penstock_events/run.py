@@ -40,6 +40,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Iterations of this run and the seconds between the first one's start and the last one's end.
     metrics : dict
         The last value of each reported metric.
+    skew : float
+        Share of the model's largest tensor in all of its tensors, as the script described it; 0 where it did not.
     """
 
     job_id: str
@@ -53,6 +55,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     loop_s: float = 0.0
     peak_memory_bytes: int = 0
     metrics: dict[str, float] = {}
+    skew: float = 0.0
 
 
 class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):

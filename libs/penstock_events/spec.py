@@ -20,6 +20,7 @@ MOST_GPUS: Final = 65_536
 Gpus = Annotated[int, Meta(ge=1, le=MOST_GPUS)]
 Size = Annotated[int, Meta(ge=0, le=2**53)]
 """Beyond 53 bits, programs that read JSON numbers as floats see another number."""
+Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 """Thirty years; sums and doublings of it stay finite."""
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
@@ -65,6 +66,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Least seconds between two periodic checkpoints; 0 leaves only those asked for by a preemption.
     duration_s : float
         Exclusive run time, if the user happens to know it; 0 where unknown. Used by the matcher, never required.
+    skew : float
+        Share of the model's largest tensor in all of its tensors, if known; 0 where not. Gangs whose model is skewed
+        suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
     env, cwd, params
         Environment, working directory, and hyper-parameters (``session.params``).
     hold : bool
@@ -92,6 +96,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grace_s: Seconds = 10.0
     checkpoint_s: Seconds = 60.0
     duration_s: Seconds = 0.0
+    skew: Share = 0.0
     env: dict[str, str] = {}
     cwd: str = ""
     params: dict[str, Param] = {}

@@ -17,6 +17,8 @@ class Speeds(msgspec.Struct):
     ----------
     by_key : dict of str to dict of str to float
         Workload key → device kind → speed relative to its fastest kind, in (0, 1].
+    skew_by_key : dict of str to float
+        Workload key → share of the largest tensor in its model, where a script has described it.
 
     Examples
     --------
@@ -29,10 +31,17 @@ class Speeds(msgspec.Struct):
     """
 
     by_key: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    skew_by_key: dict[str, float] = msgspec.field(default_factory=dict)
 
     def apply(self, event: WorkloadProfiled) -> None:
         """Fold the profiler's present knowledge of one workload in; it replaces what was known of it."""
         self.by_key[event.key] = {speed.kind: speed.speed for speed in event.speeds if speed.speed > 0}
+        if event.skew > 0:
+            self.skew_by_key[event.key] = event.skew
+
+    def skew(self, key: str) -> float:
+        """Return the share of the largest tensor in the workload's model; 0 where nobody has described it."""
+        return self.skew_by_key.get(key, 0.0)
 
     def knows(self, key: str) -> bool:
         """Say whether the profiler has said anything about the workload."""

@@ -50,6 +50,7 @@ def hear(run: Run, index: int, message: FromJob) -> None:
 def _progress(rank: Rank, message: Progress | Done) -> None:
     rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
     rank.metrics = {**rank.metrics, **message.metrics}
+    rank.skew = message.skew or rank.skew
 
 
 def agree(run: Run, agreed: int | None = None) -> StopAt | None:

@@ -33,13 +33,14 @@ def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str
     kinds = sorted({*fitting, *workload.iteration_s, *(workload.announced or {})})
     if not kinds:
         note = f"no device of pool {workload.spec.pool} fits at present; speeds follow when one joins"
-        return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=(), note=note)
+        return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=(), note=note, skew=workload.skew)
     own_s = _row(workload, kinds)
     times_s = speedups.predicted_s(_ratios(others, kinds), own_s) if np.isnan(own_s).any() else own_s
     speeds = speedups.speeds(times_s)
     said = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
     notes = [_why(workload, kind, float(t), len(kinds)) for kind, t in zip(kinds, times_s, strict=True)]
-    return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=said, note="; ".join(filter(None, notes)))
+    note = "; ".join(filter(None, notes))
+    return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=said, note=note, skew=workload.skew)
 
 
 def _ratios(workloads: Iterable[Workload], kinds: Sequence[str]) -> speedups.Floats:

@@ -68,7 +68,7 @@ def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lamb
     return Decider(
         name="profiler",
         state=State,
-        schema="profiler.1",
+        schema="profiler.2",
         apply=apply,
         decide=partial(decide, settings=settings or Settings(), mine=mine),
         leads=False,
@@ -160,7 +160,8 @@ def _settle(state: State, key: str) -> None:
 
 def _note_answer(state: State, event: WorkloadProfiled) -> None:
     if event.key in state.workloads:
-        state.workloads[event.key].announced = {speed.kind: speed for speed in event.speeds}
+        known = state.workloads[event.key]
+        known.announced, known.announced_skew = {speed.kind: speed for speed in event.speeds}, event.skew
         _settle(state, event.key)
 
 
@@ -187,6 +188,7 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
     kind = job.placement.kind if job is not None and job.placement is not None else ""
     for job in state.jobs.apply(event):
         known = state.workloads[_key(job)]
+        known.describe(event)
         if job.sample is not None and job.state in TERMINAL:
             known.end_sample(job.id, event, job.reason)
             known.cause = seq

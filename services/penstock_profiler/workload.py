@@ -54,6 +54,8 @@ class Workload(msgspec.Struct, kw_only=True):
         By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
     announced : dict of str to KindSpeed, or None
         What the log says, by kind; None where nothing was said yet.
+    skew, announced_skew : float
+        As a script described its model last, and what the log says of it; 0 where nothing.
     """
 
     key: str
@@ -66,6 +68,8 @@ class Workload(msgspec.Struct, kw_only=True):
     memory_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     failures: dict[str, str] = msgspec.field(default_factory=dict)
     announced: dict[str, KindSpeed] | None = None
+    skew: float = 0.0
+    announced_skew: float = 0.0
 
     def request(self, samples: tuple[Sample, ...], at_s: float) -> None:
         """Note that these samples were asked for."""
@@ -100,6 +104,11 @@ class Workload(msgspec.Struct, kw_only=True):
         known_s = self.iteration_s.get(kind, seen_s)
         self.iteration_s[kind] = speedups.refined_s(known_s, seen_s, REFINE_WEIGHT)
 
+    def describe(self, event: RunEnded) -> None:
+        """Note what a run's script said of its model, if it did; two that differ by rounding only are the same."""
+        skew = round(event.skew, 3) if math.isfinite(event.skew) else 0.0
+        self.skew = skew or self.skew
+
     def sampled_kinds(self) -> set[str]:
         """Return the kinds that samples were asked for on."""
         return {sampling.kind for sampling in self.samples.values()}
@@ -113,7 +122,9 @@ class Workload(msgspec.Struct, kw_only=True):
         return bool(self.failures) and not self.iteration_s
 
     def news(self) -> bool:
-        """Say whether the measured times differ from the announced ones by enough to say so."""
+        """Say whether the measured times differ from the announced ones by enough to say so, or the skew at all."""
+        if self.skew != self.announced_skew:
+            return True
         announced = self.announced or {}
         for kind, now_s in self.iteration_s.items():
             said = announced.get(kind)

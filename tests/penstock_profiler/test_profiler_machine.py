@@ -253,6 +253,13 @@ def test_a_real_run_that_agrees_is_not_announced(profiler):
     known(profiler).when(*ran("j1", "fast", 1000, 105.0)).then()
 
 
+def test_what_a_script_said_of_its_model_is_announced_once_whatever_the_run_came_to(profiler):
+    known(profiler).when(placed("j1", "fast"), ended("j1", "failed", skew=0.7441)).then(the_answer(profiler))
+    assert profiler.log[-1].commit.facts[0].skew == 0.744
+    profiler.given(submitted("j2")).when(placed("j2", "fast"), ended("j2", "failed", skew=0.7442)).then()
+    profiler.given(submitted("j3")).when(placed("j3", "fast"), ended("j3", "failed")).then()
+
+
 def test_real_runs_that_differ_are_averaged_in_and_announced(profiler):
     known(profiler).when(*ran("j1", "fast", 1000, 200.0))
     answer = the_answer(profiler)

@@ -39,12 +39,15 @@ class Boundary:
         Of the loop.
     save : callable or None
         How the script's state is saved, once the script has said it.
+    skew : float
+        Share of the model's largest tensor, once the script has described it; 0 before.
     """
 
     def __init__(self, setup: Setup, course: Course) -> None:
         self.metrics: dict[str, SupportsFloat] = {}
         self.pace: Pace = EmulatedPace(setup.emulated_speed) if setup.emulated_speed else HostPace()
         self.save: Callable[[Path], object] | None = None
+        self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
         self._setup = setup
         self._course = course
@@ -111,7 +114,13 @@ class Boundary:
         """Say where the script is."""
         course = self._course
         self._tell(
-            Progress(step=course.step, loop_steps=course.loop_steps, loop_s=self.pace.loop_s, metrics=self._finite())
+            Progress(
+                step=course.step,
+                loop_steps=course.loop_steps,
+                loop_s=self.pace.loop_s,
+                metrics=self._finite(),
+                skew=self.skew,
+            )
         )
 
     def disconnect(self, error: BaseException | None) -> None:
@@ -202,7 +211,13 @@ class Boundary:
 
     def _done(self) -> Done:
         course = self._course
-        return Done(step=course.step, loop_steps=course.loop_steps, loop_s=self.pace.loop_s, metrics=self._finite())
+        return Done(
+            step=course.step,
+            loop_steps=course.loop_steps,
+            loop_s=self.pace.loop_s,
+            metrics=self._finite(),
+            skew=self.skew,
+        )
 
     def _finite(self) -> dict[str, float]:
         numbers = {name: float(value) for name, value in self.metrics.items()}

@@ -10,14 +10,37 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import SupportsFloat, TypeVar
+from typing import Protocol, SupportsFloat, TypeVar
 
 from penstock.sessions.boundary import Boundary
 from penstock.sessions.replay import Course, skip
 from penstock.sessions.setup import SessionError, Setup, read
 from penstock_events.spec import Param
+from penstock_policies.skew import skew
 
 T = TypeVar("T")
+
+
+class Tensor(Protocol):
+    """What is asked of a tensor."""
+
+    def numel(self) -> int:
+        """Return the number of its elements."""
+        ...
+
+    def element_size(self) -> int:
+        """Return the bytes of one."""
+        ...
+
+
+class Module(Protocol):
+    """What is asked of a model; ``torch.nn.Module`` has it."""
+
+    def parameters(self) -> Iterable[Tensor]:
+        """Return its tensors, each once."""
+        ...
+
+
 _active: Session | None = None
 
 
@@ -167,6 +190,26 @@ class Session:
         for name, value in metrics.items():
             detach = getattr(value, "detach", None)
             self._boundary.metrics[name] = detach() if detach else _number(name, value)
+
+    def describe(self, model: Module) -> float:
+        """
+        Let the scheduler know the model's shape; return its skew: the share of its largest tensor in all of them.
+
+        Gangs whose model has one tensor that outweighs the rest suffer from being spread over nodes. Nothing of the
+        model is sent but this number.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Or anything else whose ``parameters()`` have ``numel()`` and ``element_size()``; whole, before it is divided
+            among the processes.
+
+        Examples
+        --------
+        ``session.describe(torchvision.models.vgg16())`` gives 0.743.
+        """
+        self._boundary.skew = skew(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+        return self._boundary.skew
 
     def iterations(self, items: Iterable[T]) -> Iterator[T]:
         """
