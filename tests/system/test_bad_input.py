@@ -451,7 +451,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_on_a_full_disk_nothing_is_accepted_or_lost_and_all_goes_on_by_itself_once_there_is_room(
     small_disk: Path,
 ) -> None:
-    cluster = Cluster(small_disk / "data", "--emulate", "fast:2@1.0:4GiB")
+    config = small_disk / "penstock.toml"
+    config.write_text("[gateway]\nappend_timeout_s = 1.0\n")
+    cluster = Cluster(small_disk / "data", "--emulate", "fast:2@1.0:4GiB", "--config", str(config))
     cluster.up()
     try:
         async with cluster.client() as client:
