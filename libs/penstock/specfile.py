@@ -110,6 +110,8 @@ def parse(source: Source) -> Raw:
     except _Malformed as error:
         line, why = error.args
         raise SpecError(f"{_at(source.name, line)} is not valid {source.format.upper()}: {why}") from error
+    except RecursionError as error:
+        raise SpecError(f"{source.name} is nested too deeply; expected a table of fields") from error
     if not isinstance(raw, dict):
         raise SpecError(f"{source.name} holds {_what(raw)}; expected a table of fields such as name and command")
     return raw

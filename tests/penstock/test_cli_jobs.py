@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
 from fake_gateway import FakeGateway, job_view
 
 from penstock.cli.show import story_rows, why_lines
+from penstock.client import Client
 from penstock_bus import Reply
 from penstock_events import asks, views
 
@@ -168,6 +169,26 @@ def test_events_show_each_fact_on_a_line(penstock: Run, gateway: FakeGateway) ->
     out = penstock("events", "a1", "-o", "wide")[1].splitlines()
     assert out[0].split() == ["SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT"]
     assert out[1].endswith('job.held.v1  job/a1  gateway/x  -      {"job_id":"a1","by":"ann"}')
+
+
+def test_following_the_events_of_a_shortened_id_shows_those_of_the_whole_one(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.events = (
+        views.EventView(
+            seq=1, stored_s=1.0, subject="penstock.evt.job.b2", actor="gateway/x", cause=0,
+            type="job.held.v1", at_s=0.0, fact={"job_id": "b2", "by": "ann"},
+        ),
+    )  # fmt: skip
+    followed = []
+
+    async def follow(self: Client, entity_id: str, *, after: int) -> AsyncIterator[views.EventView]:
+        followed.append(entity_id)
+        yield gateway.events[0]
+
+    monkeypatch.setattr(Client, "follow_events", follow)
+    assert penstock("events", "b", "-f", "-o", "json")[1].count("job.held.v1") == 2
+    assert followed == ["b2"]
 
 
 @pytest.mark.parametrize("command", ["cancel", "hold", "release"])

@@ -136,3 +136,11 @@ def test_a_file_that_is_not_there_or_not_text_is_said_to_be(tmp_path: Path) -> N
 def test_a_script_in_place_of_a_file_is_told_about_the_dashes() -> None:
     with pytest.raises(SpecError, match=r"penstock submit -- train\.py"):
         specfile.read("train.py", lambda: "")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])
+def test_a_file_that_is_nested_too_deeply_is_told_so(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"job{suffix}"
+    path.write_text(("a = " if suffix == ".toml" else "") + "[" * 100_000)
+    with pytest.raises(SpecError, match=rf"job\{suffix} is "):
+        specfile.job(specfile.read(str(path), str))

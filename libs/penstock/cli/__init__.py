@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 def main() -> None:
     """Run ``penstock``."""
-    from penstock.cli.app import app
+    try:
+        from penstock.cli.app import app
 
-    app(args=hoisted(sys.argv[1:]), prog_name="penstock")
+        app(args=hoisted(sys.argv[1:]), prog_name="penstock")
+    except KeyboardInterrupt:  # before there was a command that could end in good order
+        sys.exit(130)
 
 
 def hoisted(args: Sequence[str]) -> list[str]:

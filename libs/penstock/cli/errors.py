@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -51,6 +52,8 @@ class Group(TyperGroup):
             failure = explain(error, (ctx.find_object(dict) or {}).get("url", ""))
             if failure is None:
                 raise
+            if isinstance(error, OSError):
+                _silence()
             tell(str(failure))
             raise typer.Exit(failure.code) from error
 
@@ -66,6 +69,10 @@ def explain(error: Exception, url: str) -> Failure | None:
         return error
     if isinstance(error, ValueError) and _is_bad_input(error):
         return Failure(str(error), Exit.USAGE)
+    if isinstance(error, OSError) and error.strerror:
+        return Failure(
+            f"cannot use {error.filename or 'standard output'}: {error.strerror}; is there room, and access?"
+        )
     if "penstock_bus.port" in sys.modules:
         return _explain_bus(error, url)
     return None
@@ -129,5 +136,6 @@ def require_script(spec: JobSpec) -> None:
 
 
 def _silence() -> None:
-    """Let the interpreter flush into nothing at exit: the reader of our output has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Let the interpreter flush into nothing at exit: nobody takes our output any more."""
+    with suppress(OSError, AttributeError):  # what stands in for standard output may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

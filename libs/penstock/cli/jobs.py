@@ -158,10 +158,17 @@ def events(
         else:
             render.show_table(text.EVENT_HEADERS, [text.event_row(e) for e in found.events])
         if follow:
-            async for event in client.follow_events(entity, after=found.seq):
+            async for event in client.follow_events(_whole_id(found, entity), after=found.seq):
                 _show_event(event, output)
 
     call(ctx, ask)
+
+
+def _whole_id(found: views.EventsView, entity: str) -> str:
+    """Return the id that the gateway took a beginning for, as its facts show; the log knows whole ids only."""
+    from penstock_events import subjects
+
+    return next((subjects.entity_of(event.subject)[1] for event in found.events), entity) if entity else ""
 
 
 def _json_lines(found: views.EventsView) -> None:

@@ -49,7 +49,7 @@ def show_table(
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal that standard output is; None if it is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if _is_terminal() else None
 
 
 def wrapped(lines: Iterable[str], width: int | None = None) -> list[str]:
@@ -174,7 +174,11 @@ def devices(names: Sequence[str]) -> str:
 
 def colours() -> bool:
     """Say whether standard output is a terminal that wants colours (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()  # None where a shell closed it: >&-
 
 
 def _one_line(cell: str) -> str:
