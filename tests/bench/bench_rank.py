@@ -8,9 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from penstock_bus.fold import Fold
+from penstock_events import AnyEvent, JobSpec, JobSubmitted, Placement, RoundDecided, RunStarted, Slot
 from penstock_policies import gittins, orders
 from penstock_policies.orders import ORDERS, Learnt, Standing
 from penstock_policies.ranking import Ladder, Ranking
+from penstock_ranker import machine
+from penstock_ranker.settings import Settings
+from penstock_testing import delivery
 
 JOBS = 100_000
 RUNNING = 2_000
@@ -88,6 +93,37 @@ def main() -> None:
     print(f"  the index over all quanta, {samples.size} samples: {took_ms:.1f} ms; ratio {took_ms / plain_ms:.2f}")
     for name in ("2d-las", "2d-gittins"):
         report_events(name, jobs, learnt)  # type: ignore[arg-type]
+        report_service(name)  # type: ignore[arg-type]
+
+
+def report_service(name: orders.Name) -> None:
+    """Print what one fact costs the ranker itself: folding it in, and deciding."""
+    fold = Fold(machine.decider(Settings(order=name, thresholds_gpu_s=LIMITS)))
+    spec = JobSpec(name="a", command=("true",), duration_s=60.0)
+    for number in range(JOBS):
+        tell(fold, JobSubmitted(job_id=f"j{number}", at_s=1.0 + number / 1e3, spec=spec))
+    while proposals := fold.decider.decide(fold.state, 200.0).proposals:
+        tell(fold, *proposals[0].facts)
+    times = []
+    for number in range(EVENTS):
+        slot = Slot(node_id=f"n{number}", devices=(0,))
+        placement = Placement(job_id=f"j{number}", epoch=1, kind="fast", slots=(slot,))
+        now_s = 200.0 + number / 10
+        for fact in (
+            RoundDecided(pool="default", at_s=now_s, placements=(placement,)),
+            RunStarted(job_id=f"j{number}", epoch=1, node_id=f"n{number}", devices=(0,), at_s=now_s),
+        ):
+            stored = delivery(fold.last_seq + 1, fact)
+            before = time.process_time_ns()
+            fold.apply(stored)
+            fold.decider.decide(fold.state, now_s)
+            times.append((time.process_time_ns() - before) / 1e3)
+    print(f"  the service, folding a fact in and deciding: {statistics.median(times):.1f} µs")
+
+
+def tell(fold: Fold[machine.State], *facts: AnyEvent) -> None:
+    """Fold facts in."""
+    fold.apply(delivery(fold.last_seq + 1, *facts))
 
 
 def report_events(name: orders.Name, jobs: Standing[orders.Floats], learnt: Learnt) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,12 +22,13 @@ from penstock_events import (
     Placement,
     Rank,
     RoundDecided,
+    RunEnded,
     RunStarted,
     Slot,
     subjects,
 )
 from penstock_ranker.runner import run
-from penstock_ranker.settings import Settings
+from penstock_ranker.settings import PoolSettings, Settings
 from penstock_testing import eventually, subject_of
 
 
@@ -35,9 +38,9 @@ def bus(request: pytest.FixtureRequest) -> Bus:
 
 
 @asynccontextmanager
-async def ranker(bus: Bus, replica_id: str = "r1") -> AsyncIterator[Shell]:
+async def ranker(bus: Bus, replica_id: str = "r1", **chosen: Any) -> AsyncIterator[Shell]:
     shell = Shell(bus, "ranker", replica_id)
-    task = asyncio.create_task(run(shell, Settings(thresholds_gpu_s=(0.4, 1e6))))
+    task = asyncio.create_task(run(shell, Settings(**{"thresholds_gpu_s": (0.4, 1e6), **chosen})))
     try:
         yield shell
     finally:
@@ -91,3 +94,28 @@ async def test_a_restart_ranks_nobody_twice_with_snapshots_and_without(bus: Bus)
             await eventually(lambda job_id=job_id: is_in(bus, job_id, 0))
         await bus.delete_snapshots()
     assert [rank.job_id for rank in await ranks(bus)] == ["j1", "j2", "j3"]
+
+
+async def test_a_pool_by_index_goes_by_its_prior_until_a_restart_chooses_another_order(
+    bus: Bus, tmp_path: Path
+) -> None:
+    prior = tmp_path / "prior.csv"
+    prior.write_text("0.5\n0.5\n0.5\n900\n")
+    by_index = PoolSettings(order="2d-gittins", prior_file=str(prior), thresholds_gpu_s=(1e3,))
+    async with ranker(bus, "r1", pools={"default": by_index}):
+        placement = Placement(job_id="j1", epoch=1, kind="fast", slots=(Slot(node_id="n1", devices=(0, 1)),))
+        await tell(
+            bus,
+            submitted("j1"),
+            RoundDecided(pool="default", at_s=2.0, placements=(placement,)),
+            RunStarted(job_id="j1", epoch=1, node_id="n1", devices=(0, 1), at_s=2.0),
+            RunEnded(job_id="j1", epoch=1, node_id="n1", outcome="preempted", at_s=2.2),
+        )
+        await eventually(lambda: was_put(bus, lambda position: position < -1.0))
+    async with ranker(bus, "r2", thresholds_gpu_s=(1e3,)):
+        await eventually(lambda: was_put(bus, lambda position: position == 1.0))
+    assert (await ranks(bus))[-1].position == 1.0
+
+
+async def was_put(bus: Bus, where: Callable[[float], bool]) -> bool:
+    return any(where(rank.position) for rank in await ranks(bus))
