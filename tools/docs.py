@@ -1,4 +1,4 @@
-"""Write the generated documents, or say which of them are stale: ``python tools/docs.py [--check]``."""
+"""Write the generated documents, or say which of them are stale: ``python tools/docs.py [--check] [FOLDER]``."""
 
 import json
 import sys
@@ -22,14 +22,15 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Return 1 if a document is stale under ``--check``."""
-    check = sys.argv[1:] == ["--check"]
-    stale = [name for name, render in DOCUMENTS.items() if _differs(name, render())]
+    check = "--check" in sys.argv
+    folder = next((Path(word) for word in sys.argv[1:] if word != "--check"), DOCS)
+    stale = [name for name, render in DOCUMENTS.items() if _differs(folder / name, render())]
     for name in stale:
         if check:
             print(f"docs/{name} is stale; run `make docs` and commit it", file=sys.stderr)
         else:
-            (DOCS / name).write_text(DOCUMENTS[name]())
-            print(f"wrote docs/{name}")
+            (folder / name).write_text(DOCUMENTS[name]())
+            print(f"wrote {folder / name}")
     return int(check and bool(stale))
 
 
@@ -37,8 +38,7 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def _differs(name: str, text: str) -> bool:
-    path = DOCS / name
+def _differs(path: Path, text: str) -> bool:
     return not path.exists() or path.read_text() != text
 
 
