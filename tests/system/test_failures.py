@@ -75,7 +75,7 @@ async def stopped(processes: dict[str, Process]) -> dict[str, int]:
         return {name: await process.wait() for name, process in processes.items()}
 
 
-@pytest.mark.parametrize(("signum", "names"), [(signal.SIGKILL, SERVICES), (signal.SIGSTOP, ("gateway",))])
+@pytest.mark.parametrize(("signum", "names"), [(signal.SIGKILL, SERVICES), (signal.SIGSTOP, ("matcher",))])
 async def test_services_that_are_told_to_stop_do_not_wait_for_a_server_that_is_gone_or_hangs(
     tmp_path: Path, signum: signal.Signals, names: tuple[str, ...]
 ) -> None:
