@@ -12,7 +12,7 @@ import pytest
 from penstock import supervisor
 from penstock.supervisor import Options, UpError
 from penstock.upkeep import folder as folders
-from penstock_bus import NoResponders, Unavailable
+from penstock_bus import NoResponders, ServiceError, Unavailable
 from penstock_bus.nats import connect
 from penstock_events import subjects
 from penstock_testing import eventually
@@ -53,7 +53,7 @@ async def running(chosen: Options) -> AsyncIterator[list[str]]:
 
 
 async def ready(url: str, service: str) -> bool:
-    with suppress(Unavailable, NoResponders):
+    with suppress(Unavailable, NoResponders, ServiceError):  # the last: it says that it is not ready
         async with connect(url) as bus:
             return bool(await bus.request(subjects.query("ready", service), b"", timeout_s=1.0))
     return False
