@@ -173,6 +173,22 @@ def test_a_promotion_comes_punctually_and_what_counts_for_the_whole_is_kept():
     assert ranking.next_s(30.0) == 34.0
 
 
+def test_the_next_promotion_counts_what_was_waited_and_executed_since_the_last_one_only():
+    ranking = Ranking(ladder("2d-las", knob=2.0))
+    ranking.add("a", gpus=1, submitted_s=10.0)
+    ranking.settle(10.0)
+    ranking.start("a", 10.0)
+    ranking.stop("a", 15.0)
+    ranking.settle(15.0)
+    ranking.settle(25.0)
+    ranking.start("a", 30.0)
+    ranking.settle(34.0)
+    ranking.stop("a", 36.0)
+    ranking.settle(36.0)
+    waited_since_s, executed_since_s = 30.0 - 25.0, 36.0 - 30.0
+    assert ranking.next_s(36.0) == 36.0 + 2.0 * executed_since_s - waited_since_s
+
+
 def test_a_job_that_fell_by_several_queues_while_nobody_looked_falls_at_once():
     ranking = Ranking(ladder("2d-las"))
     ranking.add("a", gpus=2, submitted_s=0.0)

@@ -95,6 +95,7 @@ def test_with_a_knob_a_starving_job_goes_back_to_queue_0_and_both_counters_start
     ranker.at(25.0).then(ranked(25.0, rank("j1", 0, 25.0, 5.0))).then_wakes_at(None)
     ranker.given(*running("j1", 30.0, epoch=2)).at(30.0).then().then_wakes_at(34.0)
     ranker.at(34.0).then(ranked(34.0, rank("j1", 1, 34.0, 9.0)))
+    ranker.given(ended("j1", 36.0, epoch=2)).at(36.0).then().then_wakes_at(36.0 + 2.0 * (36.0 - 30.0) - (30.0 - 25.0))
 
 
 @pytest.mark.parametrize("thresholds", [(2.0, 1.0), (0.0, 1.0), (3.0, 3.0)])
