@@ -31,7 +31,7 @@ def arrays(case):
 def instances(draw, max_jobs=12, max_machines=4):
     """Draw lengths and ready times: with many ties or few, on kinds with no machine or more machines than jobs."""
     jobs, kinds = draw(st.integers(0, max_jobs)), draw(st.integers(1, 3))
-    longest = draw(st.sampled_from([1, 3, 9, 10**6, 10**12]))
+    longest = draw(st.sampled_from([1, 3, 9, 10**6, 10**13]))
     length = st.one_of(st.integers(0, longest), st.integers(0, longest), st.just(IMPOSSIBLE_US))
     rows = draw(st.lists(st.lists(length, min_size=kinds, max_size=kinds), min_size=jobs, max_size=jobs))
     ready = st.lists(st.integers(0, draw(st.sampled_from([0, 3, 3 * longest]))), max_size=max_machines)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock_policies.levels.choice import choose
 from penstock_policies.levels.compiled import kernel
-from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Ints
+from penstock_policies.levels.state import NOWHERE, Flow, Ints
 
 
 @dataclass(frozen=True)
@@ -41,34 +42,55 @@ class Assignment:
     gap_us: int
 
 
-def total_us(processing_us: Ints, ready_us: Sequence[Ints], kind: Ints, place: Ints, machine: Ints) -> int:
-    """Return the sum of the completion times of the matched jobs."""
-    jobs = np.flatnonzero(kind >= 0)
-    total = int((processing_us[jobs, kind[jobs]] * place[jobs]).sum())
+def read_off(processing_us: Ints, ready_us: Sequence[Ints], flow: Flow, scale: int) -> Assignment:
+    """Return the schedule that a balanced flow stands for."""
+    jobs, kinds = processing_us.shape
+    reach = max(1, flow.first.size // max(1, kinds))
+    level = flow.level[:jobs]
+    kind = np.where(level != NOWHERE, level // reach, -1)
+    place = np.where(level != NOWHERE, level % reach + 1, 0)
+    machine = np.full(jobs, -1, dtype=np.int64)
+    seat_on_machines(flow.length, flow.ready, level, reach, machine)
     for t, ready in enumerate(ready_us):
-        total += int(ready[machine[jobs[kind[jobs] == t]]].sum())
-    return total
+        here = kind == t
+        machine[here] = np.argsort(ready, kind="stable")[machine[here]]
+    # A scaled price with its place added back rounds down to a price in microseconds that proves as much.
+    prices = [
+        (flow.price[t * reach : t * reach + depth] - flow.price[-1] + np.arange(1, depth + 1)) // scale
+        for t, depth in enumerate(np.where(flow.machines > 0, flow.depth, 0).tolist())
+    ]
+    total = _total_us(processing_us, ready_us, kind, place, machine)
+    gap = total - _bound_us(processing_us, ready_us, prices)
+    return Assignment(kind=kind, place=place, machine=machine, total_us=total, price_us=tuple(prices), gap_us=gap)
 
 
-def bound_us(processing_us: Ints, ready_us: Sequence[Ints], price_us: Sequence[Ints]) -> int:
+def _total_us(processing_us: Ints, ready_us: Sequence[Ints], kind: Ints, place: Ints, machine: Ints) -> int:
+    jobs = np.flatnonzero(kind >= 0)
+    total = _sum(processing_us[jobs, kind[jobs]] * place[jobs])
+    return total + sum(_sum(ready[machine[jobs[kind[jobs] == t]]]) for t, ready in enumerate(ready_us))
+
+
+def _bound_us(processing_us: Ints, ready_us: Sequence[Ints], price_us: Sequence[Ints]) -> int:
     """
     Return the least total that the prices prove for the jobs that fit a kind with machines.
 
-    Notes
-    -----
     The dual of the matching: each job pays its cheapest level, less what the machines earn at these prices.
-    O(J times levels).
     """
-    paid = np.full(processing_us.shape[0], FAR, dtype=np.int64)
-    earned = 0
+    depth = np.array([len(prices) for prices in price_us], dtype=np.int64)
+    price = np.zeros((depth.size, depth.max(initial=1)), dtype=np.int64)
     for t, prices in enumerate(price_us):
-        if not len(ready_us[t]):
-            continue
-        for place, price in enumerate(prices.tolist(), start=1):
-            fits = processing_us[:, t] != UNFIT
-            paid[fits] = np.minimum(paid[fits], processing_us[fits, t] * place + price)
-            earned += int(np.maximum(0, price - ready_us[t]).sum())
-    return int(paid[paid != FAR].sum()) - earned
+        price[t, : len(prices)] = prices
+    cost, level = np.empty(len(processing_us), dtype=np.int64), np.empty(len(processing_us), dtype=np.int64)
+    choose(processing_us, price, depth, cost, level)
+    earned = sum(
+        _sum(np.maximum(0, prices[:, None] - ready[None, :])) for prices, ready in zip(price_us, ready_us, strict=True)
+    )
+    return _sum(cost[level != NOWHERE]) - earned
+
+
+def _sum(times: Ints) -> int:
+    """Return the sum, whatever its size."""
+    return (int((times >> 32).sum()) << 32) + int((times & 0xFFFFFFFF).sum())
 
 
 @kernel
@@ -78,7 +100,7 @@ def seat_on_machines(length: Ints, ready: Ints, level: Ints, reach: int, machine
 
     Which of a level's jobs takes which of its machines does not change the sum; this way the last one ends early.
     """
-    jobs, kinds = length.shape
+    jobs, kinds = level.size, length.shape[1]
     counts = np.zeros(kinds * reach + 1, dtype=np.int64)
     for job in range(jobs):
         if level[job] != NOWHERE:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Final, TypeVar, cast
 
 import numba
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+_SOURCES: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 def kernel(function: Kernel) -> Kernel:
@@ -16,7 +20,11 @@ def kernel(function: Kernel) -> Kernel:
 
     The result is kept beside the module, in ``NUMBA_CACHE_DIR`` or in the user's cache directory, whichever can be
     written first. Where none can (a read-only image without a home) every process compiles for itself.
+
+    A kernel contains those that it calls, and numba's cache looks at its own file only. So the name that it is kept
+    by tells the state of all files of the package.
     """
+    function.__qualname__ = f"{function.__qualname__}_{_SOURCES.hexdigest()[:12]}"
     try:
         return cast("Kernel", numba.njit(cache=True)(function))
     except RuntimeError:

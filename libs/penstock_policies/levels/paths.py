@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock_policies.levels.arcs import from_level, from_sink
 from penstock_policies.levels.compiled import kernel
 from penstock_policies.levels.heap import drop_first, lift
-from penstock_policies.levels.seats import enter, leave
-from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Flow, Paths
-
-SETTLED: Final = -2
+from penstock_policies.levels.seats import enter, lay_floor, leave
+from penstock_policies.levels.state import FAR, NOWHERE, Flow, Paths
 
 BALANCED: Final = 0
 TOO_DEEP: Final = 1
@@ -27,22 +26,23 @@ def balance(flow: Flow, paths: Paths) -> int:
 
     The reduced costs must not be negative at the start, and are not at either end.
     """
-    reach = flow.first.size // flow.machines.size
     while True:
         for kind in range(flow.machines.size):
-            if not _deepened(flow, kind, reach):
+            if not _deepened(flow, kind):
                 return TOO_DEEP
         target = _search(flow, paths)
         if target == NOWHERE:
             return BALANCED
         _reprice(flow, paths, paths.distance[target])
         _shift(flow, paths, target)
-        _forget(paths)
+        paths.distance[:] = FAR
+        paths.slot[:] = NOWHERE
 
 
 @kernel
-def _deepened(flow: Flow, kind: int, reach: int) -> bool:
+def _deepened(flow: Flow, kind: int) -> bool:
     """Keep an empty level at the end of a kind; say whether there was one left."""
+    reach = flow.first.size // flow.machines.size
     last = kind * reach + flow.depth[kind] - 1
     while flow.held[last] > 0 or flow.units[last] > 0:
         if flow.depth[kind] == reach:
@@ -50,6 +50,7 @@ def _deepened(flow: Flow, kind: int, reach: int) -> bool:
         last += 1
         flow.depth[kind] += 1
         flow.price[last] = min(flow.price[last - 1], flow.ready[kind, 0] + flow.price[-1])
+        lay_floor(flow, last)
     return True
 
 
@@ -68,68 +69,8 @@ def _search(flow: Flow, paths: Paths) -> int:
         if flow.excess[node] < 0:
             return node
         size = drop_first(paths, size)
-        paths.slot[node] = SETTLED
-        if node == sink:
-            size = _from_sink(flow, paths, size)
-        else:
-            size = _to_sink(flow, paths, size, node)
-            size = _to_levels(flow, paths, size, node)
+        size = from_sink(flow, paths, size) if node == sink else from_level(flow, paths, size, node)
     return NOWHERE
-
-
-@kernel
-def _from_sink(flow: Flow, paths: Paths, size: int) -> int:
-    """Reach every level that could give its last machine back."""
-    reach = flow.first.size // flow.machines.size
-    sink = flow.first.size
-    for kind in range(flow.machines.size):
-        for level in range(kind * reach, kind * reach + flow.depth[kind]):
-            if flow.units[level] > 0 and paths.slot[level] != SETTLED:
-                cost = flow.price[level] - flow.price[sink] - flow.ready[kind, flow.units[level] - 1]
-                size = _reach(paths, size, sink, level, NOWHERE, paths.distance[sink] + cost)
-    return size
-
-
-@kernel
-def _to_sink(flow: Flow, paths: Paths, size: int, level: int) -> int:
-    """Reach the sink if the level has a machine left."""
-    reach = flow.first.size // flow.machines.size
-    kind, sink, units = level // reach, flow.first.size, flow.units[level]
-    if units == flow.machines[kind] or paths.slot[sink] == SETTLED:
-        return size
-    cost = flow.ready[kind, units] + flow.price[sink] - flow.price[level]
-    return _reach(paths, size, level, sink, NOWHERE, paths.distance[level] + cost)
-
-
-@kernel
-def _to_levels(flow: Flow, paths: Paths, size: int, level: int) -> int:
-    """Reach the other levels by moving each of the jobs."""
-    reach = flow.first.size // flow.machines.size
-    own, own_place = level // reach, level % reach + 1
-    job = flow.first[level]
-    while job != NOWHERE:
-        saved = own_place * flow.length[job, own] + flow.price[level] - paths.distance[level]
-        for kind in range(flow.machines.size):
-            length = flow.length[job, kind]
-            if length == UNFIT:
-                continue
-            for other in range(kind * reach, kind * reach + flow.depth[kind]):
-                cost = (other - kind * reach + 1) * length + flow.price[other] - saved
-                if cost < paths.distance[other] and paths.slot[other] != SETTLED:
-                    size = _reach(paths, size, level, other, job, cost)
-        job = flow.after[job]
-    return size
-
-
-@kernel
-def _reach(paths: Paths, size: int, via: int, node: int, mover: int, distance: int) -> int:  # noqa: PLR0917
-    """Come to a node, if that is nearer than before."""
-    if distance >= paths.distance[node]:
-        return size
-    paths.distance[node] = distance
-    paths.via[node] = via
-    paths.mover[node] = mover
-    return lift(paths, size, node)
 
 
 @kernel
@@ -151,16 +92,11 @@ def _shift(flow: Flow, paths: Paths, target: int) -> None:
         if job != NOWHERE:
             leave(flow, job)
             enter(flow, job, node)
+            lay_floor(flow, via)
+            lay_floor(flow, node)
         elif via == sink:
             flow.units[node] -= 1
         else:
             flow.units[via] += 1
         node = via
     flow.excess[node] -= 1
-
-
-@kernel
-def _forget(paths: Paths) -> None:
-    for node in range(paths.distance.size):
-        paths.distance[node] = FAR
-        paths.slot[node] = NOWHERE

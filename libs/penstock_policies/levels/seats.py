@@ -1,9 +1,9 @@
-"""Put jobs into levels and take them out."""
+"""Put jobs into levels and take them out, and keep known how long the jobs of each level are."""
 
 from __future__ import annotations
 
 from penstock_policies.levels.compiled import kernel
-from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Flow
+from penstock_policies.levels.state import FAR, NOWHERE, Flow
 
 
 @kernel
@@ -17,6 +17,12 @@ def enter(flow: Flow, job: int, level: int) -> None:
     flow.first[level] = job
     flow.level[job] = level
     flow.held[level] += 1
+    kind = level // (flow.first.size // flow.machines.size)
+    length = flow.length[job, kind]
+    if first == NOWHERE or length < flow.length[flow.shortest[level], kind]:
+        flow.shortest[level] = job
+    if first == NOWHERE or length > flow.length[flow.longest[level], kind]:
+        flow.longest[level] = job
 
 
 @kernel
@@ -31,35 +37,66 @@ def leave(flow: Flow, job: int) -> None:
         flow.before[after] = before
     flow.level[job] = NOWHERE
     flow.held[level] -= 1
+    if job == flow.shortest[level] or job == flow.longest[level]:
+        _measure(flow, level)
 
 
 @kernel
-def cheapest(flow: Flow, job: int) -> int:
-    """Return the level whose cost and price together are least for a job; NOWHERE if it fits no kind with machines."""
+def _measure(flow: Flow, level: int) -> None:
+    """Look for the shortest and the longest job of a level."""
+    kind = level // (flow.first.size // flow.machines.size)
+    job = flow.first[level]
+    shortest, longest = job, job
+    while job != NOWHERE:
+        if flow.length[job, kind] < flow.length[shortest, kind]:
+            shortest = job
+        if flow.length[job, kind] > flow.length[longest, kind]:
+            longest = job
+        job = flow.after[job]
+    flow.shortest[level], flow.longest[level] = shortest, longest
+
+
+@kernel
+def lay_floor(flow: Flow, level: int) -> None:
+    """Note the floor of a level that was changed, and of the empty ones below it."""
     reach = flow.first.size // flow.machines.size
-    best, found = FAR, NOWHERE
-    for kind in range(flow.machines.size):
-        length = flow.length[job, kind]
-        if length == UNFIT or flow.machines[kind] == 0:
-            continue
-        for place in range(1, flow.depth[kind] + 1):
-            level = kind * reach + place - 1
-            cost = place * length + flow.price[level]
-            if cost < best:
-                best, found = cost, level
-    return found
+    kind = level // reach
+    floor = flow.floor[level - 1] if level > kind * reach else FAR
+    if flow.held[level] > 0:
+        floor = flow.length[flow.shortest[level], kind]
+    flow.floor[level] = floor
+    level += 1
+    while level < kind * reach + flow.depth[kind] and flow.held[level] == 0:
+        flow.floor[level] = floor
+        level += 1
 
 
 @kernel
 def take_units(flow: Flow, level: int) -> None:
     """Take as many machines under a level as its price pays for; of those it just pays for, as many as it has jobs."""
-    reach = flow.first.size // flow.machines.size
-    kind = level // reach
+    kind = level // (flow.first.size // flow.machines.size)
     offer = flow.price[level] - flow.price[-1]
-    ready = flow.ready[kind]
+    ready, held = flow.ready[kind], flow.held[level]
     units = 0
-    while units < flow.machines[kind] and (
-        ready[units] < offer or (ready[units] == offer and units < flow.held[level])
-    ):
+    while units < flow.machines[kind] and (ready[units] < offer or (ready[units] == offer and units < held)):
         units += 1
     flow.units[level] = units
+
+
+@kernel
+def arrive(flow: Flow, job: int, level: int) -> None:
+    """Seat one more job; there is then one too many in its level."""
+    enter(flow, job, level)
+    lay_floor(flow, level)
+    flow.excess[level] += 1
+    flow.excess[-1] -= 1
+
+
+@kernel
+def depart(flow: Flow, job: int) -> None:
+    """Take a seated job away; there is then one too few in its level."""
+    level = flow.level[job]
+    leave(flow, job)
+    lay_floor(flow, level)
+    flow.excess[level] -= 1
+    flow.excess[-1] += 1

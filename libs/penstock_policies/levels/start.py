@@ -1,39 +1,60 @@
-"""Begin: prices from a guess, every job in the level that suits it best at these prices."""
+"""Begin at given prices: every job in its cheapest level, as many machines taken as the prices pay for."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from penstock_policies.levels.choice import choose
 from penstock_policies.levels.compiled import kernel
-from penstock_policies.levels.seats import cheapest, enter, take_units
+from penstock_policies.levels.seats import enter, lay_floor, take_units
 from penstock_policies.levels.state import NOWHERE, Flow
 
 
 @kernel
-def idle_prices(flow: Flow) -> None:
-    """Price every level at the first machine's ready time, as if nobody wanted it."""
-    reach = flow.first.size // flow.machines.size
-    for kind in range(flow.machines.size):
-        if flow.machines[kind] > 0:
-            flow.price[kind * reach : (kind + 1) * reach] = flow.ready[kind, 0]
+def seat_all(flow: Flow) -> None:
+    """Seat every job of an empty flow; what there is too much or too little of then is the excess."""
+    kinds, sink = flow.machines.size, flow.first.size
+    reach = sink // kinds
+    cost, level = np.empty_like(flow.level), np.empty_like(flow.level)
+    price = flow.price[:sink].reshape((kinds, reach))
+    choose(flow.length, price, np.where(flow.machines > 0, reach, 0), cost, level)
+    flow.excess[sink] = 0
+    for job in range(level.size):
+        if level[job] != NOWHERE:
+            enter(flow, job, level[job])
+            flow.excess[sink] -= 1
+    for node in range(sink):
+        take_units(flow, node)
+        flow.excess[node] = flow.held[node] - flow.units[node]
+        flow.excess[sink] += flow.units[node]
+    _look_no_deeper_than_needed(flow)
 
 
 @kernel
-def seat_all(flow: Flow) -> None:
-    """Put every job into the level that suits it best, and take the machines that the prices pay for."""
-    sink = flow.first.size
-    reach = sink // flow.machines.size
-    flow.depth[:] = reach
-    flow.excess[sink] = 0
-    for job in range(flow.level.size):
-        level = cheapest(flow, job)
-        if level != NOWHERE:
-            enter(flow, job, level)
-            flow.excess[sink] -= 1
-    for level in range(sink):
-        take_units(flow, level)
-        flow.excess[level] = flow.held[level] - flow.units[level]
-        flow.excess[sink] += flow.units[level]
-    for kind in range(flow.machines.size):
+def _look_no_deeper_than_needed(flow: Flow) -> None:
+    kinds = flow.machines.size
+    reach = flow.first.size // kinds
+    for kind in range(kinds):
         last = (kind + 1) * reach - 1
         while last > kind * reach and flow.held[last - 1] == 0 and flow.units[last - 1] == 0:
             last -= 1
         flow.depth[kind] = last - kind * reach + 1
+        for level in range(kind * reach, last + 1):
+            lay_floor(flow, level)
+
+
+@kernel
+def reseat(flow: Flow) -> None:
+    """Seat all jobs anew at the prices there are, after the machines' ready times have changed."""
+    kinds, sink = flow.machines.size, flow.first.size
+    reach = sink // kinds
+    flow.first[:] = NOWHERE
+    flow.held[:] = 0
+    for kind in range(kinds):
+        if flow.machines[kind] > 0:
+            for level in range(kind * reach, (kind + 1) * reach):
+                used = level < kind * reach + flow.depth[kind]
+                price = flow.price[level] - flow.price[sink] if used else flow.ready[kind, 0]
+                flow.price[level] = max(price, flow.ready[kind, 0])
+    flow.price[sink] = 0
+    seat_all(flow)

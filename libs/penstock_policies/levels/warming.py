@@ -1,0 +1,23 @@
+"""Compile the kernels before they are needed: ``python -m penstock_policies.levels.warming``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock_policies.levels.solver import KeptMatching
+
+
+def compile_kernels() -> None:
+    """
+    Go once through everything that is compiled, on two jobs, so that no later call waits for the compiler.
+
+    Loads what numba's cache holds, in about a second; else compiles for some ten seconds and keeps the result.
+    """
+    kept = KeptMatching(np.array([[1, 2], [2, 3]]), [np.array([0]), np.array([1])])
+    kept.remove(kept.add(np.array([1, 1])))
+    kept.set_ready(0, 0, 1)
+    kept.assignment()
+
+
+if __name__ == "__main__":
+    compile_kernels()
