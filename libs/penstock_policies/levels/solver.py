@@ -199,7 +199,7 @@ class KeptMatching:
 
 
 def _scale(reach: int, most_us: int) -> int:
-    """Return by how much to multiply the times: by more than any place, with room to grow, so places only break ties."""
+    """Return by how much to multiply times: by more than any place, with room to grow, so places only break ties."""
     roomy = max(1024, 1 << (8 * reach).bit_length())
     return roomy if most_us * roomy < _MOST else reach + 1
 
