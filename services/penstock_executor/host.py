@@ -21,12 +21,17 @@ from penstock_policies.cluster import Cluster
 
 Place = tuple[Key, int]
 """A run and a rank."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE: Final = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there",
     errno.E2BIG: "give it a shorter command or environment",
 }
 _log = structlog.get_logger("penstock.executor")
+
+
+class NoRoom(Exception):
+    """The disk under the run folders is full: a run can only be started later."""
 
 
 class Host:
@@ -74,7 +79,14 @@ class Host:
 
     # --- beginning
     def start(self, job: Job, cluster: Cluster) -> Run:
-        """Start a job's processes on this node; where that is impossible, the run says why and has no process."""
+        """
+        Start a job's processes on this node; where that is impossible, the run says why and has no process.
+
+        Raises
+        ------
+        NoRoom
+            If the disk has no room for it now; nothing was started.
+        """
         gang = launch.members(launch.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
         run = Run(
@@ -110,7 +122,11 @@ class Host:
                 process = processes.spawn(where, job.spec.command, env, self._cwd(job))
                 self._take_in((run.key, member.rank), process)
         except OSError as error:
-            run.refused = _words(error, self.runs_dir)
+            words = _words(error, self.runs_dir)
+            if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
+                self.clean(run.key)
+                raise NoRoom(words) from error
+            run.refused = words
             self._abort(run)
 
     def _abort(self, run: Run) -> None:

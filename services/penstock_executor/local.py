@@ -141,11 +141,14 @@ class Observed(msgspec.Struct, kw_only=True):
     runs : dict of (job id, epoch) to Run
     draining : bool
         The executor is being stopped, and its runs are to go elsewhere.
+    postponed : dict of (job id, epoch) to float
+        Runs that could not be started for want of room on the disk, and when to try again.
     """
 
     incarnation: str
     runs: dict[Key, Run] = {}
     draining: bool = False
+    postponed: dict[Key, float] = {}
 
     def busy_devices(self) -> set[int]:
         """Return the devices that a process is on."""

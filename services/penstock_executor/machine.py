@@ -249,7 +249,8 @@ class _Node:
                 yield self._never_ran(job, "preempted", f"node {self.id} is shutting down")
         elif self.taken.isdisjoint(devices) and not self._older_epoch_runs(job):
             self.taken |= set(devices)
-            yield Start(job_id=job.id)
+            if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
+                yield Start(job_id=job.id)
 
     def _never_ran(self, job: Job, result: Outcome, reason: str) -> Report:
         return Report(

@@ -22,8 +22,8 @@ from penstock_devices import inventory
 from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_executor import ears, launch, machine, processes
 from penstock_executor.appending import Appender
-from penstock_executor.host import Host, Place
-from penstock_executor.local import Observed, Run
+from penstock_executor.host import Host, NoRoom, Place
+from penstock_executor.local import Key, Observed, Run
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.telling import Teller
 
@@ -31,6 +31,8 @@ GREETING_S: Final = 0.005
 """A process may have ended before its greeting was read from the socket."""
 LAST_WORDS_S: Final = 1.0
 """How long an ended process's connection may take to close: what it said last is still in there."""
+ROOM_S: Final = 1.0
+"""How long a run that found no room on the disk waits for its next try."""
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 FOLLOWED: Final = tuple(
@@ -82,6 +84,7 @@ class Executor:
         self.teller = Teller(shell, settings, self.host, lambda: self.incarnation, self.alone)
         self.watched: dict[Place, int] = {}
         shell.busy = self._busy
+        self.postponed: dict[Key, float] = {}
         self.removed: set[str] = set()
         self.tasks: asyncio.TaskGroup
 
@@ -109,7 +112,7 @@ class Executor:
         while not self._over():
             self.live.changed.clear()
             self._settle_gangs()
-            observed = Observed(incarnation=self.boot, runs=self.host.runs, draining=self.shell.stopping.is_set())
+            observed = self._observed()
             now_s = self.shell.now_s()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, now_s, limit_s)
@@ -122,6 +125,14 @@ class Executor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
+
+    def _observed(self) -> Observed:
+        return Observed(
+            incarnation=self.boot,
+            runs=self.host.runs,
+            draining=self.shell.stopping.is_set(),
+            postponed=self.postponed,
+        )
 
     def _over(self) -> bool:
         return self.left or (self.shell.stopping.is_set() and self.settings.on_shutdown == "leave")
@@ -159,8 +170,16 @@ class Executor:
 
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
-        started = self.host.start(job, self.live.state.cluster)
-        log = self.shell.log.bind(job_id=job_id, epoch=job.epoch)
+        key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
+        try:
+            started = self.host.start(job, self.live.state.cluster)
+        except NoRoom as error:
+            if key not in self.postponed:
+                log.warning("run_postponed", reason=str(error))
+                self.host.warn(key, f"{error}; it is tried again until then")
+            self.postponed[key] = self.shell.now_s() + ROOM_S
+            return
+        self.postponed.pop(key, None)
         if started.refused:
             log.warning("run_refused", reason=started.refused)
         else:

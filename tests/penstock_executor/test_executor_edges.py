@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,9 +16,9 @@ from executing import World, python, speaking
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_events import RunStarted
+from penstock_events import RunStarted, RunWarned
 from penstock_events.agent import STOP_MARGIN, Hello
-from penstock_executor import agreement, ears, launch, outcome, preflight, processes, reporter
+from penstock_executor import agreement, ears, launch, outcome, preflight, processes, reporter, runner
 
 DOCTESTS = (agreement, launch, outcome)
 PATH = os.environ["PATH"]
@@ -123,15 +125,56 @@ async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line
     assert (await world.ended("j1")).outcome == "cancelled"
 
 
-async def test_a_run_in_a_folder_without_room_fails_with_a_reason(
+async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_completes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spawn, tries = processes.spawn, 0
+
+    def full_at_first(*arguments: Any) -> processes.Process:
+        nonlocal tries
+        tries += 1
+        if tries <= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return spawn(*arguments)
+
+    await world.node()
+    monkeypatch.setattr(processes, "spawn", full_at_first)
+    monkeypatch.setattr(runner, "ROOM_S", 0.05)
+    await world.run("j1", "true")
+    assert (await world.ended("j1")).outcome == "completed"
+    assert await world.facts("j1") == ["RunWarned", "RunStarted", "RunEnded"]
+    warning = (await world.fact(RunWarned, "j1")).warning
+    assert "No space left on device (ENOSPC); free some space there; it is tried again until then" in warning
+
+
+async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> processes.Process:
-        raise OSError(28, os.strerror(28))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     await world.node()
     monkeypatch.setattr(processes, "spawn", full)
     await world.run("j1", "true")
+    await world.fact(RunWarned, "j1")
+    await world.cancel("j1")
+    assert (await world.ended("j1")).outcome == "cancelled"
+
+
+async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_the_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, tries = processes.spawn, 0
+
+    def full_at_last(*arguments: Any) -> processes.Process:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return spawn(*arguments)
+
+    await world.node()
+    monkeypatch.setattr(processes, "spawn", full_at_last)
+    await world.submit("j1", "sleep", "60", gpus=2)
+    await world.place("j1", 0, 1)
     ended = await world.ended("j1")
     assert ended.outcome == "failed"
     assert "No space left on device (ENOSPC); free some space there" in ended.reason
