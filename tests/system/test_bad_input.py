@@ -457,7 +457,7 @@ async def test_on_a_full_disk_nothing_is_accepted_or_lost_and_all_goes_on_by_its
     cluster.up()
     try:
         async with cluster.client() as client:
-            accepted = [(await submit(client, f"before-{i}")).id for i in range(6)]
+            accepted = [(await submit(client, f"before-{i}", command=("sleep", "0.2"))).id for i in range(6)]
             use_up(small_disk / "ballast")
             accepted += await fill(client, env={"PADDING": "x" * 5_000})
             (small_disk / "ballast").unlink()
@@ -478,7 +478,8 @@ def use_up(ballast: Path) -> None:
 
 
 async def submit(client: penstock.Client, job_id: str, **more: object) -> penstock.SubmitAnswer:
-    return await client.submit(JobSpec(id=job_id, name="job", command=("true",), profile="off", **more))  # type: ignore[arg-type]
+    spec = {"id": job_id, "name": "job", "command": ("true",), "profile": "off", **more}
+    return await client.submit(JobSpec(**spec))  # type: ignore[arg-type]
 
 
 async def fill(client: penstock.Client, **more: object) -> list[str]:
