@@ -95,8 +95,13 @@ async def test_the_notifier_of_the_guide_posts_finished_jobs_and_goes_on_where_i
         await finish(nats_bus, job_id)
         command = [sys.executable, "-m", "penstock_notifier"]
         service = await asyncio.create_subprocess_exec(*command, cwd=tmp_path / "notifier", env=environment)
-        key, fact = await asyncio.to_thread(Webhook.posts.get, timeout=30)
-        assert (key, fact["job_id"]) == (f"{job_id}/finished", job_id)
-        service.terminate()
-        assert await service.wait() == 0
+        try:
+            key, fact = await asyncio.to_thread(Webhook.posts.get, timeout=30)
+            assert (key, fact["job_id"]) == (f"{job_id}/finished", job_id)
+            service.terminate()
+            assert await service.wait() == 0
+        finally:
+            if service.returncode is None:
+                service.kill()
+                await service.wait()
     assert Webhook.posts.empty()
