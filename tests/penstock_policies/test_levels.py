@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from matching_cases import arrays, by_flow, instances, reference
 
 from penstock_policies.levels.solver import KeptMatching, assign
+from penstock_policies.levels.warming import compile_kernels
 from penstock_policies.matching import IMPOSSIBLE_US, assign_lsa, starts_us
 
 
@@ -97,6 +101,23 @@ def test_larger_instances_are_proved_optimal(machines, spread):
     found = assign(p, [rng.integers(0, 300_000, m) * (rng.random(m) < 0.9) for m in machines])
     assert found.gap_us == 0
     assert (found.kind >= 0).all()
+
+
+@pytest.mark.parametrize("jobs", [700, 2000])
+def test_jobs_that_all_prefer_the_same_kinds_equally_are_proved_optimal(jobs):
+    rng = np.random.default_rng(1)
+    p = (rng.lognormal(20, 1.5, (jobs, 1)) / np.arange(1, 5)).astype(np.int64)
+    ready = [(rng.exponential(1.8e9, jobs // 40) * (rng.random(jobs // 40) < 0.9)).astype(np.int64) for _ in range(4)]
+    assert assign(p, ready).gap_us == 0
+
+
+@pytest.mark.parametrize("name", ["solver"])
+def test_the_examples_hold(name):
+    assert doctest.testmod(importlib.import_module(f"penstock_policies.levels.{name}")).failed == 0
+
+
+def test_the_kernels_can_be_compiled_ahead():
+    compile_kernels()
 
 
 def test_no_kinds_no_machines_and_no_jobs_are_no_trouble():

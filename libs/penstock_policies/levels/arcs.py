@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from penstock_policies.levels.compiled import kernel
 from penstock_policies.levels.heap import lift
-from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Flow, Paths
+from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Flow, Ints, Paths
 
 
 @kernel
@@ -39,10 +39,11 @@ def from_level(flow: Flow, paths: Paths, size: int, level: int) -> int:
     size = _along_the_kind(flow, paths, size, level)
     for other in range(flow.machines.size):
         if other != kind and flow.machines[other] > 0:
-            _to_kind(flow, paths, level, other)
+            _offer_kind(flow, paths, level, other)
             for node in range(other * reach, other * reach + flow.depth[other]):
-                if paths.via[node] == level and paths.distance[node] < FAR:
-                    size = lift(paths, size, node)
+                if paths.offer[node] < FAR:
+                    size = _reach(paths, size, level, node, paths.offerer[node], paths.offer[node])
+                    paths.offer[node] = FAR
     return size
 
 
@@ -68,43 +69,43 @@ def _along_the_kind(flow: Flow, paths: Paths, size: int, level: int) -> int:
 
 
 @kernel
-def _to_kind(flow: Flow, paths: Paths, level: int, kind: int) -> None:
-    """Move every job of a level to the levels of another kind where its length belongs."""
+def _offer_kind(flow: Flow, paths: Paths, level: int, kind: int) -> None:
+    """Note the best way from a level to each level of another kind, moving each job to where its length belongs."""
     reach = flow.first.size // flow.machines.size
-    own, own_place, depth = level // reach, level % reach + 1, flow.depth[kind]
-    top = kind * reach
+    own, own_place, top, depth = level // reach, level % reach + 1, kind * reach, flow.depth[kind]
     price, floor, held = flow.price[top : top + depth], flow.floor[top : top + depth], flow.held[top : top + depth]
-    distance, via, mover = (
-        paths.distance[top : top + depth],
-        paths.via[top : top + depth],
-        paths.mover[top : top + depth],
-    )
-    lengths, hints, after, longest = flow.length, flow.hint, flow.after, flow.longest[top : top + depth]
+    offer, offerer = paths.offer[top : top + depth], paths.offerer[top : top + depth]
+    distance, longest = paths.distance[top : top + depth], flow.longest[top : top + depth]
+    lengths, hints, after = flow.length, flow.hint, flow.after
     start = paths.distance[level] - flow.price[level]
     job = flow.first[level]
     while job != NOWHERE:
         length = lengths[job, kind]
         if length != UNFIT:
-            above = min(hints[job, kind], depth)
-            while above < depth and floor[above] >= length:
-                above += 1
-            while above > 0 and floor[above - 1] < length:
-                above -= 1
-            hints[job, kind] = above
             left = start - own_place * lengths[job, own]
-            other = above
-            while other < depth and held[other] == 0:
-                other += 1
-            among = other < depth and lengths[longest[other], kind] > length
-            other = min(other, depth - 1)
+            above = _places_above(floor, length, hints[job, kind])
+            hints[job, kind] = above
+            among = above < depth and lengths[longest[above], kind] > length
+            other = min(above, depth - 1)
             while other >= 0:
                 far = left + (other + 1) * length + price[other]
-                if far < distance[other]:
-                    distance[other], via[other], mover[other] = far, level, job
+                if far < distance[other] and far < offer[other]:
+                    offer[other], offerer[other] = far, job
                 if among or (other < above and held[other] > 0):
                     break
                 other -= 1
         job = after[job]
+
+
+@kernel
+def _places_above(floor: Ints, length: int, hint: int) -> int:
+    """Return how many places hold no job shorter than a length; empty ones count with those before them."""
+    above = min(hint, floor.size)
+    while above < floor.size and floor[above] >= length:
+        above += 1
+    while above > 0 and floor[above - 1] < length:
+        above -= 1
+    return above
 
 
 @kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock_policies.levels.compiled import kernel
 from penstock_policies.levels.state import FAR, NOWHERE, Flow
 
@@ -73,14 +75,24 @@ def lay_floor(flow: Flow, level: int) -> None:
 
 @kernel
 def take_units(flow: Flow, level: int) -> None:
-    """Take as many machines under a level as its price pays for; of those it just pays for, as many as it has jobs."""
+    """Take the machines under a level that its price pays for; of those it just pays for, as many as it has jobs."""
+    flow.units[level] = min(paid_units(flow, level), max(_gaining_units(flow, level), flow.held[level]))
+
+
+@kernel
+def paid_units(flow: Flow, level: int) -> int:
+    """Return how many machines are ready at a level's price, or before."""
     kind = level // (flow.first.size // flow.machines.size)
     offer = flow.price[level] - flow.price[-1]
-    ready, held = flow.ready[kind], flow.held[level]
-    units = 0
-    while units < flow.machines[kind] and (ready[units] < offer or (ready[units] == offer and units < held)):
-        units += 1
-    flow.units[level] = units
+    return int(np.searchsorted(flow.ready[kind, : flow.machines[kind]], offer, side="right"))
+
+
+@kernel
+def _gaining_units(flow: Flow, level: int) -> int:
+    """Return how many machines are ready before a level's price."""
+    kind = level // (flow.first.size // flow.machines.size)
+    offer = flow.price[level] - flow.price[-1]
+    return int(np.searchsorted(flow.ready[kind, : flow.machines[kind]], offer, side="left"))
 
 
 @kernel

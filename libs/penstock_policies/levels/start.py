@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock_policies.levels.choice import choose
+from penstock_policies.levels.choice import cheapest, choose
 from penstock_policies.levels.compiled import kernel
-from penstock_policies.levels.seats import enter, lay_floor, take_units
-from penstock_policies.levels.state import NOWHERE, Flow
+from penstock_policies.levels.paths import BALANCED, TOO_DEEP, balance
+from penstock_policies.levels.seats import enter, lay_floor, paid_units, take_units
+from penstock_policies.levels.state import NOWHERE, Flow, Paths
 
 
 @kernel
 def seat_all(flow: Flow) -> None:
-    """Seat every job of an empty flow; what there is too much or too little of then is the excess."""
+    """
+    Seat the jobs of an empty flow for which there is a machine in their level; the others are left for `seat_rest`.
+
+    Each machine that a price pays for and that no job took is lacking a job: that is the excess then.
+    """
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
     cost, level = np.empty_like(flow.level), np.empty_like(flow.level)
     price = flow.price[:sink].reshape((kinds, reach))
     choose(flow.length, price, np.where(flow.machines > 0, reach, 0), cost, level)
     flow.excess[sink] = 0
+    for node in range(sink):
+        flow.units[node] = paid_units(flow, node)
     for job in range(level.size):
         if level[job] != NOWHERE:
-            enter(flow, job, level[job])
             flow.excess[sink] -= 1
+            if flow.held[level[job]] < flow.units[level[job]]:
+                enter(flow, job, level[job])
     for node in range(sink):
         take_units(flow, node)
         flow.excess[node] = flow.held[node] - flow.units[node]
         flow.excess[sink] += flow.units[node]
     _look_no_deeper_than_needed(flow)
+
+
+@kernel
+def seat_rest(flow: Flow, paths: Paths) -> int:
+    """Seat the jobs that are left one by one, each time making the flow optimal; return as `balance` does."""
+    if balance(flow, paths) == TOO_DEEP:
+        return TOO_DEEP
+    for job in range(flow.level.size):
+        if flow.level[job] == NOWHERE:
+            level = cheapest(flow, job)
+            if level != NOWHERE:
+                enter(flow, job, level)
+                lay_floor(flow, level)
+                flow.excess[level] += 1
+                if balance(flow, paths) == TOO_DEEP:
+                    return TOO_DEEP
+    return BALANCED
 
 
 @kernel
@@ -50,6 +75,7 @@ def reseat(flow: Flow) -> None:
     reach = sink // kinds
     flow.first[:] = NOWHERE
     flow.held[:] = 0
+    flow.level[:] = NOWHERE
     for kind in range(kinds):
         if flow.machines[kind] > 0:
             for level in range(kind * reach, (kind + 1) * reach):

@@ -60,6 +60,8 @@ class Paths(NamedTuple):
     distance: Ints  # (L + 1,)
     via: Ints  # (L + 1,) node before
     mover: Ints  # (L + 1,) job moved from there, NOWHERE for an arc of the sink
+    offer: Ints  # (L + 1,) distance by way of the level that is looked at, FAR between looks
+    offerer: Ints  # (L + 1,) job that would move
     heap: Ints  # (L + 1,) nodes, nearest first
     slot: Ints  # (L + 1,) where in the heap a node is; NOWHERE when it is not
 
@@ -94,6 +96,8 @@ def new_paths(levels: int) -> Paths:
         distance=np.full(levels + 1, FAR, dtype=np.int64),
         via=np.full(levels + 1, NOWHERE, dtype=np.int64),
         mover=np.full(levels + 1, NOWHERE, dtype=np.int64),
+        offer=np.full(levels + 1, FAR, dtype=np.int64),
+        offerer=np.full(levels + 1, NOWHERE, dtype=np.int64),
         heap=np.zeros(levels + 1, dtype=np.int64),
         slot=np.full(levels + 1, NOWHERE, dtype=np.int64),
     )
