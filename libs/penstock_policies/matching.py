@@ -4,7 +4,9 @@ AlloX: which waiting job runs on which machine, and how many run after it there,
 Running the ``k``-th from last on a machine that is busy until ``w``, a job of length ``p`` adds ``w + k p`` to that sum
 (every job behind it waits ``p`` longer). So the best schedule is an assignment of jobs to (machine, place) pairs.
 
-This module solves it on the expanded matrix with scipy: plain and exact, and the oracle for anything faster.
+:func:`assign` solves it exactly on levels (see :mod:`penstock_policies.levels`) and proves it; :class:`KeptMatching`
+keeps the solution as jobs come and go; :func:`assign_lsa` solves it on the expanded matrix with scipy: plain and exact,
+and the oracle for anything faster.
 
 References
 ----------
@@ -20,6 +22,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
+
+from penstock_policies.levels.solver import KeptMatching, assign
+
+__all__ = [
+    "IMPOSSIBLE_US",
+    "Assignment",
+    "Floats",
+    "Ints",
+    "KeptMatching",
+    "assign",
+    "assign_lsa",
+    "savings_us",
+    "starts_us",
+]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock_policies.levels.solver import KeptMatching, assign
 from penstock_policies.levels.state import Ints
 from penstock_policies.levels.warming import compile_kernels
-from penstock_policies.matching import assign_lsa
+from penstock_policies.matching import KeptMatching, assign, assign_lsa
 
 REPEATS = 7
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_cases import arrays, by_flow, instances, reference
 
-from penstock_policies.levels.solver import KeptMatching, assign
 from penstock_policies.levels.warming import compile_kernels
-from penstock_policies.matching import IMPOSSIBLE_US, assign_lsa, starts_us
+from penstock_policies.matching import IMPOSSIBLE_US, KeptMatching, assign, assign_lsa, starts_us
 
 
 def test_the_worked_example_has_its_total_and_its_makespan():
