@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import penstock
@@ -77,15 +77,22 @@ class Cluster:
         return [entry["pid"] for name, entry in named.items() if name.rpartition("-")[0] == service]
 
     def kill_all(self) -> None:
-        """Kill -9 everything that belongs to this folder, jobs included, as a power cut would."""
+        """
+        Kill -9 everything that belongs to this folder, jobs included, as a power cut would.
+
+        All are stopped before the first is killed, so that nobody lives to see another die and note it.
+        """
         if not (self.data / "penstock.json").exists():
             return
         pids = {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
-        while pids:  # children of what is being killed may still appear
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        stopped: set[int] = set()
+        while fresh := pids - stopped:  # children of what is being stopped may still appear
+            signal_all(fresh, signal.SIGSTOP)
+            stopped |= fresh
             pids = set(self._with_our_folder())
+        signal_all(stopped, signal.SIGKILL)
+        while pids := set(self._with_our_folder()):
+            signal_all(pids, signal.SIGKILL)
 
     def _with_our_folder(self) -> Iterator[int]:
         """Yield processes that name the folder in their command or environment: jobs, and what they started."""
@@ -93,6 +100,13 @@ class Cluster:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid() and mine in identity(entry):
                 yield int(entry.name)
+
+
+def signal_all(pids: Iterable[int], signum: signal.Signals) -> None:
+    """Signal those that are still there; 0, which stands for a process not started yet, would be ourselves."""
+    for pid in filter(None, pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def identity(entry: Path) -> bytes:
