@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from penstock_policies.levels.solver import KeptMatching, assign
+if TYPE_CHECKING:
+    from penstock_policies.levels.solver import KeptMatching, assign
 
 __all__ = [
     "IMPOSSIBLE_US",
@@ -37,6 +39,8 @@ __all__ = [
     "starts_us",
 ]
 
+_COMPILED: Final = frozenset({"KeptMatching", "assign"})
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -44,6 +48,13 @@ IMPOSSIBLE_US: Final = int(np.iinfo(np.int64).max)
 """Processing time of a job on a kind that it does not fit."""
 
 _EXACT: Final = 2.0**53  # whole numbers up to here are exact in the solver's floats
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is compiled for those who ask for it: numba takes most of a second to import."""
+    if name not in _COMPILED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("penstock_policies.levels.solver"), name)
 
 
 @dataclass(frozen=True)

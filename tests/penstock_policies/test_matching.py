@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +126,8 @@ def test_a_job_waits_for_a_fast_machine_only_if_that_ends_sooner():
     p = np.array([[10, 100]])
     assert assign_lsa(p, [np.array([89]), np.array([0])]).kind.tolist() == [0]
     assert assign_lsa(p, [np.array([91]), np.array([0])]).kind.tolist() == [1]
+
+
+def test_whoever_needs_only_the_plain_matching_does_not_load_a_compiler():
+    code = "import sys, penstock_matcher.machine; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
