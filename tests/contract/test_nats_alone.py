@@ -308,6 +308,28 @@ async def test_a_service_is_known_by_name_to_every_nats_tool(nats_alone: NatsHar
     assert bad.headers == {"Nats-Service-Error": "no", "Nats-Service-Error-Code": "404"}
 
 
+async def test_a_bus_that_is_closed_without_a_server_looks_for_it_no_longer(nats_alone: NatsHarness) -> None:
+    def still_looking() -> int:
+        return sum(
+            getattr(task.get_coro(), "__qualname__", "").endswith("_attempt_reconnect") for task in asyncio.all_tasks()
+        )
+
+    async def lose_and_close(after_s: float) -> None:
+        async with nats_alone.connect():
+            opened.release()
+            await cut.wait()
+            await asyncio.sleep(after_s)
+
+    opened, cut = asyncio.Semaphore(0), asyncio.Event()
+    closing = [asyncio.create_task(lose_and_close(i / 150)) for i in range(150)]
+    for _ in closing:
+        await opened.acquire()
+    nats_alone.cut()
+    cut.set()
+    await asyncio.gather(*closing)
+    await eventually(lambda: not still_looking())
+
+
 async def test_closing_without_a_server_is_quick(nats_alone: NatsHarness) -> None:
     async with asyncio.timeout(5):
         async with nats_alone.connect() as bus:

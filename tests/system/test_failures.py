@@ -20,7 +20,7 @@ from penstock_bus.health import Vitals
 from penstock_bus.nats import connect
 from penstock_bus.permissions import ADMIN
 from penstock_bus.server import Server, ServerSettings
-from penstock_events import Commit, JobSpec, JobSubmitted, subjects
+from penstock_events import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 
 SERVICES = ("gateway", "profiler", "ranker", "matcher", "tuner", "executor")
 PROMPTLY_S = 10.0
@@ -92,6 +92,26 @@ async def test_services_that_are_told_to_stop_do_not_wait_for_a_server_that_is_g
         await server.kill()
 
 
+async def test_an_executor_that_is_told_to_stop_ends_its_jobs_although_the_server_is_gone(tmp_path: Path) -> None:
+    server = Server(ServerSettings(data_dir=tmp_path))
+    await server.start()
+    try:
+        async with ready(server, tmp_path, ("ranker", "matcher", "executor")) as (processes, bus):
+            await submit(bus, "j1", command=("sleep", "600"))
+            async with asyncio.timeout(PATIENCE_S):
+                async for delivery in bus.follow(subjects=[subjects.run("j1")]):
+                    if isinstance(delivery.commit.facts[0], RunStarted):
+                        break
+            (noted,) = tmp_path.glob("executor/runs/j1/1/0/pid")
+            shim = int(noted.read_text().split()[0])
+            await server.kill()
+            assert await stopped({"executor": processes["executor"]}) == {"executor": 0}
+            with pytest.raises(ProcessLookupError):
+                os.kill(shim, 0)
+    finally:
+        await server.kill()
+
+
 async def test_services_that_are_told_to_stop_do_not_wait_for_room_on_the_disk(tmp_path: Path) -> None:
     server = Server(ServerSettings(data_dir=tmp_path, max_store_bytes=16 << 20))
     await server.start()
@@ -111,9 +131,9 @@ def stuck(folder: Path) -> bool:
     return any(b'"event": "bus_unavailable"' in (folder / f"{name}.log").read_bytes() for name in SERVICES)
 
 
-async def submit(bus: Bus, job_id: str, size: int = 0) -> None:
+async def submit(bus: Bus, job_id: str, command: tuple[str, ...] = ("true",), size: int = 0) -> None:
     """Append a job to the log as the gateway would, of at least so many bytes."""
-    spec = JobSpec(name=job_id, command=("true",), profile="off", env={"PADDING": "x" * size})
+    spec = JobSpec(name=job_id, command=command, profile="off", env={"PADDING": "x" * size})
     commit = Commit(
         id=f"submit-{job_id}", actor="gateway/test", facts=(JobSubmitted(job_id=job_id, spec=spec, at_s=1.0),)
     )

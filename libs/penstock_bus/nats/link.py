@@ -74,7 +74,10 @@ class Link:
             told()
 
     async def reconnected(self) -> None:
-        """Go on."""
+        """Go on, unless nobody wants to any more."""
+        if self._ended:
+            await self.client.close()
+            return
         _log.info("server_found_again", address=self.address)
         self._online.set()
 
@@ -143,7 +146,9 @@ class Link:
         if self.client.is_closed:
             return
         self.end("this bus is closed")
-        with suppress(TimeoutError, nats.errors.Error, OSError):  # it is gone anyway
+        self.client.options["max_reconnect_attempts"] = 1  # a reconnecting client may swallow its cancellation
+        # it is gone anyway; a RuntimeError is how uvloop says that the socket is closed already
+        with suppress(TimeoutError, nats.errors.Error, OSError, RuntimeError):
             async with asyncio.timeout(_CLOSE_S):
                 if self.is_online:
                     await self.client.flush()
