@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -147,12 +146,17 @@ class Link:
             return
         self.end("this bus is closed")
         self.client.options["max_reconnect_attempts"] = 1  # a reconnecting client may swallow its cancellation
-        # it is gone anyway; a RuntimeError is how uvloop says that the socket is closed already
-        with suppress(TimeoutError, nats.errors.Error, OSError, RuntimeError):
-            async with asyncio.timeout(_CLOSE_S):
-                if self.is_online:
-                    await self.client.flush()
-                await self.client.close()
+        closing = asyncio.ensure_future(self._disconnect())  # the client may end it by a cancellation of its own
+        await asyncio.wait({closing}, timeout=_CLOSE_S)
+        if not closing.done():
+            closing.cancel()
+        elif not closing.cancelled() and (error := closing.exception()) is not None:
+            _log.info("connection_ended_badly", address=self.address, error=str(error) or repr(error))
+
+    async def _disconnect(self) -> None:
+        if self.is_online:
+            await self.client.flush()
+        await self.client.close()
 
     async def send(self, call: One | Many, body: bytes, headers: dict[str, str] | None = None) -> None:
         """
