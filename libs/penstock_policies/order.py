@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from penstock_events import Job
 from penstock_policies.placement import Free, Located
+
+Seconds = Annotated[float, Meta(ge=0)]
 
 Speed = Callable[[Job, str], float]
 """Speed of a job on a kind of device, relative to its fastest kind."""
@@ -45,24 +48,36 @@ class Running(NamedTuple):
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What bounds preemption, overtaking, and work.
+    The parameters of a round: what bounds preemption, overtaking, and work.
 
     Attributes
     ----------
     min_run_s : float
         A run is not preempted for another job before it has run this long.
     overhead_share : float
-        Nor before its measured overhead is at most this share of it.
+        Nor before what its workload needs to start, resume and stop, as measured, is at most this share of it.
     patience_s : float
-        Smaller or shorter jobs overtake a waiting job no longer than this.
+        A waiting job is overtaken by smaller or shorter ones of its queue no longer than this.
+    await_profile_s : float
+        An unseen workload waits this long after submission for its speeds, where it could run on several kinds.
+    prior_service_s : float
+        Expected length of a job that declares none, until the pool has finished one.
     window : int
         Most one-device jobs in one matching.
+    max_waits : int
+        Jobs whose waiting a round explains.
+    explain_every_s : float
+        Least time between two rounds that only explain.
     """
 
-    min_run_s: float = 5.0
-    overhead_share: float = 0.2
-    patience_s: float = 30.0
-    window: int = 64
+    min_run_s: Seconds = 5.0
+    overhead_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    patience_s: Seconds = 30.0
+    await_profile_s: Seconds = 10.0
+    prior_service_s: Annotated[float, Meta(gt=0)] = 60.0
+    window: Annotated[int, Meta(ge=1, le=512)] = 64
+    max_waits: Annotated[int, Meta(ge=0, le=1000)] = 50
+    explain_every_s: Seconds = 1.0
 
 
 @dataclass(frozen=True)

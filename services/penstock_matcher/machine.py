@@ -29,10 +29,10 @@ from penstock_events import (
     workload,
 )
 from penstock_events import State as JobState
-from penstock_matcher.pool import Pool
-from penstock_matcher.round import decide_pool
 from penstock_matcher.settings import Settings
 from penstock_policies.cluster import Cluster, Node
+from penstock_policies.rounds.decide import decide_pool
+from penstock_policies.rounds.pool import Pool
 from penstock_policies.speeds import Speeds
 
 REMEMBERED: Final = 256

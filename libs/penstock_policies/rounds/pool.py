@@ -10,10 +10,9 @@ import numpy as np
 
 from penstock_events import Device, Job, Rank
 from penstock_events import State as JobState
-from penstock_matcher.settings import Settings
 from penstock_policies import estimates
 from penstock_policies.cluster import Cluster, Node
-from penstock_policies.order import Outlook, Ranked, Running, Supply
+from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Free, Located
 from penstock_policies.speeds import Speeds
 
@@ -24,7 +23,7 @@ SAMPLE_S: Final = 5.0
 @dataclass(frozen=True)
 class Pool:
     """
-    One pool's share of :class:`penstock_matcher.machine.State`.
+    One pool's share of what the matcher knows.
 
     Attributes
     ----------
@@ -100,7 +99,7 @@ class Pool:
             whole=Free({node.id: node.devices for node in self.cluster.usable(self.name)}),
         )
 
-    def outlook(self, now_s: float, settings: Settings) -> Outlook:
+    def outlook(self, now_s: float, rules: Rules) -> Outlook:
         """Return what this pool expects of speeds and lengths."""
         known: dict[tuple[str, str], float] = {}
 
@@ -111,12 +110,12 @@ class Pool:
             return known[at]
 
         def remaining(jobs: Sequence[Job]) -> list[float]:
-            return self._left_s(jobs, [job.executed_s for job in jobs], settings.prior_service_s)
+            return self._left_s(jobs, [job.executed_s for job in jobs], rules.prior_service_s)
 
         def overhead(job: Job) -> float:
             return self.overhead_s.get(self.keys[job.id], 0.0)
 
-        return Outlook(now_s, speed, remaining, settings.rules, settings.prior_service_s, overhead)
+        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, overhead)
 
     def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
         """Return in how many seconds each run is expected to end."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
-from penstock_matcher import explain
-from penstock_matcher.pool import Pool, can_be_stopped
-from penstock_matcher.settings import Settings
 from penstock_policies import allox
 from penstock_policies.admission import Admission, admit
 from penstock_policies.allox import Machines, Matched
-from penstock_policies.order import Outlook, Ranked, Running, Supply
+from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Located, slots
+from penstock_policies.rounds import explain
+from penstock_policies.rounds.pool import Pool, can_be_stopped
 from penstock_policies.waiting import Scene
 
 STOPPING_S: Final = 1.0
@@ -39,7 +38,7 @@ class _Draft:
         return sorted([*self.admitted.gangs, *self.matched.starts])
 
 
-def decide_pool(pool: Pool, now_s: float, settings: Settings) -> tuple[RoundDecided | None, float]:
+def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | None, float]:
     """
     Return the pool's round, None if nothing is to change, and when to decide again although nothing happens.
 
@@ -53,19 +52,19 @@ def decide_pool(pool: Pool, now_s: float, settings: Settings) -> tuple[RoundDeci
     evicted = [run for run in runs if pool.is_evicted(run.ranked.job)]
     if not waiting and not evicted:
         return None, math.inf
-    outlook = pool.outlook(now_s, settings)
+    outlook = pool.outlook(now_s, rules)
     supply = pool.supply([run for run in runs if run.ranked.job.stopping])
     scene = Scene(pool=pool.name, nodes=pool.nodes(), whole=supply.whole, idle=supply.free)
-    hindered = explain.hindered(waiting, explain.Moment(pool, scene, now_s, settings))
+    hindered = explain.hindered(waiting, explain.Moment(pool, scene, now_s, rules))
     ready = [ranked for ranked in waiting if ranked.job_id not in hindered.reasons]
     draft = _draft(pool, ready, runs, supply, outlook)
     placements, preemptions = _placements(draft), _preemptions(pool, draft.admitted, evicted)
     started = {placement.job_id for placement in placements}
     left = [ranked for ranked in waiting if ranked.job_id not in started]
     reasons = explain.Reasons(hindered.reasons, draft.matched.later, _scene_after(scene, runs, draft))
-    waits = explain.waits(left, reasons, settings.max_waits)
+    waits = explain.waits(left, reasons, rules.max_waits)
     next_s = min(hindered.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
-    if not placements and not preemptions and (due_s := _due_s(pool, waits, settings)) > now_s:
+    if not placements and not preemptions and (due_s := _due_s(pool, waits, rules)) > now_s:
         return None, min(next_s, due_s)
     prices = _prices(draft, started, outlook)
     found = RoundDecided(
@@ -144,8 +143,8 @@ def _later_s(draft: _Draft, now_s: float) -> float:
     return now_s + max(1.0, min(later.start_s for later in draft.matched.later.values()))
 
 
-def _due_s(pool: Pool, waits: Sequence[Wait], settings: Settings) -> float:
+def _due_s(pool: Pool, waits: Sequence[Wait], rules: Rules) -> float:
     """Return when a round that only explains is due: at once after a quiet time, never if it would say the same."""
     if all(pool.explained.get(wait.job_id) == wait.cause for wait in waits):
         return math.inf
-    return pool.explained_s + settings.explain_every_s
+    return pool.explained_s + rules.explain_every_s

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_events import Job, Wait
-from penstock_matcher.pool import Pool
-from penstock_matcher.settings import Settings
 from penstock_policies import waiting as why
 from penstock_policies.allox import Later
-from penstock_policies.order import Ranked
+from penstock_policies.order import Ranked, Rules
+from penstock_policies.rounds.pool import Pool
 from penstock_policies.waiting import Reason, Scene
 
 
@@ -38,7 +37,7 @@ class Moment:
     pool: Pool
     scene: Scene
     now_s: float
-    settings: Settings
+    rules: Rules
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _hindrance(job: Job, impossible: Reason | None, moment: Moment) -> tuple[Rea
     if job.not_before_s > now_s:
         tries = f"failed {job.failures} of {job.spec.retries + 1} times"
         return Reason("backoff", f"{tries}; its next try is in {job.not_before_s - now_s:.1f} s"), job.not_before_s
-    until_s = job.submitted_s + moment.settings.await_profile_s
+    until_s = job.submitted_s + moment.rules.await_profile_s
     if until_s > now_s and _is_being_measured(job, moment.pool, moment.scene):
         kinds = " and ".join(moment.scene.whole.kinds(job.spec))
         evidence = f"its speeds on {kinds} are being measured; it waits for them {until_s - now_s:.1f} s more at most"
