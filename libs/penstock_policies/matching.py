@@ -37,6 +37,7 @@ __all__ = [
     "assign_lsa",
     "savings_us",
     "starts_us",
+    "warm",
 ]
 
 _COMPILED: Final = frozenset({"KeptMatching", "assign"})
@@ -55,6 +56,16 @@ def __getattr__(name: str) -> Any:
     if name not in _COMPILED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("penstock_policies.levels.solver"), name)
+
+
+def warm() -> None:
+    """
+    Load the compiled kernels, or compile them where no cache holds them: before a first round, in a thread.
+
+    Safe to call again and from any thread; at once when everything is there. A cache that cannot be written costs the
+    compiling at each start of a process, some ten seconds, and is no error.
+    """
+    import_module("penstock_policies.levels.warming").compile_kernels()
 
 
 @dataclass(frozen=True)
