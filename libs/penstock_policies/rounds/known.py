@@ -1,0 +1,171 @@
+"""What rounds are decided from, as the log tells it: for the matcher, who decides, and for whoever asks what if."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from penstock_events import (
+    TERMINAL,
+    Event,
+    Job,
+    Jobs,
+    JobsRanked,
+    Rank,
+    RoundDecided,
+    RunEnded,
+    WorkloadProfiled,
+    workload,
+)
+from penstock_events import State as JobState
+from penstock_policies.cluster import Cluster
+from penstock_policies.rounds.pool import Pool
+from penstock_policies.speeds import Speeds
+
+REMEMBERED: Final = 256
+"""Finished jobs of a pool whose service is remembered."""
+
+WORKLOADS: Final = 4096
+"""Workloads whose overhead is remembered."""
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """What the last round of a pool said: when, and each waiting job's cause."""
+
+    at_s: float
+    causes: dict[str, str]
+
+
+class Known(msgspec.Struct):
+    """
+    All that a round depends on but the jobs themselves, which its owner folds: some forget those that are over.
+
+    Attributes
+    ----------
+    ranks : dict of str to Rank
+    keys : dict of str to str
+        Job → workload key, for those that are not over.
+    live : dict of str to dict of str to None
+        Pool → ids of its jobs that are not over, in order of submission.
+    finished_s : dict of str to list of float
+        Pool → service that its last finished jobs needed, seconds at speed 1.
+    overhead_s : dict of str to float
+        Workload key → seconds of a run in which it does not advance, a moving average.
+    promised : set of str
+        Waiting jobs for which others were preempted, until they start.
+    explained : dict of str to Explained
+        Pool → what its last round said.
+    """
+
+    cluster: Cluster = msgspec.field(default_factory=Cluster)
+    ranks: dict[str, Rank] = msgspec.field(default_factory=dict)
+    keys: dict[str, str] = msgspec.field(default_factory=dict)
+    live: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
+    speeds: Speeds = msgspec.field(default_factory=Speeds)
+    finished_s: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    overhead_s: dict[str, float] = msgspec.field(default_factory=dict)
+    promised: set[str] = msgspec.field(default_factory=set)
+    explained: dict[str, Explained] = msgspec.field(default_factory=dict)
+
+    def pools(self) -> set[str]:
+        """Return the names of all pools that have or had a node, or have a job that is not over."""
+        return self.cluster.pools() | {name for name, ids in self.live.items() if ids}
+
+    def jobs_of(self, name: str, jobs: Jobs) -> list[Job]:
+        """Return a pool's jobs that are not over, in order of submission."""
+        return [jobs[job_id] for job_id in self.live.get(name, ())]
+
+    def pool(self, name: str, jobs: Jobs) -> Pool:
+        """Return what a round of the pool is decided from."""
+        explained = self.explained.get(name)
+        return Pool(
+            name=name,
+            cluster=self.cluster,
+            jobs=self.jobs_of(name, jobs),
+            ranks=self.ranks,
+            keys=self.keys,
+            speeds=self.speeds,
+            finished_s=self.finished_s.get(name, []),
+            overhead_s=self.overhead_s,
+            promised=self.promised,
+            explained_s=explained.at_s if explained else -math.inf,
+            explained=explained.causes if explained else {},
+        )
+
+
+def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
+    """
+    Fold one fact into the jobs and into what is known beside them.
+
+    Returns
+    -------
+    list of Job
+        Those that the fact was about, as they are now.
+    bool
+        Whether a round could come out otherwise for it.
+    """
+    matters = known.cluster.apply(event)
+    match event:
+        case WorkloadProfiled():
+            known.speeds.apply(event)
+            matters = True
+        case JobsRanked():
+            known.ranks.update({rank.job_id: rank for rank in event.ranks if rank.job_id in known.keys})
+            matters = True
+        case RoundDecided():
+            known.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+            known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
+        case RunEnded():
+            _learn_overhead(known, jobs, event)
+        case _:
+            pass
+    kind = _kind_of_run(jobs, event)
+    changed = list(jobs.apply(event))
+    _sort_in(known, changed, kind)
+    return changed, matters or bool(changed)
+
+
+def _kind_of_run(jobs: Jobs, event: Event) -> str:
+    """Return the kind of device of a run that is about to end; the fold drops the placement."""
+    job = jobs.get(event.job_id) if isinstance(event, RunEnded) else None
+    return job.placement.kind if job is not None and job.placement is not None else ""
+
+
+def _learn_overhead(known: Known, jobs: Jobs, event: RunEnded) -> None:
+    """Note what of a run was no loop; of a preempted run without a loop nothing was kept, so that is all of it."""
+    job = jobs.get(event.job_id)
+    if job is None or not job.started_s or not job.may_run(event.epoch, event.node_id):
+        return
+    if event.outcome == "lost" or not (event.loop_steps or event.outcome == "preempted"):
+        return
+    seen_s = max(0.0, event.at_s - job.started_s - event.loop_s)
+    key = known.keys[job.id]
+    known.overhead_s[key] = (known.overhead_s.pop(key, seen_s) + seen_s) / 2
+    if len(known.overhead_s) > WORKLOADS:
+        del known.overhead_s[next(iter(known.overhead_s))]
+
+
+def _sort_in(known: Known, jobs: Iterable[Job], kind: str) -> None:
+    for job in jobs:
+        if job.state is not JobState.PENDING or job.held:
+            known.promised.discard(job.id)
+        if job.state not in TERMINAL:
+            if job.id not in known.keys:
+                known.keys[job.id] = job.profile_key or workload.key(job.spec)
+                known.live.setdefault(job.spec.pool, {})[job.id] = None
+        elif job.id in known.keys:
+            _forget(known, job, kind)
+
+
+def _forget(known: Known, job: Job, kind: str) -> None:
+    if job.state is JobState.COMPLETED and job.sample is None and kind:
+        service_s = job.executed_s * known.speeds.of(known.keys[job.id], kind)
+        samples = known.finished_s.setdefault(job.spec.pool, [])
+        samples.append(service_s)
+        del samples[:-REMEMBERED]
+    known.ranks.pop(job.id, None)
+    del known.keys[job.id]
+    del known.live[job.spec.pool][job.id]
