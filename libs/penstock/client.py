@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from penstock_events import (
     Event,
     JobFinished,
     JobSpec,
+    Setting,
     SweepFinished,
     SweepSpec,
     asks,
@@ -140,6 +141,35 @@ class Client:
         """Give a drained node jobs again."""
         return await self._act("resume", node_id)
 
+    async def set_policy(
+        self,
+        pool: str = "default",
+        settings: Mapping[str, Setting] | None = None,
+        *,
+        unset: Iterable[str] = (),
+        reset: bool = False,
+        reason: str = "",
+    ) -> views.ActAnswer:
+        """
+        Run a pool by other settings from now on.
+
+        Parameters
+        ----------
+        settings : mapping of str to Setting
+            Names and values as in ``[ranker.pools.NAME]`` and ``[matcher.pools.NAME]``; what is not named stays.
+        unset : iterable of str
+            Settings that go back to what the services' own settings say; with ``reset``, all of them.
+        """
+        ask = asks.PolicyAsk(
+            pool=pool,
+            set=dict(settings or {}),
+            unset=tuple(unset),
+            reset=reset,
+            by=submission.user_name(),
+            reason=reason,
+        )
+        return await self._command("policy", ask, views.ActAnswer)
+
     # --- queries
     async def jobs(
         self,
@@ -189,6 +219,10 @@ class Client:
     async def sweep(self, sweep_id: str, at: asks.At = None) -> views.SweepView:
         """Return one sweep with its trials."""
         return await self._query("sweep", asks.OneAsk(id=sweep_id, at=at), views.SweepView)
+
+    async def policies(self, at: asks.At = None) -> views.PoliciesView:
+        """Return what is set live for each pool."""
+        return await self._query("policies", asks.AllAsk(at=at), views.PoliciesView)
 
     async def events(
         self, entity_id: str = "", *, after: int | None = None, limit: int = 100, at: asks.At = None

@@ -5,6 +5,7 @@ from penstock_events.codec import AnyEvent, CodecError, Commit, decode, encode, 
 from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
 from penstock_events.lifecycle import ACTIVE, TERMINAL, Job, Jobs, State
 from penstock_events.node import NodeJoined, NodeLeft
+from penstock_events.policy import PolicySet, Setting
 from penstock_events.profile import KindSpeed, Sample, SamplesRequested, WorkloadProfiled
 from penstock_events.rank import JobsRanked, Rank
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
@@ -42,6 +43,7 @@ __all__ = [
     "Outcome",
     "Param",
     "Placement",
+    "PolicySet",
     "Preemption",
     "Rank",
     "RoundDecided",
@@ -51,6 +53,7 @@ __all__ = [
     "RunWarned",
     "Sample",
     "SamplesRequested",
+    "Setting",
     "Slot",
     "State",
     "SweepCancelled",

@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock_events.spec import JobSpec, SweepSpec
+from penstock_events.policy import Setting
+from penstock_events.spec import JobSpec, Name, SweepSpec
 
 At = int | float | str | None
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -61,6 +62,28 @@ class DrainAsk(Ask, frozen=True, kw_only=True):
     preempt: bool = False
 
 
+class PolicyAsk(Ask, frozen=True, kw_only=True):
+    """
+    Run a pool by other settings.
+
+    Attributes
+    ----------
+    set : dict of str to Setting
+        Names and values as in ``[ranker.pools.NAME]`` and ``[matcher.pools.NAME]``; what is not named stays.
+    unset : tuple of str
+        Settings that go back to what the services' own settings say.
+    reset : bool
+        All go back, but for those in ``set``.
+    """
+
+    pool: Name = "default"
+    set: dict[str, Setting] = {}
+    unset: tuple[str, ...] = ()
+    reset: bool = False
+    by: Who = ""
+    reason: Reason = ""
+
+
 # --- queries
 
 
@@ -100,7 +123,7 @@ class JobsAsk(Ask, frozen=True, kw_only=True):
 
 
 class AllAsk(Ask, frozen=True, kw_only=True):
-    """Of ``nodes``, ``sweeps`` and ``status``."""
+    """Of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
 
     at: At = None
 

@@ -10,6 +10,7 @@ import msgspec
 from penstock_events.base import Event
 from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
 from penstock_events.node import NodeJoined, NodeLeft
+from penstock_events.policy import PolicySet
 from penstock_events.profile import SamplesRequested, WorkloadProfiled
 from penstock_events.rank import JobsRanked
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
@@ -38,6 +39,7 @@ AnyEvent = (
     | SweepCancelled
     | NodeDrained
     | NodeResumed
+    | PolicySet
     | TrialGroupOpened
     | TrialFinished
     | SweepFinished

@@ -27,6 +27,7 @@ INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
 WRITERS: Final[dict[str, str]] = {
     "job": "gateway",
     "request": "gateway",
+    "policy": "gateway",
     "profile": "profiler",
     "rank": "ranker",
     "round": "matcher",
@@ -64,6 +65,11 @@ def job(job_id: str) -> str:
 def request(entity_id: str) -> str:
     """Return ``evt.request.<id>``: what people ask of a sweep or a node."""
     return entity("request", entity_id)
+
+
+def policy(pool: str) -> str:
+    """Return ``evt.policy.<pool>``: what is set live for a pool."""
+    return entity("policy", pool)
 
 
 def profile(key: str) -> str:

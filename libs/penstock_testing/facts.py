@@ -15,6 +15,7 @@ _ID_FIELDS: Final = {
     "rank": ("pool",),
     "round": ("pool",),
     "sweep": ("sweep_id",),
+    "policy": ("pool",),
     "request": ("sweep_id", "node_id"),
 }
 

@@ -16,6 +16,7 @@ from penstock_events import (
     JobReleased,
     NodeDrained,
     NodeResumed,
+    PolicySet,
     SweepCancelled,
     asks,
     lifecycle,
@@ -25,9 +26,11 @@ from penstock_gateway import find
 from penstock_gateway.find import Refused
 from penstock_gateway.machine import State
 from penstock_gateway.sweeps import Sweep
-from penstock_gateway.words import count
+from penstock_gateway.words import count, listed, pairs
+from penstock_policies import pools
 from penstock_policies.cluster import Node
 
+BAD: Final = 400
 CONFLICT: Final = 409
 _SAID: Final = {
     lifecycle.State.COMPLETED: "has completed",
@@ -127,6 +130,25 @@ def cancel_sweep(state: State, ask: asks.ActAsk, now_s: float) -> Act:
     fact = SweepCancelled(sweep_id=sweep.id, by=ask.by, at_s=now_s)
     message = f"sweep {sweep.id} is being cancelled, and {count(left, 'trial')} with it"
     return Act(id=sweep.id, state="cancelling", message=message, subject=subjects.request(sweep.id), fact=fact)
+
+
+def set_policy(state: State, ask: asks.PolicyAsk, now_s: float) -> Act:
+    """Run a pool by other settings from now on, or by its services' own again."""
+    before = state.policies.get(ask.pool, {})
+    known = pools.names()
+    if unknown := [name for name in ask.unset if name not in known]:
+        raise Refused(BAD, f"$.unset: no setting of a pool is called {listed(unknown)}; expected {listed(known)}")
+    try:
+        chosen = pools.checked(ask.set)
+    except ValueError as error:
+        raise Refused(BAD, f"$.set: {error}") from error
+    kept = {} if ask.reset else {name: value for name, value in before.items() if name not in ask.unset}
+    settings = {**kept, **chosen}
+    if settings == before:
+        return Act(id=ask.pool, state="unchanged", message=f"pool {ask.pool} is run so already")
+    fact = PolicySet(pool=ask.pool, settings=settings, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"pool {ask.pool}: {pairs(settings) or 'nothing'} set live"
+    return Act(id=ask.pool, state="set", message=message, subject=subjects.policy(ask.pool), fact=fact)
 
 
 def job_named(state: State, wanted: str) -> Job:

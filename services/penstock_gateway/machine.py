@@ -20,8 +20,10 @@ from penstock_events import (
     JobFinished,
     Jobs,
     JobsRanked,
+    PolicySet,
     RoundDecided,
     RunWarned,
+    Setting,
     SweepCancelled,
     Wait,
     WorkloadProfiled,
@@ -57,6 +59,8 @@ class State(msgspec.Struct):
         Workload key → ids of its samples.
     waits : dict of str to dict of str to Wait
         Pool → job id → why it waits, of the pool's last round.
+    policies : dict of str to dict of str to Setting
+        Pool → what is set live.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for it.
     """
@@ -69,6 +73,7 @@ class State(msgspec.Struct):
     cluster: Cluster = msgspec.field(default_factory=Cluster)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
+    policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -116,6 +121,8 @@ def _learn(state: State, event: Event) -> None:
         case RunWarned():
             if (past := state.histories.get(event.job_id)) is not None:
                 past.warn(event)
+        case PolicySet():
+            state.policies[event.pool] = event.settings
         case WorkloadProfiled():
             state.profiles[event.key] = event
         case _:

@@ -18,6 +18,7 @@ from penstock_events.views import (
     JobDetail,
     JobsView,
     NodesView,
+    PoliciesView,
     RejectedListView,
     RejectedView,
     SchemaView,
@@ -76,6 +77,7 @@ class Queries:
             "story": self._story,
             "nodes": self._nodes,
             "events": self._events,
+            "policies": self._policies,
             "sweeps": self._sweeps,
             "sweep": self._sweep,
             "dryrun": self._dryrun,
@@ -109,6 +111,9 @@ class Queries:
 
     async def _nodes(self, body: bytes) -> NodesView:
         return show.nodes(await self._scene(ask(body, asks.AllAsk).at))
+
+    async def _policies(self, body: bytes) -> PoliciesView:
+        return show.policies(await self._scene(ask(body, asks.AllAsk).at))
 
     async def _sweeps(self, body: bytes) -> SweepsView:
         return show.sweeps(await self._scene(ask(body, asks.AllAsk).at))

@@ -17,6 +17,8 @@ from penstock_events.views import (
     JobView,
     NodesView,
     NodeView,
+    PoliciesView,
+    PolicyView,
     StatusView,
     SweepsView,
     SweepView,
@@ -26,6 +28,7 @@ from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.sweeps import Sweep
 from penstock_gateway.why import Why
+from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
 
 
@@ -133,6 +136,14 @@ def nodes(scene: Scene) -> NodesView:
     }
     known = sorted(scene.state.cluster.nodes.values(), key=lambda node: node.id)
     return NodesView(nodes=tuple(_node(scene, node, holders) for node in known), seq=scene.seq)
+
+
+def policies(scene: Scene) -> PoliciesView:
+    """Return what is set live for each pool."""
+    live = scene.state.policies
+    names = sorted(scene.state.cluster.pools() | live.keys())
+    found = tuple(PolicyView(pool=name, settings=live.get(name, {})) for name in names)
+    return PoliciesView(pools=found, defaults=pools.defaults(), seq=scene.seq)
 
 
 def sweep(scene: Scene, sweep: Sweep, *, trials: bool = True) -> SweepView:

@@ -20,6 +20,7 @@ from penstock_events import (
     NodeJoined,
     NodeLeft,
     NodeResumed,
+    PolicySet,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -37,7 +38,7 @@ from penstock_events import (
 )
 from penstock_events.views import StoryLine
 from penstock_gateway.history import device_names
-from penstock_gateway.words import count, duration, listed
+from penstock_gateway.words import count, duration, listed, pairs
 
 
 def own_subjects(job: Job) -> list[str]:
@@ -48,7 +49,8 @@ def own_subjects(job: Job) -> list[str]:
 def shared_subjects(job: Job) -> list[str]:
     """Return the subjects that speak of this job among others."""
     key = job.profile_key or workload.key(job.spec)
-    return [subjects.rank(job.spec.pool), subjects.round_(job.spec.pool), subjects.profile(key)]
+    pool = job.spec.pool
+    return [subjects.rank(pool), subjects.round_(pool), subjects.policy(pool), subjects.profile(key)]
 
 
 class Teller:
@@ -86,6 +88,8 @@ class Teller:
                 yield from self._of_rank(fact)
             case RoundDecided():
                 yield from self._of_round(fact)
+            case PolicySet():
+                yield _policy(fact)
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
                 return
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished():
@@ -178,3 +182,8 @@ def _by(who: str) -> str:
 
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
+
+
+def _policy(fact: PolicySet) -> str:
+    what = f"{pairs(fact.settings)} set live" if fact.settings else "nothing is set live any more"
+    return f"pool {fact.pool}: {what}{f', by {fact.by}' if fact.by else ''}"

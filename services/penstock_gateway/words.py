@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from penstock_events import Setting
+from penstock_events.policy import worded
 
 
 def duration(seconds: float) -> str:
@@ -40,3 +43,15 @@ def count(number: int, noun: str) -> str:
 def listed(names: Iterable[str], *, nothing: str = "none") -> str:
     """Return names with commas."""
     return ", ".join(names) or nothing
+
+
+def pairs(settings: Mapping[str, Setting]) -> str:
+    """
+    Return settings as one writes them.
+
+    Examples
+    --------
+    >>> pairs({"order": "las", "thresholds_gpu_s": [60.0, 600.0], "promote_knob": None})
+    'order = las, thresholds_gpu_s = 60,600, promote_knob = off'
+    """
+    return ", ".join(f"{name} = {worded(value)}" for name, value in settings.items())

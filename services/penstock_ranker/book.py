@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock_events import Job
+from penstock_events import Job, Setting
 from penstock_policies.lengths import Lengths, blend
 from penstock_policies.orders import NOTHING, Learnt
+from penstock_policies.pools import Ordering, overlaid
 from penstock_policies.ranking import Move, Phase, Ranking
 from penstock_ranker.place import Place
 from penstock_ranker.settings import Settings
@@ -47,12 +48,19 @@ class Book:
         As published.
     lengths : mapping of str to Lengths
         What each pool has learnt; read again whenever a job ends.
+    live : mapping of str to mapping of str to Setting
+        Pool → what is set live.
     """
 
     def __init__(
-        self, chosen: Chosen, jobs: Iterable[Job], places: Mapping[str, Place], lengths: Mapping[str, Lengths]
+        self,
+        chosen: Chosen,
+        jobs: Iterable[Job],
+        places: Mapping[str, Place],
+        lengths: Mapping[str, Lengths],
+        live: Mapping[str, Mapping[str, Setting]],
     ) -> None:
-        self._chosen, self._lengths = chosen, lengths
+        self._chosen, self._lengths, self._live = chosen, lengths, live
         self.rankings: dict[str, Ranking] = {}
         for job in jobs:
             self.note(job)
@@ -88,16 +96,19 @@ class Book:
 
     def _ranking(self, pool: str) -> Ranking:
         if pool not in self.rankings:
-            ladder = self._chosen.settings.of(pool).ladder()
-            self.rankings[pool] = Ranking(ladder, self._learnt(pool))
+            self.rankings[pool] = Ranking(self._ordering(pool).ladder(), self._learnt(pool))
         return self.rankings[pool]
 
     def _learnt(self, pool: str) -> Learnt:
-        rules = self._chosen.settings.of(pool)
-        if not rules.ladder().order.learns:
+        ordering = self._ordering(pool)
+        if not ordering.ladder().order.learns:
             return NOTHING
         edition = self._lengths[pool].edition_gpu_s if pool in self._lengths else []
-        return Learnt(rules.thresholds_gpu_s, blend(edition, self._chosen.priors_gpu_s.get(rules.prior_file, ())))
+        prior_gpu_s = self._chosen.priors_gpu_s.get(self._chosen.settings.of(pool).prior_file, ())
+        return Learnt(ordering.thresholds_gpu_s, blend(edition, prior_gpu_s))
+
+    def _ordering(self, pool: str) -> Ordering:
+        return overlaid(self._chosen.settings.of(pool).ordering, self._live.get(pool, {}))
 
 
 def _phase(job: Job) -> tuple[Phase, float]:

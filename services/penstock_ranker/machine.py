@@ -14,11 +14,13 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, Job, Jobs, JobsRanked, Rank, subjects
+from penstock_events import TERMINAL, Event, Job, Jobs, JobsRanked, PolicySet, Rank, Setting, subjects
 from penstock_events import State as JobState
 from penstock_policies.lengths import Lengths
+from penstock_policies.pools import Ordering
 from penstock_policies.ranking import Ranking
 from penstock_ranker.book import Book, Chosen
 from penstock_ranker.place import Place, published, rank_of
@@ -40,6 +42,8 @@ class State(msgspec.Struct, dict=True):
         As published.
     lengths : dict of str to Lengths
         Pool → GPU-times of its jobs that completed.
+    live : dict of str to dict of str to Setting
+        Pool → what is set live.
     seq : int
         Last fact that could change a rank.
     """
@@ -47,6 +51,7 @@ class State(msgspec.Struct, dict=True):
     jobs: Jobs = msgspec.field(default_factory=Jobs)
     places: dict[str, Place] = msgspec.field(default_factory=dict)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
+    live: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
     seq: int = 0
 
 
@@ -66,7 +71,7 @@ def decider(
     return Decider(
         name="ranker",
         state=State,
-        schema="ranker.2",
+        schema="ranker.3",
         apply=apply,
         decide=partial(decide, chosen=chosen),
     )
@@ -76,6 +81,9 @@ def apply(state: State, event: Event, seq: int) -> None:
     """Fold one fact in."""
     if isinstance(event, JobsRanked):
         _note_ranks(state, event)
+        return
+    if isinstance(event, PolicySet):
+        _set_live(state, event, seq)
         return
     for job in state.jobs.apply(event):
         state.seq = seq
@@ -135,6 +143,19 @@ def _note_ranks(state: State, event: JobsRanked) -> None:
             book.put(job, place)
 
 
+def _set_live(state: State, event: PolicySet, seq: int) -> None:
+    """Go by other settings: where they concern the order, every job of the pool gets a place anew, by its service."""
+    before = state.live.get(event.pool, {})
+    state.live[event.pool] = event.settings
+    if all(before.get(name, UNSET) == event.settings.get(name, UNSET) for name in Ordering.__struct_fields__):
+        return
+    for job in state.jobs:
+        if job.spec.pool == event.pool:
+            state.places.pop(job.id, None)
+    state.__dict__.pop("book", None)
+    state.seq = seq
+
+
 def _open_book(state: State) -> Book | None:
     """Return the book beside the state; None before it was first asked for."""
     return state.__dict__.get("book")
@@ -144,5 +165,5 @@ def _book(state: State, chosen: Chosen) -> Book:
     book = _open_book(state)
     if book is None:
         ranked = (job for job in state.jobs if job.sample is None)
-        book = state.__dict__["book"] = Book(chosen, ranked, state.places, state.lengths)
+        book = state.__dict__["book"] = Book(chosen, ranked, state.places, state.lengths, state.live)
     return book

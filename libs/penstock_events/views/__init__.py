@@ -6,7 +6,16 @@ happened. Fields are only ever added.
 """
 
 from penstock_events.views.base import View
-from penstock_events.views.cluster import DeviceView, NodesView, NodeView, ReplicaView, SchemaView, StatusView
+from penstock_events.views.cluster import (
+    DeviceView,
+    NodesView,
+    NodeView,
+    PoliciesView,
+    PolicyView,
+    ReplicaView,
+    SchemaView,
+    StatusView,
+)
 from penstock_events.views.commands import ActAnswer, SubmitAnswer
 from penstock_events.views.history import EventsView, EventView, RejectedListView, RejectedView, StoryLine, StoryView
 from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, RankView, WhyView
@@ -23,6 +32,8 @@ __all__ = [
     "JobsView",
     "NodeView",
     "NodesView",
+    "PoliciesView",
+    "PolicyView",
     "RankView",
     "RejectedListView",
     "RejectedView",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock_events.policy import Setting
 from penstock_events.spec import Device
 from penstock_events.views.base import View
 
@@ -76,6 +77,37 @@ class StatusView(View, frozen=True, kw_only=True):
     last_seq: int
     backlog: int
     version: str = ""
+
+
+class PolicyView(View, frozen=True, kw_only=True):
+    """
+    What is set live for one pool.
+
+    Attributes
+    ----------
+    settings : dict of str to Setting
+        By name; all others are as the services' own settings say.
+    """
+
+    pool: str
+    settings: dict[str, Setting]
+
+
+class PoliciesView(View, frozen=True, kw_only=True):
+    """
+    What is set live, by pool.
+
+    Attributes
+    ----------
+    pools : tuple of PolicyView
+        All pools that have or had a node, and those for which something is set.
+    defaults : dict of str to Setting
+        Every setting that can be set live, and what holds where neither the file nor anybody says otherwise.
+    """
+
+    pools: tuple[PolicyView, ...]
+    defaults: dict[str, Setting]
+    seq: int
 
 
 class SchemaView(View, frozen=True, kw_only=True):

@@ -1,0 +1,127 @@
+"""
+By what a pool is run: the settings that hold for all pools, those of one pool in the file, and those set live.
+
+Each has the names and values of the file. What is set live is a fact of the log (:class:`penstock_events.PolicySet`);
+so every replica goes by it from the same fact on, it outlives restarts, and a replay sees it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Final, TypeVar
+
+import msgspec
+
+from penstock_events import Setting
+from penstock_policies.order import Rules
+from penstock_policies.orders import ORDERS, Name
+from penstock_policies.ranking import Ladder
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Ordering(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The order's parameters.
+
+    Attributes
+    ----------
+    order : str
+        One of :data:`penstock_policies.orders.ORDERS`.
+    thresholds_gpu_s : tuple of float
+        GPU-seconds at which a job leaves queue 0, 1, …; rising. Empty: one queue. For ``las``, seconds of execution.
+    promote_knob : float or None
+        A job that has waited this many times what it has executed goes back to queue 0; None: never.
+    """
+
+    order: Name = "2d-las"
+    thresholds_gpu_s: tuple[float, ...] = (3_600.0, 36_000.0)
+    promote_knob: float | None = None
+
+    def __post_init__(self) -> None:
+        if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
+            given = list(self.thresholds_gpu_s)
+            raise ValueError(f"thresholds_gpu_s is {given}; expected rising numbers of GPU-seconds above 0")
+        if self.promote_knob is not None and self.promote_knob <= 0:
+            raise ValueError(f"promote_knob is {self.promote_knob}; expected a number above 0, or leave it out")
+
+    def ladder(self) -> Ladder:
+        """Return it as a ranking takes it."""
+        return Ladder(ORDERS[self.order], self.thresholds_gpu_s, self.promote_knob)
+
+
+_KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
+    name: owner for owner in (Ordering, Rules) for name in owner.__struct_fields__
+}
+
+
+def names() -> list[str]:
+    """Return the names of all settings of a pool that can be set live."""
+    return sorted(_KNOWN)
+
+
+def defaults() -> dict[str, Setting]:
+    """Return what holds where neither the file nor anybody says otherwise, by name."""
+    found: dict[str, Setting] = {**msgspec.to_builtins(Ordering()), **msgspec.to_builtins(Rules())}
+    return {name: found[name] for name in names()}
+
+
+def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """
+    Return settings as the log holds them.
+
+    Raises
+    ------
+    ValueError
+        If a name is not known, or a value is not one of its type; the message names it.
+
+    Examples
+    --------
+    >>> checked({"order": "fifo", "thresholds_gpu_s": [60, 600]})
+    {'order': 'fifo', 'thresholds_gpu_s': [60, 600]}
+    >>> checked({"ordre": "fifo"})
+    Traceback (most recent call last):
+    ValueError: no setting of a pool is called 'ordre'; did you mean 'order'?
+    """
+    for name in settings:
+        if name not in _KNOWN:
+            raise ValueError(f"no setting of a pool is called {name!r}; {_meant(name, _KNOWN)}")
+    for name, value in settings.items():
+        try:
+            msgspec.convert({name: value}, _KNOWN[name])
+        except msgspec.ValidationError as error:
+            raise ValueError(_said(name, value, str(error).split(" - at ")[0])) from error
+    return dict(settings)
+
+
+def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
+    """
+    Return settings with those of them that are set live in place of their own; names of others' settings are left out.
+
+    Raises
+    ------
+    ValueError
+        If a value is not one of its type; :func:`checked` said so before it came into the log, unless another version
+        did.
+    """
+    own = {name: value for name, value in settings.items() if name in base.__struct_fields__}
+    if not own:
+        return base
+    try:
+        return msgspec.convert({**msgspec.to_builtins(base), **own}, type(base))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"settings {own}, set live, are not known to this version: {error}; upgrade it") from error
+
+
+def _said(name: str, value: Setting, said: str) -> str:
+    """Return what was wrong with a value, with the name in it."""
+    if name == "order":
+        said = f"expected one of {', '.join(ORDERS)}"
+    return said if said.startswith(name) else f"{name} is {value!r}: {said}"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(known))}"
