@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from penstock_events import Device, Event, Job, JobSpec, NodeDrained, NodeJoined, NodeLeft, NodeResumed, RoundDecided
+from penstock_policies.spreading import Path
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -104,6 +105,18 @@ class Cluster(msgspec.Struct):
             node.id: [device for device in node.devices if (node.id, device.index) not in taken]
             for node in self.usable(pool)
         }
+
+    def paths(self, levels: Sequence[str], pool: str | None = None) -> dict[str, Path]:
+        """
+        Return where the usable nodes stand, by node id: the domain of each level, outermost first.
+
+        A node says where with labels such as ``topology.rack = r1``. A level that no node has a label of does not
+        count; a node without one that others have stands in a domain of its own.
+        """
+        nodes = list(self.usable(pool))
+        labels = [f"topology.{level}" for level in levels]
+        known = [label for label in labels if any(label in node.labels for node in nodes)]
+        return {node.id: tuple(node.labels.get(label, f"node {node.id}") for label in known) for node in nodes if known}
 
     def _set(self, node_id: str, **fields: object) -> bool:
         node = self.nodes.get(node_id)

@@ -1,12 +1,19 @@
-"""Which devices: whole gangs on one kind, on the fewest nodes, best fit first."""
+"""
+Which devices: whole gangs on one kind; few nodes near each other for skewed models, best fit for all others.
+
+A gang that one node can hold goes on one node, whatever its model: the one with the least left over. What has to be
+spread goes by :mod:`penstock_policies.spreading`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from penstock_events import Device, JobSpec, Slot
+from penstock_policies import skew, spreading
 from penstock_policies.cluster import fits
+from penstock_policies.spreading import Path
 
 Located = tuple[str, Device]
 """A node's id and one of its devices."""
@@ -16,8 +23,15 @@ class Free:
     """
     The free devices of a pool, to be taken and given back.
 
-    Kept by classes of equal devices (kind, memory, backend), so that asking whether and where a job fits does not look
-    at every device.
+    Kept by classes of equal devices (kind, memory, backend), and of these by how many a node has, so that asking
+    whether and where a job fits looks neither at every device nor, for a job that one node can hold, at every node.
+
+    Parameters
+    ----------
+    devices : mapping of str to sequence of Device
+        Node id → its free devices.
+    paths : mapping of str to tuple of str
+        Where the nodes stand, as :meth:`penstock_policies.cluster.Cluster.paths` tells.
 
     Examples
     --------
@@ -30,27 +44,28 @@ class Free:
     [('n1', 0), ('n1', 1)]
     """
 
-    def __init__(self, devices: Mapping[str, Sequence[Device]]) -> None:
+    def __init__(self, devices: Mapping[str, Sequence[Device]], paths: Mapping[str, Path] | None = None) -> None:
         self._held: defaultdict[Device, dict[str, dict[int, Device]]] = defaultdict(dict)  # class → node → number
-        self._sizes: Counter[str] = Counter()  # by node
+        self._rooms: defaultdict[Device, dict[int, set[str]]] = defaultdict(dict)  # class → how many → nodes
         self._counts: Counter[Device] = Counter()  # by class
+        self._size = 0
+        self._paths = paths or {}
+        self._standing: Counter[Path] = Counter()  # by domain
         self.give((node_id, device) for node_id, held in devices.items() for device in held)
 
     def __len__(self) -> int:
-        return self._sizes.total()
+        return self._size
 
     def __iter__(self) -> Iterator[Located]:
         return ((node_id, device) for node_id, held in self.by_node().items() for device in held)
 
     def by_node(self) -> dict[str, list[Device]]:
         """Return the devices by node id, both in order: what another ``Free`` is made of."""
-        found: dict[str, list[Device]] = {node_id: [] for node_id in sorted(+self._sizes)}
+        found: defaultdict[str, list[Device]] = defaultdict(list)
         for nodes in self._held.values():
             for node_id, held in nodes.items():
                 found[node_id] += held.values()
-        for devices in found.values():
-            devices.sort(key=lambda device: device.index)
-        return found
+        return {node_id: sorted(found[node_id], key=lambda device: device.index) for node_id in sorted(found)}
 
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
@@ -60,68 +75,116 @@ class Free:
                 found[like.kind] += count
         return dict(sorted(found.items()))
 
+    def classes(self) -> dict[Device, int]:
+        """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
+        held = {like: count for like, count in self._counts.items() if count}
+        return dict(sorted(held.items(), key=lambda item: (item[0].kind, item[0].memory_bytes, item[0].backend)))
+
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
         return sum(self._counts[like] for like in self._fitting(spec, kind))
 
-    def choose(self, spec: JobSpec, kind: str, count: int) -> list[Located]:
+    def choose(self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None) -> list[Located]:
         """
-        Return ``count`` devices of one kind on the fewest nodes, not taken yet; fewer if there are fewer.
+        Return ``count`` devices of one kind, not taken yet; fewer if there are fewer.
 
-        One node with just enough is best; else the fullest nodes first, and the rest where it fits best. Within a node,
-        the smallest memory that will do comes first. Equal choices go by node id and device number.
+        Parameters
+        ----------
+        together : bool, optional
+            Where no node has enough: on the fewest nodes, near each other; else in the smallest holes. By default,
+            as the model's skew in ``spec`` asks for.
+
+        Notes
+        -----
+        One node with just enough is best, in the domains with the fewest free devices. Within a node, the smallest
+        memory that will do comes first. Equal choices go by node id and device number.
         """
         classes = self._fitting(spec, kind)
-        left: dict[str, int] = {}
-        for like in classes:
-            for node_id, held in self._held[like].items():
-                left[node_id] = left.get(node_id, 0) + len(held)
-        chosen: list[Located] = []
-        while left and len(chosen) < count:
-            node_id = self._best_fit(left, count - len(chosen))
-            del left[node_id]
-            missing = count - len(chosen)
-            devices = [d for like in classes for d in self._held[like].get(node_id, {}).values()]
-            devices.sort(key=lambda device: (device.memory_bytes, device.index))
-            chosen += [(node_id, device) for device in devices[:missing]]
-        return chosen
+        if not classes or count < 1:
+            return []
+        rooms = self._rooms[classes[0]] if len(classes) == 1 else self._rooms_of(classes)
+        enough = min((room for room in rooms if room >= count), default=0)
+        if enough:
+            nodes = [self._tightest(rooms[enough])]
+        else:
+            spread = skew.consolidates(spec.skew) if together is None else together
+            by_node = {node_id: room for room, held in rooms.items() for node_id in held}
+            nodes = (spreading.fewest if spread else spreading.holes)(by_node, count, self._paths)
+        return self._first(classes, nodes, count)
 
     def choose_like(self, like: Device) -> list[Located]:
-        """Return one device of a class, on the node with the fewest free devices: what is whole stays whole."""
-        nodes = self._held[like]
-        if not nodes:
+        """Return one device of a class, on the node with the fewest of them: what is whole stays whole."""
+        rooms = self._rooms[like]
+        if not rooms:
             return []
-        node_id = min(nodes, key=lambda n: (self._sizes[n], n))
-        return [(node_id, nodes[node_id][min(nodes[node_id])])]
+        node_id = self._tightest(rooms[min(rooms)])
+        held = self._held[like][node_id]
+        return [(node_id, held[min(held)])]
 
     def take(self, devices: Iterable[Located]) -> None:
         """Take devices; each must be free."""
         for node_id, device in devices:
             like = device_class(device)
-            nodes = self._held[like]
-            del nodes[node_id][device.index]
-            if not nodes[node_id]:
-                del nodes[node_id]
-            self._sizes[node_id] -= 1
-            self._counts[like] -= 1
+            held = self._held[like][node_id]
+            del held[device.index]
+            self._move(like, node_id, len(held) + 1, len(held))
+            if not held:
+                del self._held[like][node_id]
 
     def give(self, devices: Iterable[Located]) -> None:
-        """Give devices back."""
+        """Give devices back; each must be taken."""
         for node_id, device in devices:
             like = device_class(device)
-            self._held[like].setdefault(node_id, {})[device.index] = device
-            self._sizes[node_id] += 1
-            self._counts[like] += 1
+            held = self._held[like].setdefault(node_id, {})
+            held[device.index] = device
+            self._move(like, node_id, len(held) - 1, len(held))
+
+    def _move(self, like: Device, node_id: str, before: int, after: int) -> None:
+        """Note that a node has another number of devices of a class."""
+        rooms = self._rooms[like]
+        if before:
+            rooms[before].remove(node_id)
+            if not rooms[before]:
+                del rooms[before]
+        if after:
+            rooms.setdefault(after, set()).add(node_id)
+        self._size += after - before
+        self._counts[like] += after - before
+        path = self._paths.get(node_id, ())
+        for level in range(len(path)):
+            self._standing[path[: level + 1]] += after - before
 
     def _fitting(self, spec: JobSpec, kind: str) -> list[Device]:
-        return [like for like in self._held if like.kind == kind and fits(spec, like)]
+        return [like for like, count in self._counts.items() if count and like.kind == kind and fits(spec, like)]
 
-    def _best_fit(self, left: Mapping[str, int], missing: int) -> str:
-        """Return the node with enough and the least left over; where none has enough, the one with the most."""
-        enough = [found for found in left.values() if found >= missing]
-        best = min(enough) if enough else max(left.values())
-        nodes = [node_id for node_id, found in left.items() if found == best]
-        return min(nodes, key=lambda n: (self._sizes[n], n))
+    def _rooms_of(self, classes: Iterable[Device]) -> dict[int, set[str]]:
+        by_node: Counter[str] = Counter()
+        for like in classes:
+            for room, nodes in self._rooms[like].items():
+                for node_id in nodes:
+                    by_node[node_id] += room
+        rooms: dict[int, set[str]] = {}
+        for node_id, room in by_node.items():
+            rooms.setdefault(room, set()).add(node_id)
+        return rooms
+
+    def _tightest(self, nodes: Collection[str]) -> str:
+        """Return the node whose domains have the fewest free devices, inner ones first."""
+        if not self._paths:
+            return min(nodes)
+        return min(nodes, key=lambda node_id: (*self._around(node_id), node_id))
+
+    def _around(self, node_id: str) -> Iterator[int]:
+        path = self._paths.get(node_id, ())
+        return (self._standing[path[:level]] for level in range(len(path), 0, -1))
+
+    def _first(self, classes: Iterable[Device], nodes: Iterable[str], count: int) -> list[Located]:
+        chosen: list[Located] = []
+        for node_id in nodes:
+            devices = [device for like in classes for device in self._held[like].get(node_id, {}).values()]
+            devices.sort(key=lambda device: (device.memory_bytes, device.index))
+            chosen += [(node_id, device) for device in devices[: count - len(chosen)]]
+        return chosen
 
 
 def device_class(device: Device) -> Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ def device(index: int, kind: str = "fast", memory_bytes: int = 8) -> Device:
     return Device(index=index, kind=kind, memory_bytes=memory_bytes, backend="emulated")
 
 
-def job(gpus: int = 1, memory_bytes: int = 0) -> JobSpec:
-    return JobSpec(name="a", command=("true",), gpus=gpus, memory_bytes=memory_bytes)
+def job(gpus: int = 1, memory_bytes: int = 0, skew: float = 0.0) -> JobSpec:
+    return JobSpec(name="a", command=("true",), gpus=gpus, memory_bytes=memory_bytes, skew=skew)
 
 
 @st.composite
@@ -26,19 +27,26 @@ def nodes(draw: st.DrawFn) -> dict[str, list[Device]]:
     return {f"n{i}": [device(j, kind, draw(sizes)) for j, kind in enumerate(draw(kinds))] for i in range(4)}
 
 
-@given(nodes(), st.integers(1, 8), st.sampled_from([0, 8]))
-def test_as_many_as_asked_for_of_one_kind_on_the_fewest_nodes(held, gpus, memory_bytes):
-    spec, free = job(gpus, memory_bytes), Free(held)
+@given(nodes(), st.integers(1, 8), st.sampled_from([0, 8]), st.sampled_from([0.0, 0.7]))
+def test_as_many_as_asked_for_of_one_kind_and_none_twice(held, gpus, memory_bytes, skew):
+    spec, free = job(gpus, memory_bytes, skew), Free(held)
     chosen = free.choose(spec, "fast", gpus)
     assert len(chosen) == min(gpus, free.count(spec, "fast")) == len({(n, d.index) for n, d in chosen})
     assert all(d.kind == "fast" and d.memory_bytes >= memory_bytes for _, d in chosen)
-    if len(chosen) == gpus:
-        assert len({node_id for node_id, _ in chosen}) == fewest(held, spec)
+
+
+@given(nodes(), st.integers(1, 8), st.sampled_from([0, 8]))
+def test_a_skewed_model_gets_the_fewest_nodes_and_any_model_one_if_one_will_do(held, gpus, memory_bytes):
+    for skew in (0.7, 0.0):
+        spec, free = job(gpus, memory_bytes, skew), Free(held)
+        least, chosen = fewest(held, spec), free.choose(spec, "fast", gpus)
+        if least and (skew or least == 1):
+            assert len({node_id for node_id, _ in chosen}) == least
 
 
 def fewest(held: dict[str, list[Device]], spec: JobSpec) -> int:
     counts = [Free({"n": devices}).count(spec, "fast") for devices in held.values()]
-    return next(k for k in range(1, 5) if any(sum(c) >= spec.gpus for c in itertools.combinations(counts, k)))
+    return next((k for k in range(1, 5) if any(sum(c) >= spec.gpus for c in itertools.combinations(counts, k))), 0)
 
 
 @given(nodes(), st.integers(1, 6))
@@ -58,6 +66,28 @@ def test_a_single_goes_where_it_breaks_the_least():
     free = Free({"n1": [device(i) for i in range(4)], "n2": [device(0)]})
     assert [n for n, _ in free.choose(job(), "fast", 1)] == ["n2"]
     assert [n for n, _ in free.choose_like(device_class(device(0)))] == ["n2"]
+
+
+def test_a_gang_of_no_skew_fills_the_holes_and_leaves_whole_nodes_whole():
+    free = Free({f"n{size}": [device(i) for i in range(size)] for size in (1, 2, 3, 4)})
+    assert used(free.choose(job(gpus=6), "fast", 6)) == {"n1": 1, "n2": 2, "n3": 3}
+    assert used(free.choose(job(gpus=6, skew=0.7), "fast", 6)) == {"n4": 4, "n2": 2}
+    assert used(free.choose(job(gpus=6), "fast", 6, together=True)) == {"n4": 4, "n2": 2}
+
+
+def test_a_node_in_the_rack_with_the_least_room_is_taken_first():
+    racks = {"n1": ("r1",), "n2": ("r1",), "n3": ("r2",)}
+    free = Free({name: [device(0), device(1)] for name in racks}, racks)
+    assert [n for n, _ in free.choose_like(device_class(device(0)))] == ["n3"]
+    assert used(free.choose(job(gpus=2), "fast", 2)) == {"n3": 2}
+    free.take(free.choose(job(gpus=2), "fast", 2))
+    free.take([("n1", device(0)), ("n1", device(1))])
+    free.give([("n3", device(0)), ("n3", device(1))])
+    assert used(free.choose(job(gpus=2), "fast", 2)) == {"n2": 2}
+
+
+def used(chosen: list[tuple[str, Device]]) -> dict[str, int]:
+    return dict(Counter(node_id for node_id, _ in chosen))
 
 
 def test_the_smallest_memory_that_will_do_goes_first():
