@@ -92,6 +92,7 @@ class FakeGateway:
         self.warnings: tuple[str, ...] = ()
         self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[asks.Ask] = []
+        self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
         self.url = ""
         self.bus: Bus
         self._ids = count(1)
@@ -129,6 +130,7 @@ class FakeGateway:
             **dict.fromkeys(("hold", "release", "resume", "cancel_sweep"), (asks.ActAsk, self._act)),
             "cancel": (asks.ActAsk, self._cancel),
             "drain": (asks.DrainAsk, self._act),
+            "policy": (asks.PolicyAsk, lambda ask: views.ActAnswer(id=ask.pool, changed=True, state="", message="set")),
         }
         queries: dict[str, tuple[type[asks.Ask], Any]] = {
             "jobs": (asks.JobsAsk, self._list),
@@ -136,6 +138,7 @@ class FakeGateway:
             "why": (asks.OneAsk, lambda ask: why_view(self._found(ask.id))),
             "story": (asks.OneAsk, self._story),
             "nodes": (asks.AllAsk, lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7)),
+            "policies": (asks.AllAsk, lambda _: self.policies),
             "sweeps": (asks.AllAsk, lambda _: views.SweepsView(sweeps=tuple(self.sweeps.values()), seq=7)),
             "sweep": (asks.OneAsk, lambda ask: self.sweeps[ask.id]),
             "events": (asks.EventsAsk, lambda _: views.EventsView(events=self.events, seq=0)),

@@ -1,0 +1,72 @@
+"""Policies that are set while the cluster runs, as the gateway takes, keeps and shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gatewaying import Gateway, gateway, joined, refusal
+
+from penstock_bus.memory import MemoryBus
+from penstock_events import PolicySet, subjects
+
+
+async def test_what_is_set_for_a_pool_stands_in_the_log_and_in_the_answer(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        answer = await served.command("policy", {"set": {"order": "2d-gittins", "promote_knob": None}, "by": "ops"})
+        assert (answer["changed"], answer["id"]) == (True, "default")
+        assert answer["message"] == "pool default: order = 2d-gittins, promote_knob = off set live"
+        found = await served.query("policies")
+        assert found["pools"] == [{"pool": "default", "settings": {"order": "2d-gittins", "promote_knob": None}}]
+        assert found["defaults"]["order"] == "2d-las"
+        (fact,) = await facts(served)
+        assert (fact.by, fact.settings) == ("ops", {"order": "2d-gittins", "promote_knob": None})
+
+
+async def test_what_is_not_named_stays_and_what_is_unset_goes(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        await served.command("policy", {"set": {"order": "fifo", "patience_s": 5}})
+        await served.command("policy", {"set": {"patience_s": 6}, "unset": ["order"]})
+        assert await live(served) == {"patience_s": 6}
+        assert (await served.command("policy", {"set": {"patience_s": 6}}))["changed"] is False
+        await served.command("policy", {"reset": True})
+        assert await live(served) == {}
+        assert len(await facts(served)) == 3
+
+
+async def test_the_past_is_shown_as_it_was(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        first = await served.command("policy", {"set": {"order": "fifo"}})
+        await served.command("policy", {"set": {"order": "las"}})
+        then = await served.query("policies", {"at": first["seq"]})
+        assert then["pools"][0]["settings"] == {"order": "fifo"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"set": {"order": "by-mood"}}, "$.set: order is 'by-mood': expected one of fifo"),
+        ({"set": {"thresholds_gpu_s": [4, 3]}}, "$.set: thresholds_gpu_s is"),
+        ({"set": {"ordre": "fifo"}}, "did you mean 'order'"),
+        ({"unset": ["ordre"]}, "$.unset: no setting of a pool is called ordre"),
+        ({"pool": "no such", "set": {}}, "$.pool"),
+        ({"set": {"order": {"a": 1}}}, "$.set"),
+        ({"settings": {}}, "settings"),
+    ],
+)
+async def test_what_cannot_be_set_is_refused_and_nothing_is_stored(
+    memory_bus: MemoryBus, body: dict[str, Any], said: str
+) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        code, message = await refusal(served.command("policy", body))
+        assert (code, said in message) == (400, True), message
+        assert await facts(served) == []
+
+
+async def live(served: Gateway) -> Any:
+    return (await served.query("policies"))["pools"][0]["settings"]
+
+
+async def facts(served: Gateway) -> list[PolicySet]:
+    deliveries = await served.bus.read(subjects.policy("default"), 0, await served.bus.last_seq())
+    return [fact for one in deliveries for fact in one.commit.facts if isinstance(fact, PolicySet)]
