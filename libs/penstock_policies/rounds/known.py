@@ -14,9 +14,11 @@ from penstock_events import (
     Job,
     Jobs,
     JobsRanked,
+    PolicySet,
     Rank,
     RoundDecided,
     RunEnded,
+    Setting,
     WorkloadProfiled,
     workload,
 )
@@ -58,6 +60,8 @@ class Known(msgspec.Struct):
         Waiting jobs for which others were preempted, until they start.
     explained : dict of str to Explained
         Pool → what its last round said.
+    policies : dict of str to dict of str to Setting
+        Pool → what is set live.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -69,6 +73,7 @@ class Known(msgspec.Struct):
     overhead_s: dict[str, float] = msgspec.field(default_factory=dict)
     promised: set[str] = msgspec.field(default_factory=set)
     explained: dict[str, Explained] = msgspec.field(default_factory=dict)
+    policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
 
     def pools(self) -> set[str]:
         """Return the names of all pools that have or had a node, or have a job that is not over."""
@@ -114,6 +119,9 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
             matters = True
         case JobsRanked():
             known.ranks.update({rank.job_id: rank for rank in event.ranks if rank.job_id in known.keys})
+            matters = True
+        case PolicySet():
+            known.policies[event.pool] = event.settings
             matters = True
         case RoundDecided():
             known.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
