@@ -17,7 +17,9 @@ RUN useradd --create-home --uid 10001 penstock \
     && mkdir -p /data /auth /checkpoints && chown penstock: /data /auth /checkpoints
 COPY --from=build /opt/penstock /opt/penstock
 COPY examples /opt/penstock/examples
-ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json
+# Kernels are compiled here, for any processor of the architecture, and only read later: also from a read-only root.
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json NUMBA_CPU_NAME=generic
+RUN python -m penstock_policies.levels.warming
 USER penstock
 WORKDIR /opt/penstock/examples
 ENTRYPOINT ["penstock"]

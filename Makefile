@@ -11,10 +11,10 @@ PYTEST := $(BIN)/python -m pytest
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.examples ## Run the main job on an embedded NATS server; ARGS=--keep leaves it running
+demo: $(VENV)/.examples $(VENV)/.kernels ## Run the main job on an embedded NATS server; ARGS=--keep leaves it running
 	@cd examples && ../$(BIN)/python -m demo $(ARGS)
 
-test: $(VENV)/.dev ## Install what the tests need and run them
+test: $(VENV)/.dev $(VENV)/.kernels ## Install what the tests need and run them
 	@$(PYTEST) -q -m "not compose and not bench" $(ARGS)
 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
@@ -44,7 +44,7 @@ docs: $(VENV)/.dev ## Generate from the code: events.md, asyncapi.json, states.m
 docs-check: $(VENV)/.dev ## Fail if a generated document is stale
 	@$(BIN)/python tools/docs.py --check
 
-bench: $(VENV)/.dev ## Print the benchmarks, as ratios against baselines of the same run
+bench: $(VENV)/.dev $(VENV)/.kernels ## Print the benchmarks, as ratios against baselines of the same run
 	@$(BIN)/python tests/bench/run.py $(ARGS)
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
@@ -69,3 +69,9 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "Installing Penstock and its tools into $(VENV) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.examples
+
+# The matching's kernels, so that nobody's first round waits for the compiler; after .dev or .examples.
+$(VENV)/.kernels: $(wildcard libs/penstock_policies/levels/*.py) | $(VENV)/.examples
+	@echo "Compiling the kernels ..."
+	@$(BIN)/python -m penstock_policies.levels.warming
+	@touch $@

@@ -63,7 +63,7 @@ def warm() -> None:
     Load the compiled kernels, or compile them where no cache holds them: before a first round, in a thread.
 
     Safe to call again and from any thread; at once when everything is there. A cache that cannot be written costs the
-    compiling at each start of a process, some ten seconds, and is no error.
+    compiling at each start of a process, some twenty seconds, and is no error.
     """
     import_module("penstock_policies.levels.warming").compile_kernels()
 

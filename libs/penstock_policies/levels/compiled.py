@@ -1,31 +1,20 @@
-"""Compile kernels with numba, into its cache where one can be written."""
+"""Compile kernels with numba, once for all processes that can read the same directory."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import TypeVar, cast
 
 import numba
 
-Kernel = TypeVar("Kernel", bound=Callable[..., object])
+from penstock_policies.levels.keeping import DIRECTORY, KernelCache
 
-_SOURCES: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 
 def kernel(function: Kernel) -> Kernel:
-    """
-    Return the function compiled for the machine at its first call.
-
-    The result is kept beside the module, in ``NUMBA_CACHE_DIR`` or in the user's cache directory, whichever can be
-    written first. Where none can (a read-only image without a home) every process compiles for itself.
-
-    A kernel contains those that it calls, and numba's cache looks at its own file only. So the name that it is kept
-    by tells the state of all files of the package.
-    """
-    function.__qualname__ = f"{function.__qualname__}_{_SOURCES.hexdigest()[:12]}"
-    try:
-        return cast("Kernel", numba.njit(cache=True)(function))
-    except RuntimeError:
-        return cast("Kernel", numba.njit(function))
+    """Return the function compiled for the machine at its first call, or loaded from where kernels are kept."""
+    compiled = numba.njit(function)
+    if DIRECTORY is not None:
+        compiled._cache = KernelCache(function)  # type: ignore[no-untyped-call]
+    return cast("Kernel", compiled)

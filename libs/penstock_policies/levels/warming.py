@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock_policies.levels.keeping import DIRECTORY, forget_older
 from penstock_policies.levels.solver import KeptMatching
 
 
@@ -11,7 +12,7 @@ def compile_kernels() -> None:
     """
     Go once through everything that is compiled, on two jobs, so that no later call waits for the compiler.
 
-    Loads what numba's cache holds, in about a second; else compiles for some ten seconds and keeps the result.
+    Loads what is kept, in half a second; else compiles for some twenty seconds and keeps the result where it can.
     """
     kept = KeptMatching(np.array([[1, 2], [2, 3]]), [np.array([0]), np.array([1])])
     kept.remove(kept.add(np.array([1, 1])))
@@ -21,3 +22,5 @@ def compile_kernels() -> None:
 
 if __name__ == "__main__":
     compile_kernels()
+    if DIRECTORY is not None:
+        forget_older(DIRECTORY)
