@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+STATES: Final = ("completed", "failed", "cancelled", "running")
+"""Of a job that was cancelled, or still ran when the record was taken, the length is but the least it could be."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Trace:
         Virtual cluster, user and model; empty where the source has none.
     kinds : sequence of str, (J,), or empty
         Device kind that a job asks for; an empty name takes any.
+    states : sequence of str, (J,), or empty
+        How each job ended where it was recorded: a name of :data:`STATES`, or empty.
     dropped : mapping of str to int
         Rows of the source that are no jobs here, by reason in words.
     """
@@ -48,6 +53,7 @@ class Trace:
     users: Sequence[str] = ()
     models: Sequence[str] = ()
     kinds: Sequence[str] = ()
+    states: Sequence[str] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -2,5 +2,6 @@
 
 from penstock_sim.traces.errors import TraceError
 from penstock_sim.traces.formats import READERS, read
+from penstock_sim.traces.writing import WRITERS, write
 
-__all__ = ["READERS", "TraceError", "read"]
+__all__ = ["READERS", "WRITERS", "TraceError", "read", "write"]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from penstock_sim.trace import Trace
-from penstock_sim.traces import philly, philly_sia, plain, tiresias
+from penstock_sim.traces import alibaba, gavel, helios, lines, openb, philly, philly_sia, plain, sacct, tiresias
 from penstock_sim.traces.errors import TraceError
 from penstock_sim.traces.source import Source
 
@@ -22,21 +22,36 @@ class Reader(Protocol):
 
 READERS: Final[Mapping[str, Reader]] = MappingProxyType(
     {
+        "penstock": lines.read,
         "csv": plain.read,
-        "philly": philly.read,
         "tiresias": tiresias.read,
+        "philly": philly.read,
+        "helios": helios.read,
+        "alibaba-2020": alibaba.read,
+        "openb": openb.read,
+        "gavel": gavel.read,
+        "sacct": sacct.read,
     }
 )
-_HEADERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "csv": frozenset(plain.REQUIRED),
-        "philly": frozenset(philly_sia.REQUIRED),
-        "tiresias": frozenset(tiresias.REQUIRED),
-    }
+_COLUMNS: Final = (
+    ("csv", plain.REQUIRED),
+    ("tiresias", tiresias.REQUIRED),
+    ("philly", philly_sia.REQUIRED),
+    ("helios", helios.REQUIRED),
+    ("helios", helios.SLICE),
+    ("openb", openb.REQUIRED),
+    ("alibaba-2020", ("job_name", "task_name", "inst_num", "plan_gpu")),
 )
 
 
-def read(path: str | Path, format: str = "auto", *, lenient: bool = False) -> Trace:  # noqa: A002
+def read(
+    path: str | Path,
+    format: str = "auto",  # noqa: A002
+    *,
+    lenient: bool = False,
+    beside: str | Path | None = None,
+    kind: str = "v100",
+) -> Trace:
     """
     Read a trace.
 
@@ -48,13 +63,17 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False) -> Tr
         A name of :data:`READERS`, or ``auto``: told by the content.
     lenient : bool
         Drop broken rows and count them, instead of refusing the file.
+    beside : str, Path or None
+        A second file: Gavel's throughputs, Alibaba's table of jobs or instances.
+    kind : str
+        Device kind whose speed turns Gavel's steps into seconds.
 
     Raises
     ------
     TraceError
         If the file cannot be read, or a row makes no sense.
     """
-    source = Source(Path(path), lenient)
+    source = Source(Path(path), lenient, Path(beside) if beside else None, kind)
     name = detect(source) if format == "auto" else format
     if name not in READERS:
         raise TraceError(f"{name!r} is no format of traces; expected auto, {', '.join(READERS)}")
@@ -62,10 +81,27 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False) -> Tr
 
 
 def detect(source: Source) -> str:
-    """Return the name of the format that a file is in."""
-    lines = [line for line in source.head().splitlines() if not line.startswith("#")]
-    columns = frozenset(name.strip() for name in (lines[0] if lines else "").split(","))
-    for name, required in _HEADERS.items():
-        if required <= columns:
+    """
+    Return the name of the format that a file is in.
+
+    Raises
+    ------
+    TraceError
+        If it is in none that is known.
+    """
+    first = next((line for line in source.head().splitlines() if line.strip() and not line.startswith("#")), "")
+    if lines.MARK in first:
+        return "penstock"
+    if first.lstrip().startswith("["):
+        return "philly"
+    if "JobID" in first.split("|"):
+        return "sacct"
+    if first.count("\t") + 1 in gavel.FORMS:
+        return "gavel"
+    cells = [cell.strip() for cell in first.split(",")]
+    for name, columns in _COLUMNS:
+        if set(columns) <= set(cells):
             return name
-    raise TraceError(f"{source.path} is in no format that is known here; name one with --from: {', '.join(READERS)}")
+    if len(cells) == alibaba.WIDTH:
+        return "alibaba-2020"
+    raise TraceError(f"{source.path} is in no format that is known here; name one of {', '.join(READERS)} (--from)")

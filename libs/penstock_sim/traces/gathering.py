@@ -15,7 +15,7 @@ NO_GPUS: Final = "zero GPUs"
 NO_END: Final = "no end time"
 NEGATIVE: Final = "negative length"
 NO_LENGTH: Final = "zero length"
-_NAMES: Final = ("vcs", "users", "models", "kinds")
+_NAMES: Final = ("vcs", "users", "models", "kinds", "states")
 
 
 class Gathering:
@@ -55,6 +55,7 @@ class Gathering:
         users: Sequence[str] = (),
         models: Sequence[str] = (),
         kinds: Sequence[str] = (),
+        states: Sequence[str] = (),
     ) -> None:
         """
         Add rows in columns, (R,) each.
@@ -67,7 +68,7 @@ class Gathering:
             Rows that make no sense.
         unfit : mapping of str to (R,) bool array, optional
             Rows that are no jobs for a reason of the format's own; a row counts under the first reason that holds.
-        vcs, users, models, kinds : sequence of str, (R,) or empty
+        vcs, users, models, kinds, states : sequence of str, (R,) or empty
         """
         reasons = {
             **({BROKEN: broken} if broken is not None else {}),
@@ -85,12 +86,13 @@ class Gathering:
         if shares is not None:
             self._shares.append(shares[keep])
         again = self._seen.setdefault
-        for name, cells in zip(_NAMES, (vcs, users, models, kinds), strict=True):
+        for name, cells in zip(_NAMES, (vcs, users, models, kinds, states), strict=True):
             self._texts[name] += [again(cell, cell) for cell in _kept(cells, keep)]
 
     def drop(self, reason: str, rows: int = 1) -> None:
         """Count rows that are no jobs."""
-        self.dropped[reason] += rows
+        if rows:
+            self.dropped[reason] += rows
 
     def trace(self) -> Trace:
         """Return all jobs by submission; jobs of one time keep their order."""
@@ -122,7 +124,7 @@ def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 
 
 def _kept(cells: Sequence[str], keep: Mask) -> Sequence[str]:
-    return cells if keep.all() else [cells[i] for i in np.flatnonzero(keep).tolist()]
+    return cells if not cells or keep.all() else [cells[i] for i in np.flatnonzero(keep).tolist()]
 
 
 def _ordered(cells: list[str], order: Ints) -> list[str]:

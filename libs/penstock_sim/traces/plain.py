@@ -1,4 +1,4 @@
-"""The plain form: ``job_id,submit_s,num_gpus,duration_s`` and, as far as known, ``vc,user,model,kind,gpu_share``."""
+"""The plain form: ``job_id,submit_s,num_gpus,duration_s``, and what more is known of ``vc,user,model,kind,…``."""
 
 from __future__ import annotations
 
@@ -36,5 +36,6 @@ def read(source: Source) -> Trace:
             users=block.texts("user"),
             models=block.texts("model"),
             kinds=block.texts("kind"),
+            states=block.texts("state"),
         )
     return jobs.trace()

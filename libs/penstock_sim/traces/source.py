@@ -34,10 +34,16 @@ class Source:
     path : Path
     lenient : bool
         Drop broken rows and count them instead of refusing the file.
+    beside : Path or None
+        A second file that some formats need or can use: Gavel's throughputs, Alibaba's table of jobs or instances.
+    kind : str
+        The kind of device whose speed turns steps into seconds, for Gavel.
     """
 
     path: Path
     lenient: bool = False
+    beside: Path | None = None
+    kind: str = "v100"
 
     @property
     def name(self) -> str:
@@ -66,6 +72,11 @@ class Source:
             raise TraceError(f"{self.path} is a folder; name a file of it") from error
         except _DAMAGED as error:
             raise TraceError(f"{self.path} is damaged or no text: {error}; fetch it again") from error
+
+    def body(self) -> bytes:
+        """Return the whole of it."""
+        with self.text() as text:
+            return text.read().encode()
 
     def head(self, characters: int = 65_536) -> str:
         """Return how the text begins."""
