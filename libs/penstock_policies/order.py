@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_events import Job
+from penstock_policies import skew
 from penstock_policies.placement import Free, Located
 
 Seconds = Annotated[float, Meta(ge=0)]
@@ -22,6 +23,9 @@ Remaining = Callable[[Sequence[Job]], Sequence[float]]
 
 Overhead = Callable[[Job], float]
 """Seconds of a job's run in which it does not advance, as measured: starting, resuming, stopping."""
+
+Together = Callable[[Job], bool]
+"""Whether a gang goes on as few nodes as possible."""
 
 
 class Ranked(NamedTuple):
@@ -68,6 +72,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         Jobs whose waiting a round explains.
     explain_every_s : float
         Least time between two rounds that only explain.
+    max_tries : int
+        Changes of waiting jobs that a round tries, to name one with which a job would start.
+    skew_threshold : float
+        Gangs whose model's skew is above it go on as few nodes as possible; see :mod:`penstock_policies.skew`.
+    topology : tuple of str
+        Levels of domains, outermost first: a node's label ``topology.rack`` names its domain of level ``rack``.
     """
 
     min_run_s: Seconds = 5.0
@@ -78,6 +88,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=1, le=512)] = 64
     max_waits: Annotated[int, Meta(ge=0, le=1000)] = 50
     explain_every_s: Seconds = 1.0
+    max_tries: Annotated[int, Meta(ge=0, le=100)] = 8
+    skew_threshold: float = skew.THRESHOLD
+    topology: tuple[str, ...] = ("zone", "rack")
+
+    def __post_init__(self) -> None:
+        skew.checked(self.skew_threshold)
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,7 @@ class Outlook:
     rules: Rules
     prior_s: float = 60.0
     overhead: Overhead = lambda _: 0.0
+    together: Together = lambda job: skew.consolidates(job.spec.skew)
 
 
 @dataclass(frozen=True)
