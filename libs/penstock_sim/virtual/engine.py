@@ -1,0 +1,105 @@
+"""Virtual time: what happens next, who hears of it, and who is asked what to make of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from penstock_bus import Decider, Delivery
+from penstock_events import AnyEvent
+from penstock_sim.virtual.agenda import Agenda
+from penstock_sim.virtual.log import Log
+from penstock_sim.virtual.station import Station
+
+_RESTLESS: Final = 100_000
+
+
+class Restless(RuntimeError):
+    """A decider that goes on proposing although no time passes: a defect of the decider."""
+
+
+class Engine:
+    """
+    Runs deciders under virtual time, as their shells would run them.
+
+    All that happens at one time is folded in, then each decider is asked in turn, and what it proposes is appended with
+    the sequence that its fold expects and folded in by all, until nobody has anything to say. Then time goes on to
+    the next thing on the agenda, or to the next time at which a decider asked to be asked.
+
+    Parameters
+    ----------
+    deciders : sequence of Decider
+        In the order in which they are asked at one time.
+    log : Log
+    """
+
+    def __init__(self, deciders: Sequence[Decider[Any]], log: Log) -> None:
+        self.agenda = Agenda()
+        self.now_s = 0.0
+        self.instants = 0
+        self._stations = [Station(decider) for decider in deciders]
+        self._log = log
+        self._listeners: list[Callable[[Delivery], None]] = []
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a decider has asked to be asked again."""
+        return any(station.wake_at_s < math.inf for station in self._stations)
+
+    def clock(self) -> float:
+        """Return virtual time."""
+        return self.now_s
+
+    def listen(self, listener: Callable[[Delivery], None]) -> None:
+        """Have a function called with every commit, once the deciders have folded it in."""
+        self._listeners.append(listener)
+
+    def append(self, subject: str, fact: AnyEvent, actor: str) -> None:
+        """Make a fact true that no decider here has proposed."""
+        self._spread(self._log.append(subject, (fact,), actor=actor, at_s=self.now_s))
+
+    def run(self, more: Callable[[], bool] = lambda: True) -> None:
+        """Let time pass until nothing more is to come, or until ``more``, asked after every instant, says so."""
+        while (next_s := self._next_s()) < math.inf:
+            self.now_s = next_s
+            self.instants += 1
+            self._settle()
+            if not more():
+                return
+
+    def _next_s(self) -> float:
+        if any(station.woken for station in self._stations):
+            return self.now_s
+        return min(self.agenda.next_s, *(station.wake_at_s for station in self._stations))
+
+    def _settle(self) -> None:
+        for _ in range(_RESTLESS):
+            happened = self.agenda.do_until(self.now_s)
+            proposed = self._ask_all()
+            if not happened and not proposed:
+                return
+        raise Restless(f"at {self.now_s} s there is no end of proposals; the last commit is {self._log.last_seq}")
+
+    def _ask_all(self) -> int:
+        proposed, now_s = 0, self.now_s
+        for station in self._stations:
+            if station.due(now_s):
+                for proposal, expected in station.decide(now_s):
+                    proposed += 1
+                    delivery = self._log.append(
+                        proposal.subject,
+                        proposal.facts,
+                        actor=f"{station.name}/sim",
+                        at_s=now_s,
+                        cause=proposal.cause,
+                        expected=expected,
+                    )
+                    self._spread(delivery)
+        return proposed
+
+    def _spread(self, delivery: Delivery) -> None:
+        for station in self._stations:
+            station.note(delivery)
+        for listener in self._listeners:
+            listener(delivery)

@@ -1,0 +1,245 @@
+"""
+The executors of all nodes of a virtual cluster: they answer rounds with the facts that real ones would write.
+
+A run holds its devices from its start. Nothing advances for ``start_s``; then work is done at the speed of the kind,
+and the run ends when none is left. A preempted run keeps what it has done and is gone after ``stop_s``. When a node
+fails, its runs stand still, gangs on all their nodes, and keep what the last checkpoint has; nobody hears of it until
+the matcher misses the node's heartbeats, or its executor is back and finds the processes gone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+from penstock_bus import Delivery
+from penstock_events import (
+    NodeJoined,
+    Outcome,
+    Placement,
+    Preemption,
+    RoundDecided,
+    RunEnded,
+    RunStarted,
+    SamplesRequested,
+    subjects,
+)
+from penstock_sim.virtual.costs import Costs
+from penstock_sim.virtual.engine import Engine
+from penstock_sim.virtual.speedups import Speed
+from penstock_sim.virtual.tasks import Run, Task
+
+Ended = Callable[[Run, str, tuple[int, ...], float], None]
+"""Is told when a run's part on a node ends: the run, the node, its devices, and the time."""
+
+
+class Executors:
+    """
+    Runs tasks.
+
+    Parameters
+    ----------
+    engine : Engine
+    speed : Speed
+    costs : Costs
+    on_ended : callable, optional
+
+    Attributes
+    ----------
+    tasks : dict of str to Task
+        All that were submitted.
+    runs : dict of str to Run
+        Job → the lease in force.
+    down_s : dict of str to float
+        Nodes that have failed, and when.
+    busy : int
+        Devices that leases hold.
+    running, ended : int
+        Jobs that hold devices, and jobs that have ended; samples are left out.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        speed: Speed,
+        costs: Costs,
+        on_ended: Ended | None = None,
+    ) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.runs: dict[str, Run] = {}
+        self.down_s: dict[str, float] = {}
+        self.busy = self.running = self.ended = 0
+        self._here: defaultdict[str, dict[str, Run]] = defaultdict(dict)  # node → job → run
+        self._agenda, self._append, self._clock = engine.agenda, engine.append, engine.clock
+        self._speed, self._costs, self._on_ended = speed, costs, on_ended
+
+    def react(self, delivery: Delivery) -> None:
+        """Do as the facts of a commit say."""
+        for fact in delivery.commit.facts:
+            if isinstance(fact, RoundDecided):
+                self._follow(fact)
+            elif isinstance(fact, SamplesRequested):
+                for sample in fact.samples:
+                    work_s = sample.iterations * self._costs.iteration_s
+                    self.tasks[sample.sample_id] = Task(sample.sample_id, -1, 1, fact.spec.model, work_s)
+
+    def _follow(self, fact: RoundDecided) -> None:
+        for node_id in fact.lost_nodes:
+            self._lose(node_id)
+        for preemption in fact.preemptions:
+            self._preempt(preemption)
+        for placement in fact.placements:
+            self._place(placement)
+
+    def fail(self, node_id: str) -> None:
+        """Take a node down."""
+        self.down_s[node_id] = now_s = self._clock()
+        for run in self._here[node_id].values():
+            if not run.stands:
+                self._stand(run, now_s, saved=False)
+
+    def repair(self, joined: NodeJoined) -> None:
+        """Bring a node back: what ran there and is still leased is lost, then it offers its devices."""
+        node_id, now_s = joined.node_id, self._clock()
+        del self.down_s[node_id]
+        for run in list(self._here[node_id].values()):
+            if node_id not in run.missing:
+                self._end(run, node_id, "lost", "its processes vanished without an exit status")
+                self._agenda.at(now_s, self._end_all, run, "ended because its gang ended on another node")
+            elif run.stands:
+                self._end(run, node_id, "preempted", "it is not wanted any more")
+        self._append(subjects.node(node_id), joined, f"executor/{node_id}")
+        for run in list(self._here[node_id].values()):
+            self._agenda.at(now_s, self._start, run)
+
+    # --- the beginning of a run
+    def _place(self, placement: Placement) -> None:
+        task, kind = self.tasks[placement.job_id], placement.kind
+        slots = {slot.node_id: slot.devices for slot in placement.slots}
+        run = Run(task, placement.epoch, kind, self._speed(task.model, kind), slots, set(slots))
+        self.runs[task.id] = run
+        self.busy += task.gpus
+        self.running += task.row >= 0
+        for node_id in slots:
+            self._here[node_id][task.id] = run
+        self._agenda.at(self._clock(), self._start, run)
+
+    def _start(self, run: Run) -> None:
+        """Start what has not started, on the nodes that are up; work begins when the gang is complete."""
+        now_s = self._clock()
+        if not self._is_on(run) or run.asked:
+            return
+        for node_id in [node_id for node_id in run.open if node_id in run.missing and node_id not in self.down_s]:
+            run.missing.discard(node_id)
+            self._tell_start(run, node_id, now_s)
+        if not run.missing and not run.stands:
+            run.begins_s = now_s + self._costs.start_s
+            left_s = run.task.work_s - run.task.kept_s
+            self._agenda.at(run.begins_s + left_s / run.speed, self._complete, run)
+
+    def _tell_start(self, run: Run, node_id: str, now_s: float) -> None:
+        task = run.task
+        if math.isnan(run.started_s):
+            run.started_s = now_s
+        if math.isnan(task.start_s):
+            task.start_s = now_s
+        started = RunStarted(
+            at_s=now_s,
+            job_id=task.id,
+            epoch=run.epoch,
+            node_id=node_id,
+            devices=run.open[node_id],
+            resumed_step=self._steps(task.kept_s),
+        )
+        self._append(subjects.run(task.id), started, f"executor/{node_id}")
+
+    # --- its end
+    def _complete(self, run: Run) -> None:
+        if self._is_on(run) and not run.stands:
+            run.done_s = run.task.work_s - run.task.kept_s
+            run.task.kept_s = run.task.work_s
+            for node_id in list(run.open):
+                self._end(run, node_id, "completed")
+
+    def _preempt(self, preemption: Preemption) -> None:
+        run = self.runs.get(preemption.job_id)
+        if run is None or run.epoch != preemption.epoch or run.asked:
+            return
+        run.asked = True
+        if not run.stands:
+            self._stand(run, self._clock(), saved=True)
+        self._agenda.at(self._clock() + self._costs.stop_s, self._end_all, run, preemption.reason)
+
+    def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
+        """Have a run come to a stop, with all of its work saved, or what the last checkpoint has."""
+        run.done_s = done_s = run.worked_s(now_s)
+        if not saved:
+            step_s = self._costs.checkpoint_s * run.speed
+            done_s = math.floor(done_s / step_s) * step_s if step_s else 0.0
+        run.task.kept_s += done_s
+        run.task.lost_s += run.done_s - done_s
+
+    def _lose(self, node_id: str) -> None:
+        now_s = self._clock()
+        for run in list(self._here[node_id].values()):
+            self._leave(run, node_id, "lost")
+            if not run.stands:
+                self._stand(run, now_s, saved=False)
+            if run.open:
+                self._agenda.at(now_s, self._end_all, run, "ended because its gang ended on another node")
+
+    def _end_all(self, run: Run, reason: str) -> None:
+        """End what is left of a run that has come to a stop, on the nodes that are up."""
+        if not run.stands:
+            self._stand(run, self._clock(), saved=False)
+        for node_id in [node_id for node_id in run.open if node_id not in self.down_s]:
+            self._end(run, node_id, "preempted", reason)
+
+    def _end(self, run: Run, node_id: str, outcome: Outcome, reason: str = "") -> None:
+        now_s, task = self._clock(), run.task
+        ended = RunEnded(
+            at_s=now_s,
+            job_id=task.id,
+            epoch=run.epoch,
+            node_id=node_id,
+            outcome=outcome,
+            exit_code=0 if outcome == "completed" else None,
+            reason=reason,
+            steps=self._steps(task.kept_s),
+            loop_steps=self._steps(run.done_s),
+            loop_s=run.done_s / run.speed,
+        )
+        self._append(subjects.run(task.id), ended, f"executor/{node_id}")
+        self._leave(run, node_id, outcome)
+
+    def _leave(self, run: Run, node_id: str, outcome: Outcome) -> None:
+        run.worsen(outcome)
+        devices = run.open.pop(node_id)
+        del self._here[node_id][run.task.id]
+        if self._on_ended is not None:
+            self._on_ended(run, node_id, devices, self._clock())
+        if not run.open:
+            self._conclude(run, self._clock())
+
+    def _conclude(self, run: Run, now_s: float) -> None:
+        task = run.task
+        del self.runs[task.id]
+        self.busy -= task.gpus
+        self.running -= task.row >= 0
+        if not math.isnan(run.started_s):
+            held_s = now_s - run.started_s
+            task.executed_s += held_s
+            task.idle_s += held_s - run.done_s / run.speed
+        if run.outcome == "completed":
+            task.end_s = now_s
+            self.ended += task.row >= 0
+        elif run.outcome == "preempted":
+            task.preemptions += 1
+
+    def _is_on(self, run: Run) -> bool:
+        return self.runs.get(run.task.id) is run
+
+    def _steps(self, work_s: float) -> int:
+        return round(work_s / self._costs.iteration_s)

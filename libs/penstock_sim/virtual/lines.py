@@ -1,0 +1,104 @@
+"""
+A log as text: one fact a line, in the form that ``penstock events -f -o json`` prints.
+
+So the same readers take a cluster's log and a simulated one.
+
+```json
+{"seq":1,"stored_s":1.0,"subject":"penstock.evt.job.j1","actor":"gateway/sim","cause":0,"type":"job.cancelled.v1",
+ "at_s":1.0,"fact":{"job_id":"j1"}}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+
+from penstock_bus import Delivery
+from penstock_events import AnyEvent, Commit, codec, tag_of
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line, in the order of the fields of :class:`penstock_events.views.EventView`."""
+
+    seq: int
+    stored_s: float
+    subject: str
+    actor: str
+    cause: int
+    type: str
+    at_s: float
+    fact: msgspec.Raw
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(_Line)
+
+
+def encode(delivery: Delivery) -> bytes:
+    """
+    Return a commit's lines, each with its line end.
+
+    Raises
+    ------
+    CodecError
+        If a number is not finite.
+    """
+    return b"".join(_line(delivery, fact) for fact in delivery.commit.facts)
+
+
+def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
+    """
+    Yield the commits of a log, in its order; facts of older tags are upcast, blank lines are skipped.
+
+    Raises
+    ------
+    ValueError
+        If a line is not one of a log; it says which.
+    """
+    numbered = ((number, _parsed(line, number)) for number, line in enumerate(lines, start=1) if line.strip())
+    for seq, group in groupby(numbered, key=lambda pair: pair[1].seq):
+        found = list(group)
+        first = found[0][1]
+        facts = tuple(_fact(line, number) for number, line in found)
+        commit = Commit(id=str(seq), actor=first.actor, facts=facts, cause=first.cause)
+        yield Delivery(seq=seq, subject=first.subject, stored_s=first.stored_s, pending=0, commit=commit)
+
+
+def _line(delivery: Delivery, fact: AnyEvent) -> bytes:
+    body = _encoder.encode(fact)  # {"type":…,"at_s":…,REST
+    if b"null" in body:
+        codec.encode(delivery.commit)  # refuses what is not finite
+    commit = delivery.commit
+    line = _Line(
+        seq=delivery.seq,
+        stored_s=delivery.stored_s,
+        subject=delivery.subject,
+        actor=commit.actor,
+        cause=commit.cause,
+        type=tag_of(fact),
+        at_s=fact.at_s,
+        fact=msgspec.Raw(b"{" + body.split(b",", 2)[2]),
+    )
+    return _encoder.encode(line) + b"\n"
+
+
+def _parsed(line: bytes | str, number: int) -> _Line:
+    try:
+        return _decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            f"line {number} is no fact of a log: {error}; expected lines as `penstock events -f -o json` prints them"
+        ) from error
+
+
+def _fact(line: _Line, number: int) -> AnyEvent:
+    try:
+        fact: dict[str, Any] = {"type": line.type, "at_s": line.at_s, **msgspec.json.decode(line.fact)}
+        (found,) = codec.decode(msgspec.json.encode({"id": "", "actor": "", "facts": [fact]})).facts
+    except (codec.CodecError, msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"line {number}: {error}; was it written by a later version?") from error
+    return found

@@ -1,0 +1,125 @@
+"""
+Policies by name: which settings of the production ranker and matcher they are.
+
+A policy is nothing but settings: whatever can be set about a cluster can be simulated, and whatever was simulated can be
+set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs declare their lengths.
+
+How they are walked by the production matcher, and where that differs from the textbook:
+
+* ``fifo``: nobody waits patiently, so the first gang that does not fit keeps what is free, and nobody overtakes it;
+* ``fifo-backfill``: everybody waits for ever, so whoever fits starts;
+* ``fewest-gpus``, ``srtf``, ``srsf``: order within one queue, and the matcher preempts for lower queues only: these
+  choose who starts next, and never preempt;
+* ``las``, ``2d-las``, ``2d-gittins``: a waiting job preempts runs of higher queue numbers, never within a queue;
+* ``allox``: one matching of up to 512 jobs, by submission, with declared lengths;
+* ``allox+2d-gittins``: Penstock's defaults, with matchings of 64 jobs of the head of the order.
+
+All but the last two match one job at a time: in rank order, each on the device on which it ends first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock_matcher.settings import Settings as MatcherSettings
+from penstock_ranker.settings import Settings as RankerSettings
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+FOR_EVER_S: Final = 1e9
+
+
+@dataclass(frozen=True)
+class Policy:
+    """
+    One policy.
+
+    Attributes
+    ----------
+    settings : mapping of str to value
+        Of ranker and matcher, beside their defaults.
+    declares : bool
+        Whether jobs say how long they will take.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    declares: bool = False
+
+
+def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
+    return {"order": order, "window": 1, "patience_s": FOR_EVER_S, **more}
+
+
+POLICIES: Final[dict[str, Policy]] = {
+    "fifo": Policy({"order": "fifo", "patience_s": 0.0}),
+    "fifo-backfill": Policy(_one_by_one("fifo-backfill")),
+    "fewest-gpus": Policy(_one_by_one("fewest-gpus")),
+    "srtf": Policy(_one_by_one("srtf"), declares=True),
+    "srsf": Policy(_one_by_one("srsf"), declares=True),
+    "las": Policy(_one_by_one("las")),
+    "2d-las": Policy(_one_by_one("2d-las")),
+    "2d-gittins": Policy(_one_by_one("2d-gittins")),
+    "allox": Policy({"order": "fifo", "window": 512, "patience_s": FOR_EVER_S}, declares=True),
+    "allox+2d-gittins": Policy({"order": "2d-gittins"}),
+}
+"""Every policy that the production deciders run, by name."""
+
+ALIASES: Final = {"gpu_time_samples": "prior_file"}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A policy's settings, ready for the deciders."""
+
+    ranker: RankerSettings
+    matcher: MatcherSettings
+    declares: bool
+
+
+def choose(name: str, settings: Mapping[str, Any] | None = None) -> Chosen:
+    """
+    Return the settings of a policy, changed as ``settings`` say.
+
+    Parameters
+    ----------
+    settings : mapping of str to value
+        Any of the ranker's and the matcher's, as TOML or a command line has them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such policy or setting, or a value is none for it.
+
+    Examples
+    --------
+    >>> choose("2d-las", {"thresholds_gpu_s": "3250,7200"}).ranker.thresholds_gpu_s
+    (3250.0, 7200.0)
+    """
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(POLICIES)}")
+    wanted = {**policy.settings, **{ALIASES.get(key, key): value for key, value in (settings or {}).items()}}
+    known = {*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__}
+    for key in wanted:
+        if key not in known:
+            raise ValueError(f"there is no setting {key!r}; expected one of {', '.join(sorted(known))}")
+    return Chosen(_converted(wanted, RankerSettings), _converted(wanted, MatcherSettings), policy.declares)
+
+
+def _converted(wanted: Mapping[str, Any], form: type[T]) -> T:
+    mine = {key: _parsed(key, value) for key, value in wanted.items() if key in form.__struct_fields__}
+    try:
+        return msgspec.convert(mine, form, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"settings {mine}: {error}") from error
+
+
+def _parsed(key: str, value: Any) -> Any:
+    """Return a list where a command line gave ``1,2``."""
+    if isinstance(value, str) and (key.endswith("_gpu_s") or "," in value):
+        return [part for part in value.split(",") if part]
+    return value

@@ -1,0 +1,55 @@
+"""One service under virtual time: its fold, and the decider that is asked as the shell would ask it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from penstock_bus import Decider, Delivery
+from penstock_bus.decider import Proposal
+from penstock_bus.fold import Fold
+from penstock_bus.replica import Pace
+
+_PACE = Pace()
+
+
+class Station:
+    """
+    A decider, its fold of the log, and when it is to be asked again.
+
+    Attributes
+    ----------
+    wake_at_s : float
+        When it asked to be asked again; infinite where it did not.
+    woken : bool
+        Whether something was folded in since it was asked last.
+    """
+
+    def __init__(self, decider: Decider[Any]) -> None:
+        self.name = decider.name
+        self.fold: Fold[Any] = Fold(decider)
+        self.deliver = self.fold.apply
+        self.wake_at_s = math.inf
+        self.woken = True
+        self._decide = decider.decide
+
+    def due(self, now_s: float) -> bool:
+        """Say whether it is to be asked now."""
+        return self.woken or self.wake_at_s <= now_s
+
+    def decide(self, now_s: float) -> list[tuple[Proposal, int]]:
+        """Ask it; return its proposals, each with the sequence that it expects of its subject."""
+        decision = self._decide(self.fold.state, now_s)
+        self.woken = False
+        wake_s = decision.wake_at_s
+        if wake_s is None:
+            self.wake_at_s = math.inf
+        else:  # as the shell: a time that has passed is taken up after a moment
+            self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
+        heads = self.fold.heads
+        return [(proposal, heads.get(proposal.subject, 0)) for proposal in decision.proposals]
+
+    def note(self, delivery: Delivery) -> None:
+        """Fold a commit in."""
+        self.deliver(delivery)
+        self.woken = True

@@ -1,0 +1,102 @@
+"""What a virtual cluster knows of jobs and runs that no service may know: how much work there really is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock_events import Outcome
+
+_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "failed", "lost", "cancelled")
+
+
+@dataclass(slots=True)
+class Task:
+    """
+    One job, or one of the profiler's samples.
+
+    Attributes
+    ----------
+    row : int
+        Of the trace; -1 for a sample.
+    work_s : float
+        Seconds of work, on the fastest kind.
+    kept_s : float
+        Of these, done and saved.
+    lost_s : float
+        Work that was done and not saved, summed over all runs.
+    idle_s : float
+        Seconds of all runs in which nothing advanced: starting, stopping, and waiting for a node that was gone.
+    start_s, end_s : float
+        First start and end; nan where there was none.
+    executed_s : float
+        Seconds that it held devices, all runs together.
+    """
+
+    id: str
+    row: int
+    gpus: int
+    model: str
+    work_s: float
+    kept_s: float = 0.0
+    lost_s: float = 0.0
+    idle_s: float = 0.0
+    start_s: float = math.nan
+    end_s: float = math.nan
+    executed_s: float = 0.0
+    preemptions: int = 0
+    promotions: int = 0
+    queue: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.end_s == self.end_s
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """
+    One lease of a task.
+
+    Attributes
+    ----------
+    speed : float
+        On this kind of device, in seconds of work a second.
+    open : dict of str to tuple of int
+        Node → devices, while the node's part of the run has not ended.
+    missing : set of str
+        Nodes whose part has not started.
+    started_s, begins_s : float
+        Start of the first process, and of work; nan and infinite before.
+    done_s : float
+        Work done in this run, once it has come to a stop; nan before.
+    asked : bool
+        Whether it was asked to stop.
+    """
+
+    task: Task
+    epoch: int
+    kind: str
+    speed: float
+    open: dict[str, tuple[int, ...]]
+    missing: set[str] = field(default_factory=set)
+    started_s: float = math.nan
+    begins_s: float = math.inf
+    done_s: float = math.nan
+    asked: bool = False
+    outcome: Outcome = "completed"
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has come to a stop and does no more work."""
+        return self.done_s == self.done_s
+
+    def worked_s(self, now_s: float) -> float:
+        """Return the work done in this run up to a time at which it still works."""
+        return min(max(0.0, now_s - self.begins_s) * self.speed, self.task.work_s - self.task.kept_s)
+
+    def worsen(self, outcome: Outcome) -> None:
+        """Note how one of its nodes' parts ended: a gang ends as its worst part did."""
+        self.outcome = max(self.outcome, outcome, key=_WORST.index)

@@ -1,0 +1,82 @@
+"""A virtual cluster and its users: nodes that join and fail, jobs that arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from penstock_events import JobSubmitted, NodeJoined, WorkloadProfiled, subjects
+from penstock_sim.virtual.costs import Failures
+from penstock_sim.virtual.engine import Engine
+from penstock_sim.virtual.executors import Executors
+from penstock_sim.virtual.tasks import Task
+
+
+class World:
+    """
+    Puts on the agenda what happens from outside.
+
+    Parameters
+    ----------
+    engine, executors
+    tasks : sequence of Task, (J,)
+        By row of the trace, which is by submission.
+    submitted : callable
+        From a row to its submission.
+    """
+
+    def __init__(
+        self, engine: Engine, executors: Executors, tasks: Sequence[Task], submitted: Callable[[int], JobSubmitted]
+    ) -> None:
+        self._engine, self._executors = engine, executors
+        self._tasks, self._submitted = tasks, submitted
+        self._arrived = 0
+
+    def open(self, nodes: Sequence[NodeJoined], profiles: Sequence[WorkloadProfiled]) -> None:
+        """Have the nodes join, and the first job arrive at its time."""
+        append, at = self._engine.append, self._engine.agenda.at
+        for joined in nodes:
+            at(joined.at_s, append, subjects.node(joined.node_id), joined, f"executor/{joined.node_id}")
+        for profiled in profiles:
+            at(profiled.at_s, append, subjects.profile(profiled.key), profiled, "profiler/sim")
+        self._expect()
+
+    def fail(self, nodes: Sequence[NodeJoined], failures: Failures, seed: int) -> None:
+        """Have each node fail and come back, again and again."""
+        for number, joined in enumerate(nodes):
+            uptimes_s = failures.uptimes_s(seed, number)
+            self._engine.agenda.at(next(uptimes_s), self._fail, joined, uptimes_s, failures.repair_s)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that have arrived, do not run and have not ended."""
+        return self._arrived - self._executors.running - self._executors.ended
+
+    def more(self) -> bool:
+        """Say whether anything may still become of a job."""
+        executors, left = self._executors, len(self._tasks) - self._executors.ended
+        moves = executors.runs or executors.down_s or self._arrived < len(self._tasks)
+        return left > 0 and (bool(moves) or self._engine.somebody_waits)
+
+    def _expect(self) -> None:
+        if self._arrived < len(self._tasks):
+            fact = self._submitted(self._arrived)
+            self._engine.agenda.at(fact.at_s, self._arrive, fact)
+
+    def _arrive(self, fact: JobSubmitted) -> None:
+        task = self._tasks[self._arrived]
+        self._arrived += 1
+        self._executors.tasks[task.id] = task
+        self._engine.append(subjects.job(task.id), fact, "gateway/sim")
+        self._expect()
+
+    def _fail(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
+        self._executors.fail(joined.node_id)
+        self._engine.agenda.at(self._engine.now_s + repair_s, self._repair, joined, uptimes_s, repair_s)
+
+    def _repair(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
+        now_s = self._engine.now_s
+        again = msgspec.structs.replace(joined, at_s=now_s, incarnation=str(int(joined.incarnation) + 1))
+        self._executors.repair(again)
+        self._engine.agenda.at(now_s + next(uptimes_s), self._fail, again, uptimes_s, repair_s)
