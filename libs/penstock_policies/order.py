@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +13,10 @@ from msgspec import Meta
 from penstock_events import Job
 from penstock_policies import skew
 from penstock_policies.placement import Free, Located
+from penstock_policies.stopping import Cost
+
+ASSIGNS: Final = ("allox", "first-fit", "load-balance")
+"""Names of :data:`penstock_policies.assignments.ASSIGNMENTS`."""
 
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -21,8 +26,8 @@ Speed = Callable[[Job, str], float]
 Remaining = Callable[[Sequence[Job]], Sequence[float]]
 """Expected remaining service of jobs, seconds at speed 1."""
 
-Overhead = Callable[[Job], float]
-"""Seconds of a job's run in which it does not advance, as measured: starting, resuming, stopping."""
+CostOf = Callable[[Job], Cost]
+"""What stopping and resuming a job's runs costs, as measured."""
 
 Together = Callable[[Job], bool]
 """Whether a gang goes on as few nodes as possible."""
@@ -43,11 +48,19 @@ class Ranked(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A run, and its devices on nodes that take jobs."""
+    """
+    A run, and its devices on nodes that take jobs.
+
+    Attributes
+    ----------
+    left_s : float
+        In how many seconds it is expected to end by itself; infinite where nobody has asked.
+    """
 
     ranked: Ranked
     kind: str
     devices: tuple[Located, ...]
+    left_s: float = math.inf
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +69,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    assign : {"allox", "first-fit", "load-balance"}
+        How one-device jobs get their kinds: one of :data:`penstock_policies.assignments.ASSIGNMENTS`.
+    alpha : float
+        Jobs of this share of the users enter a round, the least-progressed ones first; 1: everybody's.
     min_run_s : float
         A run is not preempted for another job before it has run this long.
     overhead_share : float
@@ -69,7 +86,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     window : int
         Most one-device jobs in one matching.
     max_waits : int
-        Jobs whose waiting a round explains.
+        Jobs whose waiting a round explains; with 0 it works out no prices either.
     explain_every_s : float
         Least time between two rounds that only explain.
     max_tries : int
@@ -80,12 +97,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         Levels of domains, outermost first: a node's label ``topology.rack`` names its domain of level ``rack``.
     """
 
+    assign: str = "allox"
+    alpha: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_run_s: Seconds = 5.0
     overhead_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     patience_s: Seconds = 30.0
     await_profile_s: Seconds = 10.0
     prior_service_s: Annotated[float, Meta(gt=0)] = 60.0
-    window: Annotated[int, Meta(ge=1, le=512)] = 64
+    window: Annotated[int, Meta(ge=1, le=4096)] = 1024
     max_waits: Annotated[int, Meta(ge=0, le=1000)] = 50
     explain_every_s: Seconds = 1.0
     max_tries: Annotated[int, Meta(ge=0, le=100)] = 8
@@ -94,6 +113,30 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         skew.checked(self.skew_threshold)
+        if self.assign not in ASSIGNS:
+            raise ValueError(f"assign is {self.assign!r}; expected one of {', '.join(ASSIGNS)}")
+
+
+@dataclass(frozen=True)
+class Manner:
+    """
+    How the order of a pool is meant to be walked.
+
+    Attributes
+    ----------
+    backfills : bool
+        Whether jobs behind one that does not fit may start.
+    preempts : {"never", "queue", "position"}
+        Which jobs a running one makes way for: none, those of a lower queue, or all that come before it.
+    """
+
+    backfills: bool = True
+    preempts: Literal["never", "queue", "position"] = "queue"
+
+    @property
+    def positions_bind(self) -> bool:
+        """Whether a job comes before another of its queue, shorter or not."""
+        return self.preempts != "queue"
 
 
 @dataclass(frozen=True)
@@ -105,6 +148,8 @@ class Outlook:
     ----------
     prior_s : float
         Service that a job is expected to need while nothing is known, seconds at speed 1.
+    manner : Manner
+        How the pool's order is walked.
     """
 
     now_s: float
@@ -112,7 +157,8 @@ class Outlook:
     remaining: Remaining
     rules: Rules
     prior_s: float = 60.0
-    overhead: Overhead = lambda _: 0.0
+    cost: CostOf = lambda _: Cost()
+    manner: Manner = Manner()
     together: Together = lambda job: skew.consolidates(job.spec.skew)
 
 

@@ -145,7 +145,7 @@ def test_a_job_waits_for_a_fast_device_that_is_soon_free_and_says_so():
 @pytest.mark.parametrize("declared", [{"duration_s": 10.0}, {}])
 def test_nobody_waits_for_ever_beside_an_idle_device_for_one_that_is_always_expected_soon(declared):
     mlp = spec(model="mlp")
-    two = matcher(prior_service_s=10.0).given(node("n1", fast=1, slow=1), profiled(mlp, fast=1.0, slow=0.5))
+    two = matcher(prior_service_s=10.0).given(node("n1", fast=1, slow=1), profiled(mlp, fast=1.0, slow=0.45))
     two.given(job("a", model="mlp", **declared))
     assert run_all(two, 2.0) == {"a": "fast"}
     now_s = 10.0

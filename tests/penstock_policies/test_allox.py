@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_events import Device, Job, JobSpec
-from penstock_policies.allox import Machines, Matched, match, prices_s
-from penstock_policies.order import Outlook, Ranked, Rules
+from penstock_policies.allox import Matched, match, prices_s
+from penstock_policies.machines import Busy, Machines, lengths_us
+from penstock_policies.matching import assign_lsa
+from penstock_policies.order import Manner, Outlook, Ranked, Rules, Supply
 from penstock_policies.placement import Free
 
 SLOW = 0.5
@@ -33,10 +38,17 @@ def outlook(now_s: float = 0.0, window: int = 64) -> Outlook:
     return Outlook(now_s, speed, remaining, Rules(window=window, patience_s=1e9))
 
 
+def supplied(fast: int, slow: int, busy_s: list[float]) -> tuple[Supply, Busy]:
+    """Idle devices of both kinds, and busy fast ones."""
+    idle = {"n1": [device(i, "fast" if i < fast else "slow") for i in range(fast + slow)]}
+    busy = [(device(100 + i, "fast"), in_s) for i, in_s in enumerate(busy_s)]
+    whole = {**idle, "n2": [held for held, _ in busy]}
+    return Supply(free=Free(idle), coming=Free({}), whole=Free(whole)), lambda: busy
+
+
 def matched(jobs: list[Ranked], fast: int, slow: int, busy_s: list[float], window: int = 64) -> tuple[Matched, Free]:
-    free = Free({"n1": [device(i, "fast" if i < fast else "slow") for i in range(fast + slow)]})
-    machines = Machines(free, [(device(100 + i, "fast"), in_s) for i, in_s in enumerate(busy_s)])
-    return match(sorted(jobs), free, machines, outlook(window=window)), free
+    supply, busy = supplied(fast, slow, busy_s)
+    return match(sorted(jobs), supply, busy, outlook(window=window)), supply.free
 
 
 jobs = st.lists(
@@ -83,5 +95,42 @@ def test_what_higher_ranked_jobs_wait_for_is_not_promised_twice():
 
 
 def test_prices_need_jobs_and_devices():
-    assert prices_s([], Machines(Free({}), []), outlook()) == {}
-    assert prices_s([single(0)], Machines(Free({}), []), outlook()) == {}
+    supply, busy = supplied(0, 0, [])
+    assert prices_s([], supply, busy, outlook()) == {}
+    assert prices_s([single(0)], supply, busy, outlook()) == {}
+
+
+def test_a_price_is_what_one_more_device_saves():
+    supply, busy = supplied(0, 1, [5.0])
+    waiting = [single(i, length_s=10.0) for i in range(2)]  # 15 and 20; with one more fast 10 and 15
+    assert prices_s(waiting, supply, busy, outlook()) == {"fast": 10.0, "slow": 0.0}
+
+
+@settings(deadline=None, max_examples=40)
+@given(jobs, st.integers(0, 3), st.integers(0, 3), st.lists(st.floats(0.1, 50.0), max_size=3))
+def test_what_starts_is_part_of_a_schedule_that_nothing_betters(specs, fast, slow, busy_s):
+    waiting = [single(i, 0, length, kinds) for i, (_, length, kinds) in enumerate(specs)]
+    supply, busy = supplied(fast, slow, busy_s)
+    classes = list(supply.whole.classes())
+    ready = Machines(classes, supply.free, busy()).ready_us
+    view = outlook()
+    lengths = lengths_us([ranked.job for ranked in waiting], classes, view)
+    found = match(waiting, supply, busy, view)
+    if not classes:
+        return
+    best = assign_lsa(lengths, ready)
+    seats = {like.kind: column for column, like in enumerate(classes)}
+    rows = {ranked.job_id: row for row, ranked in enumerate(waiting)}
+    fixed = [(rows[ranked.job_id], seats[kind]) for ranked, kind, _ in found.starts]
+    spent = sum(int(lengths[row, column]) for row, column in fixed)
+    for row, column in fixed:  # each on an idle device of its own, the others behind them as well as can be
+        ready[column] = np.sort(np.append(ready[column][1:], lengths[row, column]))
+    others = [row for row in range(len(waiting)) if row not in dict(fixed)]
+    assert spent + assign_lsa(lengths[others], ready).total_us == best.total_us
+
+
+def test_where_positions_bind_the_first_goes_first_however_long_it_is():
+    supply, busy = supplied(1, 0, [])
+    view = replace(outlook(), manner=Manner(preempts="never"))
+    found = match([single(0, length_s=500.0), single(1, length_s=1.0)], supply, busy, view)
+    assert [ranked.job_id for ranked, _, _ in found.starts] == ["j000"]

@@ -10,7 +10,9 @@ from typing import Final
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
 from penstock_policies import allox
 from penstock_policies.admission import Admission, admit
-from penstock_policies.allox import Machines, Matched
+from penstock_policies.allox import Matched
+from penstock_policies.assignments import ASSIGNMENTS
+from penstock_policies.machines import Busy
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Located, slots
 from penstock_policies.rounds import explain
@@ -20,9 +22,6 @@ from penstock_policies.waiting import Scene
 STOPPING_S: Final = 1.0
 """Expected time until a stopping run is gone."""
 
-PRICED: Final = 16
-"""Waiting one-device jobs that the prices are worked out on."""
-
 
 @dataclass(frozen=True)
 class _Draft:
@@ -30,8 +29,8 @@ class _Draft:
 
     admitted: Admission
     matched: Matched
-    before: Machines
     supply: Supply
+    busy: Busy
 
     @property
     def started(self) -> list[tuple[Ranked, str, list[Located]]]:
@@ -53,7 +52,7 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     if not waiting and not evicted:
         return None, math.inf
     outlook = pool.outlook(now_s, rules)
-    supply = pool.supply([run for run in runs if run.ranked.job.stopping])
+    supply = pool.supply([run for run in runs if run.ranked.job.stopping], rules.topology)
     scene = Scene(pool=pool.name, nodes=pool.nodes(), whole=supply.whole, idle=supply.free)
     hindered = explain.hindered(waiting, explain.Moment(pool, scene, now_s, rules))
     ready = [ranked for ranked in waiting if ranked.job_id not in hindered.reasons]
@@ -75,10 +74,12 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
 
 def _draft(pool: Pool, ready: Sequence[Ranked], runs: Sequence[Running], supply: Supply, outlook: Outlook) -> _Draft:
     admitted = admit(ready, _victims(runs), supply, outlook)
-    busy = _busy(pool, runs, supply, admitted, outlook)
-    before = Machines(supply.free, busy)
-    matched = allox.match(admitted.singles, supply.free, before.copy(), outlook)
-    return _Draft(admitted, matched, before, supply)
+
+    def busy() -> list[tuple[Device, float]]:
+        return _busy(pool, runs, supply, admitted, outlook)
+
+    matched = ASSIGNMENTS[outlook.rules.assign].assign(admitted.singles, supply, busy, outlook)
+    return _Draft(admitted, matched, supply, busy)
 
 
 def _victims(runs: Sequence[Running]) -> list[Running]:
@@ -130,10 +131,14 @@ def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:
 
 
 def _prices(draft: _Draft, started: set[str], outlook: Outlook) -> dict[str, float]:
-    singles = draft.admitted.singles
-    if all(ranked.job_id in started for ranked in singles):
+    singles, free = draft.admitted.singles, draft.supply.free
+    if not outlook.rules.max_waits or all(ranked.job_id in started for ranked in singles):
         return {}
-    return allox.prices_s(singles[:PRICED], draft.before, outlook)
+    given = [device for _, _, devices in draft.matched.starts for device in devices]
+    free.give(given)  # as it was before the matching
+    prices = allox.prices_s(singles, draft.supply, draft.busy, outlook)
+    free.take(given)
+    return prices
 
 
 def _later_s(draft: _Draft, now_s: float) -> float:

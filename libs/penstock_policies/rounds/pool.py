@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock_events import Device, Job, Rank
 from penstock_events import State as JobState
-from penstock_policies import estimates
+from penstock_policies import estimates, skew
+from penstock_policies.assignments import ASSIGNMENTS
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Free, Located
@@ -89,12 +90,13 @@ class Pool:
         nodes = self.cluster.nodes
         return can_be_stopped(job) and any(node_id in nodes and nodes[node_id].evicting for node_id in job.open_nodes)
 
-    def supply(self, coming: Sequence[Running]) -> Supply:
+    def supply(self, coming: Sequence[Running], topology: Sequence[str] = ()) -> Supply:
         """Return the devices, with those of the runs that are ``coming`` to an end apart."""
-        stopping = Free({})
+        paths = self.cluster.paths(topology, self.name)
+        stopping = Free({}, paths)
         stopping.give(device for run in coming for device in run.devices)
         return Supply(
-            free=Free(self.cluster.free(self.jobs, self.name)),
+            free=Free(self.cluster.free(self.jobs, self.name), paths),
             coming=stopping,
             whole=Free({node.id: node.devices for node in self.cluster.usable(self.name)}),
         )
@@ -115,7 +117,13 @@ class Pool:
         def overhead(job: Job) -> float:
             return self.overhead_s.get(self.keys[job.id], 0.0)
 
-        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, overhead)
+        def together(job: Job) -> bool:
+            shape = job.spec.skew or self.speeds.skew(self.keys[job.id])
+            return skew.consolidates(shape, rules.skew_threshold)
+
+        if not ASSIGNMENTS[rules.assign].knows_speeds:
+            return Outlook(now_s, lambda *_: 1.0, remaining, rules, rules.prior_service_s, overhead, together=together)
+        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, overhead, together=together)
 
     def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
         """Return in how many seconds each run is expected to end."""
