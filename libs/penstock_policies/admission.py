@@ -89,7 +89,7 @@ def admit(waiting: Sequence[Ranked], running: Iterable[Running], supply: Supply,
 class _Walk:
     def __init__(self, supply: Supply, outlook: Outlook, victims: list[Running]) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
-        self.speed, self.overhead = outlook.speed, outlook.overhead
+        self.speed, self.overhead, self.together = outlook.speed, outlook.overhead, outlook.together
         self.now_s, self.rules = outlook.now_s, outlook.rules
         self.victims = victims  # lowest ranked first
         self.lent: list[Located] = []
@@ -118,7 +118,7 @@ class _Walk:
         if not whole:
             return False
         kind = min(whole, key=lambda kind: (-self.speed(job, kind), kinds[kind], kind))
-        devices = self.free.choose(job.spec, kind, job.spec.gpus)
+        devices = self.free.choose(job.spec, kind, job.spec.gpus, together=self.together(job))
         self.free.take(devices)
         if job.spec.gpus == 1:
             self.lent += devices
@@ -183,12 +183,12 @@ class _Walk:
     def _keep(self, ranked: Ranked, kind: str) -> None:
         """Keep stopping devices first, and free ones for the rest."""
         spec = ranked.job.spec
-        stopping = self.coming.choose(spec, kind, spec.gpus)
+        stopping = self.coming.choose(spec, kind, spec.gpus, together=self.together(ranked.job))
         self.coming.take(stopping)
         self._keep_free(ranked, kind, spec.gpus - len(stopping))
 
     def _keep_free(self, ranked: Ranked, kind: str, count: int) -> None:
-        devices = self.free.choose(ranked.job.spec, kind, count) if count else []
+        devices = self.free.choose(ranked.job.spec, kind, count, together=self.together(ranked.job))
         self.free.take(devices)
         self.found.kept += devices
         self.found.keeps[ranked.job_id] = kind
