@@ -144,7 +144,7 @@ class _Walk:
         """Return each job's fastest class, -1 where it fits none, if all of them find idle devices there."""
         if self.machines is not None or not lengths.size:
             return None
-        fastest = np.where((lengths != IMPOSSIBLE_US).any(axis=1), lengths.argmin(axis=1), -1).tolist()
+        fastest: list[int] = np.where((lengths != IMPOSSIBLE_US).any(axis=1), lengths.argmin(axis=1), -1).tolist()
         idle = self.free.classes()
         if any(fastest.count(column) > idle.get(like, 0) for column, like in enumerate(self.classes)):
             return None

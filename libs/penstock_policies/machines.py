@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -138,7 +138,18 @@ def lengths_us(jobs: Sequence[Job], classes: Sequence[Device], outlook: Outlook)
     return lengths
 
 
-def begins_us(lengths_us: Ints, ready_us: Sequence[Ints], found: matching.Assignment) -> Ints:
+class _Schedule(Protocol):
+    """What both ways of matching give."""
+
+    @property
+    def kind(self) -> Ints: ...
+    @property
+    def machine(self) -> Ints: ...
+    @property
+    def place(self) -> Ints: ...
+
+
+def begins_us(lengths_us: Ints, ready_us: Sequence[Ints], found: _Schedule) -> Ints:
     """Return when each job starts in a schedule, microseconds; -1 for an unmatched one."""
     starts = np.full(found.kind.size, -1, dtype=np.int64)
     for column, ready in enumerate(ready_us):
