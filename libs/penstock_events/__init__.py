@@ -9,7 +9,7 @@ from penstock_events.policy import PolicySet, Setting
 from penstock_events.profile import KindSpeed, Sample, SamplesRequested, WorkloadProfiled
 from penstock_events.rank import JobsRanked, Rank
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
-from penstock_events.round import Cause, Placement, Preemption, RoundDecided, Slot, Wait
+from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
 from penstock_events.run import RunCheckpointed, RunEnded, RunStarted, RunWarned
 from penstock_events.spec import Choice, Device, Dimension, Integers, JobSpec, Outcome, Param, SweepSpec, Uniform
 from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened
@@ -17,6 +17,7 @@ from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGrou
 __all__ = [
     "ACTIVE",
     "TERMINAL",
+    "Alternative",
     "AnyEvent",
     "Cause",
     "Choice",

@@ -59,6 +59,32 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True):
     for_job: str = ""
 
 
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A single change of a waiting job with which it starts at once: somebody has tried it on a round.
+
+    Attributes
+    ----------
+    change : dict
+        Names of fields of its :class:`~penstock_events.JobSpec` → the values they would have. Submitted anew with
+        these, the job starts; ``hold`` false is a release of the same job.
+    kind : str
+        What it would start on.
+    speed : float
+        Its speed there relative to the fastest kind that it accepts as it is; 0 where that was not measured.
+    starts : {"now"}
+        When it would start.
+    text : str
+        The same in words.
+    """
+
+    change: dict[str, str | int | bool | tuple[str, ...]]
+    kind: str
+    speed: float = 0.0
+    starts: Literal["now"] = "now"
+    text: str = ""
+
+
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """
     Why a job waits.
@@ -71,12 +97,15 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
         What shows it, in figures.
     remedy : str
         What would change it; empty where nothing the user does would.
+    alternative : Alternative or None
+        The best change that the round tried and that would have the job start; None where it tried none that would.
     """
 
     job_id: str
     cause: Cause
     evidence: str
     remedy: str = ""
+    alternative: Alternative | None = None
 
 
 class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock_events.profile import KindSpeed
+from penstock_events.round import Alternative
 from penstock_events.spec import JobSpec
 from penstock_events.views.base import View
 
@@ -100,6 +101,13 @@ class WhyView(View, frozen=True, kw_only=True):
     since_s : float
         When the present state began.
     rank : RankView or None
+    alternative : Alternative or None
+        The best change of the job with which it would start at once, tried on the matcher's round; None where none of
+        those that were tried would.
+    start_in_s : float or None
+        Of a waiting job that nothing would start at once, an estimate of when it does; None where nothing tells.
+    basis : str
+        What the estimate rests on, or why there is none.
     """
 
     id: str
@@ -111,6 +119,9 @@ class WhyView(View, frozen=True, kw_only=True):
     not_causes: tuple[str, ...]
     since_s: float
     rank: RankView | None
+    alternative: Alternative | None = None
+    start_in_s: float | None = None
+    basis: str = ""
 
 
 class JobDetail(View, frozen=True, kw_only=True):
@@ -138,6 +149,8 @@ class DryRunView(View, frozen=True, kw_only=True):
         What the estimate rests on, or why there is none.
     cause, evidence, remedy : str
         Why it would wait.
+    alternative : Alternative or None
+        The best change of it with which it would start at once.
     """
 
     starts: bool
@@ -149,3 +162,4 @@ class DryRunView(View, frozen=True, kw_only=True):
     evidence: str = ""
     remedy: str = ""
     warnings: tuple[str, ...] = ()
+    alternative: Alternative | None = None
