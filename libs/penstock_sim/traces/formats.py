@@ -8,7 +8,19 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from penstock_sim.trace import Trace
-from penstock_sim.traces import alibaba, gavel, helios, lines, openb, philly, philly_sia, plain, sacct, tiresias
+from penstock_sim.traces import (
+    alibaba,
+    gavel,
+    helios,
+    history,
+    lines,
+    openb,
+    philly,
+    philly_sia,
+    plain,
+    sacct,
+    tiresias,
+)
 from penstock_sim.traces.errors import TraceError
 from penstock_sim.traces.source import Source
 
@@ -23,6 +35,7 @@ class Reader(Protocol):
 READERS: Final[Mapping[str, Reader]] = MappingProxyType(
     {
         "penstock": lines.read,
+        "log": history.read,
         "csv": plain.read,
         "tiresias": tiresias.read,
         "philly": philly.read,
@@ -90,18 +103,17 @@ def detect(source: Source) -> str:
         If it is in none that is known.
     """
     first = next((line for line in source.head().splitlines() if line.strip() and not line.startswith("#")), "")
-    if lines.MARK in first:
-        return "penstock"
-    if first.lstrip().startswith("["):
-        return "philly"
-    if "JobID" in first.split("|"):
-        return "sacct"
-    if first.count("\t") + 1 in gavel.FORMS:
-        return "gavel"
-    cells = [cell.strip() for cell in first.split(",")]
-    for name, columns in _COLUMNS:
-        if set(columns) <= set(cells):
+    cells = {cell.strip() for cell in first.split(",")}
+    signs = (
+        ("penstock", lines.MARK in first),
+        ("log", first.strip() == "{" or (first.startswith('{"seq":') and '"fact":' in first)),
+        ("philly", first.lstrip().startswith("[")),
+        ("sacct", "JobID" in first.split("|")),
+        ("gavel", first.count("\t") + 1 in gavel.FORMS),
+        *((name, cells.issuperset(columns)) for name, columns in _COLUMNS),
+        ("alibaba-2020", first.count(",") + 1 == alibaba.WIDTH),
+    )
+    for name, seen in signs:
+        if seen:
             return name
-    if len(cells) == alibaba.WIDTH:
-        return "alibaba-2020"
     raise TraceError(f"{source.path} is in no format that is known here; name one of {', '.join(READERS)} (--from)")

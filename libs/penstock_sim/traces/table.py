@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 BROKEN: Final = "broken row"
-_ROWS: Final = 65_536
+_ROWS: Final = 2_048
 
 
 @dataclass(frozen=True)

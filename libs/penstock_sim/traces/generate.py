@@ -1,0 +1,126 @@
+"""Workloads made up from a recipe and a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, assert_never
+
+import numpy as np
+
+from penstock_sim.trace import Floats, Ints, Trace
+from penstock_sim.traces.recipe import Bursty, Diurnal, Lognormal, Mixture, Pareto, Parties, Poisson, Recipe
+
+_HOUR_S: Final = 3600.0
+
+
+def generate(recipe: Recipe) -> Trace:
+    """
+    Return a trace made up as a recipe says; the same recipe gives the same trace.
+
+    Each part of a job is drawn from a stream of its own, so that changing one part leaves the others as they are.
+
+    References
+    ----------
+    Device time of training jobs is heavy-tailed and does not depend much on the number of devices: Hu et al., SC 2021;
+    Jeon et al., USENIX ATC 2019.
+    """
+    streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(recipe.seed).spawn(6)]
+    arriving, sizing, lasting, modelling, using, placing = streams
+    gpus = _gpus(recipe, sizing)
+    gpu_s = _gpu_time_s(recipe.gpu_time, recipe.jobs, lasting)
+    models = [model.name for model in recipe.models]
+    return Trace(
+        name=recipe.name,
+        job_ids=[f"g{i}" for i in range(recipe.jobs)],
+        submit_s=_arrivals_s(recipe.arrivals, recipe.jobs, arriving),
+        num_gpus=gpus,
+        duration_s=np.clip(gpu_s / gpus, recipe.least_s, recipe.most_s),
+        models=_drawn(models, [model.weight for model in recipe.models], recipe.jobs, modelling),
+        users=_parties(recipe.users, "user", recipe.jobs, using),
+        vcs=_parties(recipe.vcs, "vc", recipe.jobs, placing),
+    )
+
+
+def speedups(recipe: Recipe) -> Mapping[str, Mapping[str, float]]:
+    """Return each model's speed on each kind of device, as ``penstock sim --speedups`` takes them."""
+    return {model.name: dict(model.speeds) for model in recipe.models if model.speeds}
+
+
+def _arrivals_s(process: Poisson | Bursty | Diurnal, jobs: int, rng: np.random.Generator) -> Floats:
+    """Return rising times of submission, (J,), in seconds from 0."""
+    match process:
+        case Poisson():
+            return np.cumsum(rng.exponential(_HOUR_S / process.rate_per_h, jobs))
+        case Bursty():
+            return _bursty_s(process, jobs, rng)
+        case Diurnal():
+            return _diurnal_s(process, jobs, rng)
+        case _:
+            assert_never(process)
+
+
+def _bursty_s(process: Bursty, jobs: int, rng: np.random.Generator) -> Floats:
+    """Draw lengths of calm and burst in turn, and arrivals in each of them."""
+    found: list[Floats] = []
+    have, from_s = 0, 0.0
+    while have < jobs:
+        for rate_per_h, mean_s in ((process.rate_per_h, process.calm_s), (process.burst_rate_per_h, process.burst_s)):
+            to_s = from_s + rng.exponential(mean_s)
+            found.append(_within_s(from_s, to_s, rate_per_h / _HOUR_S, jobs - have, rng))
+            have, from_s = have + found[-1].size, to_s
+    return np.concatenate(found)[:jobs]
+
+
+def _within_s(from_s: float, to_s: float, rate_per_s: float, most: int, rng: np.random.Generator) -> Floats:
+    """Return the arrivals of a Poisson process between two times, at most so many of the first ones."""
+    if rate_per_s * (to_s - from_s) > 2 * most + 100:
+        at_s = from_s + np.cumsum(rng.exponential(1 / rate_per_s, most))
+        return at_s[at_s < to_s]
+    return np.sort(rng.uniform(from_s, to_s, rng.poisson(rate_per_s * (to_s - from_s))))[:most]
+
+
+def _diurnal_s(process: Diurnal, jobs: int, rng: np.random.Generator) -> Floats:
+    """Thin a Poisson process of the highest rate (Lewis and Shedler, 1979)."""
+    highest_per_s = process.rate_per_h * (1 + process.swing) / _HOUR_S
+    found: list[Floats] = []
+    have, from_s = 0, 0.0
+    while have < jobs:
+        at_s = from_s + np.cumsum(rng.exponential(1 / highest_per_s, jobs + 16))
+        turn = np.cos(2 * np.pi * (at_s - process.peak_s) / process.period_s)
+        kept = at_s[rng.uniform(0, 1 + process.swing, at_s.size) < 1 + process.swing * turn]
+        found.append(kept)
+        have, from_s = have + kept.size, float(at_s[-1])
+    return np.concatenate(found)[:jobs]
+
+
+def _gpus(recipe: Recipe, rng: np.random.Generator) -> Ints:
+    weights = np.array(recipe.gpus.weights)
+    return rng.choice(np.array(recipe.gpus.counts, np.int64), recipe.jobs, p=weights / weights.sum())
+
+
+def _gpu_time_s(distribution: Lognormal | Pareto | Mixture, jobs: int, rng: np.random.Generator) -> Floats:
+    """Return device-seconds, (J,)."""
+    match distribution:
+        case Lognormal():
+            return distribution.median_s * np.exp(distribution.sigma * rng.standard_normal(jobs))
+        case Pareto():
+            return distribution.least_s * (1 - rng.random(jobs)) ** (-1 / distribution.alpha)
+        case Mixture():
+            weights = np.array([part.weight for part in distribution.parts])
+            which = rng.choice(weights.size, jobs, p=weights / weights.sum())
+            drawn = np.stack([_gpu_time_s(part, jobs, rng) for part in distribution.parts])
+            return drawn[which, np.arange(jobs)]
+        case _:
+            assert_never(distribution)
+
+
+def _parties(parties: Parties, what: str, jobs: int, rng: np.random.Generator) -> list[str]:
+    weights = np.arange(1, parties.count + 1, dtype=np.float64) ** -parties.zipf
+    return _drawn([f"{what}{i}" for i in range(parties.count)], weights.tolist(), jobs, rng)
+
+
+def _drawn(names: Sequence[str], weights: Sequence[float], jobs: int, rng: np.random.Generator) -> list[str]:
+    if not names:
+        return []
+    share = np.array(weights)
+    return [names[i] for i in rng.choice(len(names), jobs, p=share / share.sum()).tolist()]
