@@ -79,6 +79,8 @@ class Job(msgspec.Struct, kw_only=True):
         Start of the present run; 0 while none has started.
     pending_since_s, waited_s, executed_s : float
         Since when it waits, how long it waited before that, and how long it ran in ended runs.
+    checkpointed_s : float
+        When its last checkpoint was complete; 0 before the first.
     not_before_s : float
         End of the back-off after a failure.
     """
@@ -105,6 +107,7 @@ class Job(msgspec.Struct, kw_only=True):
     preemptions: int = 0
     steps: int = 0
     checkpoint_step: int = 0
+    checkpointed_s: float = 0.0
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     reason: str = ""
     exit_code: int | None = None
@@ -114,6 +117,10 @@ class Job(msgspec.Struct, kw_only=True):
         """Return the seconds executed over all runs up to ``now_s``."""
         running_s = max(0.0, now_s - self.started_s) if self.started_s and self.placement else 0.0
         return self.executed_s + running_s
+
+    def unsaved_by(self, now_s: float) -> float:
+        """Return the seconds of the present run since its last checkpoint up to ``now_s``; 0 where none has started."""
+        return max(0.0, now_s - max(self.started_s, self.checkpointed_s)) if self.started_s else 0.0
 
     def attained_gpu_s(self, now_s: float) -> float:
         """Return the two-dimensional attained service up to ``now_s``, in GPU-seconds."""
@@ -249,6 +256,7 @@ def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
     if job.placement is None or job.placement.epoch != event.epoch:
         return False
     job.checkpoint_step = max(job.checkpoint_step, event.step)
+    job.checkpointed_s = max(job.checkpointed_s, event.at_s)
     return True
 
 

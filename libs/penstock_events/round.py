@@ -12,6 +12,7 @@ Cause = Literal[
     "capacity",  # every fitting device is taken by jobs that rank higher
     "gang",  # some devices are free, but not enough at once
     "later_place",  # the matching has it wait for a better device
+    "fairness",  # its user has had more than others whose jobs wait
     "profiling",  # its speeds are being measured
     "backoff",  # it failed and is waiting for its next try
     "never_fits",  # no set of present nodes could ever hold it
@@ -118,6 +119,8 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
         Nodes whose heartbeats have stopped; their leases end here.
     prices : dict of str to float
         What one more device of each kind would save, in seconds of completion time.
+    keeps : dict of str to str
+        Gangs that have waited for their patience → the kind of which what falls free is kept for them.
     waits : tuple of Wait
         For the first waiting jobs in rank order; a later round's list replaces this one.
     """
@@ -127,4 +130,5 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     preemptions: tuple[Preemption, ...] = ()
     lost_nodes: tuple[str, ...] = ()
     prices: dict[str, float] = {}
+    keeps: dict[str, str] = {}
     waits: tuple[Wait, ...] = ()

@@ -5,27 +5,33 @@ Each waiting job takes the first of these that gives it all of its devices at on
 
 1. devices that are free;
 2. free devices and those of runs that are already stopping: it keeps both and starts when the stopping ones are gone;
-3. the same and the devices of running jobs of a *higher queue number* that have run long enough: these are preempted,
-   lowest ranked first. Never within a queue, so two jobs cannot preempt each other in turn. Long enough is
-   ``min_run_s``, and so long that the workload's measured overhead (starting, resuming, stopping; where nothing of a
-   preempted run was kept, all of it) is at most ``overhead_share`` of the run: whatever arrives, a job advances;
-4. a gang that has waited for ``patience_s`` keeps what is free of the kind that has most for it (one gang a kind).
+3. the same and the devices of running jobs of a *higher queue number* that may be preempted: the lightest loss first
+   (:mod:`penstock_policies.victims`). Never within a queue, so two jobs cannot preempt each other in turn;
+4. a gang that has waited for ``patience_s`` keeps what is free of the kind that has most for it, and what falls free of
+   this kind from then on, until it starts (one gang a kind).
 
-What none of the four gives leaves the job waiting, and smaller jobs behind it may start (backfill). A gang's time to
-wait for its turn is so bounded by its patience and the runs that are under way then, as long as its rank holds.
+What none of the four gives leaves the job waiting, and smaller jobs behind it may start (backfill). Because a patient
+gang stays with its kind, it starts after its patience and the runs that are under way on that kind then, as long as its
+rank holds, however many jobs arrive.
 
-Known shortcut: victims are chosen by rank, not by what is lost since their last checkpoint.
+An order may forbid backfill, or preemption, or have every job make way for all that come before it
+(:class:`penstock_policies.order.Manner`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Running, Supply
 from penstock_policies.placement import Located
+from penstock_policies.victims import Choice, Victims
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass
@@ -42,8 +48,10 @@ class Admission:
     preempted : list of (victim, for whom)
     keeps : dict of str to str
         Jobs that keep devices until they have all of theirs → the kind.
-    kept : list of Located
-        Free devices that these keep.
+    patient : dict of str to str
+        Those of them that have waited for their patience → the kind that they stay with.
+    kept, awaited : list of Located
+        Free devices that these keep, and stopping ones.
     wake_s : float
         When the walk could come out otherwise although nothing has happened; infinite if never.
     """
@@ -52,11 +60,24 @@ class Admission:
     singles: list[Ranked] = field(default_factory=list)
     preempted: list[tuple[Running, Ranked]] = field(default_factory=list)
     keeps: dict[str, str] = field(default_factory=dict)
+    patient: dict[str, str] = field(default_factory=dict)
     kept: list[Located] = field(default_factory=list)
+    awaited: list[Located] = field(default_factory=list)
     wake_s: float = math.inf
 
+    def undo(self, supply: Supply) -> None:
+        """Give back what is kept, where nobody starts and nobody is preempted."""
+        supply.free.give(self.kept)
+        supply.coming.give(self.awaited)
 
-def admit(waiting: Sequence[Ranked], running: Iterable[Running], supply: Supply, outlook: Outlook) -> Admission:
+
+def admit(
+    waiting: Sequence[Ranked],
+    running: Iterable[Running],
+    supply: Supply,
+    outlook: Outlook,
+    stays: Mapping[str, str] = _NONE,
+) -> Admission:
     """
     Walk the waiting jobs and decide who gets devices.
 
@@ -71,45 +92,66 @@ def admit(waiting: Sequence[Ranked], running: Iterable[Running], supply: Supply,
         matching to give out.
     outlook : Outlook
         Gangs prefer the fastest kind that holds them.
+    stays : mapping of str to str
+        What :attr:`Admission.patient` was in the round before.
 
     Notes
     -----
-    O(W + P log P) looks at W jobs and P runs, and one look at every node for each job that gets devices.
+    O(W + P log P) looks at W jobs and P runs, and a choice of devices for each job that gets some.
     """
-    walk = _Walk(supply, outlook, sorted(running, reverse=True))
+    walk = _Walk(supply, outlook, Victims(running, outlook), stays)
     for ranked in waiting:
         if ranked.job.spec.gpus == 1:
             walk.found.singles.append(ranked)
-        if walk.open_to(ranked):
-            walk.visit(ranked)
-    supply.free.give(walk.lent)
+        if walk.visit(ranked):
+            continue
+        if not outlook.manner.backfills:
+            break
+    walk.finish()
     return walk.found
 
 
 class _Walk:
-    def __init__(self, supply: Supply, outlook: Outlook, victims: list[Running]) -> None:
+    def __init__(self, supply: Supply, outlook: Outlook, victims: Victims, stays: Mapping[str, str]) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
-        self.speed, self.overhead, self.together = outlook.speed, outlook.overhead, outlook.together
+        self.speed, self.together = outlook.speed, outlook.together
         self.now_s, self.rules = outlook.now_s, outlook.rules
-        self.victims = victims  # lowest ranked first
+        self.victims, self.stays = victims, stays
         self.lent: list[Located] = []
         self.found = Admission()
+        self.first_left: Ranked | None = None
         # Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
         self.futile: set[tuple[object, ...]] = set()
 
-    def open_to(self, ranked: Ranked) -> bool:
-        """Say whether the job could get anything at all: free devices, or a run that ranks lower."""
-        return len(self.free) > 0 or len(self.coming) > 0 or self._outranks_somebody(ranked)
+    def visit(self, ranked: Ranked) -> bool:
+        """Give the job what it can get; return whether that is all of its devices, now or when others have stopped."""
+        if self._open_to(ranked) and self._serve(ranked):
+            return True
+        if not ranked.sample and (self.first_left is None or ranked < self.first_left):
+            self.first_left = ranked
+        return False
 
-    def visit(self, ranked: Ranked) -> None:
+    def finish(self) -> None:
+        """Give back what was only lent, and say when a run will be ripe for whom nothing was found."""
+        self.free.give(self.lent)
+        if self.first_left is not None:
+            self.found.wake_s = min(self.found.wake_s, self.victims.ripe_s(self.first_left))
+
+    def _open_to(self, ranked: Ranked) -> bool:
+        """Say whether the job could get anything at all: free devices, or a run that ranks lower."""
+        some = len(self.free) > 0 or len(self.coming) > 0
+        return some or self.victims.below(ranked) or ranked.job_id in self.stays
+
+    def _serve(self, ranked: Ranked) -> bool:
         spec = ranked.job.spec
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.sample)
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue)
         if demand not in self.futile:
             if self._start(ranked) or self._keep_stopping(ranked) or self._preempt_for(ranked):
-                return
+                return True
             self.futile.add(demand)
         if spec.gpus > 1:
-            self._keep_what_is_free(ranked)
+            self._keep_patiently(ranked)
+        return False
 
     def _start(self, ranked: Ranked) -> bool:
         job = ranked.job
@@ -136,56 +178,47 @@ class _Walk:
         return True
 
     def _preempt_for(self, ranked: Ranked) -> bool:
-        if not self._outranks_somebody(ranked):
+        if not self.victims.below(ranked):
             return False
-        options = [(kind, found) for kind in self._kinds_of_victims(ranked) if (found := self._enough(ranked, kind))]
+        options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := self._enough(ranked, kind))]
         if not options:
             return False
         job = ranked.job
-        kind, chosen = min(options, key=lambda option: (len(option[1]), -self.speed(job, option[0]), option[0]))
-        for victim in chosen:
-            self.victims.remove(victim)
-            self.coming.give(victim.devices)
-            self.found.preempted.append((victim, ranked))
-        self._keep(ranked, kind)
+        kind, chosen = min(options, key=lambda o: (o[1].loss_gpu_s, len(o[1].runs), -self.speed(job, o[0]), o[0]))
+        self.victims.take(chosen)
+        self.found.preempted += [(victim, ranked) for victim in chosen.runs]
+        self._keep_with(ranked, kind, [device for victim in chosen.runs for device in victim.devices])
         self.futile.clear()  # a gang that is preempted may leave more than was needed
         return True
 
-    def _enough(self, ranked: Ranked, kind: str) -> list[Running]:
-        """Return the lowest ranked runs whose devices make up what the job lacks of a kind; empty if they do not."""
+    def _enough(self, ranked: Ranked, kind: str) -> Choice | None:
+        """Return the lightest runs whose devices make up what the job lacks of a kind."""
         spec = ranked.job.spec
         lacking = spec.gpus - self.free.count(spec, kind) - self.coming.count(spec, kind)
-        chosen: list[tuple[Running, int]] = []
-        for victim in self.victims:
-            if lacking <= 0 or victim.ranked.queue <= ranked.queue:
-                break
-            gain = sum(device.kind == kind and fits(spec, device) for _, device in victim.devices)
-            if gain and self._ripe(victim):
-                chosen.append((victim, gain))
-                lacking -= gain
-        if lacking > 0:
-            return []
-        for victim, gain in reversed(chosen[:-1]):  # whom a later, larger victim made superfluous
-            if lacking + gain <= 0:
-                chosen.remove((victim, gain))
-                lacking += gain
-        return [victim for victim, _ in chosen]
+        return self.victims.choose(ranked, kind, lacking)
 
-    def _ripe(self, victim: Running) -> bool:
-        job = victim.ranked.job
-        if not job.started_s:
-            return False
-        ripe_s = job.started_s + max(self.rules.min_run_s, self.overhead(job) / self.rules.overhead_share)
-        if ripe_s > self.now_s:
-            self.found.wake_s = min(self.found.wake_s, ripe_s)
-        return ripe_s <= self.now_s
+    def _keep_with(self, ranked: Ranked, kind: str, freed: Sequence[Located]) -> None:
+        """Keep all of a kind that is free or stopping, and of what is freed as much as is lacking; leave the rest."""
+        spec = ranked.job.spec
+        stopping, free = self.coming.count(spec, kind), self.free.count(spec, kind)
+        self._keep_coming(ranked, kind, stopping)
+        self._keep_free(ranked, kind, free)
+        lacking = spec.gpus - stopping - free
+        fitting = [located for located in freed if located[1].kind == kind and fits(spec, located[1])]
+        kept = set(fitting[:lacking])
+        self.coming.give(located for located in freed if located not in kept)
 
     def _keep(self, ranked: Ranked, kind: str) -> None:
         """Keep stopping devices first, and free ones for the rest."""
         spec = ranked.job.spec
-        stopping = self.coming.choose(spec, kind, spec.gpus, together=self.together(ranked.job))
-        self.coming.take(stopping)
-        self._keep_free(ranked, kind, spec.gpus - len(stopping))
+        stopping = min(spec.gpus, self.coming.count(spec, kind))
+        self._keep_coming(ranked, kind, stopping)
+        self._keep_free(ranked, kind, spec.gpus - stopping)
+
+    def _keep_coming(self, ranked: Ranked, kind: str, count: int) -> None:
+        devices = self.coming.choose(ranked.job.spec, kind, count, together=self.together(ranked.job))
+        self.coming.take(devices)
+        self.found.awaited += devices
 
     def _keep_free(self, ranked: Ranked, kind: str, count: int) -> None:
         devices = self.free.choose(ranked.job.spec, kind, count, together=self.together(ranked.job))
@@ -193,23 +226,26 @@ class _Walk:
         self.found.kept += devices
         self.found.keeps[ranked.job_id] = kind
 
-    def _keep_what_is_free(self, ranked: Ranked) -> None:
-        spec, taken = ranked.job.spec, set(self.found.keeps.values())
-        kinds = {
-            kind: count
-            for kind, count in self.free.kinds(spec).items()
-            if kind not in taken and self.whole.count(spec, kind) >= spec.gpus
-        }
-        patient_until_s = ranked.job.pending_since_s + self.rules.patience_s
+    def _keep_patiently(self, ranked: Ranked) -> None:
+        kind = self._stay(ranked) or self._settle(ranked)
+        if kind:
+            self.found.patient[ranked.job_id] = kind
+            self._keep_free(ranked, kind, self.free.count(ranked.job.spec, kind))
+
+    def _stay(self, ranked: Ranked) -> str:
+        kind = self.stays.get(ranked.job_id, "")
+        return kind if kind and self._could_hold(ranked, kind) else ""
+
+    def _settle(self, ranked: Ranked) -> str:
+        """Return the kind that a patient gang waits for from now on: the one that has most for it."""
+        job = ranked.job
+        kinds = {kind: count for kind, count in self.free.kinds(job.spec).items() if self._could_hold(ranked, kind)}
+        patient_until_s = job.pending_since_s + self.rules.patience_s
         if kinds and patient_until_s > self.now_s:
             self.found.wake_s = min(self.found.wake_s, patient_until_s)
-        elif kinds:
-            kind = min(kinds, key=lambda kind: (-kinds[kind], -self.speed(ranked.job, kind), kind))
-            self._keep_free(ranked, kind, kinds[kind])
+            return ""
+        return min(kinds, key=lambda kind: (-kinds[kind], -self.speed(job, kind), kind), default="")
 
-    def _outranks_somebody(self, ranked: Ranked) -> bool:
-        return bool(self.victims) and not ranked.sample and self.victims[0].ranked.queue > ranked.queue
-
-    def _kinds_of_victims(self, ranked: Ranked) -> list[str]:
-        kinds = {v.kind for v in self.victims if v.ranked.queue > ranked.queue}
-        return sorted(kinds)
+    def _could_hold(self, ranked: Ranked, kind: str) -> bool:
+        spec = ranked.job.spec
+        return kind not in self.found.patient.values() and self.whole.count(spec, kind) >= spec.gpus

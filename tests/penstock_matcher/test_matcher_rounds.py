@@ -369,7 +369,9 @@ def test_a_job_that_no_longer_waits_has_nothing_promised(last):
 def test_a_workload_that_is_slow_to_start_runs_so_long_that_it_pays():
     one = matcher(min_run_s=5.0, overhead_share=0.2).given(node("n1", fast=1), job("old"))
     run_all(one, 2.0)
-    first = RunEnded(job_id="old", epoch=1, node_id="n1", outcome="preempted", loop_steps=9, loop_s=4.0, at_s=16.0)
+    first = RunEnded(
+        job_id="old", epoch=1, node_id="n1", outcome="preempted", steps=9, loop_steps=9, loop_s=4.0, at_s=16.0
+    )
     one.given(queued(old=1), first)  # it ran for 14 s, and 10 of them were no loop
     run_all(one, 20.0)
     one.given(job("new", at_s=30.0)).at(30.0)

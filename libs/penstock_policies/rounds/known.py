@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -24,14 +25,12 @@ from penstock_events import (
 )
 from penstock_events import State as JobState
 from penstock_policies.cluster import Cluster
+from penstock_policies.rounds.books import Books
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.speeds import Speeds
 
 REMEMBERED: Final = 256
 """Finished jobs of a pool whose service is remembered."""
-
-WORKLOADS: Final = 4096
-"""Workloads whose overhead is remembered."""
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -54,8 +53,8 @@ class Known(msgspec.Struct):
         Pool → ids of its jobs that are not over, in order of submission.
     finished_s : dict of str to list of float
         Pool → service that its last finished jobs needed, seconds at speed 1.
-    overhead_s : dict of str to float
-        Workload key → seconds of a run in which it does not advance, a moving average.
+    books : Books
+        What stopping costs, how far users are, whom devices are kept for.
     promised : set of str
         Waiting jobs for which others were preempted, until they start.
     explained : dict of str to Explained
@@ -70,7 +69,7 @@ class Known(msgspec.Struct):
     live: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     speeds: Speeds = msgspec.field(default_factory=Speeds)
     finished_s: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    overhead_s: dict[str, float] = msgspec.field(default_factory=dict)
+    books: Books = msgspec.field(default_factory=Books)
     promised: set[str] = msgspec.field(default_factory=set)
     explained: dict[str, Explained] = msgspec.field(default_factory=dict)
     policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
@@ -94,7 +93,7 @@ class Known(msgspec.Struct):
             keys=self.keys,
             speeds=self.speeds,
             finished_s=self.finished_s.get(name, []),
-            overhead_s=self.overhead_s,
+            books=self.books,
             promised=self.promised,
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
@@ -113,6 +112,8 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
         Whether a round could come out otherwise for it.
     """
     matters = known.cluster.apply(event)
+    if matters:
+        known.books.classes.clear()
     match event:
         case WorkloadProfiled():
             known.speeds.apply(event)
@@ -126,13 +127,14 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
         case RoundDecided():
             known.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
             known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
+            known.books.decided(event)
         case RunEnded():
-            _learn_overhead(known, jobs, event)
+            _learn_costs(known, jobs, event)
         case _:
             pass
     kind = _kind_of_run(jobs, event)
     changed = list(jobs.apply(event))
-    _sort_in(known, changed, kind)
+    _sort_in(known, changed, kind, event.at_s)
     return changed, matters or bool(changed)
 
 
@@ -142,21 +144,13 @@ def _kind_of_run(jobs: Jobs, event: Event) -> str:
     return job.placement.kind if job is not None and job.placement is not None else ""
 
 
-def _learn_overhead(known: Known, jobs: Jobs, event: RunEnded) -> None:
-    """Note what of a run was no loop; of a preempted run without a loop nothing was kept, so that is all of it."""
+def _learn_costs(known: Known, jobs: Jobs, event: RunEnded) -> None:
     job = jobs.get(event.job_id)
-    if job is None or not job.started_s or not job.may_run(event.epoch, event.node_id):
-        return
-    if event.outcome == "lost" or not (event.loop_steps or event.outcome == "preempted"):
-        return
-    seen_s = max(0.0, event.at_s - job.started_s - event.loop_s)
-    key = known.keys[job.id]
-    known.overhead_s[key] = (known.overhead_s.pop(key, seen_s) + seen_s) / 2
-    if len(known.overhead_s) > WORKLOADS:
-        del known.overhead_s[next(iter(known.overhead_s))]
+    if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
+        known.books.costs.end(job, known.keys[job.id], event)
 
 
-def _sort_in(known: Known, jobs: Iterable[Job], kind: str) -> None:
+def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
     for job in jobs:
         if job.state is not JobState.PENDING or job.held:
             known.promised.discard(job.id)
@@ -164,7 +158,10 @@ def _sort_in(known: Known, jobs: Iterable[Job], kind: str) -> None:
             if job.id not in known.keys:
                 known.keys[job.id] = job.profile_key or workload.key(job.spec)
                 known.live.setdefault(job.spec.pool, {})[job.id] = None
+                known.books.arrive(job, at_s)
+            known.books.note(job, at_s, known.cluster, partial(known.speeds.of, known.keys[job.id]))
         elif job.id in known.keys:
+            known.books.leave(job, at_s)
             _forget(known, job, kind)
 
 

@@ -15,7 +15,10 @@ from penstock_policies.assignments import ASSIGNMENTS
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Free, Located
+from penstock_policies.progress import Progress
+from penstock_policies.rounds.books import Books
 from penstock_policies.speeds import Speeds
+from penstock_policies.stopping import Cost
 
 SAMPLE_S: Final = 5.0
 """Expected length of a profiler's sample, seconds."""
@@ -30,8 +33,8 @@ class Pool:
     ----------
     jobs : sequence of Job
         Those that are not over.
-    overhead_s : mapping of str to float
-        Workload key → seconds of a run in which it does not advance.
+    books : Books
+        What rounds remember of the past.
     promised : collection of str
         Waiting jobs for which others were preempted.
     explained_s : float
@@ -47,10 +50,20 @@ class Pool:
     keys: Mapping[str, str]
     speeds: Speeds
     finished_s: Sequence[float]
-    overhead_s: Mapping[str, float]
+    books: Books
     promised: Collection[str]
     explained_s: float
     explained: Mapping[str, str]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the pool's users are."""
+        return self.books.progress_of(self.name)
+
+    @property
+    def staying(self) -> Mapping[str, str]:
+        """The patient gangs, and the kind that each waits for."""
+        return self.books.staying_in(self.name)
 
     def nodes(self) -> list[Node]:
         """Return the nodes whose executors are up, by id."""
@@ -114,16 +127,16 @@ class Pool:
         def remaining(jobs: Sequence[Job]) -> list[float]:
             return self._left_s(jobs, [job.executed_s for job in jobs], rules.prior_service_s)
 
-        def overhead(job: Job) -> float:
-            return self.overhead_s.get(self.keys[job.id], 0.0)
+        def cost(job: Job) -> Cost:
+            return self.books.costs.of(self.keys[job.id])
 
         def together(job: Job) -> bool:
             shape = job.spec.skew or self.speeds.skew(self.keys[job.id])
             return skew.consolidates(shape, rules.skew_threshold)
 
         if not ASSIGNMENTS[rules.assign].knows_speeds:
-            return Outlook(now_s, lambda *_: 1.0, remaining, rules, rules.prior_service_s, overhead, together=together)
-        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, overhead, together=together)
+            return Outlook(now_s, lambda *_: 1.0, remaining, rules, rules.prior_service_s, cost, together=together)
+        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, cost, together=together)
 
     def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
         """Return in how many seconds each run is expected to end."""

@@ -1,0 +1,217 @@
+"""
+Which runs make room: those with the lightest loss that free enough.
+
+A run's *loss* is its devices times the seconds that preempting it wastes: stopping and resuming, as measured for its
+workload, and what it has done since its last checkpoint and would not save. A run is a victim at all only if
+
+* it has run for ``min_run_s``, and so long that the workload's measured overhead is at most ``overhead_share`` of the
+  run: whatever arrives, a job advances. So a job is preempted at most once for each ``min_run_s`` of service that it
+  received, and it loses at most ``overhead_share`` of this service to the measured overhead;
+* the gain exceeds the cost: whoever takes its devices has them as much earlier as the run is expected to go on, which
+  must be more than stopping and resuming take and the run would lose. Who is about to end anyway is waited for, and
+  a long run without a checkpoint is not thrown away for a short one.
+
+For one job the set of victims is the one with the least sum of losses, then of the fewest runs: a run is never chosen
+where a lighter choice frees enough. Among equals the lowest ranked come first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_events import Device, JobSpec
+from penstock_policies.cluster import fits
+from penstock_policies.order import Outlook, Ranked, Running
+
+Key = tuple[float, int, float]
+"""Loss, then the lowest ranked first."""
+
+
+class Victim(NamedTuple):
+    """A run that may be preempted, and what that would waste, in device-seconds."""
+
+    key: Key
+    run: Running
+
+    @property
+    def loss_gpu_s(self) -> float:
+        """Devices times seconds lost."""
+        return self.key[0]
+
+
+class Choice(NamedTuple):
+    """Runs to be preempted for one job."""
+
+    loss_gpu_s: float
+    runs: tuple[Running, ...]
+
+
+@dataclass
+class _Group:
+    """Runs of one queue with equal devices, the lightest loss first: whoever takes any takes the first ones."""
+
+    queue: int
+    kind: str
+    shape: tuple[tuple[Device, int], ...]
+    members: deque[Victim] = field(default_factory=deque)
+
+    def gain(self, spec: JobSpec) -> int:
+        """Return how many devices a job would get of each of them."""
+        return sum(count for like, count in self.shape if fits(spec, like))
+
+
+class Victims:
+    """
+    The runs that may be preempted in a round.
+
+    Parameters
+    ----------
+    running : iterable of Running
+        In any order; samples and runs that are stopping already left out.
+    outlook : Outlook
+
+    Notes
+    -----
+    O(P log P) in the number of runs. A choice looks at the first runs of each group of equal ones; taking them is O(1)
+    each.
+    """
+
+    def __init__(self, running: Iterable[Running], outlook: Outlook) -> None:
+        self._outlook = outlook
+        self._groups: dict[tuple[object, ...], _Group] = {}
+        self._left: Counter[int] = Counter()  # by queue
+        self._ripe_s: defaultdict[int, float] = defaultdict(lambda: math.inf)  # by queue: when the next one is ripe
+        self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
+        for victim in sorted(self._worthwhile(running)):
+            self._group(victim.run).members.append(victim)
+            self._left[victim.run.ranked.queue] += 1
+        self._lowest = max(self._left, default=-1)
+
+    def below(self, ranked: Ranked) -> bool:
+        """Say whether any run is left that ranks so much lower that the job may preempt it."""
+        return not ranked.sample and self._lowest > ranked.queue
+
+    def ripe_s(self, ranked: Ranked) -> float:
+        """Return when the next run below the job will have run long enough; infinite if none."""
+        if ranked.sample:
+            return math.inf
+        return min((at_s for queue, at_s in self._ripe_s.items() if queue > ranked.queue), default=math.inf)
+
+    def kinds(self, ranked: Ranked) -> list[str]:
+        """Return the kinds of which runs below the job have devices that it fits."""
+        groups = self._groups_for(ranked.job.spec)
+        return [kind for kind in groups if any(g.queue > ranked.queue and g.members for g, _ in groups[kind])]
+
+    def choose(self, ranked: Ranked, kind: str, lacking: int) -> Choice | None:
+        """Return the runs below the job with the least loss that have so many devices for it; None if all do not."""
+        groups = self._groups_for(ranked.job.spec).get(kind, [])
+        open_to = [(group, gain) for group, gain in groups if group.queue > ranked.queue and group.members]
+        if not open_to:
+            return None
+        if lacking == 1:
+            first = min(group.members[0] for group, _ in open_to)
+            return Choice(first.loss_gpu_s, (first.run,))
+        return _lightest(_candidates(open_to, lacking), lacking)
+
+    def take(self, choice: Choice) -> None:
+        """Take out the runs of a choice that was made just now."""
+        taken = {id(run) for run in choice.runs}
+        for run in choice.runs:
+            members = self._group(run).members
+            while members and id(members[0].run) in taken:
+                members.popleft()
+            self._left[run.ranked.queue] -= 1
+        while self._lowest >= 0 and not self._left[self._lowest]:
+            self._lowest -= 1
+
+    def _worthwhile(self, running: Iterable[Running]) -> Iterable[Victim]:
+        outlook, rules = self._outlook, self._outlook.rules
+        for run in running:
+            job = run.ranked.job
+            if not job.started_s:
+                continue
+            cost = outlook.cost(job)
+            ripe_s = job.started_s + max(rules.min_run_s, cost.overhead_s / rules.overhead_share)
+            if ripe_s > outlook.now_s:
+                self._ripe_s[run.ranked.queue] = min(self._ripe_s[run.ranked.queue], ripe_s)
+                continue
+            waste_s = cost.switch_s + cost.lost_s(job, outlook.now_s)
+            if run.left_s > waste_s:
+                yield Victim((len(run.devices) * waste_s, -run.ranked.queue, -run.ranked.position), run)
+
+    def _group(self, run: Running) -> _Group:
+        devices = Counter((device.kind, device.memory_bytes, device.backend) for _, device in run.devices)
+        key = (run.ranked.queue, run.kind, *sorted(devices.items()))
+        group = self._groups.get(key)
+        if group is None:
+            like = {(device.kind, device.memory_bytes, device.backend): device for _, device in run.devices}
+            shape = tuple((like[which], count) for which, count in sorted(devices.items()))
+            group = self._groups[key] = _Group(run.ranked.queue, run.kind, shape)
+        return group
+
+    def _groups_for(self, spec: JobSpec) -> dict[str, list[tuple[_Group, int]]]:
+        """Return kind → groups that have devices for the job, and how many each run of them."""
+        demand = (spec.kinds, spec.memory_bytes)
+        found = self._for.get(demand)
+        if found is None:
+            found = self._for[demand] = {}
+            for group in sorted(self._groups.values(), key=lambda group: group.kind):
+                if gain := group.gain(spec):
+                    found.setdefault(group.kind, []).append((group, gain))
+        return found
+
+
+def _candidates(groups: Sequence[tuple[_Group, int]], lacking: int) -> list[tuple[Victim, int]]:
+    """Return the runs among which the lightest choice is: of those with equal gains, as many of the lightest as do."""
+    by_gain: defaultdict[int, list[Victim]] = defaultdict(list)
+    for group, gain in groups:
+        useful = min(gain, lacking)
+        by_gain[useful] += islice(group.members, math.ceil(lacking / useful))
+    return sorted(
+        (victim, gain) for gain, found in by_gain.items() for victim in sorted(found)[: math.ceil(lacking / gain)]
+    )
+
+
+def _lightest(candidates: Sequence[tuple[Victim, int]], lacking: int) -> Choice | None:
+    """
+    Solve the covering knapsack exactly: least loss, then fewest runs, then the first in order.
+
+    Notes
+    -----
+    O(C · lacking) for C candidates, of which there are at most lacking · (1 + 1/2 + … + 1/lacking); where all gains are
+    equal, the first ones are the answer.
+    """
+    if sum(gain for _, gain in candidates) < lacking:
+        return None
+    chosen = [victim for victim, _ in candidates]
+    if len({gain for _, gain in candidates}) > 1:
+        chosen = [candidates[at][0] for at in _cover(candidates, lacking)]
+    return Choice(sum(victim.loss_gpu_s for victim in chosen), tuple(victim.run for victim in chosen))
+
+
+def _cover(candidates: Sequence[tuple[Victim, int]], lacking: int) -> list[int]:
+    """Return which of them, given that all together are enough."""
+    loss, number = np.full(lacking + 1, np.inf), np.zeros(lacking + 1, dtype=np.int64)  # to free at least so many
+    loss[0] = 0.0
+    counts = np.arange(lacking + 1)
+    taken = np.zeros((len(candidates), lacking + 1), dtype=np.bool_)
+    for at, (victim, gain) in enumerate(candidates):
+        before = np.maximum(0, counts - gain)
+        with_it, fewer = loss[before] + victim.loss_gpu_s, number[before] + 1
+        better = (with_it < loss) | ((with_it == loss) & (fewer < number))
+        better[0] = False
+        taken[at] = better
+        loss, number = np.where(better, with_it, loss), np.where(better, fewer, number)
+    chosen, count = [], lacking
+    for at in range(len(candidates) - 1, -1, -1):
+        if taken[at, count]:
+            chosen.append(at)
+            count = max(0, count - candidates[at][1])
+    return chosen[::-1]
