@@ -34,6 +34,7 @@ class Fold(Generic[S]):
         self.state: S = decider.state()
         self.last_seq = 0
         self.heads: dict[str, int] = {}
+        self._own = tuple(pattern.removesuffix("*") for pattern in subjects.writable(decider.name))
 
     def apply(self, delivery: Delivery) -> bool:
         """Fold one commit in; one that was folded before changes nothing and gives False."""
@@ -41,7 +42,7 @@ class Fold(Generic[S]):
             return False
         for fact in delivery.commit.facts:
             self.decider.apply(self.state, fact, delivery.seq)
-        if subjects.writer_of(delivery.subject) == self.decider.name:
+        if delivery.subject.startswith(self._own):
             self.heads[delivery.subject] = delivery.seq
         self.last_seq = delivery.seq
         return True

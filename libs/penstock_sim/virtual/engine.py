@@ -40,7 +40,8 @@ class Engine:
         self.instants = 0
         self._stations = [Station(decider) for decider in deciders]
         self._log = log
-        self._listeners: list[Callable[[Delivery], None]] = []
+        self._followers: list[Callable[[Delivery], None]] = []
+        self._witnesses: list[Callable[[Delivery], None]] = []
 
     @property
     def somebody_waits(self) -> bool:
@@ -51,9 +52,13 @@ class Engine:
         """Return virtual time."""
         return self.now_s
 
-    def listen(self, listener: Callable[[Delivery], None]) -> None:
-        """Have a function called with every commit, once the deciders have folded it in."""
-        self._listeners.append(listener)
+    def follow(self, follower: Callable[[Delivery], None]) -> None:
+        """Have a function called with every commit of a decider, once all have folded it in."""
+        self._followers.append(follower)
+
+    def witness(self, witness: Callable[[Delivery], None]) -> None:
+        """Have a function called with every commit, whoever made it."""
+        self._witnesses.append(witness)
 
     def append(self, subject: str, fact: AnyEvent, actor: str) -> None:
         """Make a fact true that no decider here has proposed."""
@@ -96,10 +101,13 @@ class Engine:
                         expected=expected,
                     )
                     self._spread(delivery)
+                    for follower in self._followers:
+                        follower(delivery)
         return proposed
 
     def _spread(self, delivery: Delivery) -> None:
         for station in self._stations:
-            station.note(delivery)
-        for listener in self._listeners:
-            listener(delivery)
+            station.deliver(delivery)
+            station.woken = True
+        for witness in self._witnesses:
+            witness(delivery)

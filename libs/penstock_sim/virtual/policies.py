@@ -1,8 +1,8 @@
 """
 Policies by name: which settings of the production ranker and matcher they are.
 
-A policy is nothing but settings: whatever can be set about a cluster can be simulated, and whatever was simulated can be
-set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs declare their lengths.
+A policy is nothing but settings: whatever can be set about a cluster can be simulated, and whatever was simulated can
+be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs declare their lengths.
 
 How they are walked by the production matcher, and where that differs from the textbook:
 

@@ -140,8 +140,8 @@ class _Simulation:
             costs=options.costs,
             on_ended=self.records.note_spell if options.spells else None,
         )
-        self.engine.listen(self.records.note_ranks)
-        self.engine.listen(self._executors.react)
+        self.engine.follow(self.records.note_ranks)
+        self.engine.follow(self._executors.react)
         submitted = workload.submissions(trace, ids, self._telling(trace))
         self._world = World(self.engine, self._executors, tasks, submitted)
         self._open(list(workload.nodes(cluster)), trace, cluster, speed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from penstock_bus import Decider, Delivery
+from penstock_bus import Decider
 from penstock_bus.decider import Proposal
 from penstock_bus.fold import Fold
 from penstock_bus.replica import Pace
@@ -22,7 +22,7 @@ class Station:
     wake_at_s : float
         When it asked to be asked again; infinite where it did not.
     woken : bool
-        Whether something was folded in since it was asked last.
+        Whether something was delivered since it was asked last; set by whoever delivers.
     """
 
     def __init__(self, decider: Decider[Any]) -> None:
@@ -48,8 +48,3 @@ class Station:
             self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
         heads = self.fold.heads
         return [(proposal, heads.get(proposal.subject, 0)) for proposal in decision.proposals]
-
-    def note(self, delivery: Delivery) -> None:
-        """Fold a commit in."""
-        self.deliver(delivery)
-        self.woken = True
