@@ -110,6 +110,18 @@ def test_jobs_that_all_prefer_the_same_kinds_equally_are_proved_optimal(jobs):
     assert assign(p, ready).gap_us == 0
 
 
+@pytest.mark.parametrize("lengths", [1, 3, 400])
+@pytest.mark.parametrize("workloads", [1, 4, 60])
+def test_many_jobs_of_few_workloads_are_matched_as_by_the_expanded_matrix(workloads, lengths):
+    rng = np.random.default_rng(workloads + lengths)
+    speeds, base = rng.lognormal(0, 0.5, (workloads, 3)), rng.integers(1000, 90_000, lengths)
+    p = (rng.choice(base, 400)[:, None] / speeds[rng.integers(0, workloads, 400)]).astype(np.int64)
+    ready = [rng.integers(0, 200_000, machines) * (rng.random(machines) < 0.9) for machines in (12, 30, 9)]
+    found = assign(p, ready)
+    oracle = assign_lsa(p, ready, depth=int(found.place.max()) + 1)
+    assert (found.total_us, found.place.sum(), found.gap_us) == (oracle.total_us, oracle.place.sum(), 0)
+
+
 @pytest.mark.parametrize("name", ["solver"])
 def test_the_examples_hold(name):
     assert doctest.testmod(importlib.import_module(f"penstock_policies.levels.{name}")).failed == 0

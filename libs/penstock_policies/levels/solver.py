@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock_policies.levels.answer import Assignment, read_off
 from penstock_policies.levels.choice import cheapest
-from penstock_policies.levels.guess import guess
+from penstock_policies.levels.coarse import set_prices
 from penstock_policies.levels.paths import TOO_DEEP, balance
 from penstock_policies.levels.seats import arrive, depart
 from penstock_policies.levels.start import reseat, seat_all, seat_rest
@@ -41,8 +41,8 @@ def assign(processing_us: Ints, ready_us: Sequence[Ints]) -> Assignment:
     Notes
     -----
     Exact for busy machines too. O(J T log m) to begin, O(J T) at worst for each job that the beginning left unseated:
-    about one in a hundred, but nearly all of them where all jobs have the same ratio of speeds or are alike, for then
-    the guessed prices swing. Memory O(J T + levels).
+    about one in a hundred, one in twenty where many jobs are alike, and most of them where these have to share kinds
+    of fewer than 8 machines. Memory O(J T + levels).
 
     References
     ----------
@@ -161,7 +161,8 @@ class KeptMatching:
         self._paths = new_paths(self._flow.first.size)
         if not machines.size:
             return
-        guess(self._flow, np.ascontiguousarray(np.argsort(length, axis=0).T))
+        deepest = 2 * reach if self._most_us(2 * reach, self._longest_us) * self._scale < _MOST else reach
+        set_prices(self._flow, deepest)
         seat_all(self._flow)
         if self._full():
             self._begin(2 * reach)

@@ -8,7 +8,7 @@ from penstock_policies.levels.choice import cheapest, choose
 from penstock_policies.levels.compiled import kernel
 from penstock_policies.levels.paths import BALANCED, TOO_DEEP, balance
 from penstock_policies.levels.seats import enter, lay_floor, paid_units, take_units
-from penstock_policies.levels.state import NOWHERE, Flow, Paths
+from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Flow, Ints, Paths
 
 
 @kernel
@@ -31,11 +31,29 @@ def seat_all(flow: Flow) -> None:
             flow.excess[sink] -= 1
             if flow.held[level[job]] < flow.units[level[job]]:
                 enter(flow, job, level[job])
+    _seat_at_equal_cost(flow, cost)
     for node in range(sink):
         take_units(flow, node)
         flow.excess[node] = flow.held[node] - flow.units[node]
         flow.excess[sink] += flow.units[node]
     _look_no_deeper_than_needed(flow)
+
+
+@kernel
+def _seat_at_equal_cost(flow: Flow, cost: Ints) -> None:
+    """Seat jobs in other levels that cost them no more, where there is room: jobs that are alike fill one by one."""
+    kinds, sink = flow.machines.size, flow.first.size
+    reach = sink // kinds
+    for job in range(cost.size):
+        if flow.level[job] != NOWHERE or cost[job] == FAR:
+            continue
+        for node in range(sink):
+            length = flow.length[job, node // reach]
+            if length == UNFIT or flow.held[node] >= flow.units[node]:
+                continue
+            if (node % reach + 1) * length + flow.price[node] == cost[job]:
+                enter(flow, job, node)
+                break
 
 
 @kernel
