@@ -45,7 +45,8 @@ Name = Literal["fifo", "fifo-backfill", "fewest-gpus", "srtf", "srsf", "las", "2
 UNKNOWN_S: Final = 1e15
 """The length of a job that declares none: longer than any that does."""
 
-_FLOOR: Final = 1e-6
+FLOOR: Final = 1e-6
+"""Of a completion a quantum: added to every index that :class:`Learnt` compares."""
 
 
 class Standing(msgspec.Struct, Generic[N], kw_only=True):
@@ -153,7 +154,7 @@ class Learnt:
         self._samples = np.asarray(samples_gpu_s, dtype=np.float64)
         self._entries = (0.0, *thresholds_gpu_s)
         self._curves = [gittins.Curve(self._samples, limit) for limit in thresholds_gpu_s]
-        self._floors = [_FLOOR / limit for limit in thresholds_gpu_s]
+        self._floors = [FLOOR / limit for limit in thresholds_gpu_s]
         fresh = [curve.at(entry) for curve, entry in zip(self._curves, self._entries, strict=False)]
         self._units = [index + floor for index, floor in zip(fresh, self._floors, strict=True)]
 

@@ -1,0 +1,28 @@
+"""Compile kernels with numba, into its cache where one can be written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+import numba
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+_SOURCES: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+
+
+def kernel(function: Kernel) -> Kernel:
+    """
+    Return the function compiled for the machine at its first call.
+
+    A kernel contains those that it calls, and numba's cache looks at its own file only: so the name that it is kept by
+    tells the state of all files of the package. Where no cache can be written, every process compiles for itself.
+    """
+    function.__qualname__ = f"{function.__qualname__}_{_SOURCES.hexdigest()[:12]}"
+    try:
+        return cast("Kernel", numba.njit(cache=True)(function))
+    except RuntimeError:
+        return cast("Kernel", numba.njit(function))
