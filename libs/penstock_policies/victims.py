@@ -13,6 +13,9 @@ workload, and what it has done since its last checkpoint and would not save. A r
 
 For one job the set of victims is the one with the least sum of losses, then of the fewest runs: a run is never chosen
 where a lighter choice frees enough. Among equals the lowest ranked come first.
+
+That is for orders in which jobs make way for lower queues. In one in which they make way for whatever comes before them
+(:attr:`penstock_policies.order.Manner.preempts` is ``position``), the order itself says who goes: the lowest ranked.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +87,7 @@ class Victims:
     """
 
     def __init__(self, running: Iterable[Running], outlook: Outlook) -> None:
-        self._outlook = outlook
+        self._outlook, self._preempts = outlook, outlook.manner.preempts
         self._groups: dict[tuple[object, ...], _Group] = {}
         self._left: Counter[int] = Counter()  # by queue
         self._ripe_s: defaultdict[int, float] = defaultdict(lambda: math.inf)  # by queue: when the next one is ripe
@@ -96,25 +99,39 @@ class Victims:
 
     def below(self, ranked: Ranked) -> bool:
         """Say whether any run is left that ranks so much lower that the job may preempt it."""
-        return not ranked.sample and self._lowest > ranked.queue
+        if ranked.sample or self._preempts == "never":
+            return False
+        if self._preempts == "queue":
+            return self._lowest > ranked.queue
+        return any(self._yields(group, ranked) for group in self._groups.values())
 
     def ripe_s(self, ranked: Ranked) -> float:
         """Return when the next run below the job will have run long enough; infinite if none."""
-        if ranked.sample:
+        if ranked.sample or self._preempts == "never":
             return math.inf
-        return min((at_s for queue, at_s in self._ripe_s.items() if queue > ranked.queue), default=math.inf)
+        first = ranked.queue + (self._preempts == "queue")
+        return min((at_s for queue, at_s in self._ripe_s.items() if queue >= first), default=math.inf)
 
     def kinds(self, ranked: Ranked) -> list[str]:
         """Return the kinds of which runs below the job have devices that it fits."""
         groups = self._groups_for(ranked.job.spec)
-        return [kind for kind in groups if any(g.queue > ranked.queue and g.members for g, _ in groups[kind])]
+        return [kind for kind in groups if any(self._yields(group, ranked) for group, _ in groups[kind])]
 
     def choose(self, ranked: Ranked, kind: str, lacking: int) -> Choice | None:
         """Return the runs below the job with the least loss that have so many devices for it; None if all do not."""
         groups = self._groups_for(ranked.job.spec).get(kind, [])
-        open_to = [(group, gain) for group, gain in groups if group.queue > ranked.queue and group.members]
+        open_to = [(group, gain) for group, gain in groups if self._yields(group, ranked)]
         if not open_to:
             return None
+        if self._preempts == "position":
+            return _lowest_ranked(
+                (
+                    (v, gain)
+                    for group, gain in open_to
+                    for v in takewhile(lambda v: _before(ranked, v.run), group.members)
+                ),
+                lacking,
+            )
         if lacking == 1:
             first = min(group.members[0] for group, _ in open_to)
             return Choice(first.loss_gpu_s, (first.run,))
@@ -123,13 +140,18 @@ class Victims:
     def take(self, choice: Choice) -> None:
         """Take out the runs of a choice that was made just now."""
         taken = {id(run) for run in choice.runs}
+        for group in {id(group): group for group in map(self._group, choice.runs)}.values():
+            _drop(group.members, taken)
         for run in choice.runs:
-            members = self._group(run).members
-            while members and id(members[0].run) in taken:
-                members.popleft()
             self._left[run.ranked.queue] -= 1
         while self._lowest >= 0 and not self._left[self._lowest]:
             self._lowest -= 1
+
+    def _yields(self, group: _Group, ranked: Ranked) -> bool:
+        """Say whether a group's first run makes way for the job, as far as ranks go."""
+        if not group.members or self._preempts == "never":
+            return False
+        return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.members[0].run)
 
     def _worthwhile(self, running: Iterable[Running]) -> Iterable[Victim]:
         outlook, rules = self._outlook, self._outlook.rules
@@ -144,7 +166,8 @@ class Victims:
                 continue
             waste_s = cost.switch_s + cost.lost_s(job, outlook.now_s)
             if run.left_s > waste_s:
-                yield Victim((len(run.devices) * waste_s, -run.ranked.queue, -run.ranked.position), run)
+                loss_gpu_s = 0.0 if self._preempts == "position" else len(run.devices) * waste_s
+                yield Victim((loss_gpu_s, -run.ranked.queue, -run.ranked.position), run)
 
     def _group(self, run: Running) -> _Group:
         devices = Counter((device.kind, device.memory_bytes, device.backend) for _, device in run.devices)
@@ -166,6 +189,35 @@ class Victims:
                 if gain := group.gain(spec):
                     found.setdefault(group.kind, []).append((group, gain))
         return found
+
+
+def _drop(members: deque[Victim], taken: set[int]) -> None:
+    """Take runs out: nearly always the first ones."""
+    while members and id(members[0].run) in taken:
+        members.popleft()
+    for victim in [v for v in islice(members, len(taken)) if id(v.run) in taken]:
+        members.remove(victim)
+
+
+def _before(ranked: Ranked, run: Running) -> bool:
+    return ranked[:2] < run.ranked[:2]
+
+
+def _lowest_ranked(open_to: Iterable[tuple[Victim, int]], lacking: int) -> Choice | None:
+    """Return the lowest ranked runs that are enough, without those that a later, larger one makes superfluous."""
+    chosen: list[tuple[Victim, int]] = []
+    for victim, gain in sorted(open_to):
+        if lacking <= 0:
+            break
+        chosen.append((victim, gain))
+        lacking -= gain
+    if lacking > 0:
+        return None
+    for victim, gain in reversed(chosen[:-1]):
+        if lacking + gain <= 0:
+            chosen.remove((victim, gain))
+            lacking += gain
+    return Choice(0.0, tuple(victim.run for victim, _ in chosen))
 
 
 def _candidates(groups: Sequence[tuple[_Group, int]], lacking: int) -> list[tuple[Victim, int]]:

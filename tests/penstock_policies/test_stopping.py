@@ -1,0 +1,86 @@
+"""What stopping and resuming costs, from the ends of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_events import Job, JobSpec, RunEnded
+from penstock_policies.stopping import WORKLOADS, Cost, Costs
+
+
+def running(started_s: float = 10.0, **fields: Any) -> Job:
+    return Job(id="j", spec=JobSpec(name="j", command=("true",)), submitted_s=0.0, started_s=started_s, **fields)
+
+
+def ended(at_s: float, outcome: str = "preempted", **fields: Any) -> RunEnded:
+    return RunEnded(job_id="j", epoch=1, node_id="n1", at_s=at_s, outcome=outcome, **fields)  # type: ignore[arg-type]
+
+
+def learnt(*ends: RunEnded, asked_s: float | None = None, job: Job | None = None) -> Cost:
+    costs = Costs()
+    for end in ends:
+        if asked_s is not None:
+            costs.ask("j", asked_s)
+        costs.end(job or running(), "key", end)
+    return costs.of("key")
+
+
+def test_nothing_measured_costs_nothing():
+    assert Costs().of("unseen") == Cost()
+    assert Costs().of("unseen").overhead_s == 0.0
+
+
+def test_stopping_is_measured_from_the_round_that_asks_for_it_and_starting_is_the_rest():
+    cost = learnt(ended(40.0, steps=20, loop_steps=20, loop_s=20.0), asked_s=37.0)
+    assert cost == Cost(stop_s=3.0, resume_s=7.0, redo_s=0.0, saves=True)  # 30 s, 20 of them loop, 3 stopping
+
+
+def test_a_run_that_comes_to_its_end_shows_what_starting_takes_and_nothing_about_stopping():
+    assert learnt(ended(40.0, "completed", steps=20, loop_steps=20, loop_s=25.0)) == Cost(resume_s=5.0, saves=True)
+
+
+def test_a_command_without_a_loop_does_all_of_it_again():
+    cost = learnt(ended(40.0), asked_s=38.0)
+    assert (cost.stop_s, cost.resume_s, cost.redo_s, cost.saves) == (2.0, None, 30.0, False)
+
+
+def test_steps_behind_the_checkpoint_are_done_again():
+    cost = learnt(ended(40.0, steps=15, loop_steps=20, loop_s=20.0))
+    assert (cost.redo_s, cost.saves) == (5.0, False)
+    resumed = learnt(ended(40.0, steps=35, loop_steps=20, loop_s=20.0), job=running(steps=15))
+    assert (resumed.redo_s, resumed.saves) == (0.0, True)
+
+
+def test_the_last_run_counts_half():
+    fast, slow = ended(20.0, "completed", loop_steps=1, loop_s=8.0), ended(20.0, "completed", loop_steps=1, loop_s=4.0)
+    assert learnt(fast, slow).resume_s == pytest.approx((2.0 + 6.0) / 2)
+
+
+@pytest.mark.parametrize("end", [ended(40.0, "lost"), ended(40.0, "failed"), ended(40.0, "completed")])
+def test_ends_that_show_nothing_change_nothing(end):
+    assert learnt(end) == Cost()
+
+
+def test_a_script_that_has_lost_steps_when_asked_to_stop_is_not_taken_to_save_by_a_run_that_was_not_asked():
+    bad, fine = ended(40.0, loop_steps=4, loop_s=4.0), ended(40.0, "completed", loop_steps=4, loop_s=4.0)
+    assert learnt(fine).saves
+    assert not learnt(bad, fine).saves
+
+
+def test_only_so_many_workloads_are_remembered_and_those_measured_last_stay():
+    costs = Costs()
+    for i in range(WORKLOADS + 5):
+        costs.end(running(), f"k{i}", ended(40.0))
+    assert len(costs.by_key) == WORKLOADS
+    assert costs.of("k0") == Cost()
+    assert costs.of(f"k{WORKLOADS + 4}") != Cost()
+
+
+def test_what_stopping_loses_is_what_has_been_done_since_the_last_checkpoint():
+    assert Cost().lost_s(running(), 100.0) == 90.0
+    assert Cost().lost_s(running(checkpointed_s=80.0), 100.0) == 20.0
+    assert Cost().lost_s(running(checkpointed_s=5.0), 100.0) == 90.0  # of an earlier run
+    assert Cost(saves=True).lost_s(running(), 100.0) == 0.0
+    assert Cost().lost_s(running(started_s=0.0), 100.0) == 0.0
