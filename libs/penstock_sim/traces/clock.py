@@ -30,13 +30,16 @@ def epoch_s(times: Sequence[str], *, ahead_s: float = 0.0) -> Floats:
 
     Examples
     --------
-    >>> epoch_s(["1970-01-01T00:01:00", "1970-01-01 08:00:01", "60", "Unknown"]).tolist()
-    [60.0, 28801.0, 60.0, nan]
+    >>> epoch_s(["1970-01-01T00:01:00", "1970-01-01 08:00:01", "60", "Unknown", ""]).tolist()
+    [60.0, 28801.0, 60.0, nan, nan]
     """
     try:
-        return np.array(times, "datetime64[ms]").astype(np.int64) / 1e3 - ahead_s
+        if any(map(str.isdigit, times)):  # for numpy these are years
+            raise ValueError
+        local = np.array(times, "datetime64[ms]")
     except ValueError:
         return np.array([_one_s(time, ahead_s) for time in times], np.float64)
+    return np.where(np.isnat(local), np.nan, local.astype(np.int64) / 1e3 - ahead_s)
 
 
 def _one_s(time: str, ahead_s: float) -> float:

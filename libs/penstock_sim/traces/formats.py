@@ -106,7 +106,12 @@ def detect(source: Source) -> str:
     cells = {cell.strip() for cell in first.split(",")}
     signs = (
         ("penstock", lines.MARK in first),
-        ("log", first.strip() == "{" or (first.startswith('{"seq":') and '"fact":' in first)),
+        (
+            "log",
+            first.strip() == "{"
+            or first.startswith('{"events"')
+            or (first.startswith('{"seq":') and '"fact":' in first),
+        ),
         ("philly", first.lstrip().startswith("[")),
         ("sacct", "JobID" in first.split("|")),
         ("gavel", first.count("\t") + 1 in gavel.FORMS),

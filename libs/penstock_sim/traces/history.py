@@ -21,6 +21,10 @@ _NEVER: Final = "never started"
 _STATES: Final = {State.COMPLETED: "completed", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 
 
+class _Page(msgspec.Struct):
+    events: list[msgspec.Raw]
+
+
 class History:
     """
     Folds commits, in the log's order, to jobs with their executed time.
@@ -85,14 +89,13 @@ def read(source: Source) -> Trace:
 
 def _facts(text: IO[str]) -> Iterable[str | bytes]:
     first = text.readline()
-    if first.strip() == "{":  # a page, indented
+    if first.strip() == "{" or first.startswith('{"events"'):  # a page, indented or not
         return _page(first + text.read())
     return _again(first, text)
 
 
 def _page(body: str) -> list[bytes]:
-    page = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return [bytes(event) for event in msgspec.json.decode(page["events"], type=list[msgspec.Raw])]
+    return [bytes(event) for event in msgspec.json.decode(body, type=_Page).events]
 
 
 def _again(first: str, rest: Iterable[str]) -> Iterator[str]:

@@ -1,24 +1,18 @@
-"""Alibaba's GPU-sharing cluster of 2023 (openb): pods, and the nodes they ran on."""
+"""Alibaba's GPU-sharing cluster of 2023 (openb): its pods."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 import numpy as np
 
-from penstock_sim.cluster import Group, Nodes
 from penstock_sim.trace import Trace
-from penstock_sim.traces.errors import TraceError
 from penstock_sim.traces.gathering import Gathering
 from penstock_sim.traces.source import Source
 from penstock_sim.traces.table import Table
 
 REQUIRED: Final = ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
-NODES: Final = ("sn", "gpu", "model")
 _STATES: Final = {"Succeeded": "completed", "Failed": "failed", "Running": "running"}
-_GIB: Final = {"P100": 16.0, "T4": 16.0, "A10": 24.0, "V100M16": 16.0, "V100M32": 32.0}
-"""Of the kinds that are sold; G1, G2 and G3 are undisclosed."""
 
 
 def read(source: Source) -> Trace:
@@ -51,28 +45,3 @@ def read(source: Source) -> Trace:
             states=[_STATES.get(phase, "") for phase in block.texts("pod_phase")],
         )
     return jobs.trace()
-
-
-def read_nodes(source: Source) -> Nodes:
-    """
-    Read ``openb_node_list_*.csv`` as a cluster: nodes of equal size and kind are a group, in the order of the file.
-
-    Nodes without GPUs are left out. Memory is that of the kind as it is sold, else 16 GiB.
-
-    Raises
-    ------
-    TraceError
-        If it lists no node with a GPU.
-    """
-    alike: Counter[tuple[str, int]] = Counter()
-    for block in Table(source, NODES).blocks():
-        gpus = block.whole("gpu")
-        alike.update((kind, n) for kind, n in zip(block.texts("model"), gpus.tolist(), strict=True) if n)
-    if not alike:
-        raise TraceError(f"{source.path} lists no node with a GPU; is it the list of nodes?")
-    return Nodes(
-        [
-            Group(count=count, gpus=gpus, kind=kind or "gpu", memory_gib=_GIB.get(kind, 16.0))
-            for (kind, gpus), count in alike.items()
-        ]
-    )
