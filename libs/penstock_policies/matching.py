@@ -25,6 +25,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 if TYPE_CHECKING:
+    from penstock_policies.levels.answer import Assignment as ProvedAssignment
     from penstock_policies.levels.solver import KeptMatching, assign
 
 __all__ = [
@@ -137,7 +138,7 @@ def assign_lsa(processing_us: Ints, ready_us: Sequence[Ints], depth: int | None 
     return Assignment(kind=kind, machine=machine, place=place, total_us=round(float(cost[rows, columns].sum())))
 
 
-def starts_us(processing_us: Ints, ready_us: Sequence[Ints], found: Assignment) -> Ints:
+def starts_us(processing_us: Ints, ready_us: Sequence[Ints], found: Assignment | ProvedAssignment) -> Ints:
     """
     Return when each job starts in a schedule; -1 for an unmatched one.
 
