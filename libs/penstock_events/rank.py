@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from penstock_events.base import Event
@@ -41,7 +43,18 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
 
 
 class JobsRanked(Event, frozen=True, kw_only=True, tag="rank.jobs_ranked.v1"):
-    """These jobs have a new place; all others keep theirs."""
+    """
+    These jobs have a new place; all others keep theirs.
+
+    Attributes
+    ----------
+    backfills : bool
+        Whether, in this order, jobs behind one that does not fit may start.
+    preempts : {"never", "queue", "position"}
+        Which jobs a running one makes way for: none, those of a lower queue, or all that come before it.
+    """
 
     pool: str
     ranks: tuple[Rank, ...]
+    backfills: bool = True
+    preempts: Literal["never", "queue", "position"] = "queue"

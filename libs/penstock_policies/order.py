@@ -117,8 +117,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"assign is {self.assign!r}; expected one of {', '.join(ASSIGNS)}")
 
 
-@dataclass(frozen=True)
-class Manner:
+class Manner(msgspec.Struct, frozen=True):
     """
     How the order of a pool is meant to be walked.
 
@@ -137,6 +136,9 @@ class Manner:
     def positions_bind(self) -> bool:
         """Whether a job comes before another of its queue, shorter or not."""
         return self.preempts != "queue"
+
+
+BY_QUEUE: Final = Manner()
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Outlook:
     rules: Rules
     prior_s: float = 60.0
     cost: CostOf = lambda _: Cost()
-    manner: Manner = Manner()
+    manner: Manner = BY_QUEUE
     together: Together = lambda job: skew.consolidates(job.spec.skew)
 
 

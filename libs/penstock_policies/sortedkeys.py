@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, Generic, TypeVar
 
 K = TypeVar("K", bound="tuple[Any, ...]")
@@ -46,10 +46,26 @@ class SortedKeys(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return chain.from_iterable(self._blocks)
 
+    def __reversed__(self) -> Iterator[K]:
+        return chain.from_iterable(reversed(block) for block in reversed(self._blocks))
+
     @property
     def first(self) -> K | None:
         """The lowest key; None where there is none."""
         return self._blocks[0][0] if self._blocks else None
+
+    @property
+    def last(self) -> K | None:
+        """The highest key; None where there is none."""
+        return self._lasts[-1] if self._lasts else None
+
+    def since(self, key: tuple[Any, ...]) -> Iterator[K]:
+        """Walk the keys from this one on, which need not be there."""
+        at = bisect_left(self._lasts, key)
+        if at == len(self._blocks):
+            return iter(())
+        block = self._blocks[at]
+        return chain(islice(block, bisect_left(block, key), None), chain.from_iterable(self._blocks[at + 1 :]))
 
     def add(self, key: K) -> None:
         """Put in a key that is not there yet."""

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, Job, Jobs, RoundDecided, subjects
+from penstock_events import TERMINAL, Event, Jobs, RoundDecided, subjects
 from penstock_matcher.settings import Settings
 from penstock_policies.cluster import Node
+from penstock_policies.order import Rules
+from penstock_policies.pools import overlaid
+from penstock_policies.rounds.alternatives import named
 from penstock_policies.rounds.decide import decide_pool
 from penstock_policies.rounds.known import Known, fold
 
@@ -51,7 +54,7 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     def decide_now(state: State, now_s: float) -> Decision:
         return decide(state, now_s, heard(state.cluster.nodes, now_s) if heard else {}, chosen)
 
-    return Decider(name="matcher", state=State, schema="matcher.5", apply=apply, decide=decide_now)
+    return Decider(name="matcher", state=State, schema="matcher.6", apply=apply, decide=decide_now)
 
 
 def apply(state: State, event: Event, seq: int) -> None:
@@ -75,13 +78,16 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
     """
     proposals, wake_s = [], math.inf
     for name in sorted(state.pools()):
-        silent_s = _silent_s(state, state.jobs_of(name, state.jobs), name, heard)
+        silent_s = _silent_s(state, name, heard)
         lost = tuple(sorted(node for node, since_s in silent_s.items() if since_s + settings.node_timeout_s <= now_s))
         next_s = min((since_s + settings.node_timeout_s for since_s in silent_s.values()), default=math.inf)
         if lost:  # in a round of their own: the next one places their jobs again, from a fold that knows it
             found: RoundDecided | None = RoundDecided(at_s=now_s, pool=name, lost_nodes=lost)
         else:
-            found, pool_s = decide_pool(state.pool(name, state.jobs), now_s, settings)
+            rules = rules_of(state, name, settings)
+            pool = state.pool(name, state.jobs, rules.topology)
+            found, pool_s = decide_pool(pool, now_s, rules)
+            found = named(pool, found, now_s, rules) if found is not None else None
             next_s = min(next_s, pool_s)
         wake_s = min(wake_s, next_s)
         if found is not None:
@@ -89,14 +95,20 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
 
-def _silent_s(state: State, jobs: list[Job], pool: str, heard: Mapping[str, float]) -> dict[str, float]:
+def rules_of(state: State, pool: str, settings: Settings) -> Rules:
+    """Return what holds in a pool's rounds: what is set live for it, else what the file says of it, else of all."""
+    return overlaid(settings.of(pool), state.policies.get(pool, {}))
+
+
+def _silent_s(state: State, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
     """Return since when each of the pool's nodes has not been heard, for those whose silence means anything."""
-    leased = {node_id for job in jobs for node_id in job.open_nodes}
-    return {
-        node.id: heard[node.id]
-        for node in state.cluster.nodes.values()
-        if node.pool == pool and node.id in heard and _matters(node, leased)
-    }
+    if not heard:
+        return {}
+    mine = [node for node in state.cluster.nodes.values() if node.pool == pool and node.id in heard]
+    leased: set[str] = set()
+    if any(node.gone == "left" for node in mine):
+        leased = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
+    return {node.id: heard[node.id] for node in mine if _matters(node, leased)}
 
 
 def _matters(node: Node, leased: set[str]) -> bool:

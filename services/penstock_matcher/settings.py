@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from penstock_policies.order import Rules, Seconds
 
 
@@ -13,6 +17,36 @@ class Settings(Rules, frozen=True, kw_only=True):
     ----------
     node_timeout_s : float
         A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
+    pools : dict of str to dict of str to object
+        Pools in which some of the parameters are otherwise, ``[matcher.pools.NAME]``.
     """
 
     node_timeout_s: Seconds = 5.0
+    pools: dict[str, dict[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.pools:
+            self.of(name)  # what cannot be is better known now
+
+    def of(self, pool: str) -> Rules:
+        """
+        Return what holds in a pool.
+
+        Raises
+        ------
+        ValueError
+            If a parameter of it is not known, or cannot be what it is set to.
+        """
+        own = self.pools.get(pool)
+        if not own:
+            return self
+        unknown = sorted(own.keys() - set(Rules.__struct_fields__))
+        if unknown:
+            known = ", ".join(Rules.__struct_fields__)
+            raise ValueError(f"pools.{pool} sets {', '.join(unknown)}, which it cannot; expected some of {known}")
+        common = {name: getattr(self, name) for name in Rules.__struct_fields__}
+        try:
+            return msgspec.convert({**msgspec.to_builtins(common), **own}, Rules)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"pools.{pool}: {error}") from error

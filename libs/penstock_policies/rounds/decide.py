@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice, takewhile
 from typing import Final
 
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
@@ -17,6 +17,8 @@ from penstock_policies.machines import Busy
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Located, slots
 from penstock_policies.rounds import explain
+from penstock_policies.rounds.candidates import candidates
+from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.pool import Pool, can_be_stopped
 from penstock_policies.waiting import Reason, Scene
 
@@ -29,7 +31,6 @@ class _Field:
     """What a round has to decide on, beside the jobs that wait."""
 
     pool: Pool
-    runs: Sequence[Running]
     victims: Sequence[Running]
     supply: Supply
     outlook: Outlook
@@ -42,7 +43,14 @@ class _Draft:
     admitted: Admission
     matched: Matched
     supply: Supply
+    outlook: Outlook
     busy: Busy
+
+    def undo(self) -> None:
+        """Give back all that was taken from what is free: it comes true, or does not, in the log."""
+        for _, _, devices in self.started:
+            self.supply.free.give(devices)
+        self.supply.free.give(self.admitted.kept)
 
     @property
     def acts(self) -> bool:
@@ -60,32 +68,35 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
 
     Notes
     -----
-    O(J log J) in the pool's J jobs that are not over, and a bounded number of small matchings.
+    Looks at the jobs that could get devices, at those whose time to start has not come, and at those that it explains.
+    A matching where a device is idle and jobs wait; a look at every run where one may be preempted.
     """
-    order = pool.order()
-    waiting = pool.waiting(order)
-    runs = pool.runs(order)
-    evicted = [run for run in runs if pool.is_evicted(run.ranked.job)]
-    if not waiting and not evicted:
+    roster, evicted = pool.roster, pool.evicted()
+    if not len(roster.waiting) and not evicted:
         return None, math.inf
-    outlook = pool.outlook(now_s, rules)
-    supply = pool.supply([run for run in runs if run.ranked.job.stopping], rules.topology)
-    scene = Scene(pool=pool.name, nodes=pool.nodes(), whole=supply.whole, idle=supply.free)
-    hindered = explain.hindered(waiting, explain.Moment(pool, scene, now_s, rules))
-    ready = [ranked for ranked in waiting if ranked.job_id not in hindered.reasons]
-    draft, left_out = _draft(_Field(pool, runs, _victims(pool, ready, runs, outlook), supply, outlook), ready)
+    outlook, supply = pool.outlook(now_s, rules), pool.supply()
+    scene = Scene(pool=pool.name, nodes=pool.nodes, whole=supply.whole, idle=supply.free)
+    moment = explain.Moment(pool, scene, now_s, rules)
+    looked_at = candidates(moment, supply, outlook)
+    draft, left_out = _draft(_Field(pool, _victims(pool, looked_at.ready, outlook), supply, outlook), looked_at.ready)
+    try:
+        return _decided(moment, looked_at.wake_s, draft, left_out, evicted)
+    finally:
+        draft.undo()
+
+
+def _decided(
+    moment: Moment, wake_s: float, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[Running]
+) -> tuple[RoundDecided | None, float]:
+    pool, now_s, rules = moment.pool, moment.now_s, moment.rules
     placements, preemptions = _placements(draft), _preemptions(pool, draft.admitted, evicted)
-    started = {placement.job_id for placement in placements}
-    left = [ranked for ranked in waiting if ranked.job_id not in started]
-    own = {**_passed_over(left, left_out, draft, rules), **hindered.reasons}
-    reasons = explain.Reasons(own, draft.matched.later, _scene_after(scene, runs, draft))
-    waits = explain.waits(left, reasons, rules.max_waits)
-    next_s = min(hindered.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
+    waits = _waits(moment, draft, left_out, {placement.job_id for placement in placements})
+    next_s = min(wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.patient
     quiet = not placements and not preemptions and keeps == pool.staying
     if quiet and (due_s := _due_s(pool, waits, rules)) > now_s:
         return None, min(next_s, due_s)
-    prices = _prices(draft, started, outlook)
+    prices = _prices(draft)
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,
@@ -117,26 +128,48 @@ def _try(field: _Field, entering: Sequence[Ranked]) -> _Draft:
     admitted = admit(entering, field.victims, supply, outlook, field.pool.staying)
 
     def busy() -> list[tuple[Device, float]]:
-        return _busy(field.pool, field.runs, supply, admitted, outlook)
+        return _busy(field.pool, supply, admitted, outlook)
 
     matched = ASSIGNMENTS[outlook.rules.assign].assign(admitted.singles, supply, busy, outlook)
-    return _Draft(admitted, matched, supply, busy)
+    return _Draft(admitted, matched, supply, outlook, busy)
 
 
-def _victims(pool: Pool, ready: Sequence[Ranked], runs: Sequence[Running], outlook: Outlook) -> list[Running]:
+def _victims(pool: Pool, ready: Sequence[Ranked], outlook: Outlook) -> list[Running]:
     """Return the runs that some waiting job may preempt, and when each is expected to end."""
+    roster = pool.roster
     first = min((ranked[:2] for ranked in ready if not ranked.sample), default=None)
     if first is None or outlook.manner.preempts == "never":
         return []
-    by_queue = outlook.manner.preempts == "queue"
-    found = [
-        run
-        for run in runs
-        if run.devices and can_be_stopped(run.ranked.job) and not run.ranked.sample
-        if (run.ranked.queue > first[0] if by_queue else run.ranked[:2] > first)
-    ]
+    bound = (first[0], math.inf) if outlook.manner.preempts == "queue" else first
+    below = takewhile(lambda key: key[:2] > bound, reversed(roster.leased))
+    found = [run for key in below if (run := roster.run(key[3])).devices and can_be_stopped(run.ranked.job)]
     ends_s = pool.ends_s(found, outlook)
     return [Running(*run[:3], in_s) for run, in_s in zip(found, ends_s, strict=True)]
+
+
+def _waits(moment: Moment, draft: _Draft, left_out: Mapping[str, int], started: Collection[str]) -> tuple[Wait, ...]:
+    """Return why the first of those wait that do not start."""
+    pool, rules = moment.pool, moment.rules
+    left = list(_left(pool, started, rules.max_waits))
+    if not left:
+        return ()
+    hindered = explain.hindered(left, moment)
+    own = {**_passed_over(left, left_out, draft, rules), **hindered.reasons}
+    reasons = explain.Reasons(own, draft.matched.later, _scene_after(moment.scene, pool.roster.runs(), draft))
+    return explain.waits(left, reasons, rules.max_waits)
+
+
+def _left(pool: Pool, started: Collection[str], most: int) -> Iterator[Ranked]:
+    """Yield the first waiting jobs that do not start: those for whom others were preempted, the others, held ones."""
+    roster = pool.roster
+    if not most:
+        return
+    ahead = [key for job_id in pool.promised if (key := roster.key_of_waiting(job_id)) is not None]
+    known = {key[3] for key in ahead}
+    others = chain(sorted(ahead), (key for key in roster.waiting if key[3] not in known))
+    open_to = list(islice((k for k in others if k[3] not in started and k[3] not in roster.held), most))
+    held = islice((key for key in roster.waiting if key[3] in roster.held), most - len(open_to)) if roster.held else ()
+    yield from roster.ranked(chain(open_to, held))
 
 
 def _passed_over(left: Sequence[Ranked], left_out: Mapping[str, int], draft: _Draft, rules: Rules) -> dict[str, Reason]:
@@ -153,12 +186,10 @@ def _behind(others: int, alpha: float) -> Reason:
     return Reason("fairness", f"{what}; the least-progressed {alpha:.0%} of users come first (alpha {alpha:g})")
 
 
-def _busy(
-    pool: Pool, runs: Sequence[Running], supply: Supply, admitted: Admission, outlook: Outlook
-) -> list[tuple[Device, float]]:
+def _busy(pool: Pool, supply: Supply, admitted: Admission, outlook: Outlook) -> list[tuple[Device, float]]:
     """Return the devices that nobody keeps and that will be free some time, and in how many seconds."""
     preempted = {victim.ranked.job_id for victim, _ in admitted.preempted}
-    going_on = [run for run in runs if not run.ranked.job.stopping and run.ranked.job_id not in preempted]
+    going_on = [run for run in pool.roster.runs() if not run.ranked.job.stopping and run.ranked.job_id not in preempted]
     ends_s = pool.ends_s(going_on, outlook)
     busy = [(device, in_s) for run, in_s in zip(going_on, ends_s, strict=True) for _, device in run.devices]
     return busy + [(device, STOPPING_S) for _, device in supply.coming]
@@ -197,14 +228,14 @@ def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:
     )
 
 
-def _prices(draft: _Draft, started: set[str], outlook: Outlook) -> dict[str, float]:
-    singles, free = draft.admitted.singles, draft.supply.free
-    if not outlook.rules.max_waits or all(ranked.job_id in started for ranked in singles):
+def _prices(draft: _Draft) -> dict[str, float]:
+    singles, supply = draft.admitted.singles, draft.supply
+    if not draft.outlook.rules.max_waits or len(draft.matched.starts) == len(singles):
         return {}
     given = [device for _, _, devices in draft.matched.starts for device in devices]
-    free.give(given)  # as it was before the matching
-    prices = allox.prices_s(singles, draft.supply, draft.busy, outlook)
-    free.take(given)
+    supply.free.give(given)  # as it was before the matching
+    prices = allox.prices_s(singles, supply, draft.busy, draft.outlook)
+    supply.free.take(given)
     return prices
 
 

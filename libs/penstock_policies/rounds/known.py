@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,8 +25,10 @@ from penstock_events import (
 )
 from penstock_events import State as JobState
 from penstock_policies.cluster import Cluster
+from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.rounds.books import Books
 from penstock_policies.rounds.pool import Pool
+from penstock_policies.rounds.roster import Roster
 from penstock_policies.speeds import Speeds
 
 REMEMBERED: Final = 256
@@ -40,9 +42,12 @@ class Explained(msgspec.Struct, frozen=True):
     causes: dict[str, str]
 
 
-class Known(msgspec.Struct):
+class Known(msgspec.Struct, dict=True):
     """
     All that a round depends on but the jobs themselves, which its owner folds: some forget those that are over.
+
+    Beside it, and never saved, are the rosters of the pools that somebody has asked for; :func:`fold` keeps them up to
+    date.
 
     Attributes
     ----------
@@ -61,6 +66,8 @@ class Known(msgspec.Struct):
         Pool → what its last round said.
     policies : dict of str to dict of str to Setting
         Pool → what is set live.
+    manners : dict of str to Manner
+        Pool → how its order is walked, as the ranker last said.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -73,6 +80,7 @@ class Known(msgspec.Struct):
     promised: set[str] = msgspec.field(default_factory=set)
     explained: dict[str, Explained] = msgspec.field(default_factory=dict)
     policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    manners: dict[str, Manner] = msgspec.field(default_factory=dict)
 
     def pools(self) -> set[str]:
         """Return the names of all pools that have or had a node, or have a job that is not over."""
@@ -82,14 +90,15 @@ class Known(msgspec.Struct):
         """Return a pool's jobs that are not over, in order of submission."""
         return [jobs[job_id] for job_id in self.live.get(name, ())]
 
-    def pool(self, name: str, jobs: Jobs) -> Pool:
-        """Return what a round of the pool is decided from."""
+    def pool(self, name: str, jobs: Jobs, topology: Sequence[str] = ()) -> Pool:
+        """Return what a round of the pool is decided from; its nodes' domains are those of the levels of a topology."""
         explained = self.explained.get(name)
         return Pool(
             name=name,
             cluster=self.cluster,
-            jobs=self.jobs_of(name, jobs),
+            roster=self._roster(name, jobs, tuple(topology)),
             ranks=self.ranks,
+            manner=self.manners.get(name, BY_QUEUE),
             keys=self.keys,
             speeds=self.speeds,
             finished_s=self.finished_s.get(name, []),
@@ -98,6 +107,20 @@ class Known(msgspec.Struct):
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
         )
+
+    def _roster(self, name: str, jobs: Jobs, topology: tuple[str, ...]) -> Roster:
+        rosters = rosters_of(self)
+        roster = rosters.get(name)
+        if roster is None or roster.topology != topology:
+            found = self.jobs_of(name, jobs)
+            roster = rosters[name] = Roster(name, self.cluster, self.ranks, found, topology)
+        return roster
+
+
+def rosters_of(known: Known) -> dict[str, Roster]:
+    """Return the rosters that are kept beside the fold, by pool."""
+    found: dict[str, Roster] = known.__dict__.setdefault("rosters", {})
+    return found
 
 
 def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
@@ -114,12 +137,14 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
     matters = known.cluster.apply(event)
     if matters:
         known.books.classes.clear()
+        rosters_of(known).clear()
     match event:
         case WorkloadProfiled():
             known.speeds.apply(event)
             matters = True
         case JobsRanked():
             known.ranks.update({rank.job_id: rank for rank in event.ranks if rank.job_id in known.keys})
+            known.manners[event.pool] = Manner(event.backfills, event.preempts)
             matters = True
         case PolicySet():
             known.policies[event.pool] = event.settings
@@ -135,7 +160,21 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
     kind = _kind_of_run(jobs, event)
     changed = list(jobs.apply(event))
     _sort_in(known, changed, kind, event.at_s)
+    _note(known, jobs, changed, event)
     return changed, matters or bool(changed)
+
+
+def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> None:
+    """Let the rosters follow."""
+    rosters = rosters_of(known)
+    if not rosters:
+        return
+    if isinstance(event, JobsRanked):
+        ranked = (jobs.get(rank.job_id) for rank in event.ranks if rank.job_id in known.keys)
+        changed = [job for job in ranked if job is not None]
+    for job in changed:
+        if (roster := rosters.get(job.spec.pool)) is not None:
+            roster.note(job)
 
 
 def _kind_of_run(jobs: Jobs, event: Event) -> str:

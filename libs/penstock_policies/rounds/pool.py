@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from penstock_events import Device, Job, Rank
+from penstock_events import Job, Rank
 from penstock_events import State as JobState
 from penstock_policies import estimates, skew
 from penstock_policies.assignments import ASSIGNMENTS
 from penstock_policies.cluster import Cluster, Node
-from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
-from penstock_policies.placement import Free, Located
+from penstock_policies.order import BY_QUEUE, Manner, Outlook, Rules, Running, Supply
+from penstock_policies.placement import Free
 from penstock_policies.progress import Progress
 from penstock_policies.rounds.books import Books
+from penstock_policies.rounds.roster import Roster
 from penstock_policies.speeds import Speeds
 from penstock_policies.stopping import Cost
 
@@ -31,8 +32,10 @@ class Pool:
 
     Attributes
     ----------
-    jobs : sequence of Job
-        Those that are not over.
+    roster : Roster
+        Its jobs that are not over, and its devices.
+    manner : Manner
+        How the order is walked.
     books : Books
         What rounds remember of the past.
     promised : collection of str
@@ -45,7 +48,7 @@ class Pool:
 
     name: str
     cluster: Cluster
-    jobs: Sequence[Job]
+    roster: Roster
     ranks: Mapping[str, Rank]
     keys: Mapping[str, str]
     speeds: Speeds
@@ -54,6 +57,7 @@ class Pool:
     promised: Collection[str]
     explained_s: float
     explained: Mapping[str, str]
+    manner: Manner = BY_QUEUE
 
     @property
     def progress(self) -> Progress:
@@ -65,54 +69,31 @@ class Pool:
         """The patient gangs, and the kind that each waits for."""
         return self.books.staying_in(self.name)
 
+    @property
     def nodes(self) -> list[Node]:
-        """Return the nodes whose executors are up, by id."""
-        return sorted(self.cluster.present(self.name), key=lambda node: node.id)
+        """The nodes whose executors are up, by id."""
+        return self.roster.nodes
 
-    def order(self) -> list[Ranked]:
-        """
-        Return all jobs in rank order.
+    def among(self, jobs: Iterable[Job]) -> Pool:
+        """Return the same pool with other jobs, to see what a round would do."""
+        roster = Roster(self.name, self.cluster, self.ranks, jobs, self.roster.topology)
+        return replace(self, roster=roster)
 
-        A job that the ranker has not seen yet counts as one of queue 0 at its submission: the matcher never waits.
-        """
-        jobs = {job.id: job for job in self.jobs}
-        keys = sorted(self._key(job) for job in self.jobs)
-        return [Ranked(key[0], float(place), key[3], jobs[key[3]]) for place, key in enumerate(keys)]
-
-    def waiting(self, order: Sequence[Ranked]) -> list[Ranked]:
-        """
-        Return the waiting jobs, those first for which others were preempted.
-
-        Otherwise samples, which outrank all but must not preempt, would take what was made free for somebody else, who
-        would preempt once more.
-        """
-        found = [ranked for ranked in order if ranked.job.state is JobState.PENDING]
-        return sorted(found, key=lambda ranked: ranked.job_id not in self.promised)
-
-    def runs(self, order: Sequence[Ranked]) -> list[Running]:
-        """Return the jobs that hold devices, with those of their devices whose nodes take jobs."""
-        nodes = {node.id: {device.index: device for device in node.devices} for node in self.cluster.usable(self.name)}
-        return [
-            Running(ranked, job.placement.kind, tuple(_devices(job, nodes)))
-            for ranked in order
-            if (job := ranked.job).placement is not None
-        ]
+    def evicted(self) -> list[Running]:
+        """Return the runs that are to move because one of their nodes is being emptied."""
+        return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)] if self.roster.evicting else []
 
     def is_evicted(self, job: Job) -> bool:
         """Say whether a run is to move because one of its nodes is being emptied."""
         nodes = self.cluster.nodes
         return can_be_stopped(job) and any(node_id in nodes and nodes[node_id].evicting for node_id in job.open_nodes)
 
-    def supply(self, coming: Sequence[Running], topology: Sequence[str] = ()) -> Supply:
-        """Return the devices, with those of the runs that are ``coming`` to an end apart."""
-        paths = self.cluster.paths(topology, self.name)
-        stopping = Free({}, paths)
-        stopping.give(device for run in coming for device in run.devices)
-        return Supply(
-            free=Free(self.cluster.free(self.jobs, self.name), paths),
-            coming=stopping,
-            whole=Free({node.id: node.devices for node in self.cluster.usable(self.name)}),
-        )
+    def supply(self) -> Supply:
+        """Return the devices, with those of the runs that are coming to an end apart."""
+        roster = self.roster
+        stopping = Free({}, roster.paths)
+        stopping.give(device for job_id in roster.stopping for device in roster.run(job_id).devices)
+        return Supply(free=roster.free, coming=stopping, whole=roster.whole)
 
     def outlook(self, now_s: float, rules: Rules) -> Outlook:
         """Return what this pool expects of speeds and lengths."""
@@ -135,8 +116,8 @@ class Pool:
             return skew.consolidates(shape, rules.skew_threshold)
 
         if not ASSIGNMENTS[rules.assign].knows_speeds:
-            return Outlook(now_s, lambda *_: 1.0, remaining, rules, rules.prior_service_s, cost, together=together)
-        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, cost, together=together)
+            return Outlook(now_s, lambda *_: 1.0, remaining, rules, rules.prior_service_s, cost, self.manner, together)
+        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, cost, self.manner, together)
 
     def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
         """Return in how many seconds each run is expected to end."""
@@ -158,22 +139,7 @@ class Pool:
             for job, had_s, left_s in zip(jobs, attained_s, expected, strict=True)
         ]
 
-    def _key(self, job: Job) -> tuple[int, float, float, str]:
-        rank = self.ranks.get(job.id)
-        if rank is None or job.sample is not None:
-            return -1 if job.sample is not None else 0, job.submitted_s, job.submitted_s, job.id
-        return rank.key
-
 
 def can_be_stopped(job: Job) -> bool:
     """Say whether a job runs and has not been asked to stop yet."""
     return job.state is JobState.RUNNING and not job.stopping
-
-
-def _devices(job: Job, nodes: Mapping[str, Mapping[int, Device]]) -> Iterator[Located]:
-    if job.placement is None:
-        return
-    for slot in job.placement.slots:
-        if slot.node_id in job.open_nodes and slot.node_id in nodes:
-            held = nodes[slot.node_id]
-            yield from ((slot.node_id, held[index]) for index in slot.devices if index in held)

@@ -1,0 +1,158 @@
+"""
+The waiting jobs that a round has to look at: of those of equal demand, as many as could get anything at all.
+
+What is free shrinks on the way down the ranks. So of each demand, no more jobs get devices than the free, the stopping
+and the preemptible devices could hold; of the gangs behind these, the first impatient ones may keep a kind each. The
+others would be looked at in vain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import chain, islice
+from typing import Final
+
+from penstock_policies.order import Outlook, Ranked, Supply
+from penstock_policies.rounds import explain
+from penstock_policies.rounds.explain import Moment
+from penstock_policies.rounds.roster import Group, Key, Roster
+
+WINDOWS: Final = 4
+"""So many windows of one-device jobs a round looks at while a device is idle."""
+
+_PASSING: Final = frozenset({"backoff", "profiling"})  # other reasons hold for all jobs of a demand
+
+
+@dataclass
+class Candidates:
+    """
+    What a round looks at.
+
+    Attributes
+    ----------
+    ready : list of Ranked
+        In rank order, those ahead for whom devices are kept.
+    wake_s : float
+        When a gang that is patient still would keep what is free; infinite if none would.
+    """
+
+    ready: list[Ranked]
+    wake_s: float = math.inf
+
+
+def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
+    """
+    Return the waiting jobs that could get devices in this round.
+
+    Notes
+    -----
+    O(demands), and a walk over those that are returned and those whose time to start has not come. With fairness
+    (``alpha`` below 1) it returns all jobs that could start, because it depends on who else waits.
+    """
+    pool, roster = moment.pool, moment.pool.roster
+    out = _Out(moment)
+    view = _View(roster, supply, outlook, out.jobs)
+    groups = [group for demand, group in roster.groups.items() if demand not in out.demands]
+    keys: set[Key] = set()
+    wake_s = out.wake_s
+    if outlook.rules.alpha < 1.0:
+        keys.update(chain.from_iterable(view.members(group) for group in groups))
+    else:
+        for group in groups:
+            some = view.able(group)
+            keys.update(islice(view.members(group), some))
+            if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
+                keys.update(view.impatient(group, some))
+                wake_s = min(wake_s, view.patient_until_s(group))
+        keys.update(view.window(groups))
+    ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
+    keys.update(key for job_id in pool.staying if (key := out.startable(job_id)) is not None)
+    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s)
+
+
+class _Out:
+    """The jobs that nothing could start now, and the demands that nothing ever could."""
+
+    def __init__(self, moment: Moment) -> None:
+        roster = self._roster = moment.pool.roster
+        entries = roster.entries
+        heads = [key for group in roster.groups.values() if (key := group.keys.first) is not None]
+        fresh = roster.fresh.since((moment.now_s - moment.rules.await_profile_s,))
+        own = dict.fromkeys(chain(roster.delayed, (job_id for _, job_id in fresh)))
+        own.update(dict.fromkeys(key[3] for key in heads))
+        found = explain.hindered([entries[job_id].ranked for job_id in own], moment)
+        self.jobs = found.reasons.keys()
+        self.demands = {
+            entries[key[3]].demand
+            for key in heads
+            if (reason := found.reasons.get(key[3])) is not None and reason.cause not in _PASSING
+        }
+        self.wake_s = found.wake_s
+
+    def startable(self, job_id: str) -> Key | None:
+        """Return a job's key; None if it does not wait here, or could not start."""
+        entry = self._roster.entries.get(job_id)
+        if entry is None or entry.phase != "waiting" or job_id in self.jobs or entry.demand in self.demands:
+            return None
+        return entry.key
+
+
+@dataclass(frozen=True)
+class _View:
+    roster: Roster
+    supply: Supply
+    outlook: Outlook
+    out: Collection[str]
+
+    def members(self, group: Group) -> Iterator[Key]:
+        return (key for key in group.keys if key[3] not in self.out) if self.out else iter(group.keys)
+
+    def able(self, group: Group) -> int:
+        """Return how many jobs of a demand could get devices, one more where the first that gets none ends it."""
+        free, coming = self.supply.free.kinds(group.spec), self.supply.coming.kinds(group.spec)
+        some = sum((free.get(kind, 0) + coming.get(kind, 0)) // group.spec.gpus for kind in free.keys() | coming.keys())
+        taken = self._preemptible(group)
+        if taken:  # of whatever kind they are
+            some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
+        return some + (not self.outlook.manner.backfills)
+
+    def _preemptible(self, group: Group) -> int:
+        """Return how many devices runs hold that the first of a demand may preempt."""
+        first = group.keys.first
+        if first is None or first[0] < 0 or self.outlook.manner.preempts == "never":
+            return 0
+        if self.outlook.manner.preempts == "position":
+            return self.roster.below.total()
+        return sum(count for queue, count in self.roster.below.items() if queue > first[0])
+
+    def impatient(self, group: Group, some: int) -> Iterator[Key]:
+        """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""
+        until_s = self.outlook.now_s - self.outlook.rules.patience_s
+        oldest = group.since.first
+        if oldest is None or oldest[0] > until_s:
+            return iter(())
+        entries = self.roster.entries
+        behind = islice(self.members(group), some, None)
+        return islice(
+            (key for key in behind if entries[key[3]].since_s <= until_s), len(self.supply.whole.kinds(group.spec))
+        )
+
+    def patient_until_s(self, group: Group) -> float:
+        """Return when the patience of the next gang is over."""
+        patience_s = self.outlook.rules.patience_s
+        still = group.since.since((self.outlook.now_s - patience_s,))
+        waited = (since_s + patience_s for since_s, _ in still)
+        return next((until_s for until_s in waited if until_s > self.outlook.now_s), math.inf)
+
+    def window(self, groups: Sequence[Group]) -> Iterator[Key]:
+        """Return the first one-device jobs, which are matched with each other, if a device is idle for any."""
+        rules = self.outlook.rules
+        if rules.assign != "allox" or self.outlook.manner.positions_bind:
+            return iter(())
+        singles = [group for group in groups if group.spec.gpus == 1]
+        if not any(self.supply.free.kinds(group.spec) for group in singles):
+            return iter(())
+        return islice(merge(*(self.members(group) for group in singles)), WINDOWS * rules.window)

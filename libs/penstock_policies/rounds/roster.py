@@ -1,0 +1,255 @@
+"""
+A pool's jobs and devices as rounds look at them: in order, by demand, by who holds what; kept up to date, never saved.
+
+It says nothing that the fold does not say. It is built from the fold, follows each job that a fact has touched, and is
+thrown away when nodes change. So a round costs what can change by it, not a look at every job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock_events import TERMINAL, Job, JobSpec, Rank
+from penstock_policies.cluster import Cluster, Node
+from penstock_policies.order import Ranked, Running
+from penstock_policies.placement import Free, Located
+from penstock_policies.sortedkeys import SortedKeys
+
+Key = tuple[int, float, float, str]
+"""Queue, position, time of entering the queue, id."""
+
+Demand = tuple[tuple[str, ...], int, int, bool]
+"""Kinds, memory and number of devices, and whether it is a sample: equal ones fit, or do not, together."""
+
+Phase = Literal["waiting", "held", "leased"]
+
+
+@dataclass
+class Group:
+    """
+    Waiting jobs of one demand that are not held.
+
+    Attributes
+    ----------
+    spec : JobSpec
+        Of one of them: its demand is that of all.
+    keys : SortedKeys
+        In rank order.
+    since : SortedKeys of (seconds, id)
+        Since when they wait.
+    """
+
+    spec: JobSpec
+    keys: SortedKeys[Key] = field(default_factory=SortedKeys)
+    since: SortedKeys[tuple[float, str]] = field(default_factory=SortedKeys)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a job stands, as last noted; ``run`` is its lease, with what it holds."""
+
+    phase: Phase
+    key: Key
+    ranked: Ranked
+    demand: Demand
+    since_s: float = 0.0
+    fresh_s: float | None = None
+    delayed: bool = False
+    stopping: bool = False
+    run: Running | None = None
+    held: tuple[tuple[str, int], ...] = ()
+
+
+class Roster:
+    """
+    One pool's jobs that are not over, and its devices.
+
+    Parameters
+    ----------
+    name : str
+    cluster : Cluster
+    ranks : mapping of str to Rank
+        As the ranker has published them.
+    jobs : iterable of Job
+        Those of the pool that are not over.
+    topology : sequence of str
+        Levels of domains that the pool's rules name.
+
+    Attributes
+    ----------
+    nodes : list of Node
+        Those whose executors are up, by id.
+    whole, free : Free
+        Devices of nodes that take jobs: all of them, and those that nobody holds. A round that takes some from ``free``
+        gives them back before it is over.
+    waiting, leased : SortedKeys
+        Jobs in rank order, held ones among those that wait.
+    groups : dict of Demand to Group
+    held : set of str
+    fresh : SortedKeys of (seconds, id)
+        Waiting jobs that have never run and may be waiting for their speeds, by submission.
+    delayed, stopping : dict of str to None
+        Waiting jobs that have failed before; leases whose processes are to end.
+    below : Counter
+        Queue → devices of its runs.
+    evicting : bool
+        Whether a node is being emptied.
+
+    Notes
+    -----
+    Noting a job is O(log J).
+    """
+
+    def __init__(
+        self, name: str, cluster: Cluster, ranks: Mapping[str, Rank], jobs: Iterable[Job], topology: Sequence[str] = ()
+    ) -> None:
+        self.name, self.topology = name, tuple(topology)
+        self._ranks = ranks
+        self.nodes: list[Node] = sorted(cluster.present(name), key=lambda node: node.id)
+        usable = [node for node in self.nodes if node.usable]
+        self._devices = {node.id: {device.index: device for device in node.devices} for node in usable}
+        self.paths = cluster.paths(topology, name)
+        self.whole = Free({node.id: node.devices for node in usable})
+        self.free = Free({node.id: node.devices for node in usable}, self.paths)
+        self.evicting = any(node.evicting for node in cluster.nodes.values() if node.pool == name)
+        self._holders: Counter[tuple[str, int]] = Counter()
+        self.entries: dict[str, Entry] = {}
+        self.waiting: SortedKeys[Key] = SortedKeys()
+        self.leased: SortedKeys[Key] = SortedKeys()
+        self.groups: dict[Demand, Group] = {}
+        self.held: set[str] = set()
+        self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
+        self.delayed: dict[str, None] = {}
+        self.stopping: dict[str, None] = {}
+        self.below: Counter[int] = Counter()
+        for job in jobs:
+            self.note(job)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def note(self, job: Job) -> None:
+        """Follow a job that a fact was about, or that has another rank."""
+        before = self.entries.get(job.id)
+        now = None if job.state in TERMINAL else self._entry(job)
+        if now == before:
+            return
+        if before is not None:
+            self._take_out(before)
+        if now is not None:
+            self._put_in(now)
+
+    def ranked(self, keys: Iterable[Key]) -> Iterator[Ranked]:
+        """Yield jobs by their keys."""
+        entries = self.entries
+        return (entries[key[3]].ranked for key in keys)
+
+    def runs(self) -> list[Running]:
+        """Return all leases in rank order, with those of their devices whose nodes take jobs."""
+        return [run for key in self.leased if (run := self.entries[key[3]].run) is not None]
+
+    def key_of_waiting(self, job_id: str) -> Key | None:
+        """Return a job's key; None for one that does not wait here."""
+        entry = self.entries.get(job_id)
+        return entry.key if entry is not None and entry.phase != "leased" else None
+
+    def run(self, job_id: str) -> Running:
+        """Return a job's lease."""
+        run = self.entries[job_id].run
+        if run is None:
+            raise KeyError(job_id)
+        return run
+
+    def _entry(self, job: Job) -> Entry:
+        key = key_of(job, self._ranks)
+        ranked = Ranked(key[0], key[1], job.id, job)
+        spec, sample = job.spec, job.sample is not None
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample)
+        if job.placement is not None:
+            held = tuple((s.node_id, i) for s in job.placement.slots if s.node_id in job.open_nodes for i in s.devices)
+            run = Running(ranked, job.placement.kind, tuple(self._located(held)))
+            return Entry("leased", key, ranked, demand, stopping=job.stopping, run=run, held=held)
+        if job.held:
+            return Entry("held", key, ranked, demand)
+        fresh = job.submitted_s if not sample and spec.profile != "off" and not job.epoch else None
+        return Entry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)
+
+    def _located(self, held: Iterable[tuple[str, int]]) -> Iterator[Located]:
+        for node_id, index in held:
+            device = self._devices.get(node_id, {}).get(index)
+            if device is not None:
+                yield node_id, device
+
+    def _put_in(self, entry: Entry) -> None:
+        job_id = entry.ranked.job_id
+        self.entries[job_id] = entry
+        if entry.phase == "leased":
+            self._lease(entry)
+            return
+        self.waiting.add(entry.key)
+        if entry.phase == "held":
+            self.held.add(job_id)
+            return
+        group = self.groups.get(entry.demand)
+        if group is None:
+            group = self.groups[entry.demand] = Group(entry.ranked.job.spec)
+        group.keys.add(entry.key)
+        group.since.add((entry.since_s, job_id))
+        if entry.fresh_s is not None:
+            self.fresh.add((entry.fresh_s, job_id))
+        if entry.delayed:
+            self.delayed[job_id] = None
+
+    def _take_out(self, entry: Entry) -> None:
+        job_id = entry.ranked.job_id
+        del self.entries[job_id]
+        if entry.phase == "leased":
+            self._release(entry)
+            return
+        self.waiting.remove(entry.key)
+        if entry.phase == "held":
+            self.held.discard(job_id)
+            return
+        group = self.groups[entry.demand]
+        group.keys.remove(entry.key)
+        group.since.remove((entry.since_s, job_id))
+        if not len(group.keys):
+            del self.groups[entry.demand]
+        if entry.fresh_s is not None:
+            self.fresh.remove((entry.fresh_s, job_id))
+        self.delayed.pop(job_id, None)
+
+    def _lease(self, entry: Entry) -> None:
+        self.leased.add(entry.key)
+        self.below[entry.key[0]] += len(entry.held)
+        if entry.stopping:
+            self.stopping[entry.ranked.job_id] = None
+        for at in entry.held:
+            self._holders[at] += 1
+            if self._holders[at] == 1:
+                self.free.take(self._located([at]))
+
+    def _release(self, entry: Entry) -> None:
+        self.leased.remove(entry.key)
+        self.below[entry.key[0]] -= len(entry.held)
+        self.stopping.pop(entry.ranked.job_id, None)
+        for at in entry.held:
+            self._holders[at] -= 1
+            if not self._holders[at]:
+                del self._holders[at]
+                self.free.give(self._located([at]))
+
+
+def key_of(job: Job, ranks: Mapping[str, Rank]) -> Key:
+    """
+    Return what a job is sorted by.
+
+    A job that the ranker has not seen yet counts as one of queue 0 at its submission: the matcher never waits.
+    """
+    rank = ranks.get(job.id)
+    if rank is None or job.sample is not None:
+        return -1 if job.sample is not None else 0, job.submitted_s, job.submitted_s, job.id
+    return rank.key
