@@ -1,0 +1,117 @@
+"""`penstock sim`: what a cluster would make of a trace under one policy or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from penstock.cli.session import Out
+
+Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A file, compressed (.gz, .xz, .bz2) or not.")]
+Format = Annotated[
+    str, typer.Option("--format", help="Of TRACE: tiresias, philly, csv, … or auto: told by its content.")
+]
+Cluster = Annotated[
+    str, typer.Option("--cluster", help="NODESxGPUS, such as 3x4 or 2x8@fast+4x4@slow, or a TOML file.")
+]
+Policies = Annotated[
+    list[str],
+    typer.Option("--policy", "-p", help="Repeatable, or with commas; the first is what others are compared with."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE of the policy, such as thresholds_gpu_s=3250,7200; repeatable."),
+]
+Placement = Annotated[
+    str, typer.Option("--placement", help="count, first-fit, consolidate, best-fit or yarn.", show_default="count")
+]
+Speedups = Annotated[
+    Path | None, typer.Option("--speedups", help="TOML or JSON: how fast each model is on each device kind.")
+]
+Overhead = Annotated[float, typer.Option("--overhead-s", min=0, help="Seconds that a run needs before it advances.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of failures and errors; the same seed, the same result.")]
+Compat = Annotated[str, typer.Option("--compat", help="Follow a published simulator to the second: tiresias-2019.")]
+Samples = Annotated[
+    Path | None, typer.Option("--gpu-time-samples", help="GPU-seconds, one a line: what 2d-gittins knows of lengths.")
+]
+Engine = Annotated[
+    Literal["auto", "counted", "deciders"],
+    typer.Option(
+        "--engine", help="counted: devices only, fast; deciders: the production code; auto: counted where it will do."
+    ),
+]
+Log = Annotated[
+    Path | None, typer.Option("--log", help="Write the events that a cluster would have written; one policy only.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--out", help="Folder for report.html, plots, and a CSV of the jobs under each policy.")
+]
+Gantt = Annotated[bool, typer.Option("--gantt", help="Show who held which GPU when, in letters.")]
+Processes = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Run so many policies at a time.")]
+Mtbf = Annotated[float, typer.Option("--mtbf-s", min=0, help="Mean time between failures of a node; 0: none fail.")]
+Repair = Annotated[float, typer.Option("--repair-s", min=0, help="Until a failed node is back.")]
+LengthError = Annotated[
+    float, typer.Option("--length-error", min=0, help="Spread of declared lengths: sigma of a lognormal factor.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("sim")(sim)
+
+
+def sim(
+    trace: Trace,
+    *,
+    cluster: Cluster,
+    policy: Policies,
+    format_: Format = "auto",
+    settings: Sets = None,
+    placement: Placement = "",
+    speedups: Speedups = None,
+    overhead_s: Overhead = 0.0,
+    seed: Seed = 0,
+    compat: Compat = "",
+    gpu_time_samples: Samples = None,
+    engine: Engine = "auto",
+    mtbf_s: Mtbf = 0.0,
+    repair_s: Repair = 600.0,
+    length_error: LengthError = 0.0,
+    log: Log = None,
+    out: Folder = None,
+    gantt: Gantt = False,
+    processes: Processes = 1,
+    output: Out = "table",
+) -> None:
+    """
+    Simulate a trace on a cluster under one policy or several; needs no server.
+
+    For example: penstock sim jobs.csv --cluster 3x4 --policy fifo --policy 2d-las --out report
+    """
+    from penstock.cli import simulating
+    from penstock.cli.typed import pairs, words
+
+    simulating.simulate(
+        simulating.Asked(
+            trace=trace,
+            format=format_,
+            cluster=cluster,
+            policies=tuple(dict.fromkeys(words(policy))),
+            settings=pairs(settings or (), "--set"),
+            placement=placement,
+            speedups=speedups,
+            overhead_s=overhead_s,
+            seed=seed,
+            compat=compat,
+            gpu_time_samples=gpu_time_samples,
+            engine=engine,
+            mtbf_s=mtbf_s,
+            repair_s=repair_s,
+            length_error=length_error,
+            log=log,
+            processes=processes,
+        ),
+        simulating.Wanted(output=output, out=out, gantt=gantt),
+    )

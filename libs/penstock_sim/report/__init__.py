@@ -1,0 +1,1 @@
+"""What people read of simulations: figures, tables, plots and a page."""
