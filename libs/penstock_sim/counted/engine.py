@@ -9,9 +9,9 @@ job's key changes only when it comes, crosses, is preempted or promoted. What a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,19 @@ from penstock_policies.orders import FLOOR, ORDERS, Name
 from penstock_sim.counted.kernels import state
 from penstock_sim.counted.kernels.loop import advance
 from penstock_sim.counted.kernels.state import Queues, Rules, Sim, new_sim
-from penstock_sim.counted.settings import Settings
+from penstock_sim.counted.settings import GoOn, Settings
+from penstock_sim.outcome import Outcome, Timeline
 from penstock_sim.trace import Floats, Ints, Trace
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Columns of a trace, by submission."""
+
+    submit_s: Floats
+    num_gpus: Ints
+    duration_s: Floats
+
 
 SLICE: Final = 1 << 15
 """Scheduling points between two looks at whether to go on."""
@@ -37,31 +48,67 @@ _BY: Final[dict[Name, int]] = {
     "2d-gittins": state.BY_INDEX,
 }
 
-GoOn = Callable[[int, int], bool]
-"""Told now and then how many jobs are over and how many there are; the simulation ends where it says no."""
+
+def simulate_events(
+    trace: Trace,
+    devices: int,
+    policy: Name,
+    settings: Settings,
+    *,
+    samples_gpu_s: Floats,
+    overhead_s: float,
+    go_on: GoOn,
+) -> Outcome:
+    """Return what becomes of a trace on so many devices."""
+    fit = np.flatnonzero(trace.num_gpus <= devices)
+    workload = Workload(trace.submit_s[fit], trace.num_gpus[fit], trace.duration_s[fit])
+    warm()
+    before_s = time.process_time()
+    sim = prepare(workload, devices, policy, settings, samples_gpu_s, overhead_s)
+    timeline = run(sim, go_on)
+    cpu_s = time.process_time() - before_s
+    jobs, number = sim.jobs, len(trace)
+    return Outcome(
+        policy=policy,
+        trace=trace,
+        gpus=devices,
+        start_s=_spread(jobs.start_s, fit, np.full(number, np.nan)),
+        end_s=_spread(jobs.end_s, fit, np.full(number, np.nan)),
+        executed_s=_spread(jobs.held_s, fit, np.zeros(number)),
+        preemptions=_spread(jobs.preemptions, fit, np.zeros(number, dtype=np.int64)),
+        promotions=_spread(jobs.promotions, fit, np.zeros(number, dtype=np.int64)),
+        events=int(sim.counters[state.EVENTS]),
+        wall_s=cpu_s,
+        timeline=timeline,
+    )
 
 
-@dataclass(frozen=True)
-class Points:
-    """Scheduling points: time, and devices in use and jobs that wait from then on."""
-
-    at_s: Floats
-    load: Ints
-
-
-def run(sim: Sim, go_on: GoOn, *, keep: bool) -> Points:
-    """Run a simulation to its end; return its scheduling points if they are to be kept."""
+def run(sim: Sim, go_on: GoOn) -> Timeline:
+    """Run a simulation to its end."""
     at_s, load = np.zeros(SLICE), np.zeros((SLICE, 2), dtype=np.int64)
     times, loads = [at_s[:0]], [load[:0]]
-    while (points := advance(sim, SLICE, at_s, load)) and go_on(int(sim.counters[state.DONE]), len(sim.jobs.gpus)):
-        if keep:
-            times.append(at_s[:points].copy())
-            loads.append(load[:points].copy())
-    return Points(np.concatenate(times), np.concatenate(loads))
+    while points := advance(sim, SLICE, at_s, load):
+        times.append(at_s[:points].copy())
+        loads.append(load[:points].copy())
+        if not go_on(int(sim.counters[state.DONE]), len(sim.jobs.gpus)):
+            break
+    busy, waiting = np.concatenate(loads).T
+    return Timeline(np.concatenate(times), busy, waiting)
 
 
-def prepare(trace: Trace, devices: int, policy: Name, settings: Settings, samples: Floats, overhead_s: float) -> Sim:
-    """Return the simulation of a trace, of which every job fits, before its first event."""
+def warm() -> None:
+    """Load the kernels, or compile them, so that this is not part of what is timed."""
+    if advance.signatures:  # type: ignore[attr-defined]
+        return
+    one = np.ones(1)
+    workload = Workload(one, one.astype(np.int64), one)
+    run(prepare(workload, 1, "2d-las", Settings(), one, 0.0), lambda _, __: True)
+
+
+def prepare(  # noqa: PLR0917 - what, where, how
+    trace: Workload, devices: int, policy: Name, settings: Settings, samples: Floats, overhead_s: float
+) -> Sim:
+    """Return the simulation of jobs that all fit, before its first event."""
     order = ORDERS[policy]
     by = _BY[policy]
     limits = np.asarray(settings.thresholds_gpu_s if order.demotes_by != "nothing" else (), dtype=np.float64)
@@ -118,8 +165,17 @@ def _set_units(queues: Queues, limits: Floats, samples: Floats) -> None:
         queues.fresh[queue] = gittins.Curve(samples, limit).at(entry) + queues.floor[queue]
 
 
-def _tick_s(trace: Trace, settings: Settings) -> float:
+def _tick_s(trace: Workload, settings: Settings) -> float:
     if settings.tick_s is not None:
         return float(settings.tick_s)
     whole = all(np.array_equal(np.rint(times), times) for times in (trace.submit_s, trace.duration_s))
     return 1.0 if whole else 0.0
+
+
+Column = TypeVar("Column", Floats, Ints)
+
+
+def _spread(found: Column, places: Ints, rest: Column) -> Column:
+    """Return a column of all jobs from one of those that fit."""
+    rest[places] = found
+    return rest

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+GoOn = Callable[[int, int], bool]
+"""Told now and then how many jobs are over and how many there are; the simulation ends where it says no."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

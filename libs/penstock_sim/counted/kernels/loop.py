@@ -6,7 +6,7 @@ import math
 
 from penstock_sim.counted.kernels.compiled import kernel
 from penstock_sim.counted.kernels.heap import NOBODY, Floats, Ints, remove
-from penstock_sim.counted.kernels.moves import completes_s, cross, end, promote, submit
+from penstock_sim.counted.kernels.moves import completes_s, cross, end, promote, set_running_key, submit
 from penstock_sim.counted.kernels.state import COME, EVENTS, RUNNING, Sim
 from penstock_sim.counted.kernels.walk import allocate
 
@@ -25,13 +25,11 @@ def advance(sim: Sim, most: int, at_s: Floats, load: Ints) -> int:
             return point
         changed = _complete(sim, now_s)
         _submit(sim, now_s)
-        for place in range(changed):
-            job = sim.buffer[place]
-            if sim.jobs.phase[job] == RUNNING:
-                cross(sim, job, now_s)
-            else:
-                promote(sim, job, now_s)
+        _move(sim, changed, now_s)
         allocate(sim, now_s)
+        for job in sim.due[:changed]:
+            if sim.jobs.phase[job] == RUNNING:
+                set_running_key(sim, job)
         sim.counters[EVENTS] += 1
         at_s[point], load[point, 0], load[point, 1] = now_s, sim.queues.held.sum(), sim.queues.waiting.sum()
     return most
@@ -46,7 +44,7 @@ def _next_s(sim: Sim) -> float:
 
 @kernel
 def _complete(sim: Sim, now_s: float) -> int:
-    """Let jobs complete whose time has come; put the others whose alarms ring into the buffer, return how many."""
+    """Let jobs complete whose time has come; put the others whose alarms ring into ``due``, return how many."""
     others = 0
     first = sim.alarm.root[0]
     while first != NOBODY and sim.alarm.links.key[first] <= now_s:
@@ -54,10 +52,19 @@ def _complete(sim: Sim, now_s: float) -> int:
         if sim.jobs.phase[first] == RUNNING and completes_s(sim, first) <= now_s:
             end(sim, first, now_s)
         else:
-            sim.buffer[others] = first
+            sim.due[others] = first
             others += 1
         first = sim.alarm.root[0]
     return others
+
+
+@kernel
+def _move(sim: Sim, due: int, now_s: float) -> None:
+    for job in sim.due[:due]:
+        if sim.jobs.phase[job] == RUNNING:
+            cross(sim, job, now_s)
+        else:
+            promote(sim, job, now_s)
 
 
 @kernel

@@ -20,9 +20,9 @@ from penstock_sim.counted.kernels.state import (
     ENTRIES,
     OVER,
     RUNNING,
+    RUNS_FROM,
     STARTS,
     STOPS,
-    RUNS_FROM,
     WAITING,
     Sim,
 )

@@ -99,7 +99,8 @@ class Sim(NamedTuple):
     wait: Heap  # heap `queue * C + size`
     alarm: Heap  # one heap, keys are seconds
     counters: Ints  # (COUNTERS,) those below
-    buffer: Ints  # (J,) room for lists of a moment
+    due: Ints  # (J,) room for the jobs whose alarms ring
+    stopped: Ints  # (J,) and for those that are preempted
 
 
 COME: Final = 0
@@ -142,5 +143,5 @@ def new_sim(rules: Rules, jobs: Jobs, queues: Queues, samples: Samples) -> Sim:
     """Return a simulation before its first event."""
     sizes, number = np.unique(jobs.gpus).astype(np.int64), len(jobs.gpus)
     wait, alarm = new_heap(len(queues.limit) * len(sizes), number), new_heap(1, number)
-    counters, buffer = np.zeros(COUNTERS, dtype=np.int64), np.zeros(number, dtype=np.int64)
-    return Sim(rules, jobs, queues, sizes, samples, wait, alarm, counters, buffer)
+    counters, due = np.zeros(COUNTERS, dtype=np.int64), np.zeros(number, dtype=np.int64)
+    return Sim(rules, jobs, queues, sizes, samples, wait, alarm, counters, due, due.copy())

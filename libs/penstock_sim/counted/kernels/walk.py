@@ -92,9 +92,13 @@ def _merge(sim: Sim, queue: int, left: int, now_s: float) -> int:
     """Walk a queue, those that run and those that wait, in order; return the devices that are left."""
     if sim.rules.by == BY_SERVICE_LEFT:
         _sort(sim, queue, now_s)
-    jobs, stopped, stops = sim.jobs, sim.buffer, 0
-    running, waiting = sim.queues.first[queue], _next(sim, queue, left)
-    before = NOBODY
+    jobs, stopped, stops = sim.jobs, sim.stopped, 0
+    waiting = _next(sim, queue, left)
+    before, kept = _untouched(sim, queue, left, now_s)
+    left -= kept
+    running = sim.queues.first[queue] if before == NOBODY else jobs.after[before]
+    if waiting != NOBODY and jobs.gpus[waiting] > left:
+        waiting = _next(sim, queue, left)
     while running != NOBODY or waiting != NOBODY:
         if waiting != NOBODY and _comes_first(sim, waiting, running, now_s):
             leave_waiting(sim, waiting)
@@ -120,6 +124,16 @@ def _merge(sim: Sim, queue: int, left: int, now_s: float) -> int:
         set_stopped_key(sim, stopped[place], now_s)
         wait(sim, stopped[place])
     return left
+
+
+@kernel
+def _untouched(sim: Sim, queue: int, left: int, now_s: float) -> tuple[int, int]:
+    """Return the last of those that run whom the walk cannot but let run, and the devices up to it."""
+    waiting, last, held = _next(sim, queue, left), sim.queues.last[queue], sim.queues.held[queue]
+    while last != NOBODY and (held > left or (waiting != NOBODY and _comes_first(sim, waiting, last, now_s))):
+        held -= sim.jobs.gpus[last]
+        last = sim.jobs.before[last]
+    return last, held
 
 
 @kernel
