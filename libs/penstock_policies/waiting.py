@@ -1,14 +1,14 @@
 """
 Why a job waits: the one cause that dominates, its evidence in figures, and a remedy that is true.
 
-A remedy names only what, done alone, would let the job start as things stand (or, for a job that can never fit, let it
-fit); where nothing of the kind is known it is empty.
+A remedy names only what, done alone, lets a job fit that can never fit. What lets a job start that waits its turn, the
+round itself has to say: see :mod:`penstock_policies.rounds.alternatives`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -84,7 +84,7 @@ def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
     present = Free({node.id: node.devices for node in scene.nodes})
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, scene)
-    remedy = _relaxed(spec, scene.whole, _there) or _bare(spec, scene.whole)
+    remedy = _relaxed(spec, scene.whole) or _bare(spec, scene.whole)
     return Reason("never_fits", _largest_text(spec, present, scene.pool), remedy)
 
 
@@ -101,12 +101,11 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
     if any(count >= spec.gpus for count in idle.values()):
         raise ValueError(f"{idle} idle devices hold the job's {spec.gpus}; expected a job that finds none")
     place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
-    remedy = _relaxed(spec, scene.idle, _idle)
     if idle:
         free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
-        return Reason("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}", remedy)
+        return Reason("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}")
     kinds = scene.whole.kinds(spec)
-    return Reason("capacity", "; ".join(_use(kind, count, scene) for kind, count in kinds.items()) + place, remedy)
+    return Reason("capacity", "; ".join(_use(kind, count, scene) for kind, count in kinds.items()) + place)
 
 
 def _use(kind: str, count: int, scene: Scene) -> str:
@@ -164,21 +163,17 @@ def _there(number: int, what: str = "") -> str:
     return f"there {'is' if number == 1 else 'are'} {number}{what}"
 
 
-def _idle(number: int, what: str = "") -> str:
-    return f"{number}{what} {'is' if number == 1 else 'are'} idle now"
-
-
-def _relaxed(spec: JobSpec, devices: Free, say: Callable[..., str]) -> str:
+def _relaxed(spec: JobSpec, devices: Free) -> str:
     """Return the first single change of the specification with which the devices hold the job; empty if none does."""
     if spec.kinds:
         anything = devices.kinds(msgspec.structs.replace(spec, kinds=()))
         for kind, count in anything.items():
             if kind not in spec.kinds and count >= spec.gpus:
-                return f"accept kind `{kind}` too: {say(count)}"
+                return f"accept kind `{kind}` too: {_there(count)}"
     if spec.gpus > 1 and (most := _largest(spec, devices)):
-        return f"ask for at most {_count(most, 'device')}: {say(most, ' of one kind')}"
+        return f"ask for at most {_count(most, 'device')}: {_there(most, ' of one kind')}"
     if spec.memory_bytes:
-        return _less_memory(spec, devices, say)
+        return _less_memory(spec, devices)
     return ""
 
 
@@ -195,14 +190,14 @@ def _bare(spec: JobSpec, devices: Free) -> str:
     return ""
 
 
-def _less_memory(spec: JobSpec, devices: Free, say: Callable[..., str]) -> str:
+def _less_memory(spec: JobSpec, devices: Free) -> str:
     """Return the most memory a device may be asked for such that enough devices of one kind have it."""
     fitting = msgspec.structs.replace(spec, memory_bytes=0)
     sizes = sorted({device.memory_bytes for _, device in devices if fits(fitting, device)}, reverse=True)
     for size in sizes:
         count = _largest(msgspec.structs.replace(spec, memory_bytes=size), devices)
         if count >= spec.gpus:
-            return f"ask for at most {gibibytes(size)} a device: {say(count)}"
+            return f"ask for at most {gibibytes(size)} a device: {_there(count)}"
     return ""
 
 

@@ -135,7 +135,7 @@ def test_a_job_waits_for_a_fast_device_that_is_soon_free_and_says_so():
     two.given(job("b", at_s=8.0, model="mlp", duration_s=10.0)).at(8.0)
     (fact,) = rounds(two.settle())
     (wait,) = fact.waits
-    assert (wait.cause, wait.remedy) == ("later_place", "accept kind `slow` only: it starts now")
+    assert (wait.cause, wait.remedy) == ("later_place", "accept kind `slow` only: it starts now, at 0.1x speed")
     assert "`fast` is expected in 4.0 s" in wait.evidence
     two.then_wakes_at(12.0)
     two.given(ended("a", 12.5)).at(12.5)

@@ -68,7 +68,7 @@ def test_another_kind_that_is_idle_is_offered_and_would_do():
     b = job("b", at_s=3.0, kinds=("fast",))
     one.given(b).at(3.0)
     assert told(one) == [
-        ("capacity", "1 fast busy with 1 job of queue 0; it is next", "accept kind `slow` too: 2 are idle now")
+        ("capacity", "1 fast busy with 1 job of queue 0; it is next", "accept kind `slow` too: it starts now")
     ]
     assert resubmitted(one, b, 4.0, kinds=("fast", "slow")) == {"b-again": "slow"}
 
@@ -86,7 +86,7 @@ def test_a_gang_hears_how_many_there_are():
     g = job("g", at_s=3.0, gpus=2)
     one.given(g).at(3.0)
     evidence = "needs 2 devices of one kind at once; idle: 1 fast, 1 slow; it is next"
-    assert told(one) == [("gang", evidence, "ask for at most 1 device: 1 of one kind is idle now")]
+    assert told(one) == [("gang", evidence, "ask for at most 1 device: it starts now on `fast`")]
     assert set(resubmitted(one, g, 4.0, gpus=1)) == {"g-again"}
 
 
@@ -96,7 +96,8 @@ def test_less_memory_is_offered_where_it_would_do():
     run_all(one, 2.0)
     b = job("b", at_s=3.0, memory_bytes=16 * GIB)
     one.given(b).at(3.0)
-    assert [(w.cause, w.remedy) for w in waits(one)] == [("capacity", "ask for at most 8 GiB a device: 1 is idle now")]
+    remedy = "ask for at most 8 GiB a device: it starts now on `fast`"
+    assert [(w.cause, w.remedy) for w in waits(one)] == [("capacity", remedy)]
     assert set(resubmitted(one, b, 4.0, memory_bytes=8 * GIB)) == {"b-again"}
 
 
@@ -148,7 +149,7 @@ def test_a_later_place_names_the_device_that_would_start_it_now():
         (
             "later_place",
             "`fast` is expected in 4.0 s and the job's end on it in 14.0 s; 1 `slow` idle, where it would end later",
-            "accept kind `slow` only: it starts now",
+            "accept kind `slow` only: it starts now, at 0.1x speed",
         )
     ]
     assert resubmitted(two, b, 8.5, kinds=("slow",)) == {"b-again": "slow"}

@@ -117,11 +117,7 @@ def _for_devices(job: Job, later: Later | None, scene: Scene, ahead: int) -> Rea
         kind = min(idle)
         what = f"`{later.kind}` is expected in {later.start_s:.1f} s" if later else "a faster device is expected soon"
         end = f" and the job's end on it in {later.end_s:.1f} s" if later else ""
-        return Reason(
-            "later_place",
-            f"{what}{end}; {idle[kind]} `{kind}` idle, where it would end later",
-            f"accept kind `{kind}` only: it starts now",
-        )
+        return Reason("later_place", f"{what}{end}; {idle[kind]} `{kind}` idle, where it would end later")
     if job.id in scene.kept:
         kind = scene.kept[job.id]
         return Reason("capacity", f"{kind} devices are kept for it as they fall free; it needs {job.spec.gpus}")
