@@ -72,15 +72,19 @@ def test_the_schedule_fills_every_machine_without_gaps_and_has_the_total_it_says
 def test_a_kept_matching_stays_optimal_as_jobs_come_and_go_and_machines_change(instance, data):
     p, ready = instance
     kept = KeptMatching(p, ready)
-    rows, ready = [row.tolist() for row in p], [r.copy() for r in ready]
+    rows, ready, gone = [row.tolist() for row in p], [r.copy() for r in ready], set()
     for _ in range(data.draw(st.integers(1, 8))):
         what = data.draw(st.sampled_from(["add", "remove", "ready"]))
         if what == "add":
-            rows.append(data.draw(st.lists(st.integers(0, 50), min_size=p.shape[1], max_size=p.shape[1])))
-            assert kept.add(np.array(rows[-1])) == len(rows) - 1
-        elif what == "remove" and rows:
-            job = data.draw(st.integers(0, len(rows) - 1))
+            row = data.draw(st.lists(st.integers(0, 50), min_size=p.shape[1], max_size=p.shape[1]))
+            job = kept.add(np.array(row))
+            assert job in gone or job == len(rows)
+            rows[job : job + 1] = [row]
+            gone.discard(job)
+        elif what == "remove" and len(gone) < len(rows):
+            job = data.draw(st.sampled_from(sorted(set(range(len(rows))) - gone)))
             rows[job] = [IMPOSSIBLE_US] * p.shape[1]
+            gone.add(job)
             kept.remove(job)
         elif what == "ready" and (kinds := [t for t, r in enumerate(ready) if len(r)]):
             kind = data.draw(st.sampled_from(kinds))
@@ -147,7 +151,7 @@ def test_equal_jobs_share_the_machines_evenly():
 
 def test_times_beyond_64_bits_are_refused_and_said_so():
     with pytest.raises(OverflowError, match="do not fit in 64 bits; give shorter times"):
-        assign(np.full((4, 1), 2**60), [np.array([0])])
+        assign(np.full((4, 1), 2**59), [np.array([0])])
     kept = KeptMatching(np.array([[5]]), [np.array([0])])
     with pytest.raises(OverflowError, match="64 bits"):
         kept.add(np.array([2**61]))
@@ -159,3 +163,36 @@ def test_wrong_shapes_and_negative_times_are_refused():
         assign(np.array([[1]]), [np.array([0]), np.array([0])])
     with pytest.raises(ValueError, match="negative"):
         assign(np.array([[-1]]), [np.array([0])])
+
+
+def test_a_deep_queue_of_long_jobs_is_matched_exactly_without_the_tie_break():
+    p = np.random.default_rng(0).integers(1, 24 * 3600 * 10**6, (6000, 1))
+    found = assign(p, [np.zeros(1, np.int64)])
+    assert (found.total_us, found.gap_us) == (int(np.sort(p[:, 0]).cumsum().sum()), 0)
+
+
+def test_a_long_job_that_comes_later_only_costs_the_tie_break():
+    kept = KeptMatching(np.array([[5, 6], [7, 8]]), [np.array([0]), np.array([1])])
+    job = kept.add(np.array([2**52, 2**53]))
+    assert (kept.assignment().total_us, kept.assignment().gap_us) == (5 + (5 + 2**52) + (1 + 8), 0)
+    kept.set_ready(0, 0, 2**51)
+    assert kept.assignment().gap_us == 0
+    kept.remove(job)
+    assert (kept.assignment().total_us, kept.assignment().gap_us) == ((1 + 6) + (1 + 6 + 8), 0)
+
+
+def test_a_kept_matching_needs_no_more_room_than_for_the_most_jobs_at_once():
+    kept, rng = KeptMatching(np.zeros((0, 2), dtype=np.int64), [np.zeros(2, np.int64)] * 2), np.random.default_rng(2)
+    jobs = [kept.add(rng.integers(1, 99, 2)) for _ in range(20)]
+    for turn in range(200):
+        kept.remove(jobs[turn % 20])
+        jobs[turn % 20] = kept.add(rng.integers(1, 99, 2))
+    assert (len(kept.assignment().kind), sorted(jobs), kept.assignment().gap_us) == (20, list(range(20)), 0)
+
+
+def test_a_job_cannot_be_taken_away_twice():
+    kept = KeptMatching(np.array([[5], [7]]), [np.array([0])])
+    kept.remove(1)
+    for job in (1, 2, -1):
+        with pytest.raises(ValueError, match=f"no job in row {job}"):
+            kept.remove(job)

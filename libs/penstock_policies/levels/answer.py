@@ -55,8 +55,9 @@ def read_off(processing_us: Ints, ready_us: Sequence[Ints], flow: Flow, scale: i
         here = kind == t
         machine[here] = np.argsort(ready, kind="stable")[machine[here]]
     # A scaled price with its place added back rounds down to a price in microseconds that proves as much.
+    step = 1 if scale > 1 else 0
     prices = [
-        (flow.price[t * reach : t * reach + depth] - flow.price[-1] + np.arange(1, depth + 1)) // scale
+        (flow.price[t * reach : t * reach + depth] - flow.price[-1] + step * np.arange(1, depth + 1)) // scale
         for t, depth in enumerate(np.where(flow.machines > 0, flow.depth, 0).tolist())
     ]
     total = _total_us(processing_us, ready_us, kind, place, machine)

@@ -15,7 +15,8 @@ from penstock_policies.levels.seats import arrive, depart
 from penstock_policies.levels.start import reseat, seat_all, seat_rest
 from penstock_policies.levels.state import NOWHERE, UNFIT, Flow, Ints, Paths, deeper, new_flow, new_paths, roomier
 
-_MOST: Final = 2**60  # costs below this can be added to prices in 64 bits
+MOST_US: Final = 2**60
+"""Places times the longest length plus the latest ready time have to be below this, for 64 bits to hold sums."""
 
 
 def assign(processing_us: Ints, ready_us: Sequence[Ints]) -> Assignment:
@@ -36,10 +37,14 @@ def assign(processing_us: Ints, ready_us: Sequence[Ints]) -> Assignment:
     ValueError
         If a shape is wrong or a time is negative.
     OverflowError
-        If the times are so long that 64 bits do not hold their sums.
+        If places times the longest time reach :data:`MOST_US`: a queue of 13 million jobs of a day on one machine.
 
     Notes
     -----
+    The total is exact wherever it is given. The tie-break is while places, squared, times the longest time are below
+    :data:`MOST_US` (3,600 jobs of a day on one machine, a year on 200 machines); beyond, ties are broken as they come.
+    There is room for four times as many places as the jobs would fill evenly, and those count.
+
     Exact for busy machines too. O(J T log m) to begin, O(J T) at worst for each job that the beginning left unseated:
     about one in a hundred, one in twenty where many jobs are alike, and most of them where these have to share kinds
     of fewer than 8 machines. Memory O(J T + levels).
@@ -84,6 +89,7 @@ class KeptMatching:
         self._processing_us = np.array(processing_us, dtype=np.int64)
         self._ready_us = [np.array(ready, dtype=np.int64) for ready in ready_us]
         self._used = len(processing_us)
+        self._vacant: list[int] = []
         self._longest_us = _longest(self._processing_us)
         self._flow: Flow
         self._paths: Paths
@@ -91,7 +97,7 @@ class KeptMatching:
 
     def add(self, processing_us: Ints) -> int:
         """
-        Add a job; return its row in the assignment.
+        Add a job; return its row in the assignment: that of a job taken away before, or a new one.
 
         Parameters
         ----------
@@ -100,16 +106,14 @@ class KeptMatching:
         row = np.asarray(processing_us, dtype=np.int64)
         _check(row[None, :], self._ready_us)
         longest_us = max(self._longest_us, _longest(row))
-        self._refuse_overflow(self._flow.first.size // max(1, len(self._ready_us)), longest_us)
+        self._refuse_overflow(self._places(), longest_us)
         self._longest_us = longest_us
-        job = self._used
-        if job == self._flow.level.size:
-            self._flow = roomier(self._flow)
-            self._processing_us = np.vstack([self._processing_us, np.full_like(self._flow.length[job:], UNFIT)])
-        self._used += 1
+        job = self._vacant.pop() if self._vacant else self._new_row()
         self._processing_us[job] = row
         self._flow.length[job] = _scaled(row, self._scale)
-        if len(self._ready_us):
+        if self._overflows():
+            self._begin(self._places())
+        elif len(self._ready_us):
             level = cheapest(self._flow, job)
             if level != NOWHERE:
                 arrive(self._flow, job, level)
@@ -117,12 +121,16 @@ class KeptMatching:
         return job
 
     def remove(self, job: int) -> None:
-        """Take a job away, by its row: it ended, started or was cancelled. Its row stays, unmatched."""
+        """Take a job away, by its row: it ended, started or was cancelled. The row is unmatched until a job gets it."""
+        if job in self._vacant or not 0 <= job < self._used:
+            msg = f"there is no job in row {job}: give a row that add returned, or one of the first, and only once"
+            raise ValueError(msg)
         if self._flow.level[job] != NOWHERE:
             depart(self._flow, job)
             self._balance()
         self._processing_us[job] = UNFIT
         self._flow.length[job] = UNFIT
+        self._vacant.append(job)
 
     def set_ready(self, kind: int, machine: int, ready_us: int) -> None:
         """Let a machine be free at another time. Costs a look at every job."""
@@ -130,19 +138,34 @@ class KeptMatching:
         self._ready_us[kind][machine] = ready_us
         try:
             _check(self._processing_us[:0], self._ready_us)
-            self._refuse_overflow(self._flow.first.size // len(self._ready_us), self._longest_us)
+            self._refuse_overflow(self._places(), self._longest_us)
         except (OverflowError, ValueError):
             self._ready_us[kind][machine] = before
             raise
+        if self._overflows():
+            self._begin(self._places())
+            return
         self._flow.ready[kind, : len(self._ready_us[kind])] = np.sort(self._ready_us[kind]) * self._scale
         reseat(self._flow)
         if self._full():
-            self._begin(2 * self._flow.first.size // len(self._ready_us))
+            self._begin(2 * self._places())
         self._balance(seat_rest)
 
     def assignment(self) -> Assignment:
         """Return the schedule of all jobs, in the order of their rows."""
         return read_off(self._processing_us[: self._used], self._ready_us, self._flow, self._scale)
+
+    def _new_row(self) -> int:
+        job = self._used
+        if job == self._flow.level.size:
+            self._flow = roomier(self._flow)
+            self._processing_us = np.vstack([self._processing_us, np.full_like(self._flow.length[job:], UNFIT)])
+        self._used += 1
+        return job
+
+    def _places(self) -> int:
+        """Return for how many places of each kind there is room."""
+        return self._flow.first.size // max(1, len(self._ready_us))
 
     def _reach(self) -> int:
         machines = max(1, sum(len(ready) for ready in self._ready_us))
@@ -150,8 +173,9 @@ class KeptMatching:
 
     def _begin(self, reach: int) -> None:
         """Guess the prices, seat the jobs and balance, from nothing."""
-        self._scale = _scale(reach, self._most_us(reach, self._longest_us))
+        self._longest_us = _longest(self._processing_us)
         self._refuse_overflow(reach, self._longest_us)
+        self._scale = _scale(reach, self._most_us(reach, self._longest_us))
         machines = np.array([len(ready) for ready in self._ready_us], dtype=np.int64)
         ready = np.zeros((machines.size, machines.max(initial=1)), dtype=np.int64)
         for kind, times in enumerate(self._ready_us):
@@ -161,7 +185,7 @@ class KeptMatching:
         self._paths = new_paths(self._flow.first.size)
         if not machines.size:
             return
-        deepest = 2 * reach if self._most_us(2 * reach, self._longest_us) * self._scale < _MOST else reach
+        deepest = 2 * reach if self._most_us(2 * reach, self._longest_us) * self._scale < MOST_US else reach
         set_prices(self._flow, deepest)
         seat_all(self._flow)
         if self._full():
@@ -178,11 +202,11 @@ class KeptMatching:
 
     def _balance(self, work: Callable[[Flow, Paths], int] = balance) -> None:
         while self._flow.machines.size and work(self._flow, self._paths) == TOO_DEEP:
-            reach = 2 * self._flow.first.size // self._flow.machines.size
-            if reach >= self._scale:
+            reach = 2 * self._places()
+            self._refuse_overflow(reach, self._longest_us)
+            if self._scale > 1 and (reach >= self._scale or self._overflows(reach)):
                 self._begin(reach)
                 return
-            self._refuse_overflow(reach, self._longest_us)
             self._flow = deeper(self._flow)
             self._paths = new_paths(self._flow.first.size)
 
@@ -190,25 +214,38 @@ class KeptMatching:
         """Return more than any cost of a place."""
         return reach * (longest_us + 1) + max((int(ready.max(initial=0)) for ready in self._ready_us), default=0)
 
+    def _overflows(self, reach: int | None = None) -> bool:
+        """Say whether costs at the present scale are too large."""
+        return self._most_us(reach or self._places(), self._longest_us) * self._scale >= MOST_US
+
     def _refuse_overflow(self, reach: int, longest_us: int) -> None:
         most_us = self._most_us(reach, longest_us)
-        if most_us * self._scale >= _MOST:
+        if most_us >= MOST_US:
             msg = (
-                f"a queue of {reach} jobs of up to {longest_us} us may end after {most_us} us: sums of such times, with"
-                " places to break ties, do not fit in 64 bits; give shorter times or fewer jobs for each machine"
+                f"a queue of {reach} jobs of up to {longest_us} us may end after {most_us} us: expected less than"
+                f" {MOST_US} us, for sums of such times do not fit in 64 bits; give shorter times or fewer jobs for"
+                " each machine"
             )
             raise OverflowError(msg)
 
 
 def _scale(reach: int, most_us: int) -> int:
-    """Return by how much to multiply times: more than any place, with room to grow, so that places only break ties."""
+    """
+    Return by how much to multiply times: more than any place, with room to grow, so that places only break ties.
+
+    Where no such multiple fits, 1: then ties are broken as they come.
+    """
     roomy = max(1024, 1 << (8 * reach).bit_length())
-    return roomy if most_us * roomy < _MOST else reach + 1
+    for scale in (roomy, reach + 1):
+        if most_us * scale < MOST_US:
+            return scale
+    return 1
 
 
 def _scaled(processing_us: Ints, scale: int) -> Ints:
     fits = processing_us != UNFIT
-    return np.where(fits, np.where(fits, processing_us, 0) * scale + 1, UNFIT)
+    place = 1 if scale > 1 else 0
+    return np.where(fits, np.where(fits, processing_us, 0) * scale + place, UNFIT)
 
 
 def _longest(processing_us: Ints) -> int:
