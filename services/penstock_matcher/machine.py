@@ -16,11 +16,10 @@ from penstock_bus import Decider, Decision, Proposal
 from penstock_events import TERMINAL, Event, Jobs, RoundDecided, subjects
 from penstock_matcher.settings import Settings
 from penstock_policies.cluster import Node
-from penstock_policies.order import Rules
-from penstock_policies.pools import overlaid
 from penstock_policies.rounds.alternatives import named
 from penstock_policies.rounds.decide import decide_pool
 from penstock_policies.rounds.known import Known, fold
+from penstock_policies.rounds.settings import rules_of
 
 
 class State(Known):
@@ -93,11 +92,6 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
         if found is not None:
             proposals.append(Proposal(subject=subjects.round_(name), facts=(found,), cause=state.seq))
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
-
-
-def rules_of(state: State, pool: str, settings: Settings) -> Rules:
-    """Return what holds in a pool's rounds: what is set live for it, else what the file says of it, else of all."""
-    return overlaid(settings.of(pool), state.policies.get(pool, {}))
 
 
 def _silent_s(state: State, pool: str, heard: Mapping[str, float]) -> dict[str, float]:

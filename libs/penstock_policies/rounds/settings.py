@@ -1,0 +1,63 @@
+"""
+What can be set about the matcher's rounds: table ``[matcher]`` or ``PENSTOCK_MATCHER_…``.
+
+The matcher goes by it, and so does whoever asks what its round would do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock_policies.order import Rules, Seconds
+from penstock_policies.pools import overlaid
+from penstock_policies.rounds.known import Known
+
+
+class Settings(Rules, frozen=True, kw_only=True):
+    """
+    The parameters of its rounds, as :class:`penstock_policies.order.Rules` has them, and its own.
+
+    Attributes
+    ----------
+    node_timeout_s : float
+        A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
+    pools : dict of str to dict of str to object
+        Pools in which some of the parameters are otherwise, ``[matcher.pools.NAME]``.
+    """
+
+    node_timeout_s: Seconds = 5.0
+    pools: dict[str, dict[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.pools:
+            self.of(name)  # what cannot be is better known now
+
+    def of(self, pool: str) -> Rules:
+        """
+        Return what holds in a pool.
+
+        Raises
+        ------
+        ValueError
+            If a parameter of it is not known, or cannot be what it is set to.
+        """
+        own = self.pools.get(pool)
+        if not own:
+            return self
+        unknown = sorted(own.keys() - set(Rules.__struct_fields__))
+        if unknown:
+            known = ", ".join(Rules.__struct_fields__)
+            raise ValueError(f"pools.{pool} sets {', '.join(unknown)}, which it cannot; expected some of {known}")
+        common = {name: getattr(self, name) for name in Rules.__struct_fields__}
+        try:
+            return msgspec.convert({**msgspec.to_builtins(common), **own}, Rules)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"pools.{pool}: {error}") from error
+
+
+def rules_of(known: Known, pool: str, settings: Settings) -> Rules:
+    """Return what holds in a pool's rounds: what is set live for it, else what the file says of it, else of all."""
+    return overlaid(settings.of(pool), known.policies.get(pool, {}))
