@@ -64,6 +64,11 @@ class Engine:
         """Make a fact true that no decider here has proposed."""
         self._spread(self._log.append(subject, (fact,), actor=actor, at_s=self.now_s))
 
+    def wake(self) -> None:
+        """Have every decider asked at this time: something changed that is not in the log, such as a node's silence."""
+        for station in self._stations:
+            station.woken = True
+
     def run(self, more: Callable[[], bool] = lambda: True) -> None:
         """Let time pass until nothing more is to come, or until ``more``, asked after every instant, says so."""
         while (next_s := self._next_s()) < math.inf:

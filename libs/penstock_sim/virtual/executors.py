@@ -73,7 +73,7 @@ class Executors:
         self.busy = self.running = self.ended = 0
         self._here: defaultdict[str, dict[str, Run]] = defaultdict(dict)  # node → job → run
         self._agenda, self._append, self._clock = engine.agenda, engine.append, engine.clock
-        self._speed, self._costs, self._on_ended = speed, costs, on_ended
+        self.speed, self.costs, self._on_ended = speed, costs, on_ended
 
     def react(self, delivery: Delivery) -> None:
         """Do as the facts of a commit say."""
@@ -82,7 +82,7 @@ class Executors:
                 self._follow(fact)
             elif isinstance(fact, SamplesRequested):
                 for sample in fact.samples:
-                    work_s = sample.iterations * self._costs.iteration_s
+                    work_s = sample.iterations * self.costs.iteration_s
                     self.tasks[sample.sample_id] = Task(sample.sample_id, -1, 1, fact.spec.model, work_s)
 
     def _follow(self, fact: RoundDecided) -> None:
@@ -118,7 +118,7 @@ class Executors:
     def _place(self, placement: Placement) -> None:
         task, kind = self.tasks[placement.job_id], placement.kind
         slots = {slot.node_id: slot.devices for slot in placement.slots}
-        run = Run(task, placement.epoch, kind, self._speed(task.model, kind), slots, set(slots))
+        run = Run(task, placement.epoch, kind, self.speed(task.model, kind), slots, set(slots))
         self.runs[task.id] = run
         self.busy += task.gpus
         self.running += task.row >= 0
@@ -135,7 +135,7 @@ class Executors:
             run.missing.discard(node_id)
             self._tell_start(run, node_id, now_s)
         if not run.missing and not run.stands:
-            run.begins_s = now_s + self._costs.start_s
+            run.begins_s = now_s + self.costs.start_s
             left_s = run.task.work_s - run.task.kept_s
             self._agenda.at(run.begins_s + left_s / run.speed, self._complete, run)
 
@@ -170,13 +170,13 @@ class Executors:
         run.asked = True
         if not run.stands:
             self._stand(run, self._clock(), saved=True)
-        self._agenda.at(self._clock() + self._costs.stop_s, self._end_all, run, preemption.reason)
+        self._agenda.at(self._clock() + self.costs.stop_s, self._end_all, run, preemption.reason)
 
     def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
         """Have a run come to a stop, with all of its work saved, or what the last checkpoint has."""
         run.done_s = done_s = run.worked_s(now_s)
         if not saved:
-            step_s = self._costs.checkpoint_s * run.speed
+            step_s = self.costs.checkpoint_s * run.speed
             done_s = math.floor(done_s / step_s) * step_s if step_s else 0.0
         run.task.kept_s += done_s
         run.task.lost_s += run.done_s - done_s
@@ -242,4 +242,4 @@ class Executors:
         return self.runs.get(run.task.id) is run
 
     def _steps(self, work_s: float) -> int:
-        return round(work_s / self._costs.iteration_s)
+        return round(work_s / self.costs.iteration_s)

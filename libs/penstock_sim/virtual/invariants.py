@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections import defaultdict
+from typing import Final, NamedTuple
 
 from penstock_bus import Delivery
-from penstock_events import TERMINAL, Jobs, RoundDecided, RunEnded, RunStarted
+from penstock_events import TERMINAL, Job, Jobs, RoundDecided, RunEnded, RunStarted
 from penstock_policies.cluster import Cluster
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
 
 _NEAR: Final = 1e-6
 
+Where = tuple[str, int]
+"""A node's id and a device's number."""
+
 
 class Broken(AssertionError):
     """An invariant that does not hold."""
+
+
+class Held(NamedTuple):
+    """One run as the log has it: how long it held its devices, how long it worked on which kind, and how it ended."""
+
+    held_s: float
+    worked_s: float
+    kind: str
+    outcome: str
 
 
 class Invariants:
@@ -27,17 +40,19 @@ class Invariants:
     * A run's facts are of the epoch in force, so no executor works on a lease that is over.
     * A job neither gets lost nor ends twice: whoever was submitted waits, holds a lease or is over.
 
-    After the end, :meth:`check_service`: the time that each job held its devices is its work, what was lost of it, and
-    the time in which it did not advance.
+    After the end, :meth:`check_service`: what a job worked is its work and what of it was lost, no more and no less;
+    and its devices were held for that and for the costs of starting and stopping.
     """
 
     def __init__(self, engine: Engine, executors: Executors) -> None:
+        self.checked = 0
         self._executors = executors
         self._jobs, self._cluster = Jobs(), Cluster()
-        self._held: dict[tuple[str, int], str] = {}
+        self._holders: dict[Where, str] = {}
+        self._holds: defaultdict[str, set[Where]] = defaultdict(set)
+        self._runs: defaultdict[str, list[Held]] = defaultdict(list)
         self._over: set[str] = set()
         self._now_s = 0.0
-        self.checked = 0
         engine.witness(self.check)
 
     def check(self, delivery: Delivery) -> None:
@@ -48,46 +63,59 @@ class Invariants:
             self.checked += 1
             _expect(fact.at_s <= self._now_s, f"{fact} is of the future at {self._now_s}")
             if isinstance(fact, RunStarted | RunEnded):
-                job = self._jobs[fact.job_id]
-                _expect(job.may_run(fact.epoch, fact.node_id), f"{fact} is of no lease in force")
+                _expect(self._jobs[fact.job_id].may_run(fact.epoch, fact.node_id), f"{fact} is of no lease in force")
+            if isinstance(fact, RunEnded):
+                self._note_run(self._jobs[fact.job_id], fact)
             self._cluster.apply(fact)
             touched = self._jobs.apply(fact)
             if isinstance(fact, RoundDecided):
                 _expect(len(touched) >= len(fact.placements), f"a placement of {fact} was refused")
-            for job_id in {job.id for job in touched}:
-                self._recount(job_id)
+            for job in touched:
+                self._check_job(job)
 
     def check_service(self) -> None:
-        """Check that no service appeared or vanished, for the jobs that have ended."""
+        """Check that no service appeared or vanished."""
+        start_s, stop_s = self._executors.costs.start_s, self._executors.costs.stop_s
         for task in self._executors.tasks.values():
-            job = self._jobs[task.id]
-            _expect(task.over == (job.state in TERMINAL), f"{task.id} has ended here or there")
-            _expect(_near(task.executed_s, job.executed_s), f"{task.id} executed {task.executed_s}, {job.executed_s}")
-            if task.over:
-                _expect(_near(task.kept_s, task.work_s), f"{task.id} ended with {task.kept_s} of {task.work_s} done")
+            job, runs = self._jobs[task.id], self._runs[task.id]
+            _expect(task.over == (job.state in TERMINAL), f"{task.id} is over here or there only")
+            _expect(_near(task.executed_s, job.executed_by(self._now_s)) or not task.over, f"{task.id}: {task}, {job}")
+            done_s = sum(run.worked_s * self._executors.speed(task.model, run.kind) for run in runs)
+            if task.over and len(runs) == job.attempts:  # of runs that nodes took with them, the log has no figures
+                _expect(_near(done_s, task.work_s + task.lost_s), f"{task.id} worked {done_s} s; it is {task}")
+            for run in runs:
+                costs_s = {"completed": start_s, "preempted": min(start_s, run.held_s - stop_s) + stop_s}
+                if run.outcome in costs_s and not task.lost_s:
+                    _expect(_near(run.held_s - run.worked_s, costs_s[run.outcome]), f"{task.id}: {run} cost too much")
 
-    def _recount(self, job_id: str) -> None:
-        job = self._jobs[job_id]
-        for device in [device for device, holder in self._held.items() if holder == job_id]:
-            del self._held[device]
-        for slot in job.placement.slots if job.placement is not None else ():
-            if slot.node_id not in job.open_nodes:
-                continue
-            kinds = {device.index: device.kind for device in self._cluster.nodes[slot.node_id].devices}
-            for index in slot.devices:
-                where = (slot.node_id, index)
-                _expect(where not in self._held, f"{where} is given to {job_id} and {self._held.get(where)}")
-                _expect(kinds.get(index) == job.placement.kind if job.placement else False, f"{where} is of no such kind")
-                self._held[where] = job_id
+    def _note_run(self, job: Job, fact: RunEnded) -> None:
+        if len(job.open_nodes) == 1 and job.started_s and job.placement is not None:
+            outcome = fact.outcome if job.outcome == "completed" else job.outcome
+            held = Held(fact.at_s - job.started_s, fact.loop_s, job.placement.kind, outcome)
+            self._runs[job.id].append(held)
+
+    def _check_job(self, job: Job) -> None:
+        for where in self._holds.pop(job.id, ()):
+            del self._holders[where]
+        for where in _leased(job):
+            holder = self._holders.setdefault(where, job.id)
+            _expect(holder == job.id, f"{where} is given to {job.id} and to {holder}")
+            _expect(self._kind(where) == (job.placement and job.placement.kind), f"{where} is not as {job} has it")
+            self._holds[job.id].add(where)
+        _expect(len(self._holds[job.id]) <= job.spec.gpus, f"{job.id} holds more than it asked for")
         over = job.state in TERMINAL
-        _expect(over or job_id not in self._over, f"{job_id} is back although it was over")
-        _expect(job.placement is None or len(_devices(job_id, self._held)) <= job.spec.gpus, f"{job_id} holds too much")
+        _expect(over or job.id not in self._over, f"{job.id} is back although it was over")
         if over:
-            self._over.add(job_id)
+            self._over.add(job.id)
+
+    def _kind(self, where: Where) -> str:
+        node_id, index = where
+        return next((d.kind for d in self._cluster.nodes[node_id].devices if d.index == index), "")
 
 
-def _devices(job_id: str, held: dict[tuple[str, int], str]) -> list[tuple[str, int]]:
-    return [device for device, holder in held.items() if holder == job_id]
+def _leased(job: Job) -> list[Where]:
+    slots = job.placement.slots if job.placement is not None else ()
+    return [(slot.node_id, index) for slot in slots if slot.node_id in job.open_nodes for index in slot.devices]
 
 
 def _near(a: float, b: float) -> bool:

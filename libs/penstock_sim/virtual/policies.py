@@ -4,17 +4,18 @@ Policies by name: which settings of the production ranker and matcher they are.
 A policy is nothing but settings: whatever can be set about a cluster can be simulated, and whatever was simulated can
 be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs declare their lengths.
 
-How they are walked by the production matcher, and where that differs from the textbook:
+How the production deciders walk them:
 
-* ``fifo``: nobody waits patiently, so the first gang that does not fit keeps what is free, and nobody overtakes it;
-* ``fifo-backfill``: everybody waits for ever, so whoever fits starts;
-* ``fewest-gpus``, ``srtf``, ``srsf``: order within one queue, and the matcher preempts for lower queues only: these
-  choose who starts next, and never preempt;
+* ``fifo``, ``fifo-backfill``: nobody is preempted; behind a gang that waits nobody starts, or whoever fits;
+* ``fewest-gpus``, ``srtf``, ``srsf``: a waiting job preempts the runs that it comes before;
 * ``las``, ``2d-las``, ``2d-gittins``: a waiting job preempts runs of higher queue numbers, never within a queue;
-* ``allox``: one matching of up to 512 jobs, by submission, with declared lengths;
-* ``allox+2d-gittins``: Penstock's defaults, with matchings of 64 jobs of the head of the order.
+* ``allox``: one queue, matched by declared lengths, nobody is preempted;
+* ``max-min``: the jobs of the users who are least far come first, then as ``fifo-backfill``;
+* ``allox+2d-gittins``: Penstock's defaults but for the order.
 
-All but the last two match one job at a time: in rank order, each on the device on which it ends first.
+All but ``allox`` and the last match one job at a time, in rank order, each to the device on which it ends first; and
+their gangs have no patience with which they would keep devices free. What bounds preemption (``min_run_s``,
+``overhead_share``) is as in production.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ class Policy:
 
 
 def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
-    return {"order": order, "window": 1, "patience_s": FOR_EVER_S, **more}
+    return {"order": order, "window": 1, "patience_s": FOR_EVER_S, "alpha": 1.0, **more}
 
+
+_ONE_QUEUE: Final = {"order": "2d-las", "thresholds_gpu_s": [], "window": 4096, "patience_s": FOR_EVER_S, "alpha": 1.0}
 
 POLICIES: Final[dict[str, Policy]] = {
-    "fifo": Policy({"order": "fifo", "patience_s": 0.0}),
+    "fifo": Policy(_one_by_one("fifo")),
     "fifo-backfill": Policy(_one_by_one("fifo-backfill")),
     "fewest-gpus": Policy(_one_by_one("fewest-gpus")),
     "srtf": Policy(_one_by_one("srtf"), declares=True),
@@ -63,7 +66,8 @@ POLICIES: Final[dict[str, Policy]] = {
     "las": Policy(_one_by_one("las")),
     "2d-las": Policy(_one_by_one("2d-las")),
     "2d-gittins": Policy(_one_by_one("2d-gittins")),
-    "allox": Policy({"order": "fifo", "window": 512, "patience_s": FOR_EVER_S}, declares=True),
+    "allox": Policy(_ONE_QUEUE, declares=True),
+    "max-min": Policy(_one_by_one("fifo-backfill", alpha=0.001)),
     "allox+2d-gittins": Policy({"order": "2d-gittins"}),
 }
 """Every policy that the production deciders run, by name."""

@@ -73,6 +73,7 @@ class World:
 
     def _fail(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
         self._executors.fail(joined.node_id)
+        self._engine.wake()  # real ones look at heartbeats every few seconds
         self._engine.agenda.at(self._engine.now_s + repair_s, self._repair, joined, uptimes_s, repair_s)
 
     def _repair(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
