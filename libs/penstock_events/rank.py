@@ -23,6 +23,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
         When the job entered the queue; None where ``position`` is that time.
     attained_gpu_s : float
         GPU-seconds used when the rank was worked out.
+    falls_per_s : float
+        How much the position falls with each second that the job executes from then on.
     """
 
     job_id: str
@@ -30,6 +32,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
     position: float
     attained_gpu_s: float = 0.0
     since_s: float | None = None
+    falls_per_s: float = 0.0
 
     @property
     def entered_s(self) -> float:

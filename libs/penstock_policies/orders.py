@@ -10,9 +10,9 @@ once, :class:`penstock_policies.ranking.Ranking` keeps one in order as things ha
 |---|---|---|---|
 | fifo | | submission | stop at the first job that does not fit |
 | fifo-backfill | | submission | skip what does not fit |
-| fewest-gpus | | devices | skip; preempt |
-| srtf | | what is left of the declared length | skip; preempt |
-| srsf | | the same, times devices | skip; preempt |
+| fewest-gpus | | devices | skip; preempt whoever comes after |
+| srtf | | what is left of the declared length | the same |
+| srsf | | the same, times devices | the same |
 | las | executed time | time of entering the queue | skip; preempt for a lower queue |
 | 2d-las | GPU-time | time of entering the queue | the same |
 | 2d-gittins | GPU-time | index, highest first; in the last queue the time of entering it | the same |
@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_policies import gittins, las
+from penstock_policies.order import Manner
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -118,6 +119,10 @@ class Order:
         Whether jobs behind one that does not fit may start.
     preempts : bool
         Whether a running job makes way for one that comes before it.
+    within_queue : bool
+        Whether it does so for one of its own queue, too.
+    falls_by : {"nothing", "time", "gpu-time"}
+        By what a job's position falls as it executes.
     learns : bool
         Whether positions depend on what is learnt of lengths.
     """
@@ -126,7 +131,19 @@ class Order:
     demotes_by: Literal["nothing", "time", "gpu-time"] = "nothing"
     backfills: bool = True
     preempts: bool = True
+    within_queue: bool = False
+    falls_by: Literal["nothing", "time", "gpu-time"] = "nothing"
     learns: bool = False
+
+    @property
+    def manner(self) -> Manner:
+        """How it is walked."""
+        makes_way: Literal["queue", "position"] = "position" if self.within_queue else "queue"
+        return Manner(backfills=self.backfills, preempts=makes_way if self.preempts else "never")
+
+    def falls_per_s(self, gpus: int) -> float:
+        """Return how much a job's position falls with each second that it executes."""
+        return {"nothing": 0.0, "time": 1.0, "gpu-time": float(gpus)}[self.falls_by]
 
     def weight(self, gpus: N) -> N:
         """Return what a second of execution counts against the thresholds."""
@@ -265,9 +282,9 @@ def by_index(jobs: Standing[N], learnt: Learnt, /) -> N:
 ORDERS: Final[dict[Name, Order]] = {
     "fifo": Order(by_submission, backfills=False, preempts=False),
     "fifo-backfill": Order(by_submission, preempts=False),
-    "fewest-gpus": Order(by_devices),
-    "srtf": Order(by_time_left),
-    "srsf": Order(by_service_left),
+    "fewest-gpus": Order(by_devices, within_queue=True),
+    "srtf": Order(by_time_left, within_queue=True, falls_by="time"),
+    "srsf": Order(by_service_left, within_queue=True, falls_by="gpu-time"),
     "las": Order(by_entry, demotes_by="time"),
     "2d-las": Order(by_entry, demotes_by="gpu-time"),
     "2d-gittins": Order(by_index, demotes_by="gpu-time", learns=True),

@@ -20,6 +20,7 @@ from penstock_bus import Decider, Decision, Proposal
 from penstock_events import TERMINAL, Event, Job, Jobs, JobsRanked, PolicySet, Rank, Setting, subjects
 from penstock_events import State as JobState
 from penstock_policies.lengths import Lengths
+from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.pools import Ordering
 from penstock_policies.ranking import Ranking
 from penstock_ranker.book import Book, Chosen
@@ -44,6 +45,8 @@ class State(msgspec.Struct, dict=True):
         Pool → GPU-times of its jobs that completed.
     live : dict of str to dict of str to Setting
         Pool → what is set live.
+    manners : dict of str to Manner
+        Pool → how its order is to be walked, as published.
     seq : int
         Last fact that could change a rank.
     """
@@ -52,6 +55,7 @@ class State(msgspec.Struct, dict=True):
     places: dict[str, Place] = msgspec.field(default_factory=dict)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     live: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    manners: dict[str, Manner] = msgspec.field(default_factory=dict)
     seq: int = 0
 
 
@@ -71,7 +75,7 @@ def decider(
     return Decider(
         name="ranker",
         state=State,
-        schema="ranker.3",
+        schema="ranker.4",
         apply=apply,
         decide=partial(decide, chosen=chosen),
     )
@@ -105,8 +109,9 @@ def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
     for pool, ranking in sorted(_book(state, chosen).rankings.items()):
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
-        if ranks:
-            fact = JobsRanked(at_s=now_s, pool=pool, ranks=ranks)
+        manner = ranking.ladder.order.manner
+        if ranks or (len(ranking) and manner != state.manners.get(pool, BY_QUEUE)):
+            fact = JobsRanked(at_s=now_s, pool=pool, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
             proposals.append(Proposal(subject=subjects.rank(pool), facts=(fact,), cause=state.seq))
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
@@ -115,7 +120,8 @@ def _due(state: State, ranking: Ranking, now_s: float) -> tuple[tuple[Rank, ...]
     moves = ranking.due(now_s, MOST_RANKS + 1)
     next_s = ranking.next_s(now_s) if len(moves) <= MOST_RANKS else now_s
     ordered = sorted(moves[:MOST_RANKS], key=lambda move: (move.queue, move.position, move.entered_s, move.job_id))
-    return tuple(rank_of(move, state.jobs[move.job_id], now_s) for move in ordered), next_s
+    order = ranking.ladder.order
+    return tuple(rank_of(move, state.jobs[move.job_id], now_s, order) for move in ordered), next_s
 
 
 def _conclude(state: State, job: Job) -> None:
@@ -133,6 +139,7 @@ def _conclude(state: State, job: Job) -> None:
 
 
 def _note_ranks(state: State, event: JobsRanked) -> None:
+    state.manners[event.pool] = Manner(event.backfills, event.preempts)
     book = _open_book(state)
     for rank in event.ranks:
         job = state.jobs.get(rank.job_id)

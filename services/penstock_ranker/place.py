@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock_events import Job, Rank
+from penstock_policies.orders import Order
 from penstock_policies.ranking import Move
 
 
@@ -42,7 +43,7 @@ def published(rank: Rank, at_s: float, job: Job, before: Place | None) -> Place:
     )
 
 
-def rank_of(move: Move, job: Job, now_s: float) -> Rank:
+def rank_of(move: Move, job: Job, now_s: float, order: Order) -> Rank:
     """Return a move as the log tells it."""
     return Rank(
         job_id=job.id,
@@ -50,4 +51,5 @@ def rank_of(move: Move, job: Job, now_s: float) -> Rank:
         position=move.position,
         since_s=None if move.entered_s == move.position else move.entered_s,
         attained_gpu_s=job.attained_gpu_s(now_s),
+        falls_per_s=order.falls_per_s(job.spec.gpus),
     )

@@ -15,6 +15,7 @@ from penstock_events import (
     RunStarted,
     Slot,
 )
+from penstock_policies.orders import ORDERS, Name
 
 
 def spec(gpus: int = 1, pool: str = "default", duration_s: float = 0.0) -> JobSpec:
@@ -38,9 +39,24 @@ def ended(job_id: str, at_s: float, epoch: int = 1, outcome: Outcome = "preempte
     return RunEnded(job_id=job_id, epoch=epoch, node_id="n1", outcome=outcome, at_s=at_s)
 
 
-def ranked(at_s: float, *ranks: Rank, pool: str = "default") -> JobsRanked:
-    return JobsRanked(pool=pool, at_s=at_s, ranks=ranks)
+def ranked(at_s: float, *ranks: Rank, pool: str = "default", order: Name = "2d-las") -> JobsRanked:
+    manner = ORDERS[order].manner
+    return JobsRanked(pool=pool, at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
 
 
-def rank(job_id: str, queue: int, position: float, attained_gpu_s: float = 0.0, since_s: float | None = None) -> Rank:
-    return Rank(job_id=job_id, queue=queue, position=position, attained_gpu_s=attained_gpu_s, since_s=since_s)
+def rank(  # noqa: PLR0917 - short words
+    job_id: str,
+    queue: int,
+    position: float,
+    attained_gpu_s: float = 0.0,
+    since_s: float | None = None,
+    falls_per_s: float = 0.0,
+) -> Rank:
+    return Rank(
+        job_id=job_id,
+        queue=queue,
+        position=position,
+        attained_gpu_s=attained_gpu_s,
+        since_s=since_s,
+        falls_per_s=falls_per_s,
+    )

@@ -23,7 +23,9 @@ def set_live(at_s: float, pool: str = "default", **settings: Setting) -> PolicyS
 def test_an_order_that_is_set_live_puts_every_job_of_the_pool_in_place_anew(ranker):
     ranker.given(submitted("wide", 1.0, gpus=4), submitted("narrow", 2.0), submitted("other", 3.0, pool="lab")).settle()
     ranker.at(10.0).when(set_live(10.0, order="fewest-gpus"))
-    ranker.then(ranked(10.0, rank("narrow", 0, 1.0, since_s=2.0), rank("wide", 0, 4.0, since_s=1.0)))
+    ranker.then(
+        ranked(10.0, rank("narrow", 0, 1.0, since_s=2.0), rank("wide", 0, 4.0, since_s=1.0), order="fewest-gpus")
+    )
 
 
 def test_other_thresholds_put_a_job_where_its_service_belongs(ranker):

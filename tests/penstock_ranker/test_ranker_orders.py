@@ -105,8 +105,8 @@ def test_each_pool_may_have_an_order_of_its_own():
         *(submitted(f"b{gpus}", 2.0 - gpus / 4, gpus=gpus, pool="lab") for gpus in (2, 1)),
     )
     scenario.then(
-        ranked(5.0, rank("a1", 0, 1.0, since_s=None), rank("a2", 0, 2.0, since_s=1.0)),
-        ranked(5.0, rank("b2", 0, 1.5), rank("b1", 0, 1.75), pool="lab"),
+        ranked(5.0, rank("a1", 0, 1.0, since_s=None), rank("a2", 0, 2.0, since_s=1.0), order="fewest-gpus"),
+        ranked(5.0, rank("b2", 0, 1.5), rank("b1", 0, 1.75), pool="lab", order="fifo"),
     )
 
 
@@ -137,7 +137,15 @@ def test_srtf_follows_what_is_left_of_the_declared_length_and_puts_the_others_la
     (fact,) = scenario.given(submitted("unknown", 0.5)).at(2.0).settle()
     assert [item.job_id for item in fact.ranks] == ["short", "long", "unknown"]
     scenario.given(*running("long", 2.0), ended("long", 22.0)).at(22.0)
-    scenario.then(ranked(22.0, rank("long", 0, 30.0, 20.0, since_s=0.0)))
+    scenario.then(ranked(22.0, rank("long", 0, 30.0, 20.0, since_s=0.0, falls_per_s=1.0), order="srtf"))
+
+
+def test_an_order_that_only_differs_in_how_it_is_walked_is_told_although_no_place_changes():
+    before = ranker(order="fifo")
+    before.at(2.0).when(submitted("a", 1.0)).then(ranked(2.0, rank("a", 0, 1.0), order="fifo"))
+    after = ranker(order="fifo-backfill")
+    after.given(*(fact for stored in before.log for fact in stored.commit.facts))
+    after.at(3.0).then(ranked(3.0, order="fifo-backfill")).then()
 
 
 def test_another_order_after_a_restart_ranks_those_that_wait_anew():

@@ -112,7 +112,8 @@ def _decided(
 def _draft(field: _Field, ready: Sequence[Ranked]) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out at first."""
     pool, supply, outlook = field.pool, field.supply, field.outlook
-    alpha = outlook.rules.alpha if len(supply.free) or field.victims else 1.0  # where nothing can start, all are in
+    acts = len(supply.free) > 0 or bool(field.victims)
+    alpha = pool.alpha(outlook.rules) if acts else 1.0  # where nothing can start, all are in
     left_out: Mapping[str, int] = {}
     for turn in fairness.turns(ready, pool.progress, {*pool.promised, *pool.staying}, alpha, outlook.now_s):
         draft = _try(field, turn.entering)
@@ -143,8 +144,10 @@ def _victims(pool: Pool, ready: Sequence[Ranked], outlook: Outlook) -> list[Runn
     bound = (first[0], math.inf) if outlook.manner.preempts == "queue" else first
     below = takewhile(lambda key: key[:2] > bound, reversed(roster.leased))
     found = [run for key in below if (run := roster.run(key[3])).devices and can_be_stopped(run.ranked.job)]
+    ranked = [pool.ranked_by(run.ranked, outlook.now_s) for run in found]
     ends_s = pool.ends_s(found, outlook)
-    return [Running(*run[:3], in_s) for run, in_s in zip(found, ends_s, strict=True)]
+    lower = zip(found, ranked, ends_s, strict=True)
+    return [Running(place, run.kind, run.devices, in_s) for run, place, in_s in lower if place[:2] > bound]
 
 
 def _waits(moment: Moment, draft: _Draft, left_out: Mapping[str, int], started: Collection[str]) -> tuple[Wait, ...]:

@@ -13,7 +13,7 @@ from penstock_events import State as JobState
 from penstock_policies import estimates, skew
 from penstock_policies.assignments import ASSIGNMENTS
 from penstock_policies.cluster import Cluster, Node
-from penstock_policies.order import BY_QUEUE, Manner, Outlook, Rules, Running, Supply
+from penstock_policies.order import BY_QUEUE, Manner, Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Free
 from penstock_policies.progress import Progress
 from penstock_policies.rounds.books import Books
@@ -69,6 +69,10 @@ class Pool:
         """The patient gangs, and the kind that each waits for."""
         return self.books.staying_in(self.name)
 
+    def alpha(self, rules: Rules) -> float:
+        """Return the share of users whose jobs enter a round at first."""
+        return rules.alpha if len(self.progress.active) > 1 else 1.0
+
     @property
     def nodes(self) -> list[Node]:
         """The nodes whose executors are up, by id."""
@@ -82,6 +86,13 @@ class Pool:
     def evicted(self) -> list[Running]:
         """Return the runs that are to move because one of their nodes is being emptied."""
         return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)] if self.roster.evicting else []
+
+    def ranked_by(self, ranked: Ranked, now_s: float) -> Ranked:
+        """Return a running job in the order as it is now: by what is left to do, positions fall as jobs execute."""
+        rank = self.ranks.get(ranked.job_id)
+        if rank is None or not rank.falls_per_s or not ranked.job.started_s:
+            return ranked
+        return ranked._replace(position=ranked.position - rank.falls_per_s * max(0.0, now_s - ranked.job.started_s))
 
     def is_evicted(self, job: Job) -> bool:
         """Say whether a run is to move because one of its nodes is being emptied."""
