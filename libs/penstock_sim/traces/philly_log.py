@@ -18,14 +18,14 @@ _STATES: Final = {"Pass": "completed", "Failed": "failed", "Killed": "cancelled"
 _EXPECTED: Final = "an entry of Philly's cluster_job_log: jobid, vc, user, status, submitted_time, attempts"
 
 
-class Share(msgspec.Struct):
+class Share(msgspec.Struct, gc=False):
     """Devices of one machine."""
 
     ip: str | None = None
     gpus: list[str] = []
 
 
-class Attempt(msgspec.Struct):
+class Attempt(msgspec.Struct, gc=False):
     """One run of a job."""
 
     start_time: str | None = None
@@ -33,8 +33,15 @@ class Attempt(msgspec.Struct):
     detail: list[Share] = []
 
 
-class Job(msgspec.Struct):
-    """One entry of the log."""
+class Job(msgspec.Struct, gc=False):
+    """
+    One entry of the log.
+
+    Attributes
+    ----------
+    gpus : int
+        Devices of the largest attempt; counted here, so that their names need no room.
+    """
 
     jobid: str
     submitted_time: str | None
@@ -42,6 +49,7 @@ class Job(msgspec.Struct):
     status: str = ""
     vc: str = ""
     user: str | None = ""
+    gpus: int = 0
 
 
 def read(source: Source) -> Trace:
@@ -66,7 +74,7 @@ def read(source: Source) -> Trace:
     trace.add(
         [job.jobid for job in jobs],
         submit_s,
-        np.array([_gpus(job) for job in jobs], np.int64),
+        np.array([job.gpus for job in jobs], np.int64),
         _lengths(jobs),
         unfit=unfit,
         vcs=[job.vc for job in jobs],
@@ -87,7 +95,7 @@ def _jobs(source: Source, trace: Gathering) -> list[Job]:
         raw = bytes(entry)
         at = body.index(raw, at)
         try:
-            jobs.append(decoder.decode(raw))
+            jobs.append(_counted(decoder.decode(raw)))
         except msgspec.DecodeError as error:
             if not source.lenient:
                 line = body.count(b"\n", 0, at) + 1
@@ -104,8 +112,11 @@ def _line(body: bytes, error: msgspec.DecodeError) -> int:
     return body.count(b"\n", 0, int(at) if at.isdigit() else len(body)) + 1
 
 
-def _gpus(job: Job) -> int:
-    return max((sum(len(share.gpus) for share in attempt.detail) for attempt in job.attempts), default=0)
+def _counted(job: Job) -> Job:
+    job.gpus = max((sum(len(share.gpus) for share in attempt.detail) for attempt in job.attempts), default=0)
+    for attempt in job.attempts:
+        attempt.detail = []
+    return job
 
 
 def _lengths(jobs: list[Job]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -54,9 +55,9 @@ class Source:
         return str(path)
 
     @contextmanager
-    def text(self) -> Iterator[IO[str]]:
+    def raw(self) -> Iterator[IO[bytes]]:
         """
-        Open the file as text; compression is seen by its first bytes.
+        Open the file; compression is seen by its first bytes.
 
         Raises
         ------
@@ -64,8 +65,8 @@ class Source:
             If there is no such file, or it is damaged.
         """
         try:
-            with _opened(self.path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
-                yield text
+            with _opened(self.path) as raw:
+                yield raw
         except FileNotFoundError as error:
             raise TraceError(f"there is no file {self.path}; check the path") from error
         except IsADirectoryError as error:
@@ -73,10 +74,16 @@ class Source:
         except _DAMAGED as error:
             raise TraceError(f"{self.path} is damaged or no text: {error}; fetch it again") from error
 
+    @contextmanager
+    def text(self) -> Iterator[IO[str]]:
+        """Open the file as text, as :meth:`raw` does."""
+        with self.raw() as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+            yield text
+
     def body(self) -> bytes:
         """Return the whole of it."""
-        with self.text() as text:
-            return text.read().encode()
+        with self.raw() as raw:
+            return raw.read().removeprefix(codecs.BOM_UTF8)
 
     def head(self, characters: int = 65_536) -> str:
         """Return how the text begins."""
