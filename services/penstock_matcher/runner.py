@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from penstock_bus import Delivery
 from penstock_bus.context import Shell
 from penstock_bus.replica import run_decider
@@ -10,6 +12,7 @@ from penstock_events import NodeJoined, subjects
 from penstock_matcher.liveness import Liveness
 from penstock_matcher.machine import decider
 from penstock_matcher.settings import Settings
+from penstock_policies import matching
 
 
 async def run(shell: Shell, settings: Settings) -> None:
@@ -22,7 +25,19 @@ async def run(shell: Shell, settings: Settings) -> None:
                 liveness.beat(fact.node_id, shell.now_s())
 
     async with background(_hear_nodes(shell, liveness), _hear_ourselves(shell, liveness)):
+        await _warm(shell)
         await run_decider(shell, decider(settings, liveness.heard), on_delivery=on_delivery)
+
+
+async def _warm(shell: Shell) -> None:
+    """
+    Have the matching's kernels ready before the first round, which would wait for them otherwise.
+
+    Where no cache holds them, a stop that comes meanwhile takes effect when they are compiled.
+    """
+    before_s = shell.now_s()
+    await asyncio.to_thread(matching.warm)
+    shell.log.info("matching_warmed", took_s=round(shell.now_s() - before_s, 3))
 
 
 async def _hear_nodes(shell: Shell, liveness: Liveness) -> None:

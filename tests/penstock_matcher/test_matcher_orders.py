@@ -1,4 +1,4 @@
-"""Orders as the matcher walks them: strictly, with backfill, preempting by position; and pools with rules of their own."""
+"""Orders as the matcher walks them: strictly, with backfill, preempting by position; and rules of pools."""
 
 from __future__ import annotations
 

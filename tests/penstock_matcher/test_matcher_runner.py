@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog
 from matching_facts import job, node, rounds
 
 from penstock_bus import Append, Bus
@@ -49,6 +50,16 @@ async def decided(bus: Bus) -> list[RoundDecided]:
 
 async def placed(bus: Bus) -> dict[str, int]:
     return {p.job_id: p.epoch for fact in await decided(bus) for p in fact.placements}
+
+
+async def test_the_kernels_are_ready_before_the_first_round(bus: Bus) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with matcher(bus):
+            await tell(bus, node("n1", fast=1), job("a"))
+            await eventually(lambda: is_placed(bus, "a"), within_s=120.0)  # of compiling, where nothing is kept
+    said = [line["event"] for line in logs]
+    assert said.count("matching_warmed") == 1
+    assert said.index("matching_warmed") < min(at for at, what in enumerate(said) if what.startswith("lead"))
 
 
 async def test_a_job_is_placed_over_a_bus_and_the_round_names_its_cause(bus: Bus) -> None:
