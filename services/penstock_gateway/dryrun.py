@@ -1,65 +1,66 @@
-"""What would happen to a job if it were submitted now."""
+"""What would happen to a job if it were submitted now: the matcher's own round says it."""
 
 from __future__ import annotations
 
-from penstock_events import JobSpec, workload
+from penstock_events import JobSpec, Placement, Wait, workload
 from penstock_events.views import DryRunView
 from penstock_gateway import fit
+from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
-from penstock_gateway.when import Estimate, ahead, expected_start, speed_of
-from penstock_policies.waiting import Reason, Scene, capacity, impossible
+from penstock_gateway.when import Estimate, expected_start
+from penstock_policies.rounds import trial
+from penstock_policies.rounds.alternatives import Alternatives
+from penstock_policies.rounds.settings import Settings, rules_of
+
+_WAITS_FOR_DEVICES = {"capacity", "gang", "later_place", "fairness"}
 
 
-def dry_run(state: State, spec: JobSpec, now_s: float) -> DryRunView:
+def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None = None) -> DryRunView:
     """
-    Return where and when the job would start, or why it would wait and for how long about.
+    Return where the job would start in the next round, or why it would wait and for how long about.
 
-    Known shortcut: idle devices count as its own, although the matcher may keep them for a job that waits longer;
-    asking the matcher's own round would lift it.
+    Parameters
+    ----------
+    settings : Settings, optional
+        By which the matcher decides.
+
+    Notes
+    -----
+    A round or two more for each change of the job that is tried, in case it would wait.
     """
     warnings = fit.unknown_kinds(state.cluster, spec)
-    scene = fit.pool_now(state, spec.pool)
-    whole = [kind for kind, number in scene.idle.kinds(spec).items() if number >= spec.gpus]
-    if (reason := _held(spec) or impossible(spec, scene)) is not None:
-        return _waits(reason, (None, ""), warnings)
-    if not whole:
-        reason = capacity(spec, scene, _ahead(state, spec.pool, scene))
-        return _waits(reason, expected_start(state, spec, scene, now_s), warnings)
-    kind = min(whole, key=lambda kind: (-speed_of(state, spec, kind), kind))
+    rules = rules_of(state, spec.pool, settings or Settings())
+    with trial.submitted(state.pool(spec.pool, state.jobs, rules.topology), spec, now_s) as pool:
+        placement = trial.start_of(pool, trial.TRIED, now_s, rules)
+        if placement is not None:
+            return _starts(placement, (*warnings, *_sampled_first(state, spec)))
+        wait = trial.wait_of(pool, trial.TRIED, now_s, rules)
+        estimate: Estimate = (None, "")
+        if wait is not None and wait.cause in _WAITS_FOR_DEVICES:
+            estimate = expected_start(state, pool, trial.TRIED, now_s)
+        best = Alternatives(pool, now_s, rules).best(pool.roster.entries[trial.TRIED].ranked.job)
+    said = wait or Wait(job_id=trial.TRIED, cause="capacity", evidence="the next round does not start it")
+    held = said.cause == "held"
+    return DryRunView(
+        starts=False,
+        start_in_s=estimate[0],
+        basis=estimate[1],
+        cause=said.cause,
+        evidence="it asks to be held" if held else said.evidence,
+        remedy="leave `hold` out" if held else said.remedy or (best.text if best is not None else ""),
+        warnings=warnings,
+        alternative=best,
+    )
+
+
+def _starts(placement: Placement, warnings: tuple[str, ...]) -> DryRunView:
     return DryRunView(
         starts=True,
         start_in_s=0.0,
-        kind=kind,
-        devices=_devices(scene, spec, kind),
-        warnings=(*warnings, *_sampled_first(state, spec)),
-    )
-
-
-def _ahead(state: State, pool: str, scene: Scene) -> int:
-    """Count those whom people know of and who could start: neither samples nor what can never fit."""
-    return sum(job.sample is None and impossible(job.spec, scene) is None for job in ahead(state, pool))
-
-
-def _held(spec: JobSpec) -> Reason | None:
-    return Reason("held", "it asks to be held", "leave `hold` out") if spec.hold else None
-
-
-def _waits(reason: Reason, estimate: Estimate, warnings: tuple[str, ...]) -> DryRunView:
-    start_in_s, basis = estimate
-    return DryRunView(
-        starts=False,
-        start_in_s=start_in_s,
-        basis=basis,
-        cause=reason.cause,
-        evidence=reason.evidence,
-        remedy=reason.remedy,
+        kind=placement.kind,
+        devices=tuple(device_names(placement)),
         warnings=warnings,
     )
-
-
-def _devices(scene: Scene, spec: JobSpec, kind: str) -> tuple[str, ...]:
-    chosen = scene.idle.choose(spec, kind, spec.gpus)
-    return tuple(f"{node_id}/{device.kind}{device.index}" for node_id, device in chosen)
 
 
 def _sampled_first(state: State, spec: JobSpec) -> tuple[str, ...]:

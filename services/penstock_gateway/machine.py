@@ -20,10 +20,8 @@ from penstock_events import (
     JobFinished,
     Jobs,
     JobsRanked,
-    PolicySet,
     RoundDecided,
     RunWarned,
-    Setting,
     SweepCancelled,
     Wait,
     WorkloadProfiled,
@@ -34,9 +32,9 @@ from penstock_gateway import history, sweeps
 from penstock_gateway.history import History
 from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
-from penstock_policies.cluster import Cluster
+from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v1"
+SCHEMA: Final = "gateway.v2"
 
 _ENDED: Final[dict[lifecycle.State, Literal["completed", "failed", "cancelled"]]] = {
     lifecycle.State.COMPLETED: "completed",
@@ -45,9 +43,9 @@ _ENDED: Final[dict[lifecycle.State, Literal["completed", "failed", "cancelled"]]
 }
 
 
-class State(msgspec.Struct):
+class State(Known):
     """
-    The read model.
+    The read model: what rounds are decided from, so that it can be asked what a round would do, and what was.
 
     Attributes
     ----------
@@ -59,8 +57,6 @@ class State(msgspec.Struct):
         Workload key → ids of its samples.
     waits : dict of str to dict of str to Wait
         Pool → job id → why it waits, of the pool's last round.
-    policies : dict of str to dict of str to Setting
-        Pool → what is set live.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for it.
     """
@@ -70,10 +66,8 @@ class State(msgspec.Struct):
     sweeps: dict[str, Sweep] = msgspec.field(default_factory=dict)
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
     samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    cluster: Cluster = msgspec.field(default_factory=Cluster)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
-    policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -84,9 +78,9 @@ class State(msgspec.Struct):
 
 def apply(state: State, event: Event, seq: int) -> None:
     """Fold one fact in, in place."""
-    for job in state.jobs.apply(event):
+    changed, _ = fold(state, state.jobs, event)
+    for job in changed:
         _note(state, job, event, seq)
-    state.cluster.apply(event)
     sweeps.apply(state.sweeps, event, seq)
     match event:
         case JobFinished():
@@ -121,8 +115,6 @@ def _learn(state: State, event: Event) -> None:
         case RunWarned():
             if (past := state.histories.get(event.job_id)) is not None:
                 past.warn(event)
-        case PolicySet():
-            state.policies[event.pool] = event.settings
         case WorkloadProfiled():
             state.profiles[event.key] = event
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from penstock_bus import Bus, Delivery, Endpoint
 from penstock_bus.health import VERSION
 from penstock_bus.live import LiveFold
-from penstock_events import TERMINAL, Job, asks, schema, subjects
+from penstock_events import TERMINAL, Job, State, asks, schema, subjects
 from penstock_events.views import (
     DryRunView,
     EventsView,
@@ -30,9 +31,11 @@ from penstock_events.views import (
 )
 from penstock_gateway import accept, acts, dryrun, events, moments, reading, show, story
 from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
-from penstock_gateway.machine import State
+from penstock_gateway.machine import State as ReadModel
 from penstock_gateway.presence import Presence
 from penstock_gateway.show import Scene
+from penstock_policies import matching
+from penstock_policies.rounds.settings import Settings
 
 _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
@@ -52,20 +55,24 @@ class Queries:
         Bounds the specification of a dry run.
     most_s : float
         Bounds how long one question keeps the next of its kind waiting, in seconds.
+    settings : Settings
+        By which the matcher decides.
     """
 
     def __init__(
         self,
         bus: Bus,
-        live: LiveFold[State],
+        live: LiveFold[ReadModel],
         presence: Presence,
         *,
         now_s: Callable[[], float],
         most_bytes: int,
         most_s: float,
+        settings: Settings | None = None,
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
+        self._settings, self._warm = settings or Settings(), False
         self._looking_back = asyncio.Lock()
 
     def endpoints(self) -> list[Endpoint]:
@@ -97,10 +104,12 @@ class Queries:
 
     async def _job(self, body: bytes) -> JobDetail:
         scene, job = await self._one(body)
+        await self._may_match(job.state is State.PENDING)
         return show.detail(scene, job)
 
     async def _why(self, body: bytes) -> WhyView:
         scene, job = await self._one(body)
+        await self._may_match(job.state is State.PENDING)
         return scene.why.explain(job)
 
     async def _story(self, body: bytes) -> StoryView:
@@ -134,8 +143,9 @@ class Queries:
     async def _dryrun(self, body: bytes) -> DryRunView:
         asked = job_asked(body, self._most_bytes)
         accept.check(asked.spec)
+        await self._may_match()
         await moments.catch_up(self._bus, self._live)
-        return dryrun.dry_run(self._live.state, asked.spec, self._now_s())
+        return dryrun.dry_run(self._live.state, asked.spec, self._now_s(), self._settings)
 
     async def _rejected(self, body: bytes) -> RejectedListView:
         ask(body, asks.NothingAsk)
@@ -179,7 +189,8 @@ class Queries:
         moment = moments.parse(at)
         if moment is not None:
             async with self._looking_back:  # one at a time: each builds a whole read model of its own
-                return await moments.scene_at(self._bus, self._live.fold.decider, moment)
+                scene = await moments.scene_at(self._bus, self._live.fold.decider, moment)
+                return replace(scene, settings=self._settings)
         await moments.catch_up(self._bus, self._live)
         return Scene(
             state=self._live.state,
@@ -187,7 +198,18 @@ class Queries:
             seq=self._live.last_seq,
             told=self._presence.told,
             heard=self._presence.nodes,
+            settings=self._settings,
         )
+
+    async def _may_match(self, needed: bool = True) -> None:
+        """
+        Have the matching's kernels loaded before a round is asked, without keeping everybody else waiting.
+
+        Only now: a gateway that nobody asks such things never loads the compiler.
+        """
+        if needed and not self._warm:
+            await asyncio.to_thread(matching.warm)
+            self._warm = True
 
     def _whole_id(self, wanted: str) -> str:
         """Return the id that a beginning names, if only one job, sweep or node has it; else what was given."""

@@ -10,12 +10,14 @@ import uuid
 from penstock_bus.context import Shell
 from penstock_bus.health import VERSION
 from penstock_bus.replica import Replica
+from penstock_bus.settings import load
 from penstock_bus.tasks import background
 from penstock_gateway import inbox, machine
 from penstock_gateway.commands import Commands
 from penstock_gateway.presence import Presence
 from penstock_gateway.queries import Queries
 from penstock_gateway.settings import Settings
+from penstock_policies.rounds.settings import Settings as Rounds
 
 
 async def run(shell: Shell, settings: Settings) -> None:
@@ -38,6 +40,7 @@ async def run(shell: Shell, settings: Settings) -> None:
         now_s=shell.now_s,
         most_bytes=commands.most_bytes,
         most_s=settings.query_timeout_s,
+        settings=load(Rounds, "matcher"),
     )
     async with background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot

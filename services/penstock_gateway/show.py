@@ -30,6 +30,7 @@ from penstock_gateway.sweeps import Sweep
 from penstock_gateway.why import Why
 from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
+from penstock_policies.rounds.settings import Settings
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ class Scene:
         By job id.
     heard : mapping of str to float
         Node id → time of its last heartbeat.
+    settings : Settings
+        By which the matcher decides.
     """
 
     state: State
@@ -57,11 +60,12 @@ class Scene:
     seq: int
     told: Mapping[str, Told] = field(default_factory=dict)
     heard: Mapping[str, float] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
 
     @cached_property
     def why(self) -> Why:
         """Explains the moment's jobs."""
-        return Why(self.state, self.now_s)
+        return Why(self.state, self.now_s, self.settings)
 
 
 def job(scene: Scene, job: Job) -> JobView:

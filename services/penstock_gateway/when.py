@@ -1,4 +1,4 @@
-"""When a job that were submitted now would start: an estimate, from what is declared or was measured in its pool."""
+"""When a waiting job is expected to start: an estimate, from what is declared or was measured in its pool."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -14,7 +15,10 @@ from penstock_gateway.machine import State
 from penstock_gateway.words import count
 from penstock_policies import estimates
 from penstock_policies.forecast import Need, start_in_s
-from penstock_policies.waiting import Scene
+from penstock_policies.order import Running
+from penstock_policies.placement import Free
+from penstock_policies.rounds.pool import Pool
+from penstock_policies.rounds.roster import Roster
 
 FINISHED = 256
 """Jobs of a pool that finished last, whose run times tell those of the others."""
@@ -23,39 +27,41 @@ Estimate = tuple[float | None, str]
 """In how many seconds, None where nothing tells; and what that rests on."""
 
 
-def expected_start(state: State, spec: JobSpec, scene: Scene, now_s: float) -> Estimate:
+def expected_start(state: State, pool: Pool, job_id: str, now_s: float) -> Estimate:
     """
-    Return when a job that has to wait for devices is expected to have them.
+    Return when a job of the pool that has to wait for devices is expected to have them.
 
-    It comes last of queue 0, as every new job does. Run times are taken as they were, on whatever kind; those that are
-    declared, and the job's own, are divided by the measured speed of the kind.
+    Run times are taken as they were, on whatever kind; those that are declared, and the job's own, are divided by the
+    measured speed of the kind. Jobs behind it in the order are left out, and so is preemption.
     """
-    before = ahead(state, spec.pool)
+    before, spec = _ahead(pool, job_id), pool.roster.entries[job_id].ranked.job.spec
     finished = _finished(state, spec.pool)
     measured_s = [job.executed_s for job in finished]
-    runs = [run.ranked.job for run in scene.running]
+    held = pool.roster.runs()
+    runs = [run.ranked.job for run in held]
     left_s = _left_s([*runs, *before], measured_s, now_s)
-    ready_s = _ready_s(state, scene, left_s[: len(runs)])
-    queue = [_need(state, job.spec, scene, left) for job, left in zip(before, left_s[len(runs) :], strict=True)]
-    start_s = start_in_s(ready_s, [*queue, _need(state, spec, scene, 0.0)])
+    ready_s = _ready_s(state, pool.roster, held, left_s[: len(runs)])
+    whole = pool.roster.whole
+    queue = [_need(state, job.spec, whole, left) for job, left in zip(before, left_s[len(runs) :], strict=True)]
+    start_s = start_in_s(ready_s, [*queue, _need(state, spec, whole, 0.0)])
     silent = sum(math.isinf(left) for left in left_s)
     if math.isinf(start_s):
         declares = "declares" if silent == 1 else "declare"
         why = f"{count(silent, 'job')} before it {declares} no duration, and none of pool `{spec.pool}` has finished"
         return None, f"no estimate: {why}" if silent else ""
-    demoted = sum(run.ranked.queue > 0 for run in scene.running)
+    own = pool.roster.entries[job_id].key[0]
+    demoted = sum(run.ranked.queue > own for run in held)
     return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
 
 
-def ahead(state: State, pool: str) -> list[Job]:
-    """Return the waiting jobs of a pool that come before one that is submitted now: samples, then those of queue 0."""
-    waiting = (job for job in state.jobs if job.state is lifecycle.State.PENDING and job.spec.pool == pool)
-    return sorted((job for job in waiting if not job.held and _queue(state, job) <= 0), key=lambda j: j.submitted_s)
-
-
-def _queue(state: State, job: Job) -> int:
-    rank = state.histories[job.id].rank
-    return rank.queue if rank is not None else 0
+def _ahead(pool: Pool, job_id: str) -> list[Job]:
+    """Return the waiting jobs of a pool that come before one of them, those left out that are held or never fit."""
+    own, roster = pool.roster.entries[job_id].key, pool.roster
+    before = takewhile(lambda key: key < own, roster.waiting)
+    jobs = (ranked.job for ranked in roster.ranked(before))
+    return [
+        job for job in jobs if not job.held and max(roster.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
+    ]
 
 
 def _finished(state: State, pool: str) -> list[Job]:
@@ -76,19 +82,21 @@ def _left_s(jobs: Sequence[Job], measured_s: Sequence[float], now_s: float) -> l
     ]
 
 
-def _ready_s(state: State, scene: Scene, left_s: Sequence[float]) -> dict[str, list[float]]:
+def _ready_s(
+    state: State, roster: Roster, running: Sequence[Running], left_s: Sequence[float]
+) -> dict[str, list[float]]:
     ready: defaultdict[str, list[float]] = defaultdict(list)
-    for _, device in scene.idle:
+    for _, device in roster.free:
         ready[device.kind].append(0.0)
-    for run, left in zip(scene.running, left_s, strict=True):
+    for run, left in zip(running, left_s, strict=True):
         in_s = left / _scale(state, run.ranked.job.spec, run.kind)
         for _, device in run.devices:
             ready[device.kind].append(in_s)
     return ready
 
 
-def _need(state: State, spec: JobSpec, scene: Scene, left_s: float) -> Need:
-    kinds = scene.whole.kinds(spec)
+def _need(state: State, spec: JobSpec, whole: Free, left_s: float) -> Need:
+    kinds = whole.kinds(spec)
     return Need(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+import msgspec
+
 from penstock_events import ACTIVE, TERMINAL, Job, lifecycle, workload
 from penstock_events.views import RankView, WhyView
-from penstock_gateway import fit
+from penstock_gateway import fit, suspects
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
+from penstock_gateway.when import expected_start
 from penstock_gateway.words import count, duration, listed
-from penstock_policies.waiting import Scene, impossible
+from penstock_policies.order import Rules
+from penstock_policies.rounds import trial
+from penstock_policies.rounds.alternatives import Alternatives
+from penstock_policies.rounds.pool import Pool
+from penstock_policies.rounds.settings import Settings, rules_of
+from penstock_policies.waiting import impossible
 
 UNDECIDED: Final = "undecided"
 _ENDINGS: Final = {
@@ -23,6 +31,7 @@ _ENDINGS: Final = {
 _NEVER: Final = {"never_fits", "no_nodes"}
 _NO_PLACE: Final = {*_NEVER, "held"}
 """Causes with which it does not matter who stands before the job."""
+_FOR_DEVICES: Final = {"capacity", "gang", "later_place", "fairness"}
 
 Said = tuple[str, str, str]
 """Cause, evidence and remedy."""
@@ -33,28 +42,62 @@ class Why:
     Explains the jobs of one moment.
 
     Looks at each pool's nodes once, so it is not to be kept while the state changes.
+
+    Parameters
+    ----------
+    state : State
+        As it is at ``now_s``.
+    settings : Settings, optional
+        By which the matcher decides.
     """
 
-    def __init__(self, state: State, now_s: float) -> None:
-        """Explain ``state`` as it is at ``now_s``."""
-        self._state, self._now_s = state, now_s
+    def __init__(self, state: State, now_s: float, settings: Settings | None = None) -> None:
+        self._state, self._now_s, self._settings = state, now_s, settings or Settings()
         self._nodes = cache(lambda pool: fit.nodes_of(state.cluster, pool))
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
-        cause, evidence, remedy = self._said(job)
-        waits = job.state is lifecycle.State.PENDING
-        return WhyView(
+        said = self._said(job)
+        view = WhyView(
             id=job.id,
             name=job.spec.name,
             state=job.state,
-            cause=cause,
-            evidence=evidence,
-            remedy=remedy,
-            not_causes=tuple(self._not_causes(job, cause)) if waits else (),
+            cause=said[0],
+            evidence=said[1],
+            remedy=said[2],
+            not_causes=(),
             since_s=self._state.histories[job.id].since_s,
-            rank=self._rank(job) if waits and cause not in _NO_PLACE else None,
+            rank=None,
         )
+        return self._of_waiting(job, view) if job.state is lifecycle.State.PENDING else view
+
+    def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
+        """Ask the matcher's round what would start the job, and what it does not wait for."""
+        rules = rules_of(self._state, job.spec.pool, self._settings)
+        pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
+        decided = self._state.explained.get(job.spec.pool)
+        if view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s:
+            view = self._asked(job, view, pool, rules)  # the round spoke of the first in the order alone
+        best = Alternatives(pool, self._now_s, rules).best(job)
+        rank = self._rank(job) if view.cause not in _NO_PLACE else None
+        start_in_s, basis = None, ""
+        if best is None and view.cause in _FOR_DEVICES:
+            start_in_s, basis = expected_start(self._state, pool, job.id, self._now_s)
+        return msgspec.structs.replace(
+            view,
+            remedy=best.text if best is not None and view.cause in _FOR_DEVICES else view.remedy,
+            not_causes=tuple(suspects.cleared(job, view.cause, suspects.Place(pool, rules, rank))),
+            rank=rank,
+            alternative=best,
+            start_in_s=start_in_s,
+            basis=basis,
+        )
+
+    def _asked(self, job: Job, view: WhyView, pool: Pool, rules: Rules) -> WhyView:
+        wait = trial.wait_of(pool, job.id, self._now_s, rules)
+        if wait is None:
+            return view
+        return msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
 
     def cause(self, job: Job) -> str:
         """Return the one word for why a job waits; empty where it does not wait."""
@@ -91,22 +134,6 @@ class Why:
             if rank is not None and rank.key < own.key:
                 ahead += self.cause(other) not in _NEVER
         return RankView(queue=own.queue, ahead=ahead)
-
-    def _not_causes(self, job: Job, cause: str) -> list[str]:
-        found = [] if cause == "held" else ["it is not held"]
-        scene: Scene = self._nodes(job.spec.pool)
-        accepted = scene.whole.kinds(job.spec)
-        most = max(accepted.values(), default=0)
-        if cause not in {"never_fits", "no_nodes"} and most >= job.spec.gpus:
-            asks = count(job.spec.gpus, "device")
-            found.append(f"not its size: it asks for {asks}, and there are {most} of one kind that it accepts")
-        profile = self._state.profiles.get(workload.key(job.spec))
-        known = [speed.kind for speed in profile.speeds if speed.kind in accepted] if profile is not None else []
-        if cause != "profiling" and known:
-            found.append(f"not its profile: its speeds are known on {listed(known)}")
-        if cause != "backoff" and job.failures:
-            found.append("not its failures: the back-off is over")
-        return found
 
 
 def _own(job: Job, now_s: float) -> Said | None:

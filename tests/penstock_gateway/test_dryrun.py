@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from gatewaying import NOW_S, ended, joined, placed, preempted, ranked, spec, started, submitted
 
-from penstock_events import KindSpeed, WorkloadProfiled, workload
+from penstock_events import KindSpeed, PolicySet, WorkloadProfiled, workload
 from penstock_events.views import DryRunView
 from penstock_gateway import machine
 from penstock_gateway.dryrun import dry_run
 from penstock_gateway.settings import Settings
+from penstock_policies.rounds.settings import Settings as Rounds
 from penstock_testing import Scenario
 
 
@@ -93,3 +95,38 @@ def test_who_does_not_wait_for_devices_gets_no_time(log: Scenario[machine.State]
     running(log, "j1", duration_s=60.0)
     view = asked(log, **fields)
     assert (view.starts, view.start_in_s, view.basis) == (False, None, "")
+
+
+def test_it_says_what_the_matcher_would_do_also_where_a_device_is_idle(log: Scenario[machine.State]) -> None:
+    log.given(joined("n2", fast=0, slow=1))
+    speeds = (KindSpeed(kind="fast", iteration_s=1.0, speed=1.0), KindSpeed(kind="slow", iteration_s=10.0, speed=0.1))
+    log.given(WorkloadProfiled(at_s=NOW_S, key=workload.key(spec()), speeds=speeds))
+    running(log, "j1", duration_s=12.0)
+    view = asked(log, duration_s=10.0)
+    assert (view.starts, view.cause) == (False, "later_place")
+    assert view.alternative is not None
+    assert view.alternative.change == {"kinds": ("slow",)}
+    assert asked(log, duration_s=10.0, kinds=("slow",)).devices == ("n2/slow0",)
+
+
+def test_an_unseen_workload_would_wait_for_its_speeds(log: Scenario[machine.State]) -> None:
+    log.given(joined("n2", fast=0, slow=1))
+    view = asked(log, profile="auto")
+    assert (view.starts, view.cause) == (False, "profiling")
+    assert asked(log, profile="off").starts
+
+
+def test_by_the_rules_that_are_set_for_the_pool(log: Scenario[machine.State]) -> None:
+    log.given(joined("n2", fast=0, slow=1))
+    rules = Rounds(pools={"default": {"await_profile_s": 0.0}})
+    assert dry_run(log.state, spec(profile="auto"), log.now_s, rules).starts
+    log.given(PolicySet(at_s=NOW_S, pool="default", settings={"await_profile_s": 60.0}))
+    assert not dry_run(log.state, spec(profile="auto"), log.now_s, rules).starts
+
+
+def test_asking_changes_nothing(log: Scenario[machine.State]) -> None:
+    running(log, "j1", duration_s=60.0)
+    before = msgspec.json.encode(log.state)
+    answers = [asked(log, kinds=("fast",)), asked(log, kinds=("fast",)), asked(log, user="nobody-before")]
+    assert answers[0] == answers[1]
+    assert msgspec.json.encode(log.state) == before

@@ -1,0 +1,69 @@
+"""What one might suspect to keep a job waiting, and does not: each with what clears it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock_events import Job
+from penstock_events.views import RankView
+from penstock_gateway.words import count, listed
+from penstock_policies.order import Rules
+from penstock_policies.rounds.pool import Pool
+
+_NEVER = {"never_fits", "no_nodes"}
+_FOR_DEVICES = {"capacity", "gang"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a waiting job stands: its pool, the rules of its rounds, and its rank (None where it does not matter)."""
+
+    pool: Pool
+    rules: Rules
+    rank: RankView | None
+
+
+def cleared(job: Job, cause: str, place: Place) -> Iterator[str]:
+    """Yield what is not the cause, the likeliest suspects first."""
+    if cause != "held":
+        yield "it is not held"
+    if place.rank is not None and not place.rank.ahead and cause in _FOR_DEVICES:
+        yield "not its priority: no waiting job stands before it"
+    yield from _what_it_asks_for(job, cause, place.pool)
+    if cause in _FOR_DEVICES:
+        yield "not a quota: there is none"
+        everybody = "every user's jobs enter each round"
+        yield f"not fairness: {everybody if place.rules.alpha >= 1.0 else 'its user is not kept back for others'}"
+    yield from _what_is_known(job, cause, place.pool)
+
+
+def _what_it_asks_for(job: Job, cause: str, pool: Pool) -> Iterator[str]:
+    spec, idle, whole = job.spec, pool.roster.free, pool.roster.whole
+    most = max(whole.kinds(spec).values(), default=0)
+    if cause not in _NEVER and most >= spec.gpus:
+        there = f"there {'is' if most == 1 else 'are'} {most}"
+        yield f"not its size: it asks for {count(spec.gpus, 'device')}, and {there} of one kind that it accepts"
+    if cause not in _FOR_DEVICES:
+        return
+    any_kind = msgspec.structs.replace(spec, kinds=())
+    if spec.kinds and max(idle.kinds(any_kind).values(), default=0) < spec.gpus:
+        yield f"not its kinds: no other has {_idle(spec.gpus)} for it either"
+    any_memory = msgspec.structs.replace(spec, memory_bytes=0)
+    if spec.memory_bytes and max(idle.kinds(any_memory).values(), default=0) < spec.gpus:
+        yield f"not its memory: asking for less, there would not be {_idle(spec.gpus)} either"
+
+
+def _idle(devices: int) -> str:
+    return "an idle device" if devices == 1 else f"{devices} idle devices"
+
+
+def _what_is_known(job: Job, cause: str, pool: Pool) -> Iterator[str]:
+    measured = pool.speeds.by_key.get(pool.keys[job.id], {})
+    known = sorted(kind for kind in measured if kind in pool.roster.whole.kinds(job.spec))
+    if cause != "profiling" and known:
+        yield f"not its profile: its speeds are known on {listed(known)}"
+    if cause != "backoff" and job.failures:
+        yield "not its failures: the back-off is over"
