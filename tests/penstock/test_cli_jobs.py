@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
-from fake_gateway import FakeGateway, job_view
+from fake_gateway import FakeGateway, job_view, why_view
 
 from penstock.cli.show import story_rows, why_lines
 from penstock.client import Client
 from penstock_bus import Reply
-from penstock_events import asks, views
+from penstock_events import Alternative, asks, views
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -96,6 +96,17 @@ b2 (a-long-name) is PD: capacity
   place:    queue 1, 4 waiting ahead
 """
     )
+
+
+def test_why_shows_what_would_start_it_now_or_when_it_is_expected_to() -> None:
+    job = why_view(job_view("a1"))
+    best = Alternative(
+        change={"kinds": ("fast", "slow")}, kind="slow", speed=0.4, text="accept `slow` too: it starts now"
+    )
+    lines = why_lines(msgspec.structs.replace(job, alternative=best), 0.0)
+    assert "  change:   accept `slow` too: it starts now" in lines
+    lines = why_lines(msgspec.structs.replace(job, remedy="", start_in_s=75.0, basis="1 job by its run time"), 0.0)
+    assert "  starts:   in about 1m15s (an estimate: 1 job by its run time)" in lines
 
 
 def test_why_says_where_only_waiting_helps() -> None:

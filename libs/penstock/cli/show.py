@@ -138,11 +138,17 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     pairs = [
         ("because", why.evidence),
         *(("checked", text) for text in why.not_causes),
-        ("change", why.remedy or (_ONLY_WAIT if why.cause in _PASSING else "")),
+        ("change", _change(why) or (_ONLY_WAIT if why.cause in _PASSING else "")),
+        ("starts", _estimate(why.start_in_s, why.basis)),
         ("place", _place(why.rank) if why.rank else ""),
     ]
     since = f" for {span(now_s - why.since_s)}" if why.since_s and now_s > why.since_s else ""
     return [f"{why.id} ({why.name}) is {why.state}{since}: {_words(why.cause)}", *_indented(pairs)]
+
+
+def _change(view: views.WhyView | views.DryRunView) -> str:
+    """Return what would start the job now, else what would help otherwise."""
+    return view.alternative.text if view.alternative is not None else view.remedy
 
 
 def _place(rank: views.RankView) -> str:
@@ -161,17 +167,15 @@ def dry_run_lines(view: views.DryRunView) -> list[str]:
         head = f"would wait: {_words(view.cause)}"
     pairs = [
         ("because", view.evidence),
-        ("starts", _estimate(view)),
-        ("change", view.remedy),
+        ("starts", _estimate(None if view.starts else view.start_in_s, view.basis)),
+        ("change", _change(view)),
         *(("warning", text) for text in view.warnings),
     ]
     return [head, *_indented(pairs)]
 
 
-def _estimate(view: views.DryRunView) -> str:
-    if view.starts or view.start_in_s is None:
-        return view.basis
-    return f"in about {span(view.start_in_s)} (an estimate: {view.basis})"
+def _estimate(start_in_s: float | None, basis: str) -> str:
+    return basis if start_in_s is None else f"in about {span(start_in_s)} (an estimate: {basis})"
 
 
 def _indented(pairs: Iterable[tuple[str, str]]) -> list[str]:
