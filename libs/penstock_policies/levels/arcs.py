@@ -79,10 +79,12 @@ def _offer_kind(flow: Flow, paths: Paths, level: int, kind: int) -> None:
     lengths, hints, after = flow.length, flow.hint, flow.after
     start = paths.distance[level] - flow.price[level]
     job = flow.first[level]
+    own_before, before = UNFIT, UNFIT
     while job != NOWHERE:
-        length = lengths[job, kind]
-        if length != UNFIT:
-            left = start - own_place * lengths[job, own]
+        length, own_length = lengths[job, kind], lengths[job, own]
+        if length != UNFIT and (length != before or own_length != own_before):  # those alike stand together mostly
+            own_before, before = own_length, length
+            left = start - own_place * own_length
             above = _places_above(floor, length, hints[job, kind])
             hints[job, kind] = above
             among = above < depth and lengths[longest[above], kind] > length

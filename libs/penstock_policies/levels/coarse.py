@@ -20,29 +20,34 @@ from penstock_policies.levels.state import NOWHERE, Flow, Ints, new_flow, new_pa
 STRIDE: Final = 4
 FEWEST_JOBS: Final = 256  # fewer are not worth a sample
 FEWEST_MACHINES: Final = 8  # of a kind
+ALIKE: Final = 4  # jobs are much alike if there are at least so many for each that is different,
+WORKLOADS: Final = 128  # or if no more than these are different in their ratios of speeds
 SETTLED_SHARE: Final = 8  # guessed prices are good if they leave no more than one job in so many unseated
 
 
-def set_prices(flow: Flow, deepest: int) -> None:
+def set_prices(flow: Flow, deepest: int) -> Ints:
     """
-    Set the prices of an empty flow such that few jobs will be left to seat one by one.
+    Set the prices of an empty flow such that few jobs will be left to seat one by one; return the order for seating.
 
     Parameters
     ----------
     deepest : int
         The most places that may be tried in a sample.
     """
-    if not _divisible(flow):
-        _guess(flow)
-        return
-    order = _strata(flow.length)
-    sample = _thinned(_thinned(flow, order, deepest), None, deepest)
-    _guess(sample)
-    seat_all(sample)
-    if (sample.level == NOWHERE).sum() * SETTLED_SHARE <= sample.level.size:
+    order, much_alike = _strata(flow.length)
+    if not _divisible(flow) or not (much_alike or _swings(flow, order, deepest)):
         _guess(flow)
     else:
         _price_by_sample(flow, order, deepest)
+    return order
+
+
+def _swings(flow: Flow, order: Ints, deepest: int) -> bool:
+    """Say whether guessed prices do not settle, by a sixteenth of the jobs."""
+    sample = _thinned(_thinned(flow, order, deepest), None, deepest)
+    _guess(sample)
+    seat_all(sample, np.arange(sample.level.size))
+    return bool((sample.level == NOWHERE).sum() * SETTLED_SHARE > sample.level.size)
 
 
 def _price_by_sample(flow: Flow, order: Ints | None, deepest: int) -> None:
@@ -52,7 +57,7 @@ def _price_by_sample(flow: Flow, order: Ints | None, deepest: int) -> None:
         _price_by_sample(sample, None, deepest)
     else:
         _guess(sample)
-    seat_all(sample)
+    seat_all(sample, np.arange(sample.level.size))
     if seat_rest(sample, new_paths(sample.first.size)) == TOO_DEEP:
         _guess(flow)
         return
@@ -73,11 +78,17 @@ def _divisible(flow: Flow) -> bool:
     return bool(flow.level.size >= FEWEST_JOBS and some.size and (some >= FEWEST_MACHINES).all())
 
 
-def _strata(length: Ints) -> Ints:
-    """Order jobs such that those with about the same ratios of speeds are together, by length."""
+def _strata(length: Ints) -> tuple[Ints, bool]:
+    """Order jobs by their ratios of speeds, about, and then by length; and say whether many are alike in either."""
     ratios = np.rint(4 * np.log2(length[:, 1:] / length[:, :1])).astype(np.int64)
-    order: Ints = np.lexsort((length[:, 0], *ratios.T))
-    return order
+    order: Ints = np.lexsort((*length.T[::-1], *ratios.T))
+    jobs = max(1, order.size)
+    much_alike = _different(length[order]) * ALIKE <= jobs or _different(ratios[order]) <= min(WORKLOADS, jobs // ALIKE)
+    return order, much_alike
+
+
+def _different(rows: Ints) -> int:
+    return 1 + int((rows[1:] != rows[:-1]).any(axis=1).sum())
 
 
 def _thinned(flow: Flow, order: Ints | None, reach: int) -> Flow:

@@ -186,8 +186,7 @@ class KeptMatching:
         if not machines.size:
             return
         deepest = 2 * reach if self._most_us(2 * reach, self._longest_us) * self._scale < MOST_US else reach
-        set_prices(self._flow, deepest)
-        seat_all(self._flow)
+        seat_all(self._flow, set_prices(self._flow, deepest))
         if self._full():
             self._begin(2 * reach)
         self._balance(seat_rest)

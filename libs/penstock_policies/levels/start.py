@@ -12,11 +12,16 @@ from penstock_policies.levels.state import FAR, NOWHERE, UNFIT, Flow, Ints, Path
 
 
 @kernel
-def seat_all(flow: Flow) -> None:
+def seat_all(flow: Flow, order: Ints) -> None:
     """
     Seat the jobs of an empty flow for which there is a machine in their level; the others are left for `seat_rest`.
 
     Each machine that a price pays for and that no job took is lacking a job: that is the excess then.
+
+    Parameters
+    ----------
+    order : (J,) int array
+        The jobs in the order of seating. It is of advantage to have those together that are alike.
     """
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
@@ -26,12 +31,12 @@ def seat_all(flow: Flow) -> None:
     flow.excess[sink] = 0
     for node in range(sink):
         flow.units[node] = paid_units(flow, node)
-    for job in range(level.size):
+    for job in order:
         if level[job] != NOWHERE:
             flow.excess[sink] -= 1
             if flow.held[level[job]] < flow.units[level[job]]:
                 enter(flow, job, level[job])
-    _seat_at_equal_cost(flow, cost)
+    _seat_at_equal_cost(flow, order, cost)
     for node in range(sink):
         take_units(flow, node)
         flow.excess[node] = flow.held[node] - flow.units[node]
@@ -40,11 +45,11 @@ def seat_all(flow: Flow) -> None:
 
 
 @kernel
-def _seat_at_equal_cost(flow: Flow, cost: Ints) -> None:
+def _seat_at_equal_cost(flow: Flow, order: Ints, cost: Ints) -> None:
     """Seat jobs in other levels that cost them no more, where there is room: jobs that are alike fill one by one."""
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
-    for job in range(cost.size):
+    for job in order:
         if flow.level[job] != NOWHERE or cost[job] == FAR:
             continue
         for node in range(sink):
@@ -101,4 +106,4 @@ def reseat(flow: Flow) -> None:
                 price = flow.price[level] - flow.price[sink] if used else flow.ready[kind, 0]
                 flow.price[level] = max(price, flow.ready[kind, 0])
     flow.price[sink] = 0
-    seat_all(flow)
+    seat_all(flow, np.arange(flow.level.size))
