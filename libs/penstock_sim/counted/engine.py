@@ -148,18 +148,22 @@ def levels(samples_gpu_s: Floats, count: int) -> tuple[Floats, Ints]:
     -------
     limits : (K - 1,) float array, GPU-seconds, rising
     turn : (K,) int array
-        The level with the highest index, at its lower limit, first.
+        The level with the highest index first: that of a job that has just entered it, with the way to its upper limit
+        as the quantum, for there it is looked at again.
     """
     if not samples_gpu_s.size or count < 2:
         return np.zeros(0), np.zeros(1, dtype=np.int64)
     limits = np.unique(np.geomspace(samples_gpu_s.min(), samples_gpu_s.max(), count - 1))
-    index = gittins.index(samples_gpu_s, np.concatenate(([0.0], limits)), None)
-    return limits, np.argsort(-index, kind="stable").astype(np.int64)
+    edges = np.concatenate(([0.0], limits))
+    samples = np.sort(samples_gpu_s)
+    within = [gittins.index(samples, edge, width) for edge, width in zip(edges[:-1], np.diff(edges), strict=True)]
+    # Nothing is known to end in the last level.
+    return limits, np.argsort(-np.array([*within, 0.0]), kind="stable").astype(np.int64)
 
 
 def _set_units(queues: Queues, limits: Floats, samples: Floats) -> None:
     """Set what indices are relative to, as :class:`penstock_policies.orders.Learnt` does."""
-    entries = np.concatenate(([0.0], limits[:-1]))
+    entries = np.concatenate(([0.0], limits))[:-1]
     for queue, (entry, limit) in enumerate(zip(entries, limits, strict=True)):
         queues.floor[queue] = FLOOR / limit
         queues.fresh[queue] = gittins.Curve(samples, limit).at(entry) + queues.floor[queue]
