@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def same(one: Trace, other: Trace) -> bool:
 
 
 @given(trace=any_trace(), suffix=st.sampled_from(["", ".gz", ".xz", ".bz2"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_our_own_form_and_back_is_the_identity(tmp_path_factory, trace: Trace, suffix: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"own.jsonl{suffix}"
     traces.write(trace, path)
@@ -73,16 +74,12 @@ def test_our_own_form_and_back_is_the_identity(tmp_path_factory, trace: Trace, s
 
 
 @given(trace=any_trace())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_plain_form_and_back_keeps_every_job(tmp_path_factory, trace: Trace) -> None:
     path = tmp_path_factory.getbasetemp() / "plain.csv"
-    if any("\r" in name or "\n" in name for name in (*trace.job_ids, *trace.vcs, *trace.users)):
-        return  # CSV readers may take them for one another
     traces.write(trace, path)
     back = traces.read(path, "csv")
-    assert (list(back.job_ids), back.submit_s.tolist()) == (list(trace.job_ids), trace.submit_s.tolist())
-    assert back.duration_s.tolist() == trace.duration_s.tolist()
-    assert list(back.vcs) == list(trace.vcs)
+    assert same(back, replace(trace, name="plain", dropped={}))
 
 
 @pytest.fixture

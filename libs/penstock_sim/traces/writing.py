@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Literal, cast
 
 from penstock_sim.trace import Trace
 from penstock_sim.traces import lines
@@ -22,7 +22,7 @@ def _csv(trace: Trace, text: IO[str]) -> None:
     """Write the plain form: the columns that the trace has."""
     rows = lines.rows(trace)
     first: Mapping[str, Any] = next(rows, {"id": "", "submit_s": "", "num_gpus": "", "duration_s": ""})
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n", quoting=_quoting(trace))
     writer.writerow("job_id" if name == "id" else name for name in first)
     if len(trace):
         writer.writerow(map(_short, first.values()))
@@ -31,7 +31,7 @@ def _csv(trace: Trace, text: IO[str]) -> None:
 
 def _tiresias(trace: Trace, text: IO[str]) -> None:
     """Write the form of the public Tiresias simulator; columns that it does not use are 0."""
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n", quoting=_quoting(trace))
     writer.writerow(("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration", "interval"))
     for row in lines.rows(trace):
         writer.writerow(
@@ -45,6 +45,13 @@ def _tiresias(trace: Trace, text: IO[str]) -> None:
                 0,
             )
         )
+
+
+def _quoting(trace: Trace) -> Literal[0, 2]:
+    """Quote every name where one holds a carriage return: left to itself the module csv quotes line feeds only."""
+    names = (trace.job_ids, trace.vcs, trace.users, trace.models, trace.kinds, trace.states)
+    returns = any("\r" in name for column in names for name in column)
+    return csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
 
 
 def _short(value: object) -> object:
