@@ -98,7 +98,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     assign: str = "allox"
-    alpha: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    alpha: Annotated[float, Meta(gt=0, le=1)] = 0.5
     min_run_s: Seconds = 5.0
     overhead_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     patience_s: Seconds = 30.0

@@ -58,7 +58,8 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
     groups = [group for demand, group in roster.groups.items() if demand not in out.demands]
     keys: set[Key] = set()
     wake_s = out.wake_s
-    if outlook.rules.alpha < 1.0:
+    acts = len(supply.free) > 0 or any(view.preemptible(group) for group in groups)
+    if acts and pool.alpha(outlook.rules) < 1.0:
         keys.update(chain.from_iterable(view.members(group) for group in groups))
     else:
         for group in groups:
@@ -114,12 +115,12 @@ class _View:
         """Return how many jobs of a demand could get devices, one more where the first that gets none ends it."""
         free, coming = self.supply.free.kinds(group.spec), self.supply.coming.kinds(group.spec)
         some = sum((free.get(kind, 0) + coming.get(kind, 0)) // group.spec.gpus for kind in free.keys() | coming.keys())
-        taken = self._preemptible(group)
+        taken = self.preemptible(group)
         if taken:  # of whatever kind they are
             some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
-        return some + (not self.outlook.manner.backfills)
+        return some // 2
 
-    def _preemptible(self, group: Group) -> int:
+    def preemptible(self, group: Group) -> int:
         """Return how many devices runs hold that the first of a demand may preempt."""
         first = group.keys.first
         if first is None or first[0] < 0 or self.outlook.manner.preempts == "never":
