@@ -1,0 +1,152 @@
+"""The roster says what the fold says; and a round that looks at few jobs decides as one that looks at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matching_facts import ended, job, matcher, node, slot, started
+
+from penstock_bus.fold import Fold
+from penstock_events import (
+    AnyEvent,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobsRanked,
+    NodeDrained,
+    NodeLeft,
+    NodeResumed,
+    Placement,
+    Preemption,
+    Rank,
+    RoundDecided,
+    Slot,
+)
+from penstock_matcher import machine
+from penstock_policies.orders import ORDERS, Name
+from penstock_policies.rounds.roster import Roster
+from penstock_testing import delivery
+
+SEATS = ((0, 1), (0, 1), (3, 4))
+"""Where runs of two devices are, on the nodes in turn."""
+
+NODES, JOBS = ("n1", "n2"), ("a", "b", "c", "d", "e")
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> AnyEvent:
+    """Anything that may be in a log, whether it fits what came before or not."""
+    at_s, name, node_id = draw(st.floats(1.0, 50.0)), draw(st.sampled_from(JOBS)), draw(st.sampled_from(NODES))
+    epoch, gpus = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    placement = Placement(
+        job_id=name,
+        epoch=epoch,
+        kind="fast",
+        slots=(Slot(node_id=node_id, devices=tuple(draw(st.sets(st.integers(0, 2), min_size=1, max_size=2)))),),
+    )
+    choices: list[AnyEvent] = [
+        job(name, at_s, gpus=gpus, hold=draw(st.booleans()), retries=1, profile=draw(st.sampled_from(["auto", "off"]))),
+        RoundDecided(pool="default", at_s=at_s, placements=(placement,)),
+        RoundDecided(pool="default", at_s=at_s, preemptions=(Preemption(job_id=name, epoch=epoch),)),
+        RoundDecided(pool="default", at_s=at_s, lost_nodes=(node_id,)),
+        *started(placement, at_s),
+        ended(name, at_s, node_id, epoch, draw(st.sampled_from(["completed", "failed", "preempted"]))),
+        JobsRanked(pool="default", at_s=at_s, ranks=(Rank(job_id=name, queue=draw(st.integers(0, 2)), position=at_s),)),
+        draw(st.sampled_from([JobHeld, JobReleased, JobCancelled]))(job_id=name, at_s=at_s),
+        node(node_id, at_s, fast=2, slow=1),
+        NodeLeft(node_id=node_id, at_s=at_s),
+        NodeDrained(node_id=node_id, at_s=at_s, preempt=draw(st.booleans())),
+        NodeResumed(node_id=node_id, at_s=at_s),
+    ]
+    return draw(st.sampled_from(choices))
+
+
+def said(roster: Roster) -> dict[str, Any]:
+    """All that a roster says."""
+    return {
+        "entries": roster.entries,
+        "nodes": roster.nodes,
+        "free": roster.free.by_node(),
+        "whole": roster.whole.by_node(),
+        "waiting": list(roster.waiting),
+        "leased": list(roster.leased),
+        "groups": {d: (list(g.keys), list(g.since)) for d, g in roster.groups.items()},
+        "held": roster.held,
+        "fresh": list(roster.fresh),
+        "delayed": roster.delayed,
+        "stopping": roster.stopping,
+        "below": +roster.below,
+        "evicting": roster.evicting,
+    }
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(facts(), max_size=40), st.lists(st.integers(0, 39), max_size=3))
+def test_a_roster_that_followed_is_one_that_is_built_anew(history, asked_at):
+    fold = Fold(machine.decider())
+    for number, fact in enumerate([node("n1", fast=2, slow=1), node("n2", fast=2, slow=1), *history]):
+        fold.apply(delivery(number + 1, fact))
+        state = fold.state
+        followed = state.pool("default", state.jobs).roster
+        if number in asked_at:  # a round takes devices while it lasts, and gives them back
+            fold.decider.decide(state, 60.0)
+        anew = Roster("default", state.cluster, state.ranks, state.jobs_of("default", state.jobs))
+        assert said(followed) == said(anew)
+        _nothing_is_free_that_somebody_holds(state, followed)
+
+
+def _nothing_is_free_that_somebody_holds(state: machine.State, roster: Roster) -> None:
+    free = {(node_id, device.index) for node_id, device in roster.free}
+    whole = {(node_id, device.index) for node_id, device in roster.whole}
+    held = {
+        (slot.node_id, index)
+        for each in state.jobs
+        if each.placement is not None
+        for slot in each.placement.slots
+        if slot.node_id in each.open_nodes
+        for index in slot.devices
+    }
+    assert free == whole - held
+
+
+many = st.fixed_dictionaries(
+    {"gpus": st.sampled_from([1, 1, 2, 3])},
+    optional={"kinds": st.sampled_from([("fast",), ("slow",)]), "duration_s": st.floats(1.0, 90.0)},
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(many, st.integers(0, 2), st.floats(0.0, 50.0)), min_size=1, max_size=14),
+    st.integers(0, 3),
+    st.sampled_from(["2d-las", "fifo", "fifo-backfill", "fewest-gpus"]),
+)
+def test_a_round_that_looks_at_few_decides_as_one_that_looks_at_all(specs, running, order):
+    few, every = (
+        matcher(min_run_s=1.0, patience_s=20.0, alpha=alpha).given(*_history(specs, running, order)).at(60.0)
+        for alpha in (1.0, 0.999)  # of two users both come in either way, but fairness looks at all that wait
+    )
+    assert few.facts() == every.facts()
+
+
+def _history(specs: list[tuple[dict[str, Any], int, float]], running: int, order: Name) -> Iterator[AnyEvent]:
+    yield from (node("n1", fast=3, slow=2), node("n2", fast=2, slow=2))
+    for i in range(running):
+        yield job(f"r{i}", 0.6, gpus=2)
+        placement = Placement(
+            job_id=f"r{i}", epoch=1, kind="fast" if i < 2 else "slow", slots=(slot(f"n{i % 2 + 1}", *SEATS[i]),)
+        )
+        yield RoundDecided(pool="default", at_s=1.0, placements=(placement,))
+        yield from started(placement, 1.0)
+    manner = ORDERS[order].manner
+    for i, (fields, queue, at_s) in enumerate(specs):
+        yield job(f"j{i}", at_s + 1.0, user="ann" if i % 2 else "bob", **fields)
+        rank = Rank(job_id=f"j{i}", queue=0 if manner.positions_bind else queue, position=at_s)
+        yield JobsRanked(pool="default", at_s=at_s, ranks=(rank,), backfills=manner.backfills, preempts=manner.preempts)
+    ranks = tuple(
+        Rank(job_id=f"r{i}", queue=0 if manner.positions_bind else 1 + i % 2, position=30.0) for i in range(running)
+    )
+    yield JobsRanked(pool="default", at_s=50.0, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
