@@ -47,7 +47,8 @@ def require() -> None:
 def inline(picture: Picture) -> str:
     """Return the picture for a page: without a head, in the page's colours, with names that no other picture has."""
     text = picture.svg[picture.svg.index("<svg ") :]
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{picture.name}-", text)
+    prefix = re.sub(r"[^\w-]", "-", picture.name)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
     for colour, name in ((INK, "ink"), (FAINT, "faint"), (GRID, "grid"), (PAPER, "paper")):
         text = text.replace(colour, f"var(--{name})")
     return text

@@ -1,0 +1,95 @@
+"""Figures as a table, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from listed import outcome_of, random_trace, trace_of
+
+from penstock_sim.outcome import Summary
+from penstock_sim.report import jobs_csv, table
+from penstock_sim.report.comparison import Comparison
+
+TINY = trace_of([(0.0, 1, 100.0), (0.0, 1, 10.0)])
+FIFO = outcome_of(TINY, 1, "fifo")
+SHORTEST = outcome_of(TINY, 1, "srtf", key=lambda job: float(TINY.duration_s[job]))
+
+
+def test_a_comparison_as_json_has_the_trace_the_cluster_and_the_figures_of_each_policy() -> None:
+    body = msgspec.json.decode(msgspec.json.encode(Comparison(TINY, "1x1", [FIFO]).document))
+    assert body == {
+        "trace": "tiny.csv",
+        "cluster": "1x1",
+        "policies": {
+            "fifo": {
+                "jobs": 2,
+                "finished": 2,
+                "sum_jct_s": 210.0,
+                "avg_jct_s": 105.0,
+                "median_jct_s": 105.0,
+                "p95_jct_s": 110.0,
+                "p99_jct_s": 110.0,
+                "avg_queue_s": 50.0,
+                "makespan_s": 110.0,
+                "utilisation": 1.0,
+                "preemptions": 0,
+                "promotions": 0,
+                "events": 3,
+                "wall_s": 0.25,
+                "jobs_per_s": 8.0,
+            }
+        },
+    }
+
+
+def test_ratios_are_to_the_first_policy() -> None:
+    rows = table.rows(Comparison(TINY, "1x1", [FIFO, SHORTEST]), lambda seconds: f"{seconds:g}")
+    assert rows[0] == ("fifo", "105", "1.00", "105", "110", "50", "110", "100.0%", "0")
+    assert rows[1][:3] == ("srtf", "60", "0.57")
+
+
+def test_averages_over_different_jobs_are_no_ratio() -> None:
+    cut = replace(SHORTEST, end_s=np.array([np.nan, 10.0]))
+    comparison = Comparison(TINY, "1x1", [FIFO, cut])
+    assert comparison.ratio("srtf") is None
+    assert "srtf: 1 of 2 jobs did not finish; JCTs leave them out" in table.notes(comparison)
+
+
+def test_the_wide_table_has_every_figure() -> None:
+    comparison = Comparison(TINY, "1x1", [FIFO])
+    assert set(table.WIDE) == {"POLICY", "RATIO", *(name.upper() for name in Summary.__struct_fields__)}
+    assert all(len(row) == len(table.WIDE) for row in table.wide_rows(comparison))
+
+
+def test_rows_that_are_no_jobs_are_told_with_their_reasons() -> None:
+    trace = replace(TINY, dropped={"without an end": 1_200, "of zero GPUs": 3, "negative": 0})
+    notes = table.notes(Comparison(trace, "1x1", [outcome_of(trace, 1)]))
+    assert notes == ["1,203 rows of the trace are no jobs: 1,200 without an end, 3 of zero GPUs"]
+
+
+def test_jobs_as_csv_read_back_as_they_were(tmp_path: Path) -> None:
+    trace = replace(random_trace(40, seed=5), vcs=[f"vc,{at % 3}" for at in range(40)])
+    fractional = replace(trace, duration_s=trace.duration_s + 0.1)
+    outcome = outcome_of(fractional, 4, until_s=float(trace.submit_s[-1]))
+    assert not outcome.finished.all()
+    jobs_csv.write(outcome, tmp_path / "jobs.csv")
+    with (tmp_path / "jobs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["job_id"] for row in rows] == list(trace.job_ids)
+    assert [row["vc"] for row in rows] == list(trace.vcs)
+    columns = {
+        "submit_s": trace.submit_s,
+        "num_gpus": trace.num_gpus,
+        "duration_s": fractional.duration_s,
+        "start_s": outcome.start_s,
+        "end_s": outcome.end_s,
+        "jct_s": outcome.end_s - trace.submit_s,
+        "executed_s": outcome.executed_s,
+    }
+    for name, values in columns.items():
+        read = np.array([float(row[name] or "nan") for row in rows])
+        np.testing.assert_array_equal(read, values, err_msg=name)
