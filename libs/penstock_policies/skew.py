@@ -48,7 +48,7 @@ def skew(tensors_bytes: Iterable[int]) -> float:
 
 def consolidates(model_skew: float, threshold: float = THRESHOLD) -> bool:
     """
-    Say whether a gang with such a model belongs on as few nodes as possible, even if it has to wait for them.
+    Say whether a gang with such a model belongs on as few nodes as possible.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
         return Reason("no_nodes", f"pool `{scene.pool}` has no node", remedy)
     if not any(node.usable for node in scene.nodes):
         evidence = f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained"
-        return Reason("no_nodes", evidence, _resume(scene.nodes))
+        return Reason("no_nodes", evidence, _resume(_lacking(spec, scene) or scene.nodes[:3]))
     if _largest(spec, scene.whole) >= spec.gpus:
         return None
     present = Free({node.id: node.devices for node in scene.nodes})
@@ -125,11 +125,24 @@ def _drained(spec: JobSpec, scene: Scene) -> Reason:
     names = ", ".join(f"`{node.id}`" for node in drained[:3])
     left = _largest(spec, scene.whole)
     evidence = f"needs {spec.gpus}, {left} left on nodes that take jobs; drained: {names}"
-    return Reason("capacity", evidence, _resume(drained))
+    return Reason("capacity", evidence, _resume(_lacking(spec, scene)))
+
+
+def _lacking(spec: JobSpec, scene: Scene) -> list[Node]:
+    """Return the fewest drained nodes with which the job fits; none if it does not fit even then."""
+    drained = {node.id: node for node in scene.nodes if node.drained}
+    held = Free({node_id: node.devices for node_id, node in drained.items()})
+    choices: list[list[Node]] = []
+    for kind, count in held.kinds(spec).items():
+        missing = spec.gpus - scene.whole.count(spec, kind)
+        if count >= missing:
+            chosen = held.choose(spec, kind, missing, together=True)
+            choices.append([drained[node_id] for node_id in sorted({node_id for node_id, _ in chosen})])
+    return min(choices, key=len, default=[])
 
 
 def _resume(nodes: Sequence[Node]) -> str:
-    return f"penstock node resume {' '.join(node.id for node in nodes[:3])}"
+    return f"penstock node resume {' '.join(node.id for node in nodes)}"
 
 
 def _largest(spec: JobSpec, devices: Free) -> int:

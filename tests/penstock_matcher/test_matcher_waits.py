@@ -243,3 +243,13 @@ def test_a_job_that_names_no_kind_hears_that_a_bare_cpu_has_to_be_named():
     evidence = "needs 1 device other than a bare CPU; pool `default` has 1 cpu of up to 8 GiB"
     assert told(one) == [("never_fits", evidence, "ask for kind `cpu` by name: there is 1")]
     assert set(resubmitted(one, j, 3.0, kinds=("cpu",))) == {"j-again"}
+
+
+def test_as_many_drained_nodes_are_named_as_it_takes():
+    names = [f"n{i}" for i in range(6)]
+    there = [node(name, fast=1 if name < "n5" else 2) for name in names]
+    drained = [NodeDrained(node_id=name, at_s=1.0) for name in names[1:]]
+    one = matcher().given(*there, *drained, job("g", at_s=2.0, gpus=6)).at(2.0)
+    assert [remedy for _, _, remedy in told(one)] == ["penstock node resume n1 n2 n3 n5"]
+    one.given(*(NodeResumed(node_id=name, at_s=3.0) for name in ("n1", "n2", "n3", "n5")))
+    assert run_all(one, 3.0) == {"g": "fast"}

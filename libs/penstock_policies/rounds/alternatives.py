@@ -25,7 +25,7 @@ from penstock_policies.waiting import gibibytes
 MOST: Final = 16
 """Changes of one job that are tried when somebody asks."""
 
-TRIED_JOBS: Final = 400
+TRIED_JOBS: Final = 200
 """Bounds what a round spends on it: the changes that it tries, times the jobs of its pool."""
 
 Value = str | int | bool | tuple[str, ...]
