@@ -107,7 +107,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=1, le=4096)] = 1024
     max_waits: Annotated[int, Meta(ge=0, le=1000)] = 50
     explain_every_s: Seconds = 1.0
-    max_tries: Annotated[int, Meta(ge=0, le=100)] = 8
+    max_tries: Annotated[int, Meta(ge=0, le=100)] = 4
     skew_threshold: float = skew.THRESHOLD
     topology: tuple[str, ...] = ("zone", "rack")
 
