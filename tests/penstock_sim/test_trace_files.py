@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock_sim import traces
 from penstock_sim.trace import STATES, Trace
-from penstock_sim.traces import TraceError
+from penstock_sim.traces import TraceError, lines
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=8)
 TIMES = st.floats(0, 1e9, allow_subnormal=False)
@@ -120,7 +120,9 @@ def test_the_plain_and_the_tiresias_form_read_like_this(tmp_path: Path, three: T
 def test_the_same_trace_gives_the_same_bytes_when_compressed(tmp_path: Path, three: Trace) -> None:
     for name in ("one.jsonl.gz", "other.jsonl.gz"):
         traces.write(three, tmp_path / name)
-    assert (tmp_path / "one.jsonl.gz").read_bytes() == (tmp_path / "other.jsonl.gz").read_bytes()
+    one = (tmp_path / "one.jsonl.gz").read_bytes()
+    assert one == (tmp_path / "other.jsonl.gz").read_bytes()
+    assert one[4:8] == bytes(4)  # no time in it: tomorrow's bytes are the same
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress, bytes])
@@ -174,6 +176,14 @@ def test_a_broken_line_of_our_form_names_its_line(tmp_path: Path, line: str, wro
         traces.read(path)
     trace = traces.read(path, lenient=True)
     assert (len(trace), trace.dropped) == (2, {"broken row": 1})
+
+
+def test_the_line_is_right_behind_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_LINES", 2)
+    job = '{"id":"a","submit_s":0,"num_gpus":1,"duration_s":1}\n'
+    (tmp_path / "t.jsonl").write_text('{"penstock_trace": 1}\n' + job * 5 + "{}\n")
+    with pytest.raises(TraceError, match=r"t\.jsonl:7: "):
+        traces.read(tmp_path / "t.jsonl")
 
 
 def test_an_unknown_form_to_write_lists_the_forms(tmp_path: Path, three: Trace) -> None:

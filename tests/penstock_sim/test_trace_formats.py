@@ -199,6 +199,12 @@ def test_rows_of_zero_devices_or_without_length_are_counted(file) -> None:
     assert trace.dropped == {"zero GPUs": 1, "negative length": 1, "zero length": 1}
 
 
+def test_jobs_of_one_time_keep_the_order_of_the_file(file) -> None:
+    body = "".join(f"{i},{(i + 1) % 2},1,5\n" for i in range(400))
+    ids = [int(job_id) for job_id in traces.read(file("job_id,submit_s,num_gpus,duration_s\n" + body)).job_ids]
+    assert ids == [*range(1, 400, 2), *range(0, 400, 2)]
+
+
 @pytest.mark.parametrize(
     ("row", "wrong"),
     [
