@@ -118,7 +118,7 @@ class _View:
         taken = self.preemptible(group)
         if taken:  # of whatever kind they are
             some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
-        return some // 2
+        return some + (not self.outlook.manner.backfills)
 
     def preemptible(self, group: Group) -> int:
         """Return how many devices runs hold that the first of a demand may preempt."""
