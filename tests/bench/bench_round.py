@@ -1,10 +1,18 @@
-"""How long a matching round takes with many jobs waiting, against first-fit over the same jobs: ``bench_round.py``."""
+"""
+How long rounds take: ``bench_round.py``. Medians and tails of CPU time.
+
+The full one: 2,000 devices in 250 nodes, 10,000 jobs that are not over, of 1,000 users. Jobs come and end, are ranked,
+and make way for each other; each round is decided from the fold and comes true. Against it, first-fit over all waiting
+jobs, which looks at each of them once. Then the small ones: one arrival or one end in a pool with 1,000 runs.
+"""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from penstock_bus.fold import Fold
 from penstock_events import (
@@ -13,98 +21,231 @@ from penstock_events import (
     JobSpec,
     JobsRanked,
     JobSubmitted,
+    KindSpeed,
     NodeJoined,
     Rank,
     RoundDecided,
     RunEnded,
     RunStarted,
+    WorkloadProfiled,
+    workload,
 )
+from penstock_events import State as JobState
 from penstock_matcher import machine
+from penstock_matcher.settings import Settings
+from penstock_policies import matching
 from penstock_policies.placement import Free
 from penstock_testing import delivery
 
-REPEATS = 15
+KINDS = {"a100": 1.0, "v100": 0.6, "p100": 0.35, "k80": 0.15}
+SIZES, SHARES = (1, 2, 4, 8), (0.7, 0.1, 0.15, 0.05)
+MODELS = 26
 
 
-def cluster(nodes: int, waiting: int) -> Fold[machine.State]:
-    """Return a matcher's fold of nodes with four fast and four slow devices, and of waiting jobs, one in ten a pair."""
-    fold = Fold(machine.decider())
-    kinds = ["fast"] * 4 + ["slow"] * 4
-    devices = tuple(Device(index=i, kind=kind, memory_bytes=2**33, backend="emulated") for i, kind in enumerate(kinds))
-    for n in range(nodes):
-        tell(fold, NodeJoined(node_id=f"n{n}", at_s=0.5, devices=devices))
-    for i in range(waiting):
-        spec = JobSpec(name="a", command=("x", str(i % 7)), profile="off", gpus=2 if i % 10 == 3 else 1)
-        tell(fold, JobSubmitted(job_id=f"j{i}", at_s=1.0 + i / 1000, spec=spec))
-    return fold
+@dataclass
+class Bench:
+    """A matcher's fold, and the times of the rounds that it decided."""
+
+    settings: Settings
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    now_s: float = 1.0
+    jobs: int = 0
+    times_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fold = Fold(machine.decider(self.settings))
+
+    @property
+    def state(self) -> machine.State:
+        return self.fold.state
+
+    def tell(self, *facts: AnyEvent) -> None:
+        """Fold facts in."""
+        for fact in facts:
+            self.fold.apply(delivery(self.fold.last_seq + 1, fact))
+
+    def join(self, nodes: int, kinds: Sequence[str], gpus: int = 8) -> None:
+        """Let nodes join, each with devices of one kind."""
+        for n in range(nodes):
+            kind = kinds[n % len(kinds)]
+            devices = tuple(Device(index=i, kind=kind, memory_bytes=2**34, backend="emulated") for i in range(gpus))
+            self.tell(NodeJoined(node_id=f"n{n:03}", at_s=0.5, devices=devices))
+
+    def profile(self) -> None:
+        """Tell how fast each model is: the slower kinds cost some of them more than others."""
+        for model in range(MODELS):
+            bend = self.rng.uniform(0.4, 1.6)
+            speeds = tuple(KindSpeed(kind=kind, iteration_s=1.0, speed=speed**bend) for kind, speed in KINDS.items())
+            self.tell(WorkloadProfiled(key=workload.key(spec_of(model, 1, "", 0.0)), at_s=0.5, speeds=speeds))
+
+    def submit(self, users: int, gpus: int | None = None) -> None:
+        """Let a job come; half of them declare how long they are."""
+        self.jobs += 1
+        length_s = float(self.rng.lognormal(7.0, 1.5)) if self.rng.random() < 0.5 else 0.0
+        gpus = int(self.rng.choice(SIZES, p=SHARES)) if gpus is None else gpus
+        spec = spec_of(int(self.rng.integers(MODELS)), gpus, f"u{self.rng.integers(users)}", length_s)
+        self.tell(JobSubmitted(job_id=f"j{self.jobs:06}", at_s=self.now_s, spec=spec))
+        self.rank([f"j{self.jobs:06}"], 0)
+
+    def rank(self, job_ids: Iterable[str], queue: int) -> None:
+        """Put jobs into a queue."""
+        ranks = tuple(Rank(job_id=job_id, queue=queue, position=self.now_s) for job_id in job_ids)
+        self.tell(JobsRanked(pool="default", at_s=self.now_s, ranks=ranks))
+
+    def decide(self, measured: bool = True) -> RoundDecided | None:
+        """Decide a round, and make it true: what it starts runs, what it preempts stops."""
+        before = time.process_time()
+        proposals = self.fold.decider.decide(self.state, self.now_s).proposals
+        if measured:
+            self.times_s.append(time.process_time() - before)
+        if not proposals:
+            return None
+        fact = proposals[0].facts[0]
+        assert isinstance(fact, RoundDecided)
+        self.tell(fact)
+        for placement in fact.placements:
+            for slot in placement.slots:
+                self.tell(
+                    RunStarted(
+                        job_id=placement.job_id,
+                        epoch=placement.epoch,
+                        node_id=slot.node_id,
+                        devices=slot.devices,
+                        at_s=self.now_s,
+                    )
+                )
+        for preemption in fact.preemptions:
+            self.end(preemption.job_id, "preempted")
+        return fact
+
+    def end(self, job_id: str, outcome: str = "completed") -> None:
+        """Let a run end on all of its nodes."""
+        job = self.state.jobs[job_id]
+        for node_id in sorted(job.open_nodes):
+            self.tell(
+                RunEnded(
+                    job_id=job_id,
+                    epoch=job.epoch,
+                    node_id=node_id,
+                    outcome=outcome,
+                    at_s=self.now_s,  # type: ignore[arg-type]
+                    loop_steps=9,
+                    steps=9,
+                    loop_s=1.0,
+                )
+            )
+
+    def running(self) -> list[str]:
+        """Return the jobs that run."""
+        return [job.id for job in self.state.jobs if job.state is JobState.RUNNING]
+
+    def report(self, what: str) -> None:
+        """Print what the rounds took, and forget it."""
+        times_ms = 1e3 * np.array(self.times_s)
+        half, most, worst = np.percentile(times_ms, [50, 99, 100])
+        print(f"  {what}: {len(times_ms)} rounds, p50 {half:.2f} ms, p99 {most:.2f} ms, worst {worst:.2f} ms")
+        self.times_s.clear()
 
 
-def tell(fold: Fold[machine.State], fact: AnyEvent) -> None:
-    """Fold a fact in."""
-    fold.apply(delivery(fold.last_seq + 1, fact))
+def spec_of(model: int, gpus: int, user: str, duration_s: float) -> JobSpec:
+    """Return a job's specification."""
+    return JobSpec(
+        name="train", command=("train", str(model)), profile="off", gpus=gpus, user=user, duration_s=duration_s
+    )
 
 
-def decide(fold: Fold[machine.State], now_s: float) -> list[RoundDecided]:
-    """Return the rounds that the matcher decides now."""
-    return [fact for proposal in fold.decider.decide(fold.state, now_s).proposals for fact in proposal.facts]  # type: ignore[misc]
+def full(rounds: int, settings: Settings, what: str) -> None:
+    """Measure rounds of a pool in which there is much to do."""
+    bench = Bench(settings)
+    bench.join(250, list(KINDS))
+    bench.profile()
+    for _ in range(10_000):
+        bench.submit(1_000)
+    before = time.process_time()
+    while (fact := bench.decide(measured=False)) is not None and fact.placements:
+        pass
+    print(
+        f"{what}: 2,000 devices, {len(bench.state.jobs):,} jobs, {len(bench.running()):,} of them run; "
+        f"filling took {1e3 * (time.process_time() - before):.0f} ms"
+    )
+    for number in range(rounds):
+        bench.now_s += float(bench.rng.exponential(20.0))
+        running = bench.running()
+        gone = bench.rng.choice(running, size=3, replace=False)
+        for job_id in gone:
+            bench.end(str(job_id))
+        for _ in range(3):
+            bench.submit(1_000)
+        if number % 4 == 0:  # queues: some who have run enough make way
+            bench.rank(
+                (str(job_id) for job_id in bench.rng.choice(running, size=20) if job_id not in gone), 1 + number % 2
+            )
+        bench.decide()
+    bench.report("full round")
+    for _ in range(15):
+        before = time.process_time()
+        first_fit(bench)
+        bench.times_s.append(time.process_time() - before)
+    bench.report("first-fit over all that wait")
 
 
-def fill(fold: Fold[machine.State], now_s: float) -> None:
-    """Make rounds true until nothing more starts: one round looks at a bounded number of jobs."""
-    while (found := decide(fold, now_s)) and found[0].placements:
-        tell(fold, found[0])
+def small(kinds: Sequence[str], settings: Settings, what: str) -> None:
+    """Measure rounds in which one job has come or gone."""
+    bench = Bench(settings)
+    bench.join(250, kinds)
+    bench.profile()
+    for _ in range(1_000):
+        bench.submit(50, gpus=1)
+    while (fact := bench.decide(measured=False)) is not None and fact.placements:
+        pass
+    print(f"{what}: 2,000 devices, {len(bench.running()):,} jobs run")
+    for _ in range(300):
+        bench.now_s += 10.0
+        bench.submit(50)
+        bench.decide()
+    bench.report("one arrival into idle devices")
+    for job_id in bench.running()[:300]:
+        bench.now_s += 10.0
+        bench.end(job_id)
+        bench.decide()
+    bench.report("one end, nobody waits")
+    for _ in range(4_000):
+        bench.submit(50, gpus=1)
+        if bench.jobs % 100 == 0:
+            bench.decide(measured=False)
+    while (fact := bench.decide(measured=False)) is not None and fact.placements:
+        pass
+    waiting = len(bench.state.jobs) - len(bench.running())
+    print(f"  now all devices are busy, and {waiting:,} jobs wait")
+    for _ in range(100):
+        bench.now_s += 10.0
+        bench.submit(50)
+        bench.decide()
+    bench.report("one arrival, nothing is idle")
+    for job_id in bench.running()[:200]:
+        bench.now_s += 10.0
+        bench.end(job_id)
+        bench.decide()
+    bench.report("one end, many wait")
 
 
-def demote(fold: Fold[machine.State], at_s: float) -> None:
-    """Let all placed jobs run, and rank them below those that wait."""
-    placed = [job for job in fold.state.jobs if job.placement is not None]
-    for job in placed:
-        for node_id in job.open_nodes:
-            tell(fold, RunStarted(job_id=job.id, epoch=1, node_id=node_id, devices=(0,), at_s=at_s))
-    ranks = tuple(Rank(job_id=job.id, queue=1, position=at_s) for job in placed)
-    tell(fold, JobsRanked(pool="default", at_s=at_s, ranks=ranks))
-
-
-def first_fit(fold: Fold[machine.State]) -> None:
+def first_fit(bench: Bench) -> None:
     """Place the waiting jobs in the order of their submission, wherever they fit first."""
-    free = Free(fold.state.cluster.free(fold.state.jobs))
-    for job in sorted(fold.state.jobs, key=lambda job: job.submitted_s):
+    free = Free(bench.state.cluster.free(bench.state.jobs))
+    for job in sorted(bench.state.jobs, key=lambda job: job.submitted_s):
         kind = next((k for k, count in free.kinds(job.spec).items() if count >= job.spec.gpus), None)
         if kind is not None and job.placement is None:
             free.take(free.choose(job.spec, kind, job.spec.gpus))
 
 
-def median_ms(work: Callable[[], object]) -> float:
-    """Return the median of the CPU time of a call."""
-    times = []
-    for _ in range(REPEATS):
-        before = time.process_time()
-        work()
-        times.append(time.process_time() - before)
-    return 1e3 * statistics.median(times)
-
-
 def main() -> None:
-    """Print rounds on an idle, a full and a nearly full cluster, and one in which everybody is preempted."""
-    for nodes, waiting in ((4, 1000), (60, 1000), (250, 5000)):
-        fold = cluster(nodes, waiting)
-        print(f"{nodes * 8} devices, {waiting} jobs waiting")
-        report("all devices idle", fold, 10.0)
-        (fact,) = decide(fold, 10.0)
-        fill(fold, 10.0)
-        report("all devices busy", fold, 12.0)
-        ended = fact.placements[0]
-        slot = ended.slots[0]
-        tell(fold, RunEnded(job_id=ended.job_id, epoch=1, node_id=slot.node_id, outcome="completed", at_s=12.5))
-        report("one device freed", fold, 12.5)
-        demote(fold, 13.0)
-        report("all make room", fold, 60.0)
-
-
-def report(what: str, fold: Fold[machine.State], now_s: float) -> None:
-    """Print one line."""
-    round_ms, plain_ms = median_ms(lambda: decide(fold, now_s)), median_ms(lambda: first_fit(fold))
-    print(f"  {what}: round {round_ms:.1f} ms; first-fit {plain_ms:.1f} ms; ratio {round_ms / plain_ms:.2f}")
+    """Print rounds of a busy pool and of a quiet one."""
+    before = time.process_time()
+    matching.warm()
+    print(f"kernels ready after {time.process_time() - before:.2f} s")
+    full(300, Settings(), "full")
+    small(list(KINDS), Settings(), "small, four kinds")
+    small(["a100"], Settings(max_waits=0, alpha=1.0), "small, one kind, nothing explained, no fairness")
 
 
 if __name__ == "__main__":
