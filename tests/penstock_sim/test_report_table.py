@@ -48,7 +48,7 @@ def test_a_comparison_as_json_has_the_trace_the_cluster_and_the_figures_of_each_
 
 def test_ratios_are_to_the_first_policy() -> None:
     rows = table.rows(Comparison(TINY, "1x1", [FIFO, SHORTEST]), lambda seconds: f"{seconds:g}")
-    assert rows[0] == ("fifo", "105", "1.00", "105", "110", "50", "110", "100.0%", "0")
+    assert rows[0] == ("fifo", "105", "1.00", "105", "110", "50", "110", "100%", "0")
     assert rows[1][:3] == ("srtf", "60", "0.57")
 
 

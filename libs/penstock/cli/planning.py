@@ -34,7 +34,8 @@ POLICIES: Final = tuple(dict.fromkeys((*counted.POLICIES, *virtual.POLICIES)))
 _COUNTED: Final = CountedSettings.__struct_fields__
 _DECIDED: Final = (*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__)
 _PLACED: Final = "best-fit"
-"""How the production matcher places."""
+"""How the production matcher places: gangs of skewed models together, others where least is broken up."""
+PLACEMENTS: Final = tuple(dict.fromkeys((*counted.PLACEMENTS, _PLACED)))
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ class Plan:
     def run(self, policy: str, progress: Progress | None = None) -> Outcome:
         """Simulate one policy; ``progress`` is told how many jobs have ended, where the engine counts them."""
         with told():
-            return self._counted(policy) if self.engine == "counted" else self._decided(policy, progress)
+            return self._counted(policy, progress) if self.engine == "counted" else self._decided(policy, progress)
 
-    def _counted(self, policy: str) -> Outcome:
+    def _counted(self, policy: str, progress: Progress | None) -> Outcome:
         asked = self.asked
         return counted.simulate(
             self.trace,
@@ -76,6 +77,7 @@ class Plan:
             gpu_time_samples=self.samples,
             overhead_s=asked.overhead_s,
             timeline=self.timeline,
+            go_on=lambda ended, _jobs: progress is None or progress(ended),
         )
 
     def _decided(self, policy: str, progress: Progress | None) -> Outcome:
@@ -171,7 +173,7 @@ def _check_names(asked: Asked) -> None:
     for name in asked.settings:
         _check_known("setting", name, sorted({*_COUNTED, *_DECIDED}))
     if asked.placement:
-        _check_known("placement", asked.placement, counted.PLACEMENTS)
+        _check_known("placement", asked.placement, PLACEMENTS)
     if asked.compat:
         _check_known("compat mode", asked.compat, counted.COMPATS)
     if asked.log and len(asked.policies) > 1:
@@ -203,6 +205,8 @@ def _only_deciders(asked: Asked, nodes: Nodes, *, spells: bool) -> Iterator[str]
     """Yield what was asked for and cannot be counted."""
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in counted.POLICIES)
     yield from (f"--set {name}" for name in asked.settings if name not in _COUNTED)
+    if asked.placement == _PLACED:
+        yield f"--placement {_PLACED}"
     if len(nodes.kinds) > 1 or len({group.speed for group in nodes.groups}) > 1:
         yield f"a cluster of several device kinds ({', '.join(nodes.kinds)})"
     given = {

@@ -25,7 +25,10 @@ Sets = Annotated[
     typer.Option("--set", help="NAME=VALUE of the policy, such as thresholds_gpu_s=3250,7200; repeatable."),
 ]
 Placement = Annotated[
-    str, typer.Option("--placement", help="count, first-fit, consolidate, best-fit or yarn.", show_default="count")
+    str,
+    typer.Option(
+        "--placement", help="count; best-fit, as the matcher does it; yarn, with --compat.", show_default="count"
+    ),
 ]
 Speedups = Annotated[
     Path | None, typer.Option("--speedups", help="TOML or JSON: how fast each model is on each device kind.")

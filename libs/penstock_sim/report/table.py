@@ -26,7 +26,7 @@ def rows(comparison: Comparison, span: Callable[[float], str]) -> Rows:
             span(one.p95_jct_s),
             span(one.avg_queue_s),
             span(one.makespan_s),
-            f"{one.utilisation:.1%}",
+            f"{one.utilisation:.0%}",
             str(one.preemptions),
         )
         for policy, one in comparison.summaries.items()

@@ -1,0 +1,219 @@
+"""`penstock sim`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import patience, planning, render, simulating
+from penstock.cli.asking import Asked
+from penstock.cli.comparing import Wanted
+from penstock_sim.outcome import Outcome
+from penstock_sim.report import table
+
+Run = Callable[..., tuple[int, str, str]]
+
+JOBS = "job_id,submit_s,num_gpus,duration_s\na,0,2,100\nb,0,2,10\nc,5,1,50\nd,6,4,20\n"
+FIGURES = [
+    "jobs", "finished", "sum_jct_s", "avg_jct_s", "median_jct_s", "p95_jct_s", "p99_jct_s", "avg_queue_s",
+    "makespan_s", "utilisation", "preemptions", "promotions", "events", "wall_s", "jobs_per_s",
+]  # fmt: skip
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> str:
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    return str(tmp_path / "jobs.csv")
+
+
+@pytest.fixture
+def sim(penstock: Run, jobs: str) -> Run:
+    return lambda *args: penstock("sim", jobs, "--cluster", "1x4", *args)
+
+
+def test_json_has_exactly_the_documented_form(sim: Run) -> None:
+    code, out, err = sim("--policy", "fifo", "--policy", "srtf", "-o", "json")
+    assert (code, err) == (0, "")
+    body = json.loads(out)
+    assert list(body) == ["trace", "cluster", "policies"]
+    assert (body["trace"], body["cluster"]) == ("jobs", "1x4")
+    assert {name: list(figures) for name, figures in body["policies"].items()} == {"fifo": FIGURES, "srtf": FIGURES}
+    fifo = body["policies"]["fifo"]  # a and b at 0; c when b ends; d when a has ended
+    assert (fifo["sum_jct_s"], fifo["makespan_s"], fifo["finished"]) == (100 + 10 + 55 + 114, 120, 4)
+
+
+def test_several_policies_are_one_table_with_ratios_to_the_first(sim: Run) -> None:
+    code, out, err = sim("-p", "fifo,srtf")
+    head, fifo, srtf, note = out.splitlines()
+    assert (code, err) == (0, "")
+    assert head.split() == ["POLICY", "AVG", "RATIO", "MEDIAN", "P95", "QUEUE", "MAKESPAN", "UTIL", "PREEMPT"]
+    assert fifo.split()[:3] == ["fifo", "1m10s", "1.00"]
+    assert srtf.split()[0] == "srtf"
+    assert float(srtf.split()[2]) < 1
+    assert note == "ratio: average JCT over that of fifo, on 4 GPUs; less is better"
+
+
+def test_the_widest_table_fits_eighty_columns() -> None:
+    row = ("allox+2d-gittins", "11d10h", "0.999", "59m59s", "11d10h", "11d10h", "132d05h", "100%", "1234567")
+    assert max(map(len, render.table(table.HEADERS, [row]))) <= 80
+
+
+def test_gpus_in_letters_are_shown_by_the_deciders(sim: Run) -> None:
+    code, out, _ = sim("-p", "fifo-backfill", "--gantt")
+    assert code == 0
+    assert "a letter is a job" in out
+    assert "A=a B=b C=c D=d" in out
+    assert len([line for line in out.splitlines() if line.startswith("gpu ")]) == 4
+
+
+def test_a_folder_takes_the_page_and_what_it_rests_on(sim: Run, tmp_path: Path) -> None:
+    code, _, err = sim("-p", "fifo,2d-las", "--set", "thresholds_gpu_s=50,100", "--out", str(tmp_path / "out"))
+    assert (code, err) == (0, f"penstock: wrote {tmp_path}/out/report.html\n")
+    page = (tmp_path / "out/report.html").read_text()
+    assert "--policy fifo --policy 2d-las --set thresholds_gpu_s=50,100 --out" in page
+    assert json.loads((tmp_path / "out/summary.json").read_text())["policies"]["fifo"]["finished"] == 4
+    with (tmp_path / "out/jobs-fifo.csv").open() as file:
+        assert [row["end_s"] for row in csv.DictReader(file)] == ["100", "10", "60", "120"]
+
+
+def test_what_one_simulation_wrote_another_reads(sim: Run, penstock: Run, tmp_path: Path) -> None:
+    sim("-p", "fifo", "--out", str(tmp_path / "out"))
+    again = penstock("sim", f"{tmp_path}/out/jobs-fifo.csv", "--cluster", "1x4", "-p", "fifo", "-o", "json")
+    assert again[0] == 0
+    assert json.loads(again[1])["policies"]["fifo"]["sum_jct_s"] == 279
+
+
+def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:
+    asked = Asked(Path(jobs), cluster="1x4", policies=("srtf", "fifo"), processes=2)
+    planned = planning.plan(asked, timeline=False, spells=False)
+    with patience.Patience() as waiting:
+        alone = list(simulating._one_by_one(planned, waiting))
+        together = simulating._at_once(planned, waiting)
+    assert [one.policy for one in together] == ["srtf", "fifo"]
+    assert [one.end_s.tolist() for one in together] == [one.end_s.tolist() for one in alone]
+
+
+REFUSED = {
+    ("-p", "fivo"): "there is no policy 'fivo'; expected one of fifo, fifo-backfill",
+    ("-p", ","): "no policy is named; expected --policy with some of fifo",
+    ("-p", "las", "--set", "threshold=1"): "there is no setting 'threshold'; expected one of",
+    ("-p", "las", "--set", "thresholds_gpu_s=9,3"): "thresholds_gpu_s is [9.0, 3.0]; expected rising",
+    ("-p", "las", "--set", "promote_knob"): "--set 'promote_knob' is no pair; expected NAME=VALUE",
+    ("-p", "las", "--set", "promote_knob=much"): "got `str` - at `$.promote_knob`",
+    ("-p", "fifo", "--cluster", "3y4"): "cluster is '3y4'; expected NODESxGPUS such as 3x4",
+    ("-p", "fifo", "--cluster", "none.toml"): "cluster file none.toml cannot be read",
+    ("-p", "fifo", "--cluster", "1x2"): "1 of 4 jobs can never start: the largest asks for 4 GPUs at once",
+    ("-p", "fifo", "--placement", "x"): "there is no placement 'x'; expected one of count, yarn, best-fit",
+    ("-p", "fifo", "--placement", "yarn"): "give --compat tiresias-2019",
+    ("-p", "fifo", "--compat", "blox"): "there is no compat mode 'blox'; expected one of tiresias-2019",
+    ("-p", "fifo", "--format", "x"): "'x' is no format of traces; expected auto, penstock, log, csv",
+    ("-p", "fifo,las", "--log", "log"): "--log takes the log of one policy",
+    (
+        "-p",
+        "allox",
+        "--compat",
+        "tiresias-2019",
+    ): "can only be counted, and --policy allox needs the deciders",
+    ("-p", "allox", "--engine", "counted"): "--policy allox needs the deciders",
+    ("-p", "las", "--placement", "count", "--engine", "deciders"): "--placement count can only be counted",
+    ("-p", "fifo", "--gpu-time-samples", "none"): "--gpu-time-samples none cannot be read: No such file",
+    ("-p", "fifo", "--speedups", "none.toml"): "speed-ups none.toml cannot be read",
+    ("-p", "fifo", "--gantt", "-o", "json"): "--gantt is for people and -o json for programs",
+    ("-p", "fifo", "--out", "jobs.csv"): "--out jobs.csv is a file; expected a folder",
+}
+
+
+@pytest.mark.parametrize("args", REFUSED, ids=" ".join)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    sim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = sim(*args)
+    assert (code, out) == (2, "")
+    assert REFUSED[args] in err
+    assert err.count("\n") == 1
+
+
+def test_a_trace_that_is_not_there_is_bad_input(penstock: Run) -> None:
+    code, _, err = penstock("sim", "none.csv", "--cluster", "1x4", "-p", "fifo")
+    assert (code, err) == (2, "penstock: there is no file none.csv; check the path\n")
+
+
+def test_a_trace_without_a_job_is_bad_input(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text(JOBS.splitlines()[0] + "\n")
+    code, _, err = penstock("sim", f"{tmp_path}/empty.csv", "--cluster", "1x4", "-p", "fifo")
+    assert code == 2
+    assert "there is no job in" in err
+
+
+def test_a_name_that_was_probably_meant_is_told(sim: Run) -> None:
+    assert "did you mean thresholds_gpu_s?" in sim("-p", "las", "--set", "threshold=1")[2]
+
+
+def test_counting_will_do_unless_something_needs_the_deciders() -> None:
+    def engine(cluster: str = "2x4", **more: object) -> str:
+        asked = Asked(Path("x"), cluster, **{"policies": ("fifo",), **more})  # type: ignore[arg-type] # any fields
+        return planning._engine(asked, planning.clusters.load(cluster), spells=False)
+
+    assert engine() == "counted"
+    assert engine(engine="deciders") == "deciders"
+    assert engine(policies=("fifo", "allox")) == "deciders"
+    assert engine(settings={"window": "64"}) == "deciders"
+    assert engine("1x4@fast+1x4@slow") == "deciders"
+    assert engine(placement="best-fit") == "deciders"
+    assert engine(log=Path("log")) == "deciders"
+    assert engine(length_error=0.5) == "deciders"
+
+
+def test_the_first_ctrl_c_leaves_the_results_so_far(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated = planning.Plan.run
+
+    def interrupted(planned: planning.Plan, policy: str, progress: planning.Progress | None = None) -> Outcome:
+        signal.raise_signal(signal.SIGINT)
+        return simulated(planned, policy, progress)
+
+    monkeypatch.setattr(planning.Plan, "run", interrupted)
+    with pytest.raises(simulating.typer.Exit) as left:
+        simulating.simulate(Asked(Path(jobs), "1x4", ("fifo", "srtf")), Wanted())
+    out, err = capsys.readouterr()
+    assert left.value.exit_code == 130
+    assert "fifo" in out
+    assert "srtf" not in out
+    assert "stopped by Ctrl-C; what is shown are the results so far" in err
+
+
+def test_the_second_ctrl_c_interrupts() -> None:
+    with patience.Patience() as waiting:
+        signal.raise_signal(signal.SIGINT)
+        assert waiting.over
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now_s = [0.0]
+    monkeypatch.setattr(patience, "_now_s", lambda: now_s[0])
+    return now_s
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        with patience.Patience() as waiting:
+            told = waiting.watch("fifo", jobs=1_000)
+            for ended in range(0, 1_000, 10):
+                clock[0] += 0.01
+                told(ended)
+        err = capsys.readouterr().err
+        assert ("fifo: 200 of 1,000 jobs, 20 %, 952 jobs/s, 0.8s left" in err) is terminal
+        assert err.count("fifo") <= 6
