@@ -48,18 +48,20 @@ def _figure(one: Summary, name: str) -> str:
 
 def ratio(value: float | None) -> str:
     """
-    Return a ratio in three figures; a dash for none.
+    Return a ratio, the smaller the more digits; a dash for none.
 
     Examples
     --------
-    >>> [ratio(value) for value in (None, 1.0, 0.08132, 0.00123, 12.34)]
-    ['-', '1.00', '0.081', '0.0012', '12.3']
+    >>> [ratio(value) for value in (None, 1.0, 0.0502, 0.00123, 12.34)]
+    ['-', '1.00', '0.050', '0.0012', '12.3']
     """
     if value is None:
         return "-"
     if value >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    if value >= 0.01:
+        return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+    return f"{value:.2g}"
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
 
 from penstock_sim.outcome import Timeline
 from penstock_sim.report import palette, thin
@@ -67,6 +68,7 @@ def _label(busy: np.ndarray, waiting: np.ndarray, timelines: list[Timeline]) -> 
     skewed = max(longest) > _SKEWED * max(min(longest), 10)
     if skewed:
         waiting[0].set_yscale("symlog", linthresh=10, linscale=0.5)
+        waiting[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     waiting[0].set_ylim(0, max(*longest, 1) * (2 if skewed else 1.06))
     middle = len(busy) // 2
     busy[middle].set_ylabel("busy GPUs, %")

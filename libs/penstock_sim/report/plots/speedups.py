@@ -6,11 +6,13 @@ from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from penstock_sim.report import palette
 from penstock_sim.report.comparison import Comparison
 from penstock_sim.report.picture import FAINT, Picture
 from penstock_sim.report.plots import style
+from penstock_sim.trace import Floats
 
 _LOG_FROM: Final = 20.0
 _BARS: Final = (("avg_jct_s", "average", 1.0), ("p95_jct_s", "95th percentile", 0.45))
@@ -41,21 +43,38 @@ def draw(comparison: Comparison) -> Picture | None:
 
 
 def _bars(axes: Axes, comparison: Comparison, first: str, compared: list[str]) -> None:
+    """Draw the bars: from 0, or from 1 to both sides where they are so different that the axis is logarithmic."""
     looks = palette.looks(list(comparison.summaries))
-    base, most = comparison.summaries[first], 1.0
-    for at, (figure_name, label, opacity) in enumerate(_BARS):
-        gains = [
-            getattr(base, figure_name) / max(getattr(comparison.summaries[policy], figure_name), 1e-9)
-            for policy in compared
-        ]
-        most = max(most, *gains)
+    gains = np.array([_gains(comparison, first, figure_name, compared) for figure_name, _, _ in _BARS])
+    logarithmic = float(gains.max()) > _LOG_FROM
+    from_gain = 1.0 if logarithmic else 0.0
+    for at, (_, label, opacity) in enumerate(_BARS):
         places = np.arange(len(compared)) + (at - 0.5) * 0.38
         colours = [looks[policy].colour for policy in compared]
-        drawn = axes.barh(places, gains, height=0.36, color=colours, alpha=opacity)
-        axes.bar_label(drawn, [f"{gain:.2f}" if gain < 10 else f"{gain:.1f}" for gain in gains], padding=4)
+        axes.barh(places, gains[at] - from_gain, left=from_gain, height=0.36, color=colours, alpha=opacity)
+        for place, gain in zip(places, gains[at], strict=True):
+            axes.annotate(
+                f"{gain:.2f}" if gain < 10 else f"{gain:.1f}",
+                (max(gain, 1.0) if logarithmic else gain, place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+            )
         axes.barh([np.nan], [np.nan], color=FAINT, alpha=opacity, label=label)
-    if most > _LOG_FROM:
-        axes.set_xscale("log")
-        axes.set_xlim(right=most * 1.6)
+    if logarithmic:
+        _logarithmic(axes, gains)
     else:
-        axes.set_xlim(0, most * 1.12)
+        axes.set_xlim(0, max(1.0, float(gains.max())) * 1.12)
+
+
+def _gains(comparison: Comparison, first: str, figure_name: str, compared: list[str]) -> list[float]:
+    base_s: float = getattr(comparison.summaries[first], figure_name)
+    return [base_s / max(getattr(comparison.summaries[policy], figure_name), 1e-9) for policy in compared]
+
+
+def _logarithmic(axes: Axes, gains: Floats) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(min(1.0, float(gains.min())) / 1.15, float(gains.max()) * 1.6)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
