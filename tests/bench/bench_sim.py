@@ -1,0 +1,118 @@
+"""What counting costs: the Philly trace, a million jobs, and the loop that rescans all jobs: ``bench_sim.py``."""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from penstock_sim.cluster import parse
+from penstock_sim.counted import simulate
+from penstock_sim.counted.engine import warm
+from penstock_sim.outcome import Outcome
+from penstock_sim.trace import Trace
+from penstock_sim.traces import read
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+SEVEN = tuple(3600.0 * 8.0**k for k in range(6))
+GPUS = (2_490, 2_000, 1_600, 1_200)
+ELSEWHERE = {
+    "fifo": (29_009, 30_093, 154_971, 988_461),
+    "fifo-backfill": (29_009, 29_781, 59_577, 202_236),
+    "srtf": (29_009, 29_096, 31_408, 46_499),
+    "2d-las": (29_009, 29_077, 34_338, 80_389),
+    "2d-las, 7 queues": (29_009, 29_039, 31_338, 51_894),
+    "2d-gittins, 25 levels": (29_009, 29_041, 30_919, 50_152),
+}
+"""Mean JCT in seconds on so many GPUs, found with other programs."""
+
+MILLION = 1_000_000
+
+
+def run(trace: Trace, gpus: int, name: str) -> Outcome:
+    """Return the outcome of a line of the table."""
+    settings = {"thresholds_gpu_s": SEVEN} if "7 queues" in name else {}
+    return simulate(trace, parse(f"1x{gpus}"), name.split(",", maxsplit=1)[0], settings=settings)
+
+
+def report_philly(trace: Trace) -> None:
+    """Print mean JCT and CPU time, with what others found."""
+    print(f"{len(trace)} jobs, counted; mean JCT in s (elsewhere), CPU s, without reading and loading")
+    for name in (*ELSEWHERE, "fewest-gpus", "srsf", "las"):
+        cells = []
+        for gpus, known in zip(GPUS, ELSEWHERE.get(name, (None,) * 4), strict=True):
+            found = run(trace, gpus, name)
+            beside = "" if known is None else f" ({known:,})"
+            cells.append(f"{gpus}: {found.jct_s.mean():,.0f}{beside} {found.wall_s:.2f} s")
+        print(f"  {name}: {'; '.join(cells)}", flush=True)
+
+
+def tiled(trace: Trace, jobs: int) -> Trace:
+    """Return so many jobs: the trace again and again, one after the other."""
+    row, turn = np.arange(jobs) % len(trace), np.arange(jobs) // len(trace)
+    span_s = float(trace.submit_s[-1] - trace.submit_s[0])
+    return replace(
+        trace,
+        job_ids=range(jobs),  # type: ignore[arg-type] # names of a million jobs would be timed as well
+        submit_s=trace.submit_s[row] + turn * span_s,
+        num_gpus=trace.num_gpus[row],
+        duration_s=trace.duration_s[row],
+        vcs=(),
+        users=(),
+        models=(),
+        kinds=(),
+    )
+
+
+def report_million(trace: Trace) -> None:
+    """Print CPU time for a million jobs, and the most memory that the process has held."""
+    many = tiled(trace, MILLION)
+    for name in ("2d-las", "2d-gittins, 25 levels"):
+        times = [f"{gpus}: {run(many, gpus, name).wall_s:.2f} s" for gpus in (2_490, 1_600, 1_200)]
+        print(f"  {name}: {'; '.join(times)}", flush=True)
+    print(f"  most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+def slice_of_3000() -> Trace:
+    """Return 3,000 Philly jobs with gangs of at most 16, cut at a day."""
+    with gzip.open(TRACES / "bench_S3000_golden_256gpu.csv.gz", "rt") as file:
+        submit_s, gpus, duration_s = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(2, 3, 4)).T
+    return Trace("slice", [str(n) for n in range(len(gpus))], submit_s, gpus.astype(np.int64), duration_s)
+
+
+def report_rescanning() -> None:
+    """Print the loop that looks at all jobs at every event beside ours; both give the same end times."""
+    trace = slice_of_3000()
+    print("3000 jobs on 256 GPUs: a loop that rescans all jobs, ours, ratio")
+    for policy in ("fifo", "fifo-backfill", "srtf", "2d-las"):
+        scanned = simulate(trace, parse("64x4"), policy, compat="tiresias-2019").wall_s
+        ours = min(simulate(trace, parse("64x4"), policy).wall_s for _ in range(5))
+        print(f"  {policy}: {scanned:.2f} s, {ours:.4f} s; ratio {scanned / ours:.0f}", flush=True)
+
+
+def main() -> int:
+    """Print all of it; the million in a process of its own, for its memory."""
+    if not TRACES.exists():
+        print(f"{TRACES} is not there: nothing to measure")
+        return 0
+    philly = read(TRACES / "philly_12vc_109532.csv.gz", "csv")
+    before_s = time.process_time()
+    warm()
+    print(f"loading the kernels, or compiling them: {time.process_time() - before_s:.1f} s")
+    if sys.argv[1:] == ["million"]:
+        print(f"{MILLION} jobs, counted")
+        report_million(philly)
+        return 0
+    report_philly(philly)
+    report_rescanning()
+    return subprocess.run([sys.executable, __file__, "million"], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
