@@ -16,6 +16,7 @@ from collections.abc import Callable
 from penstock_bus import Delivery
 from penstock_events import (
     NodeJoined,
+    NodeLeft,
     Outcome,
     Placement,
     Preemption,
@@ -27,6 +28,7 @@ from penstock_events import (
 )
 from penstock_sim.virtual.costs import Costs
 from penstock_sim.virtual.engine import Engine
+from penstock_sim.virtual.script import Sampled
 from penstock_sim.virtual.speedups import Speed
 from penstock_sim.virtual.tasks import Run, Task
 
@@ -43,6 +45,8 @@ class Executors:
     engine : Engine
     speed : Speed
     costs : Costs
+        Of stopping, and of checkpoints; those of starting and of iterations stand in each task.
+    sampled : Sampled
     on_ended : callable, optional
 
     Attributes
@@ -65,6 +69,7 @@ class Executors:
         *,
         speed: Speed,
         costs: Costs,
+        sampled: Sampled,
         on_ended: Ended | None = None,
     ) -> None:
         self.tasks: dict[str, Task] = {}
@@ -73,7 +78,7 @@ class Executors:
         self.busy = self.running = self.ended = 0
         self._here: defaultdict[str, dict[str, Run]] = defaultdict(dict)  # node → job → run
         self._agenda, self._append, self._clock = engine.agenda, engine.append, engine.clock
-        self.speed, self.costs, self._on_ended = speed, costs, on_ended
+        self.speed, self.costs, self._sampled, self._on_ended = speed, costs, sampled, on_ended
 
     def react(self, delivery: Delivery) -> None:
         """Do as the facts of a commit say."""
@@ -81,9 +86,7 @@ class Executors:
             if isinstance(fact, RoundDecided):
                 self._follow(fact)
             elif isinstance(fact, SamplesRequested):
-                for sample in fact.samples:
-                    work_s = sample.iterations * self.costs.iteration_s
-                    self.tasks[sample.sample_id] = Task(sample.sample_id, -1, 1, fact.spec.model, work_s)
+                self.tasks.update({sample.sample_id: self._sampled(fact, sample) for sample in fact.samples})
 
     def _follow(self, fact: RoundDecided) -> None:
         for node_id in fact.lost_nodes:
@@ -103,7 +106,7 @@ class Executors:
     def repair(self, joined: NodeJoined) -> None:
         """Bring a node back: what ran there and is still leased is lost, then it offers its devices."""
         node_id, now_s = joined.node_id, self._clock()
-        del self.down_s[node_id]
+        self.down_s.pop(node_id, None)
         for run in list(self._here[node_id].values()):
             if node_id not in run.missing:
                 self._end(run, node_id, "lost", "its processes vanished without an exit status")
@@ -113,6 +116,16 @@ class Executors:
         self._append(subjects.node(node_id), joined, f"executor/{node_id}")
         for run in list(self._here[node_id].values()):
             self._agenda.at(now_s, self._start, run)
+
+    def leave(self, left: NodeLeft) -> None:
+        """Shut a node down in good order: its runs are preempted, then it says that it is gone."""
+        reason = f"node {left.node_id} is shutting down"
+        for run in list(self._here[left.node_id].values()):
+            run.asked = True
+            if not run.stands:
+                self._stand(run, self._clock(), saved=True)
+            self._end_all(run, reason)
+        self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
 
     # --- the beginning of a run
     def _place(self, placement: Placement) -> None:
@@ -135,7 +148,7 @@ class Executors:
             run.missing.discard(node_id)
             self._tell_start(run, node_id, now_s)
         if not run.missing and not run.stands:
-            run.begins_s = now_s + self.costs.start_s
+            run.begins_s = now_s + run.task.starting_s
             left_s = run.task.work_s - run.task.kept_s
             self._agenda.at(run.begins_s + left_s / run.speed, self._complete, run)
 
@@ -151,7 +164,7 @@ class Executors:
             epoch=run.epoch,
             node_id=node_id,
             devices=run.open[node_id],
-            resumed_step=self._steps(task.kept_s),
+            resumed_step=task.steps(task.kept_s),
         )
         self._append(subjects.run(task.id), started, f"executor/{node_id}")
 
@@ -207,8 +220,8 @@ class Executors:
             outcome=outcome,
             exit_code=0 if outcome == "completed" else None,
             reason=reason,
-            steps=self._steps(task.kept_s),
-            loop_steps=self._steps(run.done_s),
+            steps=task.steps(task.kept_s),
+            loop_steps=task.steps(run.done_s),
             loop_s=run.done_s / run.speed,
         )
         self._append(subjects.run(task.id), ended, f"executor/{node_id}")
@@ -240,6 +253,3 @@ class Executors:
 
     def _is_on(self, run: Run) -> bool:
         return self.runs.get(run.task.id) is run
-
-    def _steps(self, work_s: float) -> int:
-        return round(work_s / self.costs.iteration_s)

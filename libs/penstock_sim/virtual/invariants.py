@@ -75,7 +75,7 @@ class Invariants:
 
     def check_service(self) -> None:
         """Check that no service appeared or vanished."""
-        start_s, stop_s = self._executors.costs.start_s, self._executors.costs.stop_s
+        stop_s = self._executors.costs.stop_s
         for task in self._executors.tasks.values():
             job, runs = self._jobs[task.id], self._runs[task.id]
             _expect(task.over == (job.state in TERMINAL), f"{task.id} is over here or there only")
@@ -84,7 +84,10 @@ class Invariants:
             if task.over and len(runs) == job.attempts:  # of runs that nodes took with them, the log has no figures
                 _expect(_near(done_s, task.work_s + task.lost_s), f"{task.id} worked {done_s} s; it is {task}")
             for run in runs:
-                costs_s = {"completed": start_s, "preempted": min(start_s, run.held_s - stop_s) + stop_s}
+                costs_s = {
+                    "completed": task.starting_s,
+                    "preempted": min(task.starting_s, run.held_s - stop_s) + stop_s,
+                }
                 if run.outcome in costs_s and not task.lost_s:
                     _expect(_near(run.held_s - run.worked_s, costs_s[run.outcome]), f"{task.id}: {run} cost too much")
 

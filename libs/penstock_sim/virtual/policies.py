@@ -11,10 +11,11 @@ How the production deciders walk them:
 * ``las``, ``2d-las``, ``2d-gittins``: a waiting job preempts runs of higher queue numbers, never within a queue;
 * ``allox``: one queue, matched by declared lengths, nobody is preempted;
 * ``max-min``: the jobs of the users who are least far come first, then as ``fifo-backfill``;
-* ``allox+2d-gittins``: Penstock's defaults but for the order.
+* ``allox+2d-gittins``: Penstock's defaults but for the order;
+* ``configured``: the services' own settings, changed by nothing but what is set: what a cluster runs.
 
-All but ``allox`` and the last match one job at a time, in rank order, each to the device on which it ends first; and
-their gangs have no patience with which they would keep devices free. What bounds preemption (``min_run_s``,
+All but ``allox`` and the last two match one job at a time, in rank order, each to the device on which it ends first;
+and their gangs have no patience with which they would keep devices free. What bounds preemption (``min_run_s``,
 ``overhead_share``) is as in production.
 """
 
@@ -69,6 +70,7 @@ POLICIES: Final[dict[str, Policy]] = {
     "allox": Policy(_ONE_QUEUE, declares=True),
     "max-min": Policy(_one_by_one("fifo-backfill", alpha=0.001)),
     "allox+2d-gittins": Policy({"order": "2d-gittins"}),
+    "configured": Policy(),
 }
 """Every policy that the production deciders run, by name."""
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from penstock_bus import Delivery
 from penstock_events import JobsRanked
-from penstock_sim.cluster import Nodes
 from penstock_sim.outcome import Outcome, Spells, Timeline
-from penstock_sim.trace import Trace
-from penstock_sim.virtual.tasks import Run, Task
+from penstock_sim.virtual.script import Script
+from penstock_sim.virtual.tasks import Run
 
 
 class Records:
@@ -20,23 +17,19 @@ class Records:
 
     Parameters
     ----------
-    tasks : sequence of Task, (J,)
-        By row of the trace; each keeps its own times.
-    shift_s : float
-        Virtual time less the trace's.
+    script : Script
+        Each of its tasks keeps its own times.
     """
 
-    def __init__(self, trace: Trace, cluster: Nodes, tasks: Sequence[Task], shift_s: float) -> None:
-        self._trace, self._gpus, self._tasks, self._shift_s = trace, cluster.gpus, tasks, shift_s
-        self._by_id = {task.id: task for task in tasks}
-        self._first_device = np.concatenate([[0], np.cumsum(cluster.sizes)]).tolist()
-        self._numbers: dict[str, int] = {}
+    def __init__(self, script: Script) -> None:
+        self._trace, self._tasks, self._shift_s = script.trace, script.tasks, script.shift_s
+        self._by_id = {task.id: task for task in script.tasks}
+        self._gpus, self._first_device = 0, dict[str, int]()
+        for node_id, size in script.sizes.items():
+            self._first_device[node_id] = self._gpus
+            self._gpus += size
         self._timeline: list[tuple[float, int, int]] = []
         self._spells: list[tuple[int, int, float, float]] = []
-
-    def number(self, node_id: str) -> None:
-        """Give the next node its number."""
-        self._numbers[node_id] = len(self._numbers)
 
     def note_ranks(self, delivery: Delivery) -> None:
         """Count promotions."""
@@ -56,7 +49,7 @@ class Records:
         """Note who held the devices of a node's part of a run; samples are left out."""
         if run.task.row < 0 or run.started_s != run.started_s:
             return
-        first = self._first_device[self._numbers[node_id]]
+        first = self._first_device[node_id]
         from_s, to_s = run.started_s - self._shift_s, now_s - self._shift_s
         self._spells += [(run.task.row, first + index, from_s, to_s) for index in devices]
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from penstock_bus import Decider
-from penstock_events import NodeJoined
 from penstock_gateway.machine import decider as gateway
 from penstock_gateway.settings import Settings as GatewaySettings
 from penstock_matcher.machine import decider as matcher
@@ -28,8 +27,8 @@ from penstock_sim.virtual.executors import Executors
 from penstock_sim.virtual.log import Log, Written
 from penstock_sim.virtual.policies import Chosen, choose
 from penstock_sim.virtual.records import Records
-from penstock_sim.virtual.speedups import Speed, Speedups, relative
-from penstock_sim.virtual.tasks import Task
+from penstock_sim.virtual.script import Script, of_trace
+from penstock_sim.virtual.speedups import Speedups, relative
 from penstock_sim.virtual.workload import Telling
 from penstock_sim.virtual.world import World
 
@@ -115,10 +114,22 @@ def simulate(trace: Trace, cluster: Nodes, policy: str, *, overhead_s: float | N
 def run(trace: Trace, cluster: Nodes, policy: str, options: Options) -> Outcome:
     """Return what :func:`simulate` does, with the options as one value."""
     began_s = time.process_time()
-    chosen = choose(policy, {**_QUIET, **(options.settings or {})} if options.log is None else options.settings)
+    chosen = choose(policy, options.settings)
+    rng = np.random.default_rng(options.seed)
+    declared_s = workload.declared_s(trace, options.length_error, rng) if chosen.declares else None
+    speed = relative(options.speedups, cluster)
+    script = of_trace(trace, cluster, speed, Telling(declared_s, options.profile), options.costs)
+    return play(script, policy, options, began_s)
+
+
+def play(script: Script, policy: str, options: Options, began_s: float | None = None) -> Outcome:
+    """Return what the deciders make of a script; CPU time counts from ``began_s``, or from now."""
+    began_s = time.process_time() if began_s is None else began_s
+    settings = options.settings or {}
+    chosen = choose(policy, {**_QUIET, **settings} if options.log is None else settings)
     with ExitStack() as stack:
         written = stack.enter_context(Written(options.log)) if options.log is not None else None
-        simulation = _Simulation(trace, cluster, chosen, options, written)
+        simulation = _Simulation(script, chosen, options, written)
         simulation.run()
     return simulation.records.outcome(policy, simulation.engine.instants, time.process_time() - began_s)
 
@@ -126,27 +137,23 @@ def run(trace: Trace, cluster: Nodes, policy: str, options: Options) -> Outcome:
 class _Simulation:
     """All parts of one simulation, put together."""
 
-    def __init__(self, trace: Trace, cluster: Nodes, chosen: Chosen, options: Options, written: Written | None) -> None:
-        ids = workload.job_ids(trace)
-        rows = zip(
-            ids, trace.num_gpus.tolist(), trace.models or [""] * len(trace), trace.duration_s.tolist(), strict=True
-        )
-        tasks = [Task(job_id, row, gpus, str(model), work_s) for row, (job_id, gpus, model, work_s) in enumerate(rows)]
-        speed = relative(options.speedups, cluster)
+    def __init__(self, script: Script, chosen: Chosen, options: Options, written: Written | None) -> None:
         self._options, self._chosen = options, chosen
-        self.records = Records(trace, cluster, tasks, workload.shift_s(trace))
+        self._silence = options.failures is not None or bool(script.outages)
+        self.records = Records(script)
         self.engine = Engine(self._deciders(), Log(written.add if written is not None else None))
         self._executors = Executors(
             self.engine,
-            speed=speed,
+            speed=script.speed,
             costs=options.costs,
+            sampled=script.sampled,
             on_ended=self.records.note_spell if options.spells else None,
         )
         self.engine.follow(self.records.note_ranks)
         self.engine.follow(self._executors.react)
-        submitted = workload.submissions(trace, ids, self._telling(trace))
-        self._world = World(self.engine, self._executors, tasks, submitted)
-        self._open(list(workload.nodes(cluster)), trace, cluster, speed)
+        self._world = World(self.engine, self._executors, script)
+        if options.failures is not None:
+            self._world.fail(script.nodes, options.failures, options.seed)
 
     def run(self) -> None:
         """Let time pass until every job has ended, or nothing more can become of any."""
@@ -156,27 +163,15 @@ class _Simulation:
 
     def _deciders(self) -> list[Decider[Any]]:
         chosen, options = self._chosen, self._options
-        heard = self._heard if options.failures is not None else None
         found: list[Decider[Any]] = [profiler()] if options.profile else []
-        found += [ranker(chosen.ranker, chosen.ranker.priors()), matcher(chosen.matcher, heard)]
+        found += [
+            ranker(chosen.ranker, chosen.ranker.priors()),
+            matcher(chosen.matcher, self._heard if self._silence else None),
+        ]
         return [*found, gateway(GatewaySettings())] if options.log is not None else found
 
     def _heard(self, _nodes: Iterable[str], _now_s: float) -> Mapping[str, float]:
         return self._executors.down_s  # who is missing there is well
-
-    def _telling(self, trace: Trace) -> Telling:
-        if not self._chosen.declares:
-            return Telling(None, self._options.profile)
-        rng = np.random.default_rng(self._options.seed)
-        return Telling(workload.declared_s(trace, self._options.length_error, rng), self._options.profile)
-
-    def _open(self, nodes: list[NodeJoined], trace: Trace, cluster: Nodes, speed: Speed) -> None:
-        for joined in nodes:
-            self.records.number(joined.node_id)
-        known = [] if self._options.profile else list(workload.profiles(trace, cluster, speed))
-        self._world.open(nodes, known)
-        if self._options.failures is not None:
-            self._world.fail(nodes, self._options.failures, self._options.seed)
 
     def _more(self) -> bool:
         engine, progress = self.engine, self._options.progress

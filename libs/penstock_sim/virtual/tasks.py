@@ -22,8 +22,12 @@ class Task:
         Of the trace; -1 for a sample.
     work_s : float
         Seconds of work, on the fastest kind.
+    starting_s : float
+        At the beginning of every run: its devices are held, and nothing advances.
+    iteration_s : float
+        Of an iteration, on the fastest kind: what steps count.
     kept_s : float
-        Of these, done and saved.
+        Work that is done and saved.
     lost_s : float
         Work that was done and not saved, summed over all runs.
     idle_s : float
@@ -39,6 +43,8 @@ class Task:
     gpus: int
     model: str
     work_s: float
+    starting_s: float = 0.0
+    iteration_s: float = 1.0
     kept_s: float = 0.0
     lost_s: float = 0.0
     idle_s: float = 0.0
@@ -48,6 +54,10 @@ class Task:
     preemptions: int = 0
     promotions: int = 0
     queue: int = 0
+
+    def steps(self, work_s: float) -> int:
+        """Return how many iterations some work is."""
+        return round(work_s / self.iteration_s)
 
     @property
     def over(self) -> bool:

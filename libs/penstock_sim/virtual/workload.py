@@ -9,7 +9,17 @@ from typing import Final
 
 import numpy as np
 
-from penstock_events import Device, JobSpec, JobSubmitted, KindSpeed, NodeJoined, WorkloadProfiled, workload
+from penstock_events import (
+    AnyEvent,
+    Device,
+    JobSpec,
+    JobSubmitted,
+    KindSpeed,
+    NodeJoined,
+    WorkloadProfiled,
+    subjects,
+    workload,
+)
 from penstock_sim.cluster import Nodes
 from penstock_sim.trace import Floats, Trace
 from penstock_sim.virtual.speedups import Speed
@@ -99,16 +109,16 @@ def nodes(cluster: Nodes) -> Iterator[NodeJoined]:
             yield NodeJoined(at_s=0.0, node_id=node_id, devices=devices, labels=dict(group.labels), incarnation="1")
 
 
-def profiles(trace: Trace, cluster: Nodes, speed: Speed) -> Iterator[WorkloadProfiled]:
-    """Yield what a profiler would know of each model, at the time 0."""
+def profiles(trace: Trace, cluster: Nodes, speed: Speed) -> Iterator[tuple[str, AnyEvent, str]]:
+    """Yield what a profiler would know of each model, at the time 0: subject, fact and actor."""
     for model in sorted(set(map(str, trace.models)) or {""}):
         known = {kind: speed(model, kind) for kind in cluster.kinds}
         fastest = max(known.values())
         speeds = tuple(
             KindSpeed(kind=kind, iteration_s=1.0 / found, speed=found / fastest) for kind, found in known.items()
         )
-        spec = JobSpec(name="any", command=_COMMAND, model=model)
-        yield WorkloadProfiled(at_s=0.0, key=workload.key(spec), speeds=speeds)
+        key = workload.key(JobSpec(name="any", command=_COMMAND, model=model))
+        yield subjects.profile(key), WorkloadProfiled(at_s=0.0, key=key, speeds=speeds), "profiler/sim"
 
 
 def declared_s(trace: Trace, error: float, rng: np.random.Generator) -> Floats:

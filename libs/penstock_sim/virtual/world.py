@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from penstock_events import JobSubmitted, NodeJoined, WorkloadProfiled, subjects
+from penstock_events import JobSubmitted, NodeJoined, NodeLeft, subjects
 from penstock_sim.virtual.costs import Failures
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
-from penstock_sim.virtual.tasks import Task
+from penstock_sim.virtual.script import Script
 
 
 class World:
@@ -20,26 +20,30 @@ class World:
     Parameters
     ----------
     engine, executors
-    tasks : sequence of Task, (J,)
-        By row of the trace, which is by submission.
-    submitted : callable
-        From a row to its submission.
+    script : Script
     """
 
-    def __init__(
-        self, engine: Engine, executors: Executors, tasks: Sequence[Task], submitted: Callable[[int], JobSubmitted]
-    ) -> None:
+    def __init__(self, engine: Engine, executors: Executors, script: Script) -> None:
         self._engine, self._executors = engine, executors
-        self._tasks, self._submitted = tasks, submitted
+        self._tasks, self._submitted = script.tasks, script.submitted
         self._arrived = 0
+        self._open(script)
 
-    def open(self, nodes: Sequence[NodeJoined], profiles: Sequence[WorkloadProfiled]) -> None:
-        """Have the nodes join, and the first job arrive at its time."""
+    def _open(self, script: Script) -> None:
         append, at = self._engine.append, self._engine.agenda.at
-        for joined in nodes:
+        for joined in script.nodes:
             at(joined.at_s, append, subjects.node(joined.node_id), joined, f"executor/{joined.node_id}")
-        for profiled in profiles:
-            at(profiled.at_s, append, subjects.profile(profiled.key), profiled, "profiler/sim")
+        for subject, fact, actor in script.facts:
+            if isinstance(fact, NodeLeft):
+                at(fact.at_s, self._executors.leave, fact)
+            elif isinstance(fact, NodeJoined):
+                at(fact.at_s, self._executors.repair, fact)
+            else:
+                at(fact.at_s, append, subject, fact, actor)
+        for outage in script.outages:
+            at(outage.at_s, self._go_down, outage.node_id)
+            if outage.back is not None:
+                at(outage.back.at_s, self._executors.repair, outage.back)
         self._expect()
 
     def fail(self, nodes: Sequence[NodeJoined], failures: Failures, seed: int) -> None:
@@ -72,9 +76,12 @@ class World:
         self._expect()
 
     def _fail(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
-        self._executors.fail(joined.node_id)
-        self._engine.wake()  # real ones look at heartbeats every few seconds
+        self._go_down(joined.node_id)
         self._engine.agenda.at(self._engine.now_s + repair_s, self._repair, joined, uptimes_s, repair_s)
+
+    def _go_down(self, node_id: str) -> None:
+        self._executors.fail(node_id)
+        self._engine.wake()  # real ones look at heartbeats every few seconds
 
     def _repair(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
         now_s = self._engine.now_s
