@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from counted_cases import traces
-from hypothesis import given, settings
+from counted_cases import trace_of, traces
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_policies import orders
@@ -130,6 +130,12 @@ ALIKE = sorted(ORDERS.keys() - {"2d-gittins"})
     st.sampled_from(ALIKE),
     st.sampled_from([(), (4.0,), (4.0, 16.0), (2.0, 5.0, 12.0)]),
     st.sampled_from([None, 0.5, 2.0]),
+)
+@example(  # a running job that falls ahead of others in the queue below
+    trace_of([(0.0, 1, 10.0), (0.0, 1, 10.0), (6.0, 2, 4.0), (8.0, 4, 1.0), (10.0, 1, 1.0)]),
+    "2d-gittins",
+    (2.0, 5.0, 12.0),
+    None,
 )
 def test_at_every_event_those_run_whom_the_production_order_admits(trace, policy, limits, knob):
     chosen = Settings(thresholds_gpu_s=limits, promote_knob=knob, levels=0, within="entry", tick_s=0.0)

@@ -191,11 +191,14 @@ def end(sim: Sim, job: int, now_s: float) -> None:
 def cross(sim: Sim, job: int, now_s: float) -> None:
     """Demote a running job whose alarm has rung."""
     take_out(sim, job)
-    queue, last = sim.jobs.queue[job] + 1, len(sim.queues.limit) - 1
-    while queue < last and _crosses_s(sim, job, queue) <= now_s:
+    queue, lowest = sim.jobs.queue[job] + 1, len(sim.queues.limit) - 1
+    while queue < lowest and _crosses_s(sim, job, queue) <= now_s:
         queue += 1
     enter(sim, job, queue, now_s)
-    insert(sim, job, sim.queues.last[sim.jobs.queue[job]])
+    last = sim.queues.last[queue]
+    while last != NOBODY and comes_first(sim, job, last, now_s):
+        last = sim.jobs.before[last]
+    insert(sim, job, last)
     _set_alarm(sim, job)
 
 
@@ -230,6 +233,19 @@ def merit(sim: Sim, queue: int, attained: float) -> float:
         cost += quantum * (len(samples.length) - 1 - last)
         index = (last - first) / max(cost, _LEAST)
     return float((index + queues.floor[queue]) / queues.fresh[queue])
+
+
+@kernel
+def comes_first(sim: Sim, waiting: int, running: int, now_s: float) -> bool:
+    """Say whether a job comes before one that runs; before NOBODY every job does."""
+    if running == NOBODY:
+        return True
+    one, other = key_at(sim, waiting, now_s), key_at(sim, running, now_s)
+    if one != other:
+        return one < other
+    if sim.wait.links.tie[waiting] != sim.wait.links.tie[running]:
+        return bool(sim.wait.links.tie[waiting] < sim.wait.links.tie[running])
+    return waiting < running
 
 
 @kernel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock_sim.counted.kernels.compiled import kernel
 from penstock_sim.counted.kernels.heap import NOBODY, precedes
 from penstock_sim.counted.kernels.moves import (
+    comes_first,
     insert,
-    key_at,
     leave_waiting,
     set_running_key,
     set_stopped_key,
@@ -70,21 +70,9 @@ def _competes(sim: Sim, queue: int, left: int, now_s: float) -> bool:
         job = sim.wait.root[queue * len(sizes) + size]
         if job == NOBODY:
             continue
-        if sizes[size] <= beside or sim.rules.by == BY_SERVICE_LEFT or _comes_first(sim, job, last, now_s):
+        if sizes[size] <= beside or sim.rules.by == BY_SERVICE_LEFT or comes_first(sim, job, last, now_s):
             return True
     return False
-
-
-@kernel
-def _comes_first(sim: Sim, waiting: int, running: int, now_s: float) -> bool:
-    if running == NOBODY:
-        return True
-    one, other = key_at(sim, waiting, now_s), key_at(sim, running, now_s)
-    if one != other:
-        return one < other
-    if sim.wait.links.tie[waiting] != sim.wait.links.tie[running]:
-        return bool(sim.wait.links.tie[waiting] < sim.wait.links.tie[running])
-    return waiting < running
 
 
 @kernel
@@ -100,7 +88,7 @@ def _merge(sim: Sim, queue: int, left: int, now_s: float) -> int:
     if waiting != NOBODY and jobs.gpus[waiting] > left:
         waiting = _next(sim, queue, left)
     while running != NOBODY or waiting != NOBODY:
-        if waiting != NOBODY and _comes_first(sim, waiting, running, now_s):
+        if waiting != NOBODY and comes_first(sim, waiting, running, now_s):
             leave_waiting(sim, waiting)
             start(sim, waiting, before, now_s)
             set_running_key(sim, waiting)
@@ -130,7 +118,7 @@ def _merge(sim: Sim, queue: int, left: int, now_s: float) -> int:
 def _untouched(sim: Sim, queue: int, left: int, now_s: float) -> tuple[int, int]:
     """Return the last of those that run whom the walk cannot but let run, and the devices up to it."""
     waiting, last, held = _next(sim, queue, left), sim.queues.last[queue], sim.queues.held[queue]
-    while last != NOBODY and (held > left or (waiting != NOBODY and _comes_first(sim, waiting, last, now_s))):
+    while last != NOBODY and (held > left or (waiting != NOBODY and comes_first(sim, waiting, last, now_s))):
         held -= sim.jobs.gpus[last]
         last = sim.jobs.before[last]
     return last, held
@@ -143,7 +131,7 @@ def _sort(sim: Sim, queue: int, now_s: float) -> None:
     job = queues.first[queue]
     while job != NOBODY:
         after, before = jobs.after[job], jobs.before[job]
-        while before != NOBODY and _comes_first(sim, job, before, now_s):
+        while before != NOBODY and comes_first(sim, job, before, now_s):
             before = jobs.before[before]
         if before != jobs.before[job]:
             _shift(sim, job, before)
