@@ -89,7 +89,7 @@ def sim(
     output: Out = "table",
 ) -> None:
     """
-    Simulate a trace on a cluster under one policy or several; needs no server.
+    Simulate a trace under one policy or several.
 
     For example: penstock sim jobs.csv --cluster 3x4 --policy fifo --policy 2d-las --out report
     """
