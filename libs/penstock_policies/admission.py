@@ -44,7 +44,8 @@ class Admission:
     gangs : list of (Ranked, kind, devices)
         Start now on these devices.
     singles : list of Ranked
-        One-device jobs in rank order, for the matching; at least the first of them find a free device.
+        One-device jobs in rank order, for the matching; at least the first of them find a free device, and where
+        positions within a queue bind, all of them.
     preempted : list of (victim, for whom)
     keeps : dict of str to str
         Jobs that keep devices until they have all of theirs → the kind.
@@ -101,11 +102,11 @@ def admit(
     """
     walk = _Walk(supply, outlook, Victims(running, outlook), stays)
     for ranked in waiting:
-        if ranked.job.spec.gpus == 1:
+        lent = len(walk.lent)
+        served = walk.visit(ranked)
+        if ranked.job.spec.gpus == 1 and (len(walk.lent) > lent or not outlook.manner.positions_bind):
             walk.found.singles.append(ranked)
-        if walk.visit(ranked):
-            continue
-        if not outlook.manner.backfills:
+        if not served and not outlook.manner.backfills:
             break
     walk.finish()
     return walk.found

@@ -5,7 +5,8 @@ The order decides who comes first, the matching who gets which kind. So jobs are
 at most ``window`` jobs: within a window shorter jobs may go first (that is what the least sum of completion times asks
 for), and a job may be left for a *later place* on a faster device that is still busy. What is left over goes to the
 next window. Once the first job of a window has waited ``patience_s``, the window shrinks to as many jobs as devices are
-idle, so nobody is overtaken for ever; it is never larger where positions within a queue bind (``fifo``, ``srtf``).
+idle, so nobody is overtaken for ever. Where positions within a queue bind (``fifo``, ``srtf``), admission lets no more
+jobs come to the matching than find an idle device each, in their order.
 
 Each window is solved exactly, busy devices included. Two cases need no solving, because their answer is known: every
 job finds an idle device of its fastest class, which no schedule can better; and only one class is of use to any of
@@ -113,7 +114,7 @@ def prices_s(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook: Out
 def _window(singles: Sequence[Ranked], at: int, idle: int, outlook: Outlook) -> Sequence[Ranked]:
     first, rules = singles[at], outlook.rules
     impatient = outlook.now_s - first.job.pending_since_s >= rules.patience_s
-    size = min(rules.window, idle) if impatient or outlook.manner.positions_bind else rules.window
+    size = min(rules.window, idle) if impatient else rules.window
     end = at + 1
     while end < min(len(singles), at + size) and singles[end].queue == first.queue:
         end += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from penstock_events import Device, Job, JobSpec
 from penstock_policies.allox import Matched, match, prices_s
 from penstock_policies.machines import Busy, Machines, lengths_us
 from penstock_policies.matching import assign_lsa
-from penstock_policies.order import Manner, Outlook, Ranked, Rules, Supply
+from penstock_policies.order import Outlook, Ranked, Rules, Supply
 from penstock_policies.placement import Free
 
 SLOW = 0.5
@@ -127,10 +125,3 @@ def test_what_starts_is_part_of_a_schedule_that_nothing_betters(specs, fast, slo
         ready[column] = np.sort(np.append(ready[column][1:], lengths[row, column]))
     others = [row for row in range(len(waiting)) if row not in dict(fixed)]
     assert spent + assign_lsa(lengths[others], ready).total_us == best.total_us
-
-
-def test_where_positions_bind_the_first_goes_first_however_long_it_is():
-    supply, busy = supplied(1, 0, [])
-    view = replace(outlook(), manner=Manner(preempts="never"))
-    found = match([single(0, length_s=500.0), single(1, length_s=1.0)], supply, busy, view)
-    assert [ranked.job_id for ranked, _, _ in found.starts] == ["j000"]

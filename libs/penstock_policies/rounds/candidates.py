@@ -9,7 +9,7 @@ others would be looked at in vain.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice
@@ -37,10 +37,13 @@ class Candidates:
         In rank order, those ahead for whom devices are kept.
     wake_s : float
         When a gang that is patient still would keep what is free; infinite if none would.
+    singles : callable
+        Returns, of all one-device jobs that could start, the first so many, whether or not they are looked at.
     """
 
     ready: list[Ranked]
-    wake_s: float = math.inf
+    wake_s: float
+    singles: Callable[[int], list[Ranked]]
 
 
 def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
@@ -71,7 +74,11 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
         keys.update(view.window(groups))
     ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
     keys.update(key for job_id in pool.staying if (key := out.startable(job_id)) is not None)
-    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s)
+
+    def singles(most: int) -> list[Ranked]:
+        return list(roster.ranked(islice(view.singles(groups), most)))
+
+    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s, singles)
 
 
 class _Out:
@@ -153,7 +160,10 @@ class _View:
         rules = self.outlook.rules
         if rules.assign != "allox" or self.outlook.manner.positions_bind:
             return iter(())
-        singles = [group for group in groups if group.spec.gpus == 1]
-        if not any(self.supply.free.kinds(group.spec) for group in singles):
+        if not any(self.supply.free.kinds(group.spec) for group in groups if group.spec.gpus == 1):
             return iter(())
-        return islice(merge(*(self.members(group) for group in singles)), WINDOWS * rules.window)
+        return islice(self.singles(groups), WINDOWS * rules.window)
+
+    def singles(self, groups: Sequence[Group]) -> Iterator[Key]:
+        """Return the one-device jobs in rank order."""
+        return merge(*(self.members(group) for group in groups if group.spec.gpus == 1))

@@ -17,7 +17,7 @@ from penstock_policies.machines import Busy
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Located, slots
 from penstock_policies.rounds import explain
-from penstock_policies.rounds.candidates import candidates
+from penstock_policies.rounds.candidates import Candidates, candidates
 from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.pool import Pool, can_be_stopped
 from penstock_policies.waiting import Reason, Scene
@@ -80,23 +80,23 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     looked_at = candidates(moment, supply, outlook)
     draft, left_out = _draft(_Field(pool, _victims(pool, looked_at.ready, outlook), supply, outlook), looked_at.ready)
     try:
-        return _decided(moment, looked_at.wake_s, draft, left_out, evicted)
+        return _decided(moment, looked_at, draft, left_out, evicted)
     finally:
         draft.undo()
 
 
 def _decided(
-    moment: Moment, wake_s: float, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[Running]
+    moment: Moment, looked_at: Candidates, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[Running]
 ) -> tuple[RoundDecided | None, float]:
     pool, now_s, rules = moment.pool, moment.now_s, moment.rules
     placements, preemptions = _placements(draft), _preemptions(pool, draft.admitted, evicted)
     waits = _waits(moment, draft, left_out, {placement.job_id for placement in placements})
-    next_s = min(wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
+    next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.patient
     quiet = not placements and not preemptions and keeps == pool.staying
     if quiet and (due_s := _due_s(pool, waits, rules)) > now_s:
         return None, min(next_s, due_s)
-    prices = _prices(draft)
+    prices = _prices(draft, looked_at.singles(allox.PRICED) if rules.max_waits else ())
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,
@@ -231,9 +231,9 @@ def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:
     )
 
 
-def _prices(draft: _Draft) -> dict[str, float]:
-    singles, supply = draft.admitted.singles, draft.supply
-    if not draft.outlook.rules.max_waits or len(draft.matched.starts) == len(singles):
+def _prices(draft: _Draft, singles: Sequence[Ranked]) -> dict[str, float]:
+    supply, started = draft.supply, {ranked.job_id for ranked, _, _ in draft.matched.starts}
+    if all(ranked.job_id in started for ranked in singles):
         return {}
     given = [device for _, _, devices in draft.matched.starts for device in devices]
     supply.free.give(given)  # as it was before the matching
