@@ -40,7 +40,7 @@ def worded(value: Setting) -> str:
             return str(value).lower()
         case float():
             return f"{value:g}"
-        case list() | tuple():
+        case list():
             return ",".join(worded(one) for one in value) or "[]"
         case _:
             return str(value)
