@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock_events import Device, Job, JobSpec
 from penstock_policies.admission import Admission, admit
-from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
+from penstock_policies.order import BY_QUEUE, Manner, Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Free
 
 NOW_S = 100.0
@@ -28,13 +28,20 @@ def running(job_id: str, queue: int, *devices: int, started_s: float = 1.0) -> R
     return Running(Ranked(queue, 0.0, job_id, job), "fast", tuple(("n1", device(index)) for index in devices))
 
 
-def walk(jobs: list[Ranked], runs: list[Running] = [], idle: int = 0, coming: int = 0) -> Admission:  # noqa: B006
+def walk(
+    jobs: list[Ranked],
+    runs: list[Running] = [],  # noqa: B006
+    idle: int = 0,
+    coming: int = 0,
+    *,
+    manner: Manner = BY_QUEUE,
+) -> Admission:
     """Devices 0… are idle, then come those that are stopping; runs name their own."""
     free = Free({"n1": [device(i) for i in range(idle)]})
     stopping = Free({"n1": [device(idle + i) for i in range(coming)]})
     held = {d.index: d for run in runs for _, d in run.devices}
     whole = Free({"n1": [*(device(i) for i in range(idle + coming)), *held.values()]})
-    outlook = Outlook(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), Rules())
+    outlook = Outlook(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), Rules(), manner=manner)
     return admit(sorted(jobs), runs, Supply(free, stopping, whole), outlook)
 
 
@@ -69,6 +76,50 @@ def test_nothing_is_preempted_in_vain():
 def test_two_gangs_do_not_keep_devices_of_one_kind():
     found = walk([waiting("g", gpus=3, since_s=1.0), waiting("h", gpus=3, since_s=2.0)], [running("r", 0, 7)], idle=2)
     assert found.keeps == {"g": "fast"}
+
+
+def of_two_kinds(free: dict[str, int], stays: dict[str, str]) -> Admission:
+    """A gang of 3 whose patience is over; three devices of each kind, of which some are free."""
+    spec = JobSpec(name="g", command=("true",), gpus=3)
+    gang = Ranked(0, 1.0, "g", Job(id="g", spec=spec, submitted_s=1.0, pending_since_s=1.0))
+    held = {kind: [device(i, kind) for i in range(3)] for kind in ("fast", "slow")}
+    outlook = Outlook(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), Rules())
+    supply = Supply(Free({kind: held[kind][:n] for kind, n in free.items()}), Free({}), Free(held))
+    return admit([gang], [], supply, outlook, stays)
+
+
+def test_a_patient_gang_keeps_the_kind_that_has_most_and_then_stays_with_it():
+    assert of_two_kinds({"fast": 1, "slow": 2}, {}).patient == {"g": "slow"}
+    stayed = of_two_kinds({"fast": 1, "slow": 2}, {"g": "fast"})
+    assert (stayed.patient, [d.kind for _, d in stayed.kept]) == ({"g": "fast"}, ["fast"])
+    assert of_two_kinds({"slow": 2}, {"g": "fast"}).patient == {"g": "fast"}  # also where none of it is free
+
+
+def test_a_gang_starts_on_whatever_kind_has_enough_though_it_stays_with_another():
+    found = of_two_kinds({"fast": 2, "slow": 3}, {"g": "fast"})
+    assert [(ranked.job_id, kind) for ranked, kind, _ in found.gangs] == [("g", "slow")]
+    assert not found.patient
+
+
+def test_what_is_kept_can_be_undone():
+    supply = Supply(Free({"n": [device(0)]}), Free({"n": [device(1)]}), Free({"n": [device(0), device(1)]}))
+    outlook = Outlook(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), Rules())
+    found = admit([waiting("g", gpus=2)], [], supply, outlook)
+    assert (found.keeps, len(supply.free), len(supply.coming)) == ({"g": "fast"}, 0, 0)
+    found.undo(supply)
+    assert (len(supply.free), len(supply.coming)) == (1, 1)
+
+
+def test_where_the_order_forbids_backfill_nobody_passes_a_job_that_waits():
+    jobs = [waiting("a", since_s=1.0), waiting("g", gpus=3, since_s=2.0), waiting("b", since_s=3.0)]
+    assert [r.job_id for r in walk(jobs, idle=2).singles] == ["a", "b"]
+    assert [r.job_id for r in walk(jobs, idle=2, manner=Manner(backfills=False)).singles] == ["a"]
+
+
+def test_what_a_large_victim_leaves_goes_to_the_next_who_wait():
+    found = walk([waiting("a"), waiting("b"), waiting("c")], [running("r", 1, 5, 6)])
+    assert victims(found) == ["r"]
+    assert set(found.keeps) == {"a", "b"}
 
 
 queues = st.integers(0, 2)
