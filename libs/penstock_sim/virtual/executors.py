@@ -148,8 +148,8 @@ class Executors:
             run.missing.discard(node_id)
             self._tell_start(run, node_id, now_s)
         if not run.missing and not run.stands:
-            run.begins_s = now_s + run.task.starting_s
-            left_s = run.task.work_s - run.task.kept_s
+            run.begins_s = now_s + run.task.begin()
+            left_s = run.task.next_s - run.task.kept_s
             self._agenda.at(run.begins_s + left_s / run.speed, self._complete, run)
 
     def _tell_start(self, run: Run, node_id: str, now_s: float) -> None:
@@ -170,11 +170,18 @@ class Executors:
 
     # --- its end
     def _complete(self, run: Run) -> None:
-        if self._is_on(run) and not run.stands:
-            run.done_s = run.task.work_s - run.task.kept_s
-            run.task.kept_s = run.task.work_s
-            for node_id in list(run.open):
-                self._end(run, node_id, "completed")
+        if not self._is_on(run) or run.stands:
+            return
+        task = run.task
+        run.done_s = task.next_s - task.kept_s
+        if task.failures:
+            reached_s, kept_s = task.failures.pop(0)
+            task.lost_s += reached_s - kept_s
+            task.kept_s = kept_s
+        else:
+            task.kept_s = task.work_s
+        for node_id in list(run.open):
+            self._end(run, node_id, "completed" if task.kept_s == task.work_s else "failed")
 
     def _preempt(self, preemption: Preemption) -> None:
         run = self.runs.get(preemption.job_id)
@@ -218,7 +225,7 @@ class Executors:
             epoch=run.epoch,
             node_id=node_id,
             outcome=outcome,
-            exit_code=0 if outcome == "completed" else None,
+            exit_code={"completed": 0, "failed": 1}.get(outcome),
             reason=reason,
             steps=task.steps(task.kept_s),
             loop_steps=task.steps(run.done_s),

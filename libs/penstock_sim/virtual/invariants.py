@@ -88,7 +88,7 @@ class Invariants:
                     "completed": task.starting_s,
                     "preempted": min(task.starting_s, run.held_s - stop_s) + stop_s,
                 }
-                if run.outcome in costs_s and not task.lost_s:
+                if run.outcome in costs_s and not task.lost_s and not task.startings_s:
                     _expect(_near(run.held_s - run.worked_s, costs_s[run.outcome]), f"{task.id}: {run} cost too much")
 
     def _note_run(self, job: Job, fact: RunEnded) -> None:

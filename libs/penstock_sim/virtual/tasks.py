@@ -23,13 +23,20 @@ class Task:
     work_s : float
         Seconds of work, on the fastest kind.
     starting_s : float
-        At the beginning of every run: its devices are held, and nothing advances.
+        At the beginning of a run: its devices are held, and nothing advances.
+    startings_s : list of float
+        The same for its first, second, … run, where they differ.
+    failures : list of (float, float)
+        Work at which a run of it fails, and what of that is kept; rising. Whether it is tried again, its
+        specification says.
     iteration_s : float
         Of an iteration, on the fastest kind: what steps count.
     kept_s : float
         Work that is done and saved.
     lost_s : float
         Work that was done and not saved, summed over all runs.
+    runs : int
+        Begun so far.
     idle_s : float
         Seconds of all runs in which nothing advanced: starting, stopping, and waiting for a node that was gone.
     start_s, end_s : float
@@ -45,6 +52,9 @@ class Task:
     work_s: float
     starting_s: float = 0.0
     iteration_s: float = 1.0
+    startings_s: list[float] = field(default_factory=list)
+    failures: list[tuple[float, float]] = field(default_factory=list)
+    runs: int = 0
     kept_s: float = 0.0
     lost_s: float = 0.0
     idle_s: float = 0.0
@@ -54,6 +64,16 @@ class Task:
     preemptions: int = 0
     promotions: int = 0
     queue: int = 0
+
+    def begin(self) -> float:
+        """Begin another run; return how long it takes to start."""
+        self.runs += 1
+        return self.startings_s[self.runs - 1] if self.runs <= len(self.startings_s) else self.starting_s
+
+    @property
+    def next_s(self) -> float:
+        """The work at which a run ends by itself: the next failure, or all of it."""
+        return self.failures[0][0] if self.failures else self.work_s
 
     def steps(self, work_s: float) -> int:
         """Return how many iterations some work is."""
@@ -105,7 +125,7 @@ class Run:
 
     def worked_s(self, now_s: float) -> float:
         """Return the work done in this run up to a time at which it still works."""
-        return min(max(0.0, now_s - self.begins_s) * self.speed, self.task.work_s - self.task.kept_s)
+        return min(max(0.0, now_s - self.begins_s) * self.speed, self.task.next_s - self.task.kept_s)
 
     def worsen(self, outcome: Outcome) -> None:
         """Note how one of its nodes' parts ended: a gang ends as its worst part did."""

@@ -1,0 +1,277 @@
+"""
+A cluster's own history once more, under the same or another policy, by the production deciders.
+
+Every job is submitted when it was, with the specification that it had. What it is worth is taken from its measured
+runs: iterations times the time of one on each kind of device that it ran on, and by the profiler's ratios on others.
+Its first run begins with what its own first run took beside iterating, and so on; a preempted one ends with what
+preemptions took; one that failed fails again at the same step. The profiler samples as it did, nodes come and go as
+they did, and what people set is set again.
+
+What stays unknown, and how it is handled:
+
+* Jobs that were cancelled, failed or still ran have no true length. They run as long as they did, which is the least
+  that it could be, and are marked in :attr:`Replay.censored`: averages leave them out.
+* Jobs that never ran are left out; :attr:`Replay.never_ran` names them.
+* Whoever waits for an answer before asking again (a sweep's tuner, a person) is taken to ask when he did.
+* A job that failed in the end is one without a true length; here it completes where it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock_events import (
+    AnyEvent,
+    Job,
+    JobSubmitted,
+    NodeJoined,
+    NodeLeft,
+    PolicySet,
+    Sample,
+    SamplesRequested,
+    subjects,
+)
+from penstock_sim import history as past
+from penstock_sim.cluster import Nodes
+from penstock_sim.history import History, Ran, read_log
+from penstock_sim.outcome import Outcome
+from penstock_sim.virtual import workload
+from penstock_sim.virtual.policies import POLICIES, choose
+from penstock_sim.virtual.script import Outage, Script
+from penstock_sim.virtual.simulation import Options, play
+from penstock_sim.virtual.tasks import Task
+
+__all__ = ["AS_IT_WAS", "History", "Replay", "read_log", "replay"]
+
+AS_IT_WAS: Final = "configured"
+"""The policy of the services' own settings; what was set live is set again."""
+
+_LEAST_S: Final = 1e-3
+
+
+@dataclass(frozen=True)
+class Replay:
+    """
+    What really happened, and what would have happened.
+
+    Attributes
+    ----------
+    measured, replayed : Outcome
+        Of one trace of J jobs, on the log's clock.
+    censored : (J,) bool array
+        Jobs without a true length.
+    never_ran : tuple of str
+        Jobs that are left out.
+    """
+
+    measured: Outcome
+    replayed: Outcome
+    censored: npt.NDArray[np.bool_]
+    never_ran: tuple[str, ...]
+
+    def average_jct_s(self) -> tuple[float, float]:
+        """Return the average completion times, measured and replayed, of the jobs that completed in both."""
+        both = ~self.censored & self.measured.finished & self.replayed.finished
+        submit_s = self.measured.trace.submit_s[both]
+        return float((self.measured.end_s[both] - submit_s).mean()), float(
+            (self.replayed.end_s[both] - submit_s).mean()
+        )
+
+
+def replay(
+    history: History,
+    policy: str = AS_IT_WAS,
+    *,
+    added: Nodes | None = None,
+    from_s: float = -np.inf,
+    to_s: float = np.inf,
+    **options: Any,
+) -> Replay:
+    """
+    Run a cluster's history again.
+
+    Parameters
+    ----------
+    history : History
+    policy : str
+        One of :data:`penstock_sim.virtual.policies.POLICIES`.
+    added : Nodes, optional
+        Nodes that there were not.
+    from_s, to_s : float
+        Only jobs submitted in this window, on the log's clock.
+    **options
+        Fields of :class:`penstock_sim.virtual.simulation.Options`: ``settings`` are those that the cluster had in its
+        file, for the log does not hold them. What is 0 in ``costs`` is as measured, or as most jobs asked for.
+
+    Raises
+    ------
+    ValueError
+        If no job in the window ever ran, or the policy or a setting is not known.
+    """
+    jobs = history.replayable(from_s, to_s)
+    if not jobs:
+        raise ValueError("no job of the log ran in this window; take a longer one")
+    chosen = Options(**{"profile": True, **options})
+    book = _Book(history, jobs)
+    silence_s = choose(policy, chosen.settings).matcher.node_timeout_s
+    script = _script(book, jobs, policy, added, silence_s)
+    costs = replace(
+        chosen.costs,
+        stop_s=chosen.costs.stop_s or book.stop_s,
+        checkpoint_s=chosen.costs.checkpoint_s or median(job.spec.checkpoint_s for job in jobs),
+    )
+    return Replay(
+        measured=past.measured(history, jobs, script.trace),
+        replayed=play(script, policy, replace(chosen, costs=costs)),
+        censored=past.censored(jobs),
+        never_ran=tuple(history.never_ran),
+    )
+
+
+class _Book:
+    """What runs were worth and what they cost, by the history's measurements."""
+
+    def __init__(self, history: History, jobs: list[Job]) -> None:
+        self.history = history
+        self._speeds: dict[str, Mapping[str, float]] = {}
+        self._keys = {job.id: past.key_of(job) for job in history.jobs}
+        rests_s = [run.rest_s for job in jobs for run in history.runs[job.id] if _whole(run)]
+        self._rest_s = median(rests_s) if rests_s else 0.0
+        self.tasks = [self._task(job, row) for row, job in enumerate(jobs)]
+        stops_s = [run.stop_s for job in jobs for run in history.runs[job.id] if run.outcome == "preempted"]
+        self.stop_s = median(stops_s) if stops_s else 0.0
+
+    def speed(self, name: str, kind: str) -> float:
+        """Return how fast a task is on a kind: measured where it ran there, else by its workload's profile."""
+        own = self._speeds.get(name, {})
+        if kind in own:
+            return own[kind]
+        key = self._keys.get(name, name)
+        told = self.history.speeds.of(key, kind)
+        known = [(own[k] / self.history.speeds.of(key, k)) for k in own]
+        return told * (mean(known) if known else 1.0)
+
+    def sampled(self, asked: SamplesRequested, sample: Sample) -> Task:
+        """Return a sample as it ran; one that did not, as the profile says that it would have."""
+        runs = [run for run in self.history.runs.get(sample.sample_id, ()) if run.loop_steps]
+        if runs:
+            run = runs[-1]
+            self._speeds[sample.sample_id] = {sample.kind: 1.0}
+            return self._sample(sample, run.loop_s / run.loop_steps, run.rest_s)
+        self._keys[sample.sample_id] = asked.key
+        return self._sample(sample, _LEAST_S, self._rest_s)
+
+    def _sample(self, sample: Sample, iteration_s: float, rest_s: float) -> Task:
+        work_s = sample.iterations * iteration_s
+        return Task(
+            sample.sample_id, -1, 1, sample.sample_id, work_s, starting_s=rest_s, iteration_s=max(iteration_s, 1e-9)
+        )
+
+    def _task(self, job: Job, row: int) -> Task:
+        runs = self.history.runs[job.id]
+        rests_s = [run.rest_s for run in runs if run.loop_steps]
+        iteration_s = _iterations_s(runs)
+        if not iteration_s:  # a command that counts no iterations: whatever it held its devices for is work
+            work_s = sum(run.held_s * self.speed(job.id, run.kind) for run in runs)
+            return Task(job.id, row, job.spec.gpus, job.id, max(work_s, _LEAST_S))
+        fastest_s = min(iteration_s.values())
+        self._speeds[job.id] = {kind: fastest_s / each_s for kind, each_s in iteration_s.items()}
+        return Task(
+            job.id,
+            row,
+            job.spec.gpus,
+            job.id,
+            max(max(run.steps for run in runs) * fastest_s, _LEAST_S),
+            starting_s=median(rests_s),
+            startings_s=[run.rest_s if run.loop_steps else median(rests_s) for run in runs],
+            iteration_s=fastest_s,
+            failures=[(reached * fastest_s, kept * fastest_s) for reached, kept in _failures(runs)],
+        )
+
+
+def _whole(run: Ran) -> bool:
+    return run.outcome == "completed" and run.loop_steps > 0
+
+
+def _iterations_s(runs: list[Ran]) -> dict[str, float]:
+    """Return the time of an iteration on each kind that the runs measured it on."""
+    kinds = {run.kind for run in runs if run.loop_steps and run.loop_s > 0}
+    return {
+        kind: sum(run.loop_s for run in runs if run.kind == kind)
+        / sum(run.loop_steps for run in runs if run.kind == kind)
+        for kind in sorted(kinds)
+    }
+
+
+def _failures(runs: list[Ran]) -> list[tuple[int, int]]:
+    """Return the steps at which runs failed and were tried again, and the steps that the next run began with."""
+    return [
+        (run.steps, following.resumed_step)
+        for run, following in pairwise(runs)
+        if run.outcome == "failed" and run.loop_steps
+    ]
+
+
+def _script(book: _Book, jobs: list[Job], policy: str, added: Nodes | None, silence_s: float) -> Script:
+    history = book.history
+    trace = past.trace_of(history, jobs)
+    first_s = min([*(joined.at_s for joined in history.joined), float(trace.submit_s[0])])
+    shift_s = workload.ORIGIN_S - first_s
+    declares = POLICIES[policy].declares
+
+    def submitted(row: int) -> JobSubmitted:
+        job, task = jobs[row], book.tasks[row]
+        spec = msgspec.structs.replace(job.spec, duration_s=task.work_s) if declares else job.spec
+        return JobSubmitted(at_s=job.submitted_s + shift_s, job_id=job.id, spec=spec)
+
+    said = [(subject, fact, "gateway/sim") for subject, fact in history.said if _again(fact, policy)]
+    return Script(
+        trace=trace,
+        tasks=book.tasks,
+        submitted=submitted,
+        nodes=[*(_moved(joined, shift_s) for joined in history.joined), *_new_nodes(added)],
+        speed=book.speed,
+        sampled=book.sampled,
+        shift_s=shift_s,
+        facts=[
+            *((subject, _moved(fact, shift_s), actor) for subject, fact, actor in said),
+            *_departures(history, shift_s),
+        ],
+        outages=[
+            Outage(node_id, max(0.0, at_s - silence_s + shift_s), _moved(back, shift_s) if back is not None else None)
+            for at_s, node_id, back, orderly in history.gone
+            if not orderly
+        ],
+    )
+
+
+def _again(fact: AnyEvent, policy: str) -> bool:
+    return policy == AS_IT_WAS or not isinstance(fact, PolicySet)
+
+
+def _moved(fact: Any, shift_s: float) -> Any:
+    return msgspec.structs.replace(fact, at_s=max(0.0, fact.at_s + shift_s))
+
+
+def _new_nodes(added: Nodes | None) -> list[NodeJoined]:
+    found = workload.nodes(added) if added is not None else ()
+    return [msgspec.structs.replace(joined, node_id=f"added-{joined.node_id}") for joined in found]
+
+
+def _departures(history: History, shift_s: float) -> list[tuple[str, AnyEvent, str]]:
+    found: list[tuple[str, AnyEvent, str]] = []
+    for at_s, node_id, back, orderly in history.gone:
+        if orderly:
+            left = NodeLeft(at_s=at_s + shift_s, node_id=node_id)
+            found.append((subjects.node(node_id), left, ""))
+            if back is not None:
+                found.append((subjects.node(node_id), _moved(back, shift_s), ""))
+    return found

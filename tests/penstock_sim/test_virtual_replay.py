@@ -1,0 +1,155 @@
+"""A log read back as a history, and the history run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock_events import (
+    Device,
+    JobCancelled,
+    JobSpec,
+    JobSubmitted,
+    NodeJoined,
+    Placement,
+    RoundDecided,
+    RunEnded,
+    RunStarted,
+    Slot,
+)
+from penstock_sim.cluster import parse
+from penstock_sim.history import read_log
+from penstock_sim.outcome import Outcome
+from penstock_sim.replay import replay
+from penstock_sim.trace import Trace
+from penstock_sim.virtual import lines
+from penstock_sim.virtual.costs import Costs, Failures
+from penstock_sim.virtual.simulation import simulate
+from penstock_testing import delivery
+
+SET = {"thresholds_gpu_s": [60.0], "min_run_s": 5.0}
+SPEEDUPS = {"mlp": {"fast": 4.0, "slow": 1.0}, "cnn": {"fast": 1.5, "slow": 1.0}}
+FINE = Costs(start_s=3.0, stop_s=1.0, checkpoint_s=10.0, iteration_s=0.001)
+
+
+def trace(jobs: int = 30) -> Trace:
+    rng = np.random.default_rng(7)
+    return Trace(
+        name="test",
+        job_ids=[f"j{row:03d}" for row in range(jobs)],
+        submit_s=np.cumsum(rng.exponential(12.0, jobs)),
+        num_gpus=rng.choice([1, 1, 1, 2], jobs).astype(np.int64),
+        duration_s=rng.lognormal(3.0, 1.0, jobs),
+        models=rng.choice(["mlp", "cnn"], jobs).tolist(),
+        users=rng.choice(["ada", "bob"], jobs).tolist(),
+    )
+
+
+def recorded(tmp_path: Path, failures: Failures | None = None) -> tuple[Outcome, list[str]]:
+    """Return what became of a cluster, and its log."""
+    log = tmp_path / "log"
+    cluster, options = parse("1x2@fast+1x2@slow"), {"settings": SET, "costs": FINE, "speedups": SPEEDUPS}
+    outcome = simulate(trace(), cluster, "configured", profile=True, log=log, failures=failures, seed=3, **options)
+    return outcome, log.read_text().splitlines()
+
+
+def test_a_history_run_again_under_the_same_policy_is_as_it_was(tmp_path: Path) -> None:
+    outcome, log = recorded(tmp_path)
+    assert outcome.preemptions.sum() > 0
+    again = replay(read_log(log), settings=SET, costs=Costs(checkpoint_s=10.0))
+    assert np.allclose(again.measured.jct_s, outcome.jct_s, atol=1e-3)
+    assert np.allclose(again.replayed.jct_s, outcome.jct_s, rtol=0.01, atol=0.1)
+    assert np.array_equal(again.replayed.preemptions, outcome.preemptions)
+    was_s, is_s = again.average_jct_s()
+    assert is_s == pytest.approx(was_s, rel=1e-3)
+
+
+def test_lost_nodes_are_lost_again(tmp_path: Path) -> None:
+    outcome, log = recorded(tmp_path, Failures(mtbf_s=200.0, repair_s=30.0))
+    history = read_log(log)
+    assert any(not orderly for _, _, _, orderly in history.gone)
+    assert any(run.outcome == "lost" for runs in history.runs.values() for run in runs)
+    was_s, is_s = replay(history, settings=SET, costs=Costs(checkpoint_s=10.0)).average_jct_s()
+    assert is_s == pytest.approx(was_s, rel=0.1)
+    assert was_s == pytest.approx(outcome.jct_s.mean(), rel=1e-6)
+
+
+def test_another_policy_or_more_nodes_end_jobs_at_other_times(tmp_path: Path) -> None:
+    history = read_log(recorded(tmp_path)[1])
+    was_s, fifo_s = replay(history, "fifo").average_jct_s()
+    _, shortest_s = replay(history, "srtf").average_jct_s()
+    _, more_s = replay(history, settings=SET, added=parse("2x4@fast")).average_jct_s()
+    assert shortest_s < fifo_s
+    assert more_s < was_s
+    assert fifo_s != pytest.approx(was_s)
+
+
+def test_jobs_that_still_run_have_no_true_length_and_those_that_never_ran_are_named(tmp_path: Path) -> None:
+    outcome, log = recorded(tmp_path)
+    cut = read_log(log[: len(log) // 2])
+    found = replay(cut, settings=SET)
+    assert found.never_ran
+    assert found.censored.sum() == (~found.measured.finished).sum() > 0
+    assert not set(found.never_ran) & set(found.replayed.trace.job_ids)
+    completed = ~found.censored
+    assert np.allclose(found.measured.jct_s, outcome.jct_s[: len(completed)][completed], atol=1e-3)
+
+
+def test_only_the_jobs_of_a_window_are_run_again(tmp_path: Path) -> None:
+    history = read_log(recorded(tmp_path)[1])
+    jobs = history.replayable()
+    found = replay(history, "fifo", from_s=jobs[10].submitted_s, to_s=jobs[20].submitted_s)
+    assert list(found.replayed.trace.job_ids) == [job.id for job in jobs[10:20]]
+    assert found.replayed.finished.all()
+
+
+def test_a_run_that_failed_fails_again_at_the_same_step() -> None:
+    gpu = Device(index=0, kind="fast", memory_bytes=8, backend="emulated")
+    spec = JobSpec(name="a", command=("x",), profile="off", retries=1, backoff_s=2.0)
+
+    def placed(epoch: int, at_s: float) -> RoundDecided:
+        slots = (Slot(node_id="n1", devices=(0,)),)
+        lease = Placement(job_id="j1", epoch=epoch, kind="fast", slots=slots)
+        return RoundDecided(pool="default", at_s=at_s, placements=(lease,))
+
+    def run(epoch: int, at_s: float, step: int) -> RunStarted:
+        return RunStarted(job_id="j1", epoch=epoch, node_id="n1", devices=(0,), resumed_step=step, at_s=at_s)
+
+    facts = [
+        NodeJoined(node_id="n1", devices=(gpu,), at_s=100.0),
+        JobSubmitted(job_id="j1", spec=spec, at_s=101.0),
+        placed(1, 101.0),
+        run(1, 101.0, 0),
+        RunEnded(job_id="j1", epoch=1, node_id="n1", outcome="failed", steps=60, loop_steps=60, loop_s=6.0, at_s=108.0),
+        placed(2, 110.0),
+        run(2, 110.0, 50),
+        RunEnded(
+            job_id="j1", epoch=2, node_id="n1", outcome="completed", steps=100, loop_steps=50, loop_s=5.0, at_s=116.0
+        ),
+    ]
+    text = [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)]
+    found = replay(read_log(text), "fifo", profile=False)
+    assert found.replayed.end_s.tolist() == pytest.approx([116.0])
+    assert found.replayed.executed_s.tolist() == pytest.approx([13.0])
+
+
+def test_every_fact_of_a_written_log_is_read_back_as_it_was(tmp_path: Path) -> None:
+    _, log = recorded(tmp_path)
+    commits = list(lines.decode(log))
+    assert [one.seq for one in commits] == list(range(1, len(commits) + 1))
+    assert b"".join(map(lines.encode, commits)).decode().splitlines() == log
+
+
+def test_a_line_that_is_no_fact_is_named() -> None:
+    good = lines.encode(delivery(1, JobCancelled(job_id="j1", at_s=1.0)))
+    with pytest.raises(ValueError, match="line 2 is no fact of a log"):
+        read_log([good, b"{}"])
+    with pytest.raises(ValueError, match="line 1: not a commit of known facts"):
+        read_log([good.replace(b"job.cancelled.v1", b"job.cancelled.v9")])
+
+
+def test_an_empty_window_is_said() -> None:
+    with pytest.raises(ValueError, match="no job of the log ran"):
+        replay(read_log([]))
