@@ -58,6 +58,7 @@ def simulate_events(
     samples_gpu_s: Floats,
     overhead_s: float,
     go_on: GoOn,
+    timeline: bool,
 ) -> Outcome:
     """Return what becomes of a trace on so many devices."""
     fit = np.flatnonzero(trace.num_gpus <= devices)
@@ -65,7 +66,7 @@ def simulate_events(
     warm()
     before_s = time.process_time()
     sim = prepare(workload, devices, policy, settings, samples_gpu_s, overhead_s)
-    timeline = run(sim, go_on)
+    seen = run(sim, go_on, keep=timeline)
     cpu_s = time.process_time() - before_s
     jobs, number = sim.jobs, len(trace)
     return Outcome(
@@ -79,17 +80,18 @@ def simulate_events(
         promotions=_spread(jobs.promotions, fit, np.zeros(number, dtype=np.int64)),
         events=int(sim.counters[state.EVENTS]),
         wall_s=cpu_s,
-        timeline=timeline,
+        timeline=seen if timeline else None,
     )
 
 
-def run(sim: Sim, go_on: GoOn) -> Timeline:
-    """Run a simulation to its end."""
+def run(sim: Sim, go_on: GoOn, *, keep: bool) -> Timeline:
+    """Run a simulation to its end; return the cluster over time, empty where it is not to be kept."""
     at_s, load = np.zeros(SLICE), np.zeros((SLICE, 2), dtype=np.int64)
     times, loads = [at_s[:0]], [load[:0]]
     while points := advance(sim, SLICE, at_s, load):
-        times.append(at_s[:points].copy())
-        loads.append(load[:points].copy())
+        if keep:
+            times.append(at_s[:points].copy())
+            loads.append(load[:points].copy())
         if not go_on(int(sim.counters[state.DONE]), len(sim.jobs.gpus)):
             break
     busy, waiting = np.concatenate(loads).T
@@ -102,7 +104,7 @@ def warm() -> None:
         return
     one = np.ones(1)
     workload = Workload(one, one.astype(np.int64), one)
-    run(prepare(workload, 1, "2d-las", Settings(), one, 0.0), lambda _, __: True)
+    run(prepare(workload, 1, "2d-las", Settings(), one, 0.0), lambda _, __: True, keep=False)
 
 
 def prepare(  # noqa: PLR0917 - what, where, how

@@ -82,6 +82,7 @@ def simulate(
             samples_gpu_s=samples[samples > 0],
             overhead_s=overhead_s,
             go_on=go_on,
+            timeline=timeline,
         )
     else:
         _check("compat", compat, COMPATS)

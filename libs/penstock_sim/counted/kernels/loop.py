@@ -7,7 +7,7 @@ import math
 from penstock_sim.counted.kernels.compiled import kernel
 from penstock_sim.counted.kernels.heap import NOBODY, Floats, Ints, remove
 from penstock_sim.counted.kernels.moves import completes_s, cross, end, promote, set_running_key, submit
-from penstock_sim.counted.kernels.state import COME, EVENTS, RUNNING, Sim
+from penstock_sim.counted.kernels.state import BUSY, COME, EVENTS, RUNNING, WAITERS, Sim
 from penstock_sim.counted.kernels.walk import allocate
 
 
@@ -31,7 +31,7 @@ def advance(sim: Sim, most: int, at_s: Floats, load: Ints) -> int:
             if sim.jobs.phase[job] == RUNNING:
                 set_running_key(sim, job)
         sim.counters[EVENTS] += 1
-        at_s[point], load[point, 0], load[point, 1] = now_s, sim.queues.held.sum(), sim.queues.waiting.sum()
+        at_s[point], load[point, 0], load[point, 1] = now_s, sim.counters[BUSY], sim.counters[WAITERS]
     return most
 
 

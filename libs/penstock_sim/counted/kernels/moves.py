@@ -9,6 +9,7 @@ import numpy as np
 from penstock_sim.counted.kernels.compiled import kernel
 from penstock_sim.counted.kernels.heap import NOBODY, push, remove
 from penstock_sim.counted.kernels.state import (
+    BUSY,
     BY_DEVICES,
     BY_ENTRY,
     BY_INDEX,
@@ -23,6 +24,7 @@ from penstock_sim.counted.kernels.state import (
     RUNS_FROM,
     STARTS,
     STOPS,
+    WAITERS,
     WAITING,
     Sim,
 )
@@ -79,15 +81,14 @@ def wait(sim: Sim, job: int) -> None:
     sim.jobs.phase[job] = WAITING
     push(sim.wait, queue * len(sim.sizes) + sim.jobs.gang[job], job)
     sim.queues.waiting[queue] += 1
+    sim.counters[WAITERS] += 1
     _set_alarm(sim, job)
 
 
 @kernel
 def leave_waiting(sim: Sim, job: int) -> None:
     """Take a job from among those that wait."""
-    queue = sim.jobs.queue[job]
-    remove(sim.wait, queue * len(sim.sizes) + sim.jobs.gang[job], job)
-    sim.queues.waiting[queue] -= 1
+    _unwait(sim, job)
     _drop_alarm(sim, job)
 
 
@@ -121,7 +122,7 @@ def insert(sim: Sim, job: int, before: int) -> None:
     else:
         jobs.before[after] = job
     queues.held[queue] += jobs.gpus[job]
-    queues.running[queue] += 1
+    sim.counters[BUSY] += jobs.gpus[job]
 
 
 @kernel
@@ -138,7 +139,7 @@ def take_out(sim: Sim, job: int) -> None:
     else:
         jobs.before[after] = before
     queues.held[queue] -= jobs.gpus[job]
-    queues.running[queue] -= 1
+    sim.counters[BUSY] -= jobs.gpus[job]
 
 
 @kernel
@@ -206,9 +207,7 @@ def cross(sim: Sim, job: int, now_s: float) -> None:
 def promote(sim: Sim, job: int, now_s: float) -> None:
     """Let a waiting job begin again in queue 0, both counters at zero; its alarm has rung."""
     jobs = sim.jobs
-    queue = jobs.queue[job]
-    remove(sim.wait, queue * len(sim.sizes) + jobs.gang[job], job)
-    sim.queues.waiting[queue] -= 1
+    _unwait(sim, job)
     jobs.served_s[job] = jobs.waited_s[job] = 0.0
     jobs.since_s[job] = now_s
     jobs.promotions[job] += 1
@@ -252,6 +251,14 @@ def comes_first(sim: Sim, waiting: int, running: int, now_s: float) -> bool:
 def completes_s(sim: Sim, job: int) -> float:
     """Return when a running job completes."""
     return float(sim.jobs.since_s[job] + sim.jobs.left_s[job])
+
+
+@kernel
+def _unwait(sim: Sim, job: int) -> None:
+    queue = sim.jobs.queue[job]
+    remove(sim.wait, queue * len(sim.sizes) + sim.jobs.gang[job], job)
+    sim.queues.waiting[queue] -= 1
+    sim.counters[WAITERS] -= 1
 
 
 @kernel

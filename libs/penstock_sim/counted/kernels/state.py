@@ -84,7 +84,6 @@ class Queues(NamedTuple):
     first: Ints  # of those that run
     last: Ints
     held: Ints  # devices
-    running: Ints  # jobs
     waiting: Ints
 
 
@@ -111,7 +110,10 @@ STARTS: Final = 3
 """Keys given to jobs that started, and below to those that were preempted and that entered a queue."""
 STOPS: Final = 4
 ENTRIES: Final = 5
-COUNTERS: Final = 6
+BUSY: Final = 6
+"""Devices in use, and below jobs that wait."""
+WAITERS: Final = 7
+COUNTERS: Final = 8
 
 
 def new_jobs(submit_s: Floats, gpus: Ints, duration_s: Floats, weight: Floats, sizes: Ints) -> Jobs:

@@ -15,12 +15,14 @@ from penstock_sim.counted.kernels.moves import (
     take_out,
     wait,
 )
-from penstock_sim.counted.kernels.state import BY_SERVICE_LEFT, Sim
+from penstock_sim.counted.kernels.state import BY_SERVICE_LEFT, WAITERS, Sim
 
 
 @kernel
 def allocate(sim: Sim, now_s: float) -> None:
     """Give the devices out, as a walk from scratch in the order of all jobs would."""
+    if sim.counters[WAITERS] == 0:
+        return
     left = sim.rules.devices
     for queue in sim.queues.turn:
         held = sim.queues.held[queue]

@@ -1,0 +1,8 @@
+"""Compile the kernels before they are needed: ``python -m penstock_sim.counted.warming``."""
+
+from __future__ import annotations
+
+from penstock_sim.counted.engine import warm
+
+if __name__ == "__main__":
+    warm()
