@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 _SOURCES: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+
+_OPTIONS: Final[dict[str, Any]] = {"_nrt": False}
 
 
 def kernel(function: Kernel) -> Kernel:
@@ -26,6 +28,6 @@ def kernel(function: Kernel) -> Kernel:
     """
     function.__qualname__ = f"{function.__qualname__}_{_SOURCES.hexdigest()[:12]}"
     try:
-        return cast("Kernel", numba.njit(cache=True, _nrt=False)(function))
+        return cast("Kernel", numba.njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:
-        return cast("Kernel", numba.njit(_nrt=False)(function))
+        return cast("Kernel", numba.njit(**_OPTIONS)(function))
