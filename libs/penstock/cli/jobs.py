@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import render
-from penstock.cli.session import AnswerOut, At, JobId, JobIds, Out, act, call
+from penstock.cli.session import AnswerOut, At, JobId, JobIds, LogFile, Out, act, call
 from penstock.cli.times import moment, now_s
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -
     render.say("\n".join(lines))
 
 
-def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
     """
     Say why a job waits, and what would change that.
 
@@ -113,18 +113,29 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) ->
     """
     from penstock.cli import show as text
 
-    found = call(ctx, lambda client: client.why(job, moment(at)))
+    as_of_s = now_s()
+    if log is not None:
+        from penstock.cli import logfile
+
+        found, as_of_s = logfile.why(log, job, moment(at))
+    else:
+        found = call(ctx, lambda client: client.why(job, moment(at)))
     if output == "json":
         render.show_json(found)
     else:
-        render.say("\n".join(render.wrapped(text.why_lines(found, now_s()))))
+        render.say("\n".join(render.wrapped(text.why_lines(found, as_of_s))))
 
 
-def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
     """Tell a job's life, a sentence for each fact."""
     from penstock.cli import show as text
 
-    found = call(ctx, lambda client: client.story(job, moment(at)))
+    if log is not None:
+        from penstock.cli import logfile
+
+        found = logfile.story(log, job, moment(at))
+    else:
+        found = call(ctx, lambda client: client.story(job, moment(at)))
     if output == "json":
         render.show_json(found)
     elif output == "wide":

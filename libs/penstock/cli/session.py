@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -23,6 +24,10 @@ AnswerOut = Annotated[AnswerOutput, typer.Option("-o", "--output", help="text, o
 At = Annotated[
     str | None,
     typer.Option("--at", help="As of a stream sequence, a span ago (10m), or a time (2026-01-31T09:30:00Z)."),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option("--log", help="Ask a log in a file, as `events -f -o json` or `sim --log` write it, not the server."),
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Job id, or a unique beginning of it.")]
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
