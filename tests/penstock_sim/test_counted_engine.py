@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from counted_cases import TRACES, golden, shared, trace_of, traces
+from counted_cases import TIRESIAS, TRACES, golden, shared, trace_of, traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +55,12 @@ def test_the_gittins_order_of_the_philly_trace_is_within_two_percent_of_what_oth
     for devices, mean_s in ((2_000, 29_041), (1_200, 50_152)):
         found = simulate(trace, parse(f"1x{devices}"), "2d-gittins")
         assert found.jct_s.mean() == pytest.approx(mean_s, rel=0.02)
+
+
+def test_punctual_demotion_changes_the_published_mean_as_was_found():
+    trace = read(shared(TIRESIAS / "60_job_x10.csv"), "tiresias")
+    assert round(simulate(trace, parse("2x4"), "2d-las").jct_s.mean(), 3) == 8729.667
+    assert round(simulate(trace, parse("2x4"), "2d-las", compat="tiresias-2019").jct_s.mean(), 3) == 7620.75
 
 
 def test_the_published_example_of_shortest_remaining_service():
