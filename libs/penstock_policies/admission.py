@@ -195,19 +195,21 @@ class _Walk:
     def _enough(self, ranked: Ranked, kind: str) -> Choice | None:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""
         spec = ranked.job.spec
-        lacking = spec.gpus - self.free.count(spec, kind) - self.coming.count(spec, kind)
-        return self.victims.choose(ranked, kind, lacking)
+        there = self.free.count(spec, kind) + self.coming.count(spec, kind) if spec.gpus > 1 else 0
+        return self.victims.choose(ranked, kind, spec.gpus - there)
 
     def _keep_with(self, ranked: Ranked, kind: str, freed: Sequence[Located]) -> None:
         """Keep all of a kind that is free or stopping, and of what is freed as much as is lacking; leave the rest."""
         spec = ranked.job.spec
-        stopping, free = self.coming.count(spec, kind), self.free.count(spec, kind)
-        self._keep_coming(ranked, kind, stopping)
+        stopping = free = 0
+        if spec.gpus > 1:  # one that needs a single device has found none
+            stopping, free = self.coming.count(spec, kind), self.free.count(spec, kind)
+            self._keep_coming(ranked, kind, stopping)
         self._keep_free(ranked, kind, free)
-        lacking = spec.gpus - stopping - free
-        fitting = [located for located in freed if located[1].kind == kind and fits(spec, located[1])]
-        kept = set(fitting[:lacking])
-        self.coming.give(located for located in freed if located not in kept)
+        if len(freed) > 1:
+            fitting = [located for located in freed if located[1].kind == kind and fits(spec, located[1])]
+            kept = set(fitting[: spec.gpus - stopping - free])
+            self.coming.give(located for located in freed if located not in kept)
 
     def _keep(self, ranked: Ranked, kind: str) -> None:
         """Keep stopping devices first, and free ones for the rest."""

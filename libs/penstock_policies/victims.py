@@ -92,9 +92,11 @@ class Victims:
         self._left: Counter[int] = Counter()  # by queue
         self._ripe_s: defaultdict[int, float] = defaultdict(lambda: math.inf)  # by queue: when the next one is ripe
         self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
+        self._of: dict[int, _Group] = {}  # by identity of the run
         for victim in sorted(self._worthwhile(running)):
-            self._group(victim.run).members.append(victim)
-            self._left[victim.run.ranked.queue] += 1
+            group = self._of[id(victim.run)] = self._group(victim.run)
+            group.members.append(victim)
+            self._left[group.queue] += 1
         self._lowest = max(self._left, default=-1)
 
     def below(self, ranked: Ranked) -> bool:
@@ -140,10 +142,10 @@ class Victims:
     def take(self, choice: Choice) -> None:
         """Take out the runs of a choice that was made just now."""
         taken = {id(run) for run in choice.runs}
-        for group in {id(group): group for group in map(self._group, choice.runs)}.values():
-            _drop(group.members, taken)
         for run in choice.runs:
-            self._left[run.ranked.queue] -= 1
+            group = self._of[id(run)]
+            _drop(group.members, taken)
+            self._left[group.queue] -= 1
         while self._lowest >= 0 and not self._left[self._lowest]:
             self._lowest -= 1
 
@@ -170,12 +172,15 @@ class Victims:
                 yield Victim((loss_gpu_s, -run.ranked.queue, -run.ranked.position), run)
 
     def _group(self, run: Running) -> _Group:
-        devices = Counter((device.kind, device.memory_bytes, device.backend) for _, device in run.devices)
-        key = (run.ranked.queue, run.kind, *sorted(devices.items()))
+        like = {(device.kind, device.memory_bytes, device.backend): device for _, device in run.devices}
+        if len(like) == 1:
+            counts = [(next(iter(like)), len(run.devices))]
+        else:
+            counts = sorted(Counter((d.kind, d.memory_bytes, d.backend) for _, d in run.devices).items())
+        key = (run.ranked.queue, run.kind, *counts)
         group = self._groups.get(key)
         if group is None:
-            like = {(device.kind, device.memory_bytes, device.backend): device for _, device in run.devices}
-            shape = tuple((like[which], count) for which, count in sorted(devices.items()))
+            shape = tuple((like[which], count) for which, count in counts)
             group = self._groups[key] = _Group(run.ranked.queue, run.kind, shape)
         return group
 
@@ -195,7 +200,7 @@ def _drop(members: deque[Victim], taken: set[int]) -> None:
     """Take runs out: nearly always the first ones."""
     while members and id(members[0].run) in taken:
         members.popleft()
-    for victim in [v for v in islice(members, len(taken)) if id(v.run) in taken]:
+    for victim in [v for v in islice(members, len(taken)) if id(v.run) in taken] if len(taken) > 1 else ():
         members.remove(victim)
 
 
