@@ -4,9 +4,10 @@ Which one-device jobs start now, and where: AlloX's matching over the jobs at th
 The order decides who comes first, the matching who gets which kind. So jobs are matched queue by queue, in windows of
 at most ``window`` jobs: within a window shorter jobs may go first (that is what the least sum of completion times asks
 for), and a job may be left for a *later place* on a faster device that is still busy. What is left over goes to the
-next window. Once the first job of a window has waited ``patience_s``, the window shrinks to as many jobs as devices are
-idle, so nobody is overtaken for ever. Where positions within a queue bind (``fifo``, ``srtf``), admission lets no more
-jobs come to the matching than find an idle device each, in their order.
+next window. Once the first job has waited ``patience_s``, its window shrinks to as many jobs as devices are idle, so
+nobody is overtaken for ever; further windows of the round double, for whoever comes first has his place by then. Where
+positions within a queue bind (``fifo``, ``srtf``), admission lets no more jobs come to the matching than find an idle
+device each, in their order.
 
 Each window is solved exactly, busy devices included. Two cases need no solving, because their answer is known: every
 job finds an idle device of its fastest class, which no schedule can better; and only one class is of use to any of
@@ -21,12 +22,13 @@ from typing import Final
 
 import numpy as np
 
+from penstock_events import Device
 from penstock_policies.machines import Busy, Machines, lengths_us
 from penstock_policies.matching import IMPOSSIBLE_US, Ints
 from penstock_policies.order import Outlook, Ranked, Supply
 from penstock_policies.placement import Located
 
-LOOKED_AT: Final = 4096
+LOOKED_AT: Final = 2048
 """Most jobs that are matched in one round; an idle device that none of them wants stays idle until the next."""
 
 PRICED: Final = 256
@@ -84,12 +86,13 @@ def match(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook: Outloo
     -----
     One matching of at most ``window`` jobs at a time until no device is idle, :data:`LOOKED_AT` jobs at most.
     """
-    walk, at = _Walk(supply, busy, outlook), 0
-    while at < min(len(singles), LOOKED_AT) and len(supply.free):
-        part = _window(singles, at, len(supply.free), outlook)
+    walk, at, solved = _Walk(supply, busy, outlook), 0, 0
+    while at < len(singles) and solved < LOOKED_AT and len(supply.free):
+        part = _window(singles, at, max(at, len(supply.free)), outlook)
         at += len(part)
-        if any(supply.free.kinds(ranked.job.spec) for ranked in part):
+        if walk.is_of_use_to(part):
             walk.visit(part)
+            solved += len(part)
     return walk.found
 
 
@@ -111,10 +114,10 @@ def prices_s(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook: Out
     return dict(sorted(prices.items()))
 
 
-def _window(singles: Sequence[Ranked], at: int, idle: int, outlook: Outlook) -> Sequence[Ranked]:
+def _window(singles: Sequence[Ranked], at: int, least: int, outlook: Outlook) -> Sequence[Ranked]:
     first, rules = singles[at], outlook.rules
     impatient = outlook.now_s - first.job.pending_since_s >= rules.patience_s
-    size = min(rules.window, idle) if impatient else rules.window
+    size = min(rules.window, least) if impatient else rules.window
     end = at + 1
     while end < min(len(singles), at + size) and singles[end].queue == first.queue:
         end += 1
@@ -130,6 +133,17 @@ class _Walk:
         self.found = Matched()
         self.begun: list[tuple[int, float]] = []  # class and length of what has started
         self.machines: Machines | None = None
+        self.futile: set[tuple[object, ...]] = set()  # what finds no idle device, which are only ever fewer
+
+    def is_of_use_to(self, part: Sequence[Ranked]) -> bool:
+        """Say whether an idle device is one that any of the jobs fits."""
+        for ranked in part:
+            wanted = (ranked.job.spec.kinds, ranked.job.spec.memory_bytes)
+            if wanted not in self.futile:
+                if self.free.kinds(ranked.job.spec):
+                    return True
+                self.futile.add(wanted)
+        return False
 
     def visit(self, part: Sequence[Ranked]) -> None:
         lengths = lengths_us([ranked.job for ranked in part], self.classes, self.outlook)
@@ -173,8 +187,10 @@ class _Walk:
 
     def _solve(self, part: Sequence[Ranked], lengths: Ints) -> None:
         if self.machines is None:
-            begun = [(self.classes[column], in_s) for column, in_s in self.begun]
-            self.machines = Machines(self.classes, self.free, [*self.busy(), *begun])
+            busy: dict[Device, Sequence[float]] = dict(self.busy())
+            for column, in_s in self.begun:
+                busy[self.classes[column]] = [*busy.get(self.classes[column], ()), in_s]
+            self.machines = Machines(self.classes, self.free, busy)
         solved = self.machines.solve(lengths)
         now = np.flatnonzero(solved.starts_us == 0).tolist()
         self._start(part, lengths, [(row, int(solved.kind[row])) for row in now])

@@ -56,8 +56,8 @@ def load_balance(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook:
     for like, count in supply.whole.classes().items():
         sizes[like.kind] += count
     load_s: defaultdict[str, float] = defaultdict(float)
-    for device, in_s in busy():
-        load_s[device.kind] += in_s
+    for like, in_s in busy().items():
+        load_s[like.kind] += sum(in_s)
 
     def choose(ranked: Ranked, kinds: Sequence[str]) -> str:
         kind = min(kinds, key=lambda kind: (load_s[kind] / sizes[kind], kind))

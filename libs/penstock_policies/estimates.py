@@ -62,3 +62,8 @@ def declared_s(duration_s: float, attained_s: float, least_s: float = 0.1) -> fl
     (6.0, 0.1, 2.0)
     """
     return max(least_s, abs(duration_s - attained_s))
+
+
+def left_s(declared_s: Floats, attained_s: Floats, expected_s: Floats, least_s: float = 0.1) -> Floats:
+    """Return the remaining service of many jobs: what is left of a declared length above 0, else what is expected."""
+    return np.where(declared_s > 0, np.maximum(least_s, np.abs(declared_s - attained_s)), expected_s)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock_events import Device, Job
 from penstock_policies import matching
 from penstock_policies.cluster import fits
 from penstock_policies.matching import IMPOSSIBLE_US, Ints
 from penstock_policies.order import Outlook
-from penstock_policies.placement import Free, device_class
+from penstock_policies.placement import Free
 
-Busy = Callable[[], Iterable[tuple[Device, float]]]
-"""Tells the devices in use, and in how many seconds each is expected to be free; asked only where that matters."""
+Busy = Callable[[], Mapping[Device, Sequence[float]]]
+"""Tells, by class, in how many seconds each device in use is expected to be free; asked only where that matters."""
 
 LONGEST_US: Final = 10**15
 """Thirty years: what takes longer is taken to take this long."""
@@ -55,16 +56,16 @@ class Machines:
         All classes there are.
     free : Free
         Idle devices.
-    busy : iterable of (Device, float)
-        Devices in use, and in how many seconds they are expected to be free.
+    busy : mapping of Device to floats
+        Class → in how many seconds each of its devices in use is expected to be free.
     """
 
-    def __init__(self, classes: Sequence[Device], free: Free, busy: Iterable[tuple[Device, float]]) -> None:
-        counts = free.classes()
-        ready = {like: [0] * counts.get(like, 0) for like in classes}
-        for device, in_s in busy:
-            ready[device_class(device)].append(max(1, min(LONGEST_US, round(in_s * 1e6))))
-        self.ready_us = [np.sort(np.array(ready[like], dtype=np.int64)) for like in classes]
+    def __init__(self, classes: Sequence[Device], free: Free, busy: Mapping[Device, Sequence[float]]) -> None:
+        idle = free.classes()
+        self.ready_us: list[Ints] = []
+        for like in classes:
+            in_use = np.sort(_whole_us(np.asarray(busy.get(like, ()), dtype=np.float64)))
+            self.ready_us.append(np.concatenate([np.zeros(idle.get(like, 0), dtype=np.int64), in_use]))
 
     def solve(self, lengths_us: Ints) -> Solved:
         """
@@ -127,15 +128,24 @@ class Machines:
 
 def lengths_us(jobs: Sequence[Job], classes: Sequence[Device], outlook: Outlook) -> Ints:
     """Return the (J, T) processing times, :data:`IMPOSSIBLE_US` where a job does not fit."""
-    lengths = np.full((len(jobs), len(classes)), IMPOSSIBLE_US, dtype=np.int64)
-    fitting: dict[tuple[object, ...], list[tuple[int, str]]] = {}
-    for row, (job, service_s) in enumerate(zip(jobs, outlook.remaining(jobs), strict=True)):
-        wanted = (job.spec.kinds, job.spec.memory_bytes)
-        if wanted not in fitting:
-            fitting[wanted] = [(i, like.kind) for i, like in enumerate(classes) if fits(job.spec, like)]
-        for column, kind in fitting[wanted]:
-            lengths[row, column] = max(1, min(LONGEST_US, round(service_s / outlook.speed(job, kind) * 1e6)))
-    return lengths
+    rows: dict[tuple[object, ...], int] = {}
+    speeds: list[list[float]] = []  # of each workload that accepts the same devices; 0 where it does not fit
+    of_job = []
+    for job in jobs:
+        alike = (outlook.workload(job), job.spec.kinds, job.spec.memory_bytes)
+        row = rows.setdefault(alike, len(speeds))
+        if row == len(speeds):
+            speeds.append([outlook.speed(job, like.kind) if fits(job.spec, like) else 0.0 for like in classes])
+        of_job.append(row)
+    speed = np.array(speeds, dtype=np.float64).reshape(len(speeds), len(classes))[of_job]
+    service_s = np.asarray(outlook.remaining(jobs), dtype=np.float64)[:, None]
+    fitting = speed > 0
+    return np.where(fitting, _whole_us(service_s / np.where(fitting, speed, 1.0)), IMPOSSIBLE_US)
+
+
+def _whole_us(times_s: npt.NDArray[np.float64]) -> Ints:
+    """Return times as whole microseconds, at least one."""
+    return np.clip(np.rint(times_s * 1e6), 1, LONGEST_US).astype(np.int64)
 
 
 class _Schedule(Protocol):

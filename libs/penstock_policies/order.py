@@ -152,6 +152,8 @@ class Outlook:
         Service that a job is expected to need while nothing is known, seconds at speed 1.
     manner : Manner
         How the pool's order is walked.
+    workload : callable
+        Jobs for which it gives the same are equally fast on each kind.
     """
 
     now_s: float
@@ -162,6 +164,7 @@ class Outlook:
     cost: CostOf = lambda _: Cost()
     manner: Manner = BY_QUEUE
     together: Together = lambda job: skew.consolidates(job.spec.skew)
+    workload: Callable[[Job], str] = lambda job: job.id
 
 
 @dataclass(frozen=True)

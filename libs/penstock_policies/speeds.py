@@ -54,7 +54,9 @@ class Speeds(msgspec.Struct):
         A guess costs a look at every workload: callers that ask often keep the answer for the length of a round.
         """
         known = self.by_key.get(key, {}).get(kind)
-        if known is not None:
-            return known
+        return self.guess(kind) if known is None else known
+
+    def guess(self, kind: str) -> float:
+        """Return how fast a workload that nobody has measured is taken to be on a kind."""
         others = [speeds[kind] for speeds in self.by_key.values() if kind in speeds]
         return median(others) if others else 1.0

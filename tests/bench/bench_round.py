@@ -162,8 +162,7 @@ def full(rounds: int, settings: Settings, what: str) -> None:
     for _ in range(10_000):
         bench.submit(1_000)
     before = time.process_time()
-    while (fact := bench.decide(measured=False)) is not None and fact.placements:
-        pass
+    fill(bench)
     print(
         f"{what}: 2,000 devices, {len(bench.state.jobs):,} jobs, {len(bench.running()):,} of them run; "
         f"filling took {1e3 * (time.process_time() - before):.0f} ms"
@@ -189,34 +188,51 @@ def full(rounds: int, settings: Settings, what: str) -> None:
     bench.report("first-fit over all that wait")
 
 
+def fill(bench: Bench) -> None:
+    """Make rounds true until nothing more starts."""
+    while (fact := bench.decide(measured=False)) is not None and fact.placements:
+        pass
+
+
+def waiting(bench: Bench) -> int:
+    """Return how many jobs wait."""
+    return len(bench.state.jobs) - len(bench.running())
+
+
 def small(kinds: Sequence[str], settings: Settings, what: str) -> None:
     """Measure rounds in which one job has come or gone."""
     bench = Bench(settings)
     bench.join(250, kinds)
     bench.profile()
-    for _ in range(1_000):
+    for _ in range(400):
         bench.submit(50, gpus=1)
-    while (fact := bench.decide(measured=False)) is not None and fact.placements:
-        pass
-    print(f"{what}: 2,000 devices, {len(bench.running()):,} jobs run")
-    for _ in range(300):
+    fill(bench)
+    print(f"{what}: 2,000 devices, {len(bench.running()):,} jobs run, {waiting(bench):,} wait")
+    for _ in range(60):
+        bench.now_s += 10.0
+        bench.submit(50, gpus=1)
+        bench.decide()
+    bench.report("one arrival, a fastest device is idle")
+    for _ in range(600):
+        bench.submit(50, gpus=1)
+    fill(bench)
+    print(f"  now {len(bench.running()):,} jobs run, {waiting(bench):,} wait")
+    for _ in range(200):
         bench.now_s += 10.0
         bench.submit(50)
         bench.decide()
-    bench.report("one arrival into idle devices")
-    for job_id in bench.running()[:300]:
+    bench.report("one arrival, some devices are idle")
+    for job_id in bench.running()[:200]:
         bench.now_s += 10.0
         bench.end(job_id)
         bench.decide()
-    bench.report("one end, nobody waits")
+    bench.report("one end, some devices are idle")
     for _ in range(4_000):
         bench.submit(50, gpus=1)
         if bench.jobs % 100 == 0:
             bench.decide(measured=False)
-    while (fact := bench.decide(measured=False)) is not None and fact.placements:
-        pass
-    waiting = len(bench.state.jobs) - len(bench.running())
-    print(f"  now all devices are busy, and {waiting:,} jobs wait")
+    fill(bench)
+    print(f"  now all devices are busy, and {waiting(bench):,} jobs wait")
     for _ in range(100):
         bench.now_s += 10.0
         bench.submit(50)

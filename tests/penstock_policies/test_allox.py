@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_events import Device, Job, JobSpec
-from penstock_policies.allox import Matched, match, prices_s
+from penstock_policies.allox import LOOKED_AT, Matched, match, prices_s
 from penstock_policies.machines import Busy, Machines, lengths_us
 from penstock_policies.matching import assign_lsa
 from penstock_policies.order import Outlook, Ranked, Rules, Supply
@@ -41,7 +41,7 @@ def supplied(fast: int, slow: int, busy_s: list[float]) -> tuple[Supply, Busy]:
     idle = {"n1": [device(i, "fast" if i < fast else "slow") for i in range(fast + slow)]}
     busy = [(device(100 + i, "fast"), in_s) for i, in_s in enumerate(busy_s)]
     whole = {**idle, "n2": [held for held, _ in busy]}
-    return Supply(free=Free(idle), coming=Free({}), whole=Free(whole)), lambda: busy
+    return Supply(free=Free(idle), coming=Free({}), whole=Free(whole)), lambda: {device(0, "fast"): busy_s}
 
 
 def matched(jobs: list[Ranked], fast: int, slow: int, busy_s: list[float], window: int = 64) -> tuple[Matched, Free]:
@@ -125,3 +125,9 @@ def test_what_starts_is_part_of_a_schedule_that_nothing_betters(specs, fast, slo
         ready[column] = np.sort(np.append(ready[column][1:], lengths[row, column]))
     others = [row for row in range(len(waiting)) if row not in dict(fixed)]
     assert spent + assign_lsa(lengths[others], ready).total_us == best.total_us
+
+
+def test_a_device_that_thousands_cannot_use_goes_to_the_one_behind_them_that_can():
+    waiting = [single(i, kinds=("other",)) for i in range(LOOKED_AT + 1)] + [single(9_999, queue=1)]
+    found, _ = matched(waiting, 1, 0, [])
+    assert [ranked.job_id for ranked, _, _ in found.starts] == ["j9999"]

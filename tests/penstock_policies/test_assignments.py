@@ -26,7 +26,8 @@ def assigned(name: str, jobs: list[Ranked], idle: list[str], busy: list[tuple[st
     taken = [(device(100 + i, kind), in_s) for i, (kind, in_s) in enumerate(busy)]
     supply = Supply(free=Free(free), coming=Free({}), whole=Free({**free, "n2": [held for held, _ in taken]}))
     view = Outlook(0.0, lambda _, kind: {"a": 0.5, "b": 1.0}[kind], lambda js: [j.spec.duration_s for j in js], Rules())
-    found = ASSIGNMENTS[name].assign(jobs, supply, lambda: taken, view)
+    ends = {device(0, kind): [in_s for of, in_s in busy if of == kind] for kind, _ in busy}
+    found = ASSIGNMENTS[name].assign(jobs, supply, lambda: ends, view)
     return {ranked.job_id: kind for ranked, kind, _ in found.starts}
 
 

@@ -56,3 +56,12 @@ def test_a_speed_that_could_not_be_measured_counts_as_unknown():
     speeds.apply(profiled("a", slow=0.0))
     assert speeds.knows("a")
     assert speeds.of("a", "slow") == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1e6)), max_size=9))
+def test_many_jobs_have_left_what_each_has(jobs):
+    declared, attained = np.array([d for d, _ in jobs]), np.array([a for _, a in jobs])
+    expected = estimates.remaining_s(attained, [3.0, 50.0], 60.0)
+    found = estimates.left_s(declared, attained, expected)
+    one_by_one = [estimates.declared_s(d, a) if d > 0 else e for (d, a), e in zip(jobs, expected.tolist(), strict=True)]
+    assert found.tolist() == one_by_one

@@ -14,7 +14,7 @@ from penstock_policies.placement import Free
 
 def machines(ready_us: list[list[int]]) -> Machines:
     """So many kinds, and when the devices of each are free."""
-    found = Machines([], Free({}), [])
+    found = Machines([], Free({}), {})
     found.ready_us = [np.sort(np.array(times, dtype=np.int64)) for times in ready_us]
     return found
 
@@ -79,5 +79,5 @@ def test_jobs_of_years_are_counted_in_coarser_units_and_still_proved():
 def test_devices_are_sorted_into_their_classes_by_when_they_are_free():
     fast = Device(index=0, kind="fast", memory_bytes=8, backend="emulated")
     slow = Device(index=0, kind="slow", memory_bytes=8, backend="emulated")
-    found = Machines([fast, slow], Free({"n1": [fast]}), [(fast, 5.0), (slow, 0.0)])
+    found = Machines([fast, slow], Free({"n1": [fast]}), {fast: [5.0], slow: [0.0]})
     assert [times.tolist() for times in found.ready_us] == [[0, 5_000_000], [1]]

@@ -20,9 +20,6 @@ from penstock_policies.rounds import explain
 from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.roster import Group, Key, Roster
 
-WINDOWS: Final = 4
-"""So many windows of one-device jobs a round looks at while a device is idle."""
-
 _PASSING: Final = frozenset({"backoff", "profiling"})  # other reasons hold for all jobs of a demand
 
 
@@ -37,12 +34,15 @@ class Candidates:
         In rank order, those ahead for whom devices are kept.
     wake_s : float
         When a gang that is patient still would keep what is free; infinite if none would.
+    all_in : bool
+        Whether ``ready`` is all that could start.
     singles : callable
-        Returns, of all one-device jobs that could start, the first so many, whether or not they are looked at.
+        Returns the first so many one-device jobs that could start, in the same order: what is matched with each other.
     """
 
     ready: list[Ranked]
     wake_s: float
+    all_in: bool
     singles: Callable[[int], list[Ranked]]
 
 
@@ -62,8 +62,9 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
     keys: set[Key] = set()
     wake_s = out.wake_s
     acts = len(supply.free) > 0 or any(view.preemptible(group) for group in groups)
-    if acts and pool.alpha(outlook.rules) < 1.0:
-        keys.update(chain.from_iterable(view.members(group) for group in groups))
+    fair = acts and pool.alpha(outlook.rules) < 1.0
+    if fair:
+        keys.update(*map(view.members, groups))
     else:
         for group in groups:
             some = view.able(group)
@@ -71,14 +72,15 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
             if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
                 keys.update(view.impatient(group, some))
                 wake_s = min(wake_s, view.patient_until_s(group))
-        keys.update(view.window(groups))
     ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
     keys.update(key for job_id in pool.staying if (key := out.startable(job_id)) is not None)
 
     def singles(most: int) -> list[Ranked]:
-        return list(roster.ranked(islice(view.singles(groups), most)))
+        first = sorted(key for key in ahead if roster.entries[key[3]].demand[2] == 1)
+        others = (key for key in view.singles(groups) if key not in ahead)
+        return list(roster.ranked(islice(chain(first, others), most)))
 
-    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s, singles)
+    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s, fair, singles)
 
 
 class _Out:
@@ -154,15 +156,6 @@ class _View:
         still = group.since.since((self.outlook.now_s - patience_s,))
         waited = (since_s + patience_s for since_s, _ in still)
         return next((until_s for until_s in waited if until_s > self.outlook.now_s), math.inf)
-
-    def window(self, groups: Sequence[Group]) -> Iterator[Key]:
-        """Return the first one-device jobs, which are matched with each other, if a device is idle for any."""
-        rules = self.outlook.rules
-        if rules.assign != "allox" or self.outlook.manner.positions_bind:
-            return iter(())
-        if not any(self.supply.free.kinds(group.spec) for group in groups if group.spec.gpus == 1):
-            return iter(())
-        return islice(self.singles(groups), WINDOWS * rules.window)
 
     def singles(self, groups: Sequence[Group]) -> Iterator[Key]:
         """Return the one-device jobs in rank order."""

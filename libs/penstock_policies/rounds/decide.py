@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice, takewhile
 from typing import Final
 
@@ -20,6 +22,7 @@ from penstock_policies.rounds import explain
 from penstock_policies.rounds.candidates import Candidates, candidates
 from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.pool import Pool, can_be_stopped
+from penstock_policies.rounds.roster import Shape
 from penstock_policies.waiting import Reason, Scene
 
 STOPPING_S: Final = 1.0
@@ -31,9 +34,18 @@ class _Field:
     """What a round has to decide on, beside the jobs that wait."""
 
     pool: Pool
+    looked_at: Candidates
     victims: Sequence[Running]
     supply: Supply
     outlook: Outlook
+
+    @cached_property
+    def ends(self) -> list[tuple[str, Shape, float]]:
+        """The runs that go on: their jobs, what they hold, and in how many seconds they are expected to end."""
+        roster = self.pool.roster
+        going_on = [entry for key in roster.leased if not (entry := roster.entries[key[3]]).stopping]
+        ends_s = self.pool.ends_s([entry.run for entry in going_on if entry.run is not None], self.outlook)
+        return [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,8 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     scene = Scene(pool=pool.name, nodes=pool.nodes, whole=supply.whole, idle=supply.free)
     moment = explain.Moment(pool, scene, now_s, rules)
     looked_at = candidates(moment, supply, outlook)
-    draft, left_out = _draft(_Field(pool, _victims(pool, looked_at.ready, outlook), supply, outlook), looked_at.ready)
+    field = _Field(pool, looked_at, _victims(pool, looked_at.ready, outlook), supply, outlook)
+    draft, left_out = _draft(field)
     try:
         return _decided(moment, looked_at, draft, left_out, evicted)
     finally:
@@ -109,13 +122,15 @@ def _decided(
     return found, next_s
 
 
-def _draft(field: _Field, ready: Sequence[Ranked]) -> tuple[_Draft, Mapping[str, int]]:
+def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out at first."""
     pool, supply, outlook = field.pool, field.supply, field.outlook
     acts = len(supply.free) > 0 or bool(field.victims)
     alpha = pool.alpha(outlook.rules) if acts else 1.0  # where nothing can start, all are in
     left_out: Mapping[str, int] = {}
-    for turn in fairness.turns(ready, pool.progress, {*pool.promised, *pool.staying}, alpha, outlook.now_s):
+    for turn in fairness.turns(
+        field.looked_at.ready, pool.progress, {*pool.promised, *pool.staying}, alpha, outlook.now_s
+    ):
         draft = _try(field, turn.entering)
         left_out = left_out or turn.left_out
         if not turn.left_out or draft.acts:
@@ -128,11 +143,20 @@ def _try(field: _Field, entering: Sequence[Ranked]) -> _Draft:
     supply, outlook = field.supply, field.outlook
     admitted = admit(entering, field.victims, supply, outlook, field.pool.staying)
 
-    def busy() -> list[tuple[Device, float]]:
-        return _busy(field.pool, supply, admitted, outlook)
+    def busy() -> dict[Device, list[float]]:
+        return _busy(field, admitted)
 
-    matched = ASSIGNMENTS[outlook.rules.assign].assign(admitted.singles, supply, busy, outlook)
+    matched = ASSIGNMENTS[outlook.rules.assign].assign(_rivals(field, admitted), supply, busy, outlook)
     return _Draft(admitted, matched, supply, outlook, busy)
+
+
+def _rivals(field: _Field, admitted: Admission) -> Sequence[Ranked]:
+    """Return the jobs that are matched with each other: who could start now, and the first of those who wait."""
+    if not len(field.supply.free) or field.looked_at.all_in or field.outlook.manner.positions_bind:
+        return admitted.singles
+    first = field.looked_at.singles(allox.LOOKED_AT)
+    known = {ranked.job_id for ranked in first}
+    return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
 
 
 def _victims(pool: Pool, ready: Sequence[Ranked], outlook: Outlook) -> list[Running]:
@@ -189,13 +213,17 @@ def _behind(others: int, alpha: float) -> Reason:
     return Reason("fairness", f"{what}; the least-progressed {alpha:.0%} of users come first (alpha {alpha:g})")
 
 
-def _busy(pool: Pool, supply: Supply, admitted: Admission, outlook: Outlook) -> list[tuple[Device, float]]:
-    """Return the devices that nobody keeps and that will be free some time, and in how many seconds."""
+def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
+    """Return, by class, in how many seconds each device will be free that nobody keeps and that will be some time."""
     preempted = {victim.ranked.job_id for victim, _ in admitted.preempted}
-    going_on = [run for run in pool.roster.runs() if not run.ranked.job.stopping and run.ranked.job_id not in preempted]
-    ends_s = pool.ends_s(going_on, outlook)
-    busy = [(device, in_s) for run, in_s in zip(going_on, ends_s, strict=True) for _, device in run.devices]
-    return busy + [(device, STOPPING_S) for _, device in supply.coming]
+    busy: defaultdict[Device, list[float]] = defaultdict(list)
+    for job_id, shape, in_s in field.ends:
+        if job_id not in preempted:
+            for like, count in shape:
+                busy[like] += [in_s] * count
+    for like, count in field.supply.coming.classes().items():
+        busy[like] += [STOPPING_S] * count
+    return busy
 
 
 def _placements(draft: _Draft) -> tuple[Placement, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock_events import Job, Rank
 from penstock_events import State as JobState
@@ -108,16 +109,20 @@ class Pool:
 
     def outlook(self, now_s: float, rules: Rules) -> Outlook:
         """Return what this pool expects of speeds and lengths."""
-        known: dict[tuple[str, str], float] = {}
+        guesses: dict[str, float] = {}
 
         def speed(job: Job, kind: str) -> float:
-            at = (self.keys[job.id], kind)
-            if at not in known:
-                known[at] = self.speeds.of(*at)
-            return known[at]
+            of_kinds = self.speeds.by_key.get(self.keys[job.id])
+            own = of_kinds.get(kind) if of_kinds else None
+            if own is not None:
+                return own
+            if kind not in guesses:
+                guesses[kind] = self.speeds.guess(kind)
+            return guesses[kind]
 
         def remaining(jobs: Sequence[Job]) -> list[float]:
-            return self._left_s(jobs, [job.executed_s for job in jobs], rules.prior_service_s)
+            attained_s = np.array([job.executed_s for job in jobs])
+            return list(self._left_s(jobs, attained_s, rules.prior_service_s).tolist())
 
         def cost(job: Job) -> Cost:
             return self.books.costs.of(self.keys[job.id])
@@ -126,31 +131,32 @@ class Pool:
             shape = job.spec.skew or self.speeds.skew(self.keys[job.id])
             return skew.consolidates(shape, rules.skew_threshold)
 
-        if not ASSIGNMENTS[rules.assign].knows_speeds:
-            return Outlook(now_s, lambda *_: 1.0, remaining, rules, rules.prior_service_s, cost, self.manner, together)
-        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, cost, self.manner, together)
+        def workload(job: Job) -> str:
+            return self.keys[job.id]
+
+        known = speed if ASSIGNMENTS[rules.assign].knows_speeds else _alike
+        return Outlook(now_s, known, remaining, rules, rules.prior_service_s, cost, self.manner, together, workload)
 
     def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
         """Return in how many seconds each run is expected to end."""
         jobs = [run.ranked.job for run in runs]
-        speeds = [outlook.speed(run.ranked.job, run.kind) for run in runs]
-        had_s = [job.executed_by(outlook.now_s) * speed for job, speed in zip(jobs, speeds, strict=True)]
-        left_s = self._left_s(jobs, had_s, outlook.prior_s)
-        return [left / speed for left, speed in zip(left_s, speeds, strict=True)]
+        speeds = np.array([outlook.speed(run.ranked.job, run.kind) for run in runs])
+        started_s = np.array([job.started_s for job in jobs])
+        running_s = np.where(started_s > 0, np.maximum(outlook.now_s - started_s, 0.0), 0.0)
+        had_s = (np.array([job.executed_s for job in jobs]) + running_s) * speeds
+        return list((self._left_s(jobs, had_s, outlook.prior_s) / speeds).tolist())
 
-    def _left_s(self, jobs: Sequence[Job], attained_s: Sequence[float], prior_s: float) -> list[float]:
+    def _left_s(self, jobs: Sequence[Job], attained_s: npt.NDArray[np.float64], prior_s: float) -> estimates.Floats:
         # Seconds executed in ended runs count as if on the fastest kind; a job's log does not say which kind it was.
-        expected = estimates.remaining_s(np.asarray(attained_s, dtype=np.float64), self.finished_s, prior_s)
-        return [
-            estimates.declared_s(SAMPLE_S, had_s)
-            if job.sample is not None
-            else estimates.declared_s(job.spec.duration_s, had_s)
-            if job.spec.duration_s
-            else float(left_s)
-            for job, had_s, left_s in zip(jobs, attained_s, expected, strict=True)
-        ]
+        declared_s = np.array([SAMPLE_S if job.sample is not None else job.spec.duration_s for job in jobs])
+        expected_s = estimates.remaining_s(attained_s, self.finished_s, prior_s)
+        return estimates.left_s(declared_s, attained_s, expected_s)
 
 
 def can_be_stopped(job: Job) -> bool:
     """Say whether a job runs and has not been asked to stop yet."""
     return job.state is JobState.RUNNING and not job.stopping
+
+
+def _alike(job: Job, kind: str) -> float:  # noqa: ARG001 - the form of all speeds
+    return 1.0

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock_events import TERMINAL, Job, JobSpec, Rank
+from penstock_events import TERMINAL, Device, Job, JobSpec, Rank
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Ranked, Running
-from penstock_policies.placement import Free, Located
+from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.sortedkeys import SortedKeys
 
 Key = tuple[int, float, float, str]
@@ -23,6 +23,9 @@ Key = tuple[int, float, float, str]
 
 Demand = tuple[tuple[str, ...], int, int, bool]
 """Kinds, memory and number of devices, and whether it is a sample: equal ones fit, or do not, together."""
+
+Shape = tuple[tuple[Device, int], ...]
+"""How many devices of each class."""
 
 Phase = Literal["waiting", "held", "leased"]
 
@@ -49,7 +52,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a job stands, as last noted; ``run`` is its lease, with what it holds."""
+    """Where a job stands, as last noted; ``run`` is its lease, and ``shape`` how many devices of each class it has."""
 
     phase: Phase
     key: Key
@@ -60,6 +63,7 @@ class Entry:
     delayed: bool = False
     stopping: bool = False
     run: Running | None = None
+    shape: Shape = ()
     held: tuple[tuple[str, int], ...] = ()
 
 
@@ -111,6 +115,7 @@ class Roster:
         self.nodes: list[Node] = sorted(cluster.present(name), key=lambda node: node.id)
         usable = [node for node in self.nodes if node.usable]
         self._devices = {node.id: {device.index: device for device in node.devices} for node in usable}
+        self._class_of = {device: device_class(device) for node in usable for device in node.devices}
         self.paths = cluster.paths(topology, name)
         self.whole = Free({node.id: node.devices for node in usable})
         self.free = Free({node.id: node.devices for node in usable}, self.paths)
@@ -170,8 +175,10 @@ class Roster:
         demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample)
         if job.placement is not None:
             held = tuple((s.node_id, i) for s in job.placement.slots if s.node_id in job.open_nodes for i in s.devices)
-            run = Running(ranked, job.placement.kind, tuple(self._located(held)))
-            return Entry("leased", key, ranked, demand, stopping=job.stopping, run=run, held=held)
+            devices = tuple(self._located(held))
+            run = Running(ranked, job.placement.kind, devices)
+            shape = tuple(Counter(self._class_of[device] for _, device in devices).items())
+            return Entry("leased", key, ranked, demand, stopping=job.stopping, run=run, shape=shape, held=held)
         if job.held:
             return Entry("held", key, ranked, demand)
         fresh = job.submitted_s if not sample and spec.profile != "off" and not job.epoch else None
