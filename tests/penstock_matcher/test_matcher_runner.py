@@ -6,17 +6,19 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
-import structlog
 from matching_facts import job, node, rounds
 
 from penstock_bus import Append, Bus
 from penstock_bus.context import Shell
 from penstock_bus.tasks import background
 from penstock_events import AnyEvent, Commit, RoundDecided, subjects
+from penstock_matcher import machine
 from penstock_matcher.runner import run
 from penstock_matcher.settings import Settings
+from penstock_policies import matching
 from penstock_testing import eventually, subject_of
 
 
@@ -52,14 +54,25 @@ async def placed(bus: Bus) -> dict[str, int]:
     return {p.job_id: p.epoch for fact in await decided(bus) for p in fact.placements}
 
 
-async def test_the_kernels_are_ready_before_the_first_round(bus: Bus) -> None:
-    with structlog.testing.capture_logs() as logs:
-        async with matcher(bus):
-            await tell(bus, node("n1", fast=1), job("a"))
-            await eventually(lambda: is_placed(bus, "a"), within_s=120.0)  # of compiling, where nothing is kept
-    said = [line["event"] for line in logs]
-    assert said.count("matching_warmed") == 1
-    assert said.index("matching_warmed") < min(at for at, what in enumerate(said) if what.startswith("lead"))
+async def test_the_kernels_are_ready_before_the_first_round(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    warm, decide = matching.warm, machine.decide
+
+    def warming() -> None:
+        warm()
+        said.append("warmed")
+
+    def deciding(*args: Any) -> Any:
+        said.append("decided")
+        return decide(*args)
+
+    monkeypatch.setattr(matching, "warm", warming)
+    monkeypatch.setattr(machine, "decide", deciding)
+    async with matcher(bus):
+        await tell(bus, node("n1", fast=1), job("a"))
+        await eventually(lambda: is_placed(bus, "a"), within_s=120.0)  # of compiling, where nothing is kept
+    assert said[0] == "warmed"
+    assert (said.count("warmed"), "decided" in said) == (1, True)
 
 
 async def test_a_job_is_placed_over_a_bus_and_the_round_names_its_cause(bus: Bus) -> None:
