@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock_sim.cluster import parse
 from penstock_sim.counted import POLICIES, simulate
-from penstock_sim.counted.engine import levels
+from penstock_sim.counted.engine import Thrashing, levels
 from penstock_sim.counted.lines import Job, Rules
 from penstock_sim.counted.published import run
 from penstock_sim.counted.rooms import Count
@@ -120,9 +120,17 @@ def test_nothing_comes_of_nothing():
     assert summary(found).jobs == found.events == 0
 
 
+def test_a_policy_that_only_stops_and_resumes_jobs_is_said_to_do_so():
+    knob = {"thresholds_gpu_s": (3.0,), "promote_knob": 0.5}
+    with pytest.raises(Thrashing, match=r"made good the 1\.5 s .* raise promote_knob"):
+        simulate(trace_of([(0, 1, 4), (0, 4, 2)]), parse("1x4"), "2d-las", settings=knob, overhead_s=1.5)
+
+
 @FEW
 @given(traces(devices=(1, 2, 3, 4)), st.sampled_from(POLICIES), SETTINGS, st.sampled_from([0.0, 1.5]))
 def test_every_job_ends_once_and_no_service_is_lost_and_no_device_given_twice(trace, policy, chosen, overhead_s):
+    if "promote_knob" in chosen:
+        overhead_s = 0.0  # who is promoted at once and stopped at once pays for ever
     found = simulate(trace, parse("1x4"), policy, settings=chosen, overhead_s=overhead_s, timeline=True)
     assert found.finished.all()
     assert np.all(found.start_s >= trace.submit_s)

@@ -37,6 +37,11 @@ class Workload:
 SLICE: Final = 1 << 15
 """Scheduling points between two looks at whether to go on."""
 
+
+class Thrashing(ValueError):
+    """The policy stops jobs before they have made good what it costs to resume them, so that none ever ends."""
+
+
 _BY: Final[dict[Name, int]] = {
     "fifo": state.BY_SUBMISSION,
     "fifo-backfill": state.BY_SUBMISSION,
@@ -85,7 +90,15 @@ def simulate_events(
 
 
 def run(sim: Sim, go_on: GoOn, *, keep: bool) -> Timeline:
-    """Run a simulation to its end; return the cluster over time, empty where it is not to be kept."""
+    """
+    Run a simulation to its end; return the cluster over time, empty where it is not to be kept.
+
+    Raises
+    ------
+    Thrashing
+        If no job came, ended or came nearer to its end in a whole slice.
+    """
+    progress = _Progress(sim)
     at_s, load = np.zeros(SLICE), np.zeros((SLICE, 2), dtype=np.int64)
     times, loads = [at_s[:0]], [load[:0]]
     while points := advance(sim, SLICE, at_s, load):
@@ -94,8 +107,28 @@ def run(sim: Sim, go_on: GoOn, *, keep: bool) -> Timeline:
             loads.append(load[:points].copy())
         if not go_on(int(sim.counters[state.DONE]), len(sim.jobs.gpus)):
             break
+        progress.look(sim)
     busy, waiting = np.concatenate(loads).T
     return Timeline(np.concatenate(times), busy, waiting)
+
+
+class _Progress:
+    """The least that each job was ever seen to have left."""
+
+    def __init__(self, sim: Sim) -> None:
+        self._least_s = sim.jobs.left_s.copy()
+        self._moved = 0
+
+    def look(self, sim: Sim) -> None:
+        left_s, moved = sim.jobs.left_s, int(sim.counters[state.DONE] + sim.counters[state.COME])
+        if moved == self._moved and not np.any(left_s < self._least_s):
+            raise Thrashing(
+                f"no job has come nearer to its end in {SLICE:,} scheduling points: jobs are stopped before they have "
+                f"made good the {sim.rules.overhead_s:g} s that it costs to resume them; expected stints longer than "
+                "that; raise promote_knob or thresholds_gpu_s, or lower --overhead-s"
+            )
+        np.minimum(self._least_s, left_s, out=self._least_s)
+        self._moved = moved
 
 
 def warm() -> None:
