@@ -25,6 +25,7 @@ from penstock_events import (
     NodeResumed,
     Outcome,
     Placement,
+    PolicySet,
     Preemption,
     Rank,
     RoundDecided,
@@ -56,7 +57,7 @@ SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, 
 
 def facts() -> list[AnyEvent]:
     """Return the history in order, one fact a second."""
-    history = [*_nodes(), *_profiled(), *_gang(), *_retried_and_cancelled(), *_sweep(), *_node_lost()]
+    history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_retried_and_cancelled(), *_sweep(), *_node_lost()]
     return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
 
 
@@ -73,6 +74,13 @@ def _nodes() -> list[AnyEvent]:
         NodeJoined(at_s=0, node_id="n2", devices=slow, incarnation="b"),
         NodeDrained(at_s=0, node_id="n2", by="ada"),
         NodeResumed(at_s=0, node_id="n2", by="ada"),
+    ]
+
+
+def _policies() -> list[AnyEvent]:
+    return [
+        PolicySet(at_s=0, pool="default", settings={"order": "fifo", "assign": "first-fit"}, by="ada"),
+        PolicySet(at_s=0, pool="default", settings={"thresholds_gpu_s": [60.0, 600.0]}, by="ada", reason="short jobs"),
     ]
 
 
