@@ -9,7 +9,8 @@ What it costs to stop a run and to resume it later, measured for each workload f
                of a run without a loop.
 =============  =======================================================================================================
 
-Each is a moving average in which the last run counts half. What a workload has not shown costs nothing yet.
+Each is a moving average in which the last run counts half. What a workload has not shown costs nothing yet. Of a gang
+on several nodes, the node of its first process tells: the others know nothing of the loop.
 """
 
 from __future__ import annotations
@@ -64,10 +65,13 @@ class Costs(msgspec.Struct):
         Workload key → cost; the one measured last comes last.
     asked_s : dict of str to float
         Job → when its present run was asked to stop.
+    before : dict of str to int
+        Job of which nodes have ended → its steps before its present run.
     """
 
     by_key: dict[str, Cost] = msgspec.field(default_factory=dict)
     asked_s: dict[str, float] = msgspec.field(default_factory=dict)
+    before: dict[str, int] = msgspec.field(default_factory=dict)
 
     def of(self, key: str) -> Cost:
         """Return what is known of a workload."""
@@ -79,8 +83,9 @@ class Costs(msgspec.Struct):
 
     def end(self, job: Job, key: str, event: RunEnded) -> None:
         """Learn from the end of a run on one node; ``job`` is as it was before it."""
+        self.before.setdefault(job.id, job.steps)
         preempted = event.outcome == "preempted"
-        if event.outcome == "lost" or not (event.loop_steps or preempted):
+        if event.outcome == "lost" or not (event.loop_steps or preempted) or not _leads(job, event.node_id):
             return
         before = self.by_key.pop(key, _UNKNOWN)
         self.by_key[key] = self._preempted(before, job, event) if preempted else _finished(before, job, event)
@@ -90,6 +95,7 @@ class Costs(msgspec.Struct):
     def forget(self, job_id: str) -> None:
         """Note that no run of the job is there any more."""
         self.asked_s.pop(job_id, None)
+        self.before.pop(job_id, None)
 
     def _preempted(self, before: Cost, job: Job, event: RunEnded) -> Cost:
         asked_s = self.asked_s.get(job.id)
@@ -97,13 +103,18 @@ class Costs(msgspec.Struct):
         stop_s = None if asked_s is None else min(run_s, max(0.0, event.at_s - asked_s))
         if not event.loop_steps:  # nothing of it was kept; one that only started up shows nothing about saving
             return Cost(_mean(before.stop_s, stop_s), before.resume_s, _mean(before.redo_s, run_s), before.saves)
-        behind = min(event.loop_steps, max(0, job.steps + event.loop_steps - event.steps))
+        behind = min(event.loop_steps, max(0, self.before[job.id] + event.loop_steps - event.steps))
         return Cost(
             stop_s=_mean(before.stop_s, stop_s),
             resume_s=_mean(before.resume_s, max(0.0, run_s - event.loop_s - (stop_s or 0.0))),
             redo_s=_mean(before.redo_s, event.loop_s * behind / event.loop_steps),
             saves=behind == 0,
         )
+
+
+def _leads(job: Job, node_id: str) -> bool:
+    """Say whether the first process of a run is on this node."""
+    return job.placement is not None and job.placement.slots[0].node_id == node_id
 
 
 def _finished(before: Cost, job: Job, event: RunEnded) -> Cost:

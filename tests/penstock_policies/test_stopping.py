@@ -6,16 +6,20 @@ from typing import Any
 
 import pytest
 
-from penstock_events import Job, JobSpec, RunEnded
+from penstock_events import Job, JobSpec, Placement, RunEnded, Slot
 from penstock_policies.stopping import WORKLOADS, Cost, Costs
 
 
 def running(started_s: float = 10.0, **fields: Any) -> Job:
-    return Job(id="j", spec=JobSpec(name="j", command=("true",)), submitted_s=0.0, started_s=started_s, **fields)
+    """A gang, its first process on n1."""
+    slots = tuple(Slot(node_id=node_id, devices=(0,)) for node_id in ("n1", "n2"))
+    placement = Placement(job_id="j", epoch=1, kind="fast", slots=slots)
+    spec = JobSpec(name="j", command=("true",), gpus=2)
+    return Job(id="j", spec=spec, submitted_s=0.0, started_s=started_s, placement=placement, **fields)
 
 
-def ended(at_s: float, outcome: str = "preempted", **fields: Any) -> RunEnded:
-    return RunEnded(job_id="j", epoch=1, node_id="n1", at_s=at_s, outcome=outcome, **fields)  # type: ignore[arg-type]
+def ended(at_s: float, outcome: str = "preempted", node_id: str = "n1", **fields: Any) -> RunEnded:
+    return RunEnded(job_id="j", epoch=1, node_id=node_id, at_s=at_s, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 
 def learnt(*ends: RunEnded, asked_s: float | None = None, job: Job | None = None) -> Cost:
@@ -51,6 +55,18 @@ def test_steps_behind_the_checkpoint_are_done_again():
     assert (cost.redo_s, cost.saves) == (5.0, False)
     resumed = learnt(ended(40.0, steps=35, loop_steps=20, loop_s=20.0), job=running(steps=15))
     assert (resumed.redo_s, resumed.saves) == (0.0, True)
+
+
+@pytest.mark.parametrize("steps_there", [0, 20])
+def test_of_a_gang_on_several_nodes_the_one_of_its_first_process_tells(steps_there):
+    job, costs = running(), Costs()
+    costs.ask("j", 37.0)
+    costs.end(job, "key", ended(39.0, node_id="n2", steps=20, loop_steps=steps_there))
+    job.steps = 20  # as the fold has it after that
+    costs.end(job, "key", ended(40.0, steps=20, loop_steps=20, loop_s=20.0))
+    assert costs.of("key") == Cost(stop_s=3.0, resume_s=7.0, redo_s=0.0, saves=True)
+    costs.forget("j")
+    assert (costs.asked_s, costs.before) == ({}, {})
 
 
 def test_the_last_run_counts_half():
