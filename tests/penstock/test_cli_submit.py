@@ -48,11 +48,14 @@ def test_all_behind_the_dashes_is_the_users_command(penstock: Run, gateway: Fake
 
 def test_flags_win_over_the_file(penstock: Run, gateway: FakeGateway, here: Path) -> None:
     flags = "--name big --gpus 4 --kind fast --kind slow,cpu --memory 8GiB --retries 2 --hold --id mine --pool lab"
-    code, out, _ = penstock("submit", "job.toml", *flags.split(), "-p", "width=32", "-e", "MODE=x", "--strict")
+    code, out, _ = penstock(
+        "submit", "job.toml", *flags.split(), "-p", "width=32", "-e", "MODE=x", "--strict", "--profile=off"
+    )
     assert (code, out) == (0, "mine\n")
     spec = only(gateway)
     assert (spec.name, spec.gpus, spec.kinds, spec.memory_bytes) == ("big", 4, ("fast", "slow", "cpu"), 8 << 30)
     assert (spec.retries, spec.hold, spec.id, spec.pool, spec.cwd) == (2, True, "mine", "lab", str(here))
+    assert spec.profile == "off"
     assert spec.params == {"lr": 0.1, "width": 32}
     assert spec.env["MODE"] == "x"
     assert isinstance(gateway.asked[0], asks.SubmitAsk)

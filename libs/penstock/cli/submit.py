@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -48,6 +48,10 @@ Env = Annotated[
 Id = Annotated[str, typer.Option("--id", help="Wished id: the same job under the same id is submitted once.")]
 Team = Annotated[str, typer.Option("--team", help="Whom the work is for.")]
 Model = Annotated[str, typer.Option("--model", help="Names the workload, whatever the other arguments are.")]
+Profile = Annotated[
+    Literal["auto", "off"] | None,
+    typer.Option("--profile", help="off: start it without waiting for its speeds to be measured."),
+]
 Cwd = Annotated[str, typer.Option("--cwd", "-D", help="Working directory; by default this one.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a job that could never start at present.")]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")]
@@ -68,6 +72,7 @@ def submit(
     job_id: Id = "",
     team: Team = "",
     model: Model = "",
+    profile: Profile = None,
     cwd: Cwd = "",
     strict: Strict = False,
     check: Check = True,
@@ -110,6 +115,7 @@ def run(
     job_id: Id = "",
     team: Team = "",
     model: Model = "",
+    profile: Profile = None,
     cwd: Cwd = "",
     strict: Strict = False,
     check: Check = True,
@@ -133,6 +139,7 @@ def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
         "id": typed_in["job_id"],
         "team": typed_in["team"],
         "model": typed_in["model"],
+        "profile": typed_in["profile"],
         "pool": typed_in["pool"],
         "cwd": typed_in["cwd"],
         "gpus": typed_in["gpus"],
