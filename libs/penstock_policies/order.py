@@ -33,6 +33,10 @@ Together = Callable[[Job], bool]
 """Whether a gang goes on as few nodes as possible."""
 
 
+BORROWED: Final = 1 << 20
+"""Added to the queue of a job that its team's quota does not cover: see :mod:`penstock_policies.quotas`."""
+
+
 class Ranked(NamedTuple):
     """A job in the order: samples (``queue`` -1) first, then by queue, and by its number in the pool."""
 
@@ -45,6 +49,16 @@ class Ranked(NamedTuple):
     def sample(self) -> bool:
         """Whether it is a profiler's sample: ahead of all others, but never a reason to preempt."""
         return self.queue < 0
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it would run beyond its team's quota."""
+        return self.queue >= BORROWED
+
+    @property
+    def own_queue(self) -> int:
+        """The queue that its order gave it."""
+        return self.queue - BORROWED if self.borrows else self.queue
 
 
 class Running(NamedTuple):
@@ -95,6 +109,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         Gangs whose model's skew is above it go on as few nodes as possible; see :mod:`penstock_policies.skew`.
     topology : tuple of str
         Levels of domains, outermost first: a node's label ``topology.rack`` names its domain of level ``rack``.
+    quotas : dict of str to int
+        Team → devices that are its own; what nobody claims is lent. Empty: there are no quotas.
     """
 
     assign: str = "allox"
@@ -110,6 +126,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     max_tries: Annotated[int, Meta(ge=0, le=100)] = 4
     skew_threshold: float = skew.THRESHOLD
     topology: tuple[str, ...] = ("zone", "rack")
+    quotas: dict[str, Annotated[int, Meta(ge=0)]] = {}
 
     def __post_init__(self) -> None:
         skew.checked(self.skew_threshold)
@@ -127,15 +144,18 @@ class Manner(msgspec.Struct, frozen=True):
         Whether jobs behind one that does not fit may start.
     preempts : {"never", "queue", "position"}
         Which jobs a running one makes way for: none, those of a lower queue, or all that come before it.
+    in_order : bool
+        Whether positions bind although jobs make way for lower queues.
     """
 
     backfills: bool = True
     preempts: Literal["never", "queue", "position"] = "queue"
+    in_order: bool = False
 
     @property
     def positions_bind(self) -> bool:
         """Whether a job comes before another of its queue, shorter or not."""
-        return self.preempts != "queue"
+        return self.in_order or self.preempts != "queue"
 
 
 BY_QUEUE: Final = Manner()

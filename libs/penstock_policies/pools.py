@@ -53,8 +53,9 @@ class Ordering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
-    name: owner for owner in (Ordering, Rules) for name in owner.__struct_fields__
+    name: owner for owner in (Ordering, Rules) for name in owner.__struct_fields__ if name != "quotas"
 }
+"""What can be set live; quotas are agreed on, and stand in the file."""
 
 
 def names() -> list[str]:

@@ -16,6 +16,8 @@ where a lighter choice frees enough. Among equals the lowest ranked come first.
 
 That is for orders in which jobs make way for lower queues. In one in which they make way for whatever comes before them
 (:attr:`penstock_policies.order.Manner.preempts` is ``position``), the order itself says who goes: the lowest ranked.
+
+Runs that no quota covers (:mod:`penstock_policies.quotas`) go first, where they are enough.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import numpy as np
 
 from penstock_events import Device, JobSpec
 from penstock_policies.cluster import fits
-from penstock_policies.order import Outlook, Ranked, Running
+from penstock_policies.order import BORROWED, Outlook, Ranked, Running
 
 Key = tuple[float, int, float]
 """Loss, then the lowest ranked first."""
@@ -123,8 +125,12 @@ class Victims:
         """Return the runs below the job with the least loss that have so many devices for it; None if all do not."""
         groups = self._groups_for(ranked.job.spec).get(kind, [])
         open_to = [(group, gain) for group, gain in groups if self._yields(group, ranked)]
-        if not open_to:
-            return None
+        lent = [(group, gain) for group, gain in open_to if group.queue >= BORROWED] if not ranked.borrows else []
+        if lent and (found := self._choose(ranked, lent, lacking)) is not None:
+            return found
+        return self._choose(ranked, open_to, lacking) if open_to else None
+
+    def _choose(self, ranked: Ranked, open_to: Sequence[tuple[_Group, int]], lacking: int) -> Choice | None:
         if self._preempts == "position":
             return _lowest_ranked(
                 (

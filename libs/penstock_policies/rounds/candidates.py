@@ -53,7 +53,7 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
     Notes
     -----
     O(demands), and a walk over those that are returned and those whose time to start has not come. With fairness
-    (``alpha`` below 1) it returns all jobs that could start, because it depends on who else waits.
+    (``alpha`` below 1) or quotas it returns all jobs that could start, because it depends on who else waits.
     """
     pool, roster = moment.pool, moment.pool.roster
     out = _Out(moment)
@@ -62,7 +62,7 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
     keys: set[Key] = set()
     wake_s = out.wake_s
     acts = len(supply.free) > 0 or any(view.preemptible(group) for group in groups)
-    fair = acts and pool.alpha(outlook.rules) < 1.0
+    fair = (acts and pool.alpha(outlook.rules) < 1.0) or bool(outlook.rules.quotas)
     if fair:
         keys.update(*map(view.members, groups))
     else:

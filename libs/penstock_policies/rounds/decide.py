@@ -11,14 +11,16 @@ from itertools import chain, islice, takewhile
 from typing import Final
 
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
-from penstock_policies import allox, fairness
+from penstock_policies import allox, fairness, quotas
 from penstock_policies.admission import Admission, admit
 from penstock_policies.allox import Matched
 from penstock_policies.assignments import ASSIGNMENTS
+from penstock_policies.fairness import Turn
 from penstock_policies.machines import Busy
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Located, slots
-from penstock_policies.rounds import explain
+from penstock_policies.quotas import NO_QUOTAS, Coverage
+from penstock_policies.rounds import covering, explain
 from penstock_policies.rounds.candidates import Candidates, candidates
 from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.pool import Pool, can_be_stopped
@@ -38,6 +40,17 @@ class _Field:
     victims: Sequence[Running]
     supply: Supply
     outlook: Outlook
+    covered: Coverage = NO_QUOTAS
+
+    @cached_property
+    def ready(self) -> list[Ranked]:
+        """The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept."""
+        ready, borrowers = self.looked_at.ready, self.covered.borrowers
+        if not borrowers:
+            return ready
+        own = [ranked for ranked in ready if ranked.job_id not in borrowers or ranked.job_id in self.pool.promised]
+        known = {ranked.job_id for ranked in own}
+        return [self.covered.ranked(r) for r in (*own, *(r for r in ready if r.job_id not in known))]
 
     @cached_property
     def ends(self) -> list[tuple[str, Shape, float]]:
@@ -87,23 +100,27 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     if not len(roster.waiting) and not evicted:
         return None, math.inf
     outlook, supply = pool.outlook(now_s, rules), pool.supply()
+    covered = NO_QUOTAS
     scene = Scene(pool=pool.name, nodes=pool.nodes, whole=supply.whole, idle=supply.free)
     moment = explain.Moment(pool, scene, now_s, rules)
     looked_at = candidates(moment, supply, outlook)
-    field = _Field(pool, looked_at, _victims(pool, looked_at.ready, outlook), supply, outlook)
+    if rules.quotas:
+        covered, outlook = covering.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
+    field = _Field(pool, looked_at, [], supply, outlook, covered)
+    field = replace(field, victims=_victims(field))
     draft, left_out = _draft(field)
     try:
-        return _decided(moment, looked_at, draft, left_out, evicted)
+        return _decided(moment, field, draft, left_out, evicted)
     finally:
         draft.undo()
 
 
 def _decided(
-    moment: Moment, looked_at: Candidates, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[Running]
+    moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[Running]
 ) -> tuple[RoundDecided | None, float]:
-    pool, now_s, rules = moment.pool, moment.now_s, moment.rules
-    placements, preemptions = _placements(draft), _preemptions(pool, draft.admitted, evicted)
-    waits = _waits(moment, draft, left_out, {placement.job_id for placement in placements})
+    pool, now_s, rules, looked_at = moment.pool, moment.now_s, moment.rules, field.looked_at
+    placements, preemptions = _placements(draft), _preemptions(field, draft.admitted, evicted)
+    waits = _waits(moment, field, draft, left_out)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.patient
     quiet = not placements and not preemptions and keeps == pool.staying
@@ -128,15 +145,23 @@ def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
     acts = len(supply.free) > 0 or bool(field.victims)
     alpha = pool.alpha(outlook.rules) if acts else 1.0  # where nothing can start, all are in
     left_out: Mapping[str, int] = {}
-    for turn in fairness.turns(
-        field.looked_at.ready, pool.progress, {*pool.promised, *pool.staying}, alpha, outlook.now_s
-    ):
+    for turn in _turns(field, alpha):
         draft = _try(field, turn.entering)
         left_out = left_out or turn.left_out
-        if not turn.left_out or draft.acts:
+        if draft.acts or len(turn.entering) == len(field.ready):
             break
         draft.admitted.undo(supply)
     return draft, left_out
+
+
+def _turns(field: _Field, alpha: float) -> Iterator[Turn]:
+    """Yield who enters: those whom quotas cover, the least-progressed users' first; borrowers only after them."""
+    pool, now_s = field.pool, field.outlook.now_s
+    exempt = {*pool.promised, *pool.staying}
+    own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]
+    if own and len(own) < len(field.ready):
+        yield from fairness.turns(own, pool.progress, exempt, alpha, now_s)
+    yield from fairness.turns(field.ready, pool.progress, exempt, alpha, now_s)
 
 
 def _try(field: _Field, entering: Sequence[Ranked]) -> _Draft:
@@ -159,29 +184,30 @@ def _rivals(field: _Field, admitted: Admission) -> Sequence[Ranked]:
     return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
 
 
-def _victims(pool: Pool, ready: Sequence[Ranked], outlook: Outlook) -> list[Running]:
+def _victims(field: _Field) -> list[Running]:
     """Return the runs that some waiting job may preempt, and when each is expected to end."""
-    roster = pool.roster
-    first = min((ranked[:2] for ranked in ready if not ranked.sample), default=None)
+    pool, outlook, roster = field.pool, field.outlook, field.pool.roster
+    first = min((ranked[:2] for ranked in field.ready if not ranked.sample), default=None)
     if first is None or outlook.manner.preempts == "never":
         return []
     bound = (first[0], math.inf) if outlook.manner.preempts == "queue" else first
-    below = takewhile(lambda key: key[:2] > bound, reversed(roster.leased))
+    borrow = bool(field.covered.borrowers)  # those go behind all others, whatever their keys say
+    below = takewhile(lambda key: borrow or key[:2] > bound, reversed(roster.leased))
     found = [run for key in below if (run := roster.run(key[3])).devices and can_be_stopped(run.ranked.job)]
-    ranked = [pool.ranked_by(run.ranked, outlook.now_s) for run in found]
+    ranked = [field.covered.ranked(pool.ranked_by(run.ranked, outlook.now_s)) for run in found]
     ends_s = pool.ends_s(found, outlook)
     lower = zip(found, ranked, ends_s, strict=True)
     return [Running(place, run.kind, run.devices, in_s) for run, place, in_s in lower if place[:2] > bound]
 
 
-def _waits(moment: Moment, draft: _Draft, left_out: Mapping[str, int], started: Collection[str]) -> tuple[Wait, ...]:
+def _waits(moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
     """Return why the first of those wait that do not start."""
     pool, rules = moment.pool, moment.rules
-    left = list(_left(pool, started, rules.max_waits))
+    left = list(_left(pool, {ranked.job_id for ranked, _, _ in draft.started}, rules.max_waits))
     if not left:
         return ()
     hindered = explain.hindered(left, moment)
-    own = {**_passed_over(left, left_out, draft, rules), **hindered.reasons}
+    own = {**_passed_over(left, left_out, draft, rules), **covering.reasons(left, field.covered), **hindered.reasons}
     reasons = explain.Reasons(own, draft.matched.later, _scene_after(moment.scene, pool.roster.runs(), draft))
     return explain.waits(left, reasons, rules.max_waits)
 
@@ -233,10 +259,13 @@ def _placements(draft: _Draft) -> tuple[Placement, ...]:
     )
 
 
-def _preemptions(pool: Pool, admitted: Admission, evicted: Sequence[Running]) -> tuple[Preemption, ...]:
-    reasons = {run.ranked.job_id: (run, _eviction(pool, run), "") for run in evicted}
+def _preemptions(field: _Field, admitted: Admission, evicted: Sequence[Running]) -> tuple[Preemption, ...]:
+    reasons = {run.ranked.job_id: (run, _eviction(field.pool, run), "") for run in evicted}
     for victim, ranked in admitted.preempted:
-        because = f"for job {ranked.job_id} of queue {ranked.queue}; this one is of queue {victim.ranked.queue}"
+        because = f"for job {ranked.job_id} of queue {ranked.own_queue}; this one is of queue {victim.ranked.own_queue}"
+        if victim.ranked.borrows and not ranked.borrows:
+            team = victim.ranked.job.spec.team
+            because = f"for job {ranked.job_id}, whom a quota covers; {field.covered.in_use(team)}"
         reasons.setdefault(victim.ranked.job_id, (victim, because, ranked.job_id))
     return tuple(
         Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason, for_job=for_job)
@@ -250,7 +279,10 @@ def _eviction(pool: Pool, run: Running) -> str:
 
 
 def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:
-    new = [Running(ranked, kind, tuple(devices)) for ranked, kind, devices in draft.started]
+    new = [
+        Running(ranked._replace(queue=ranked.own_queue), kind, tuple(devices))
+        for ranked, kind, devices in draft.started
+    ]
     return replace(
         scene,
         idle=draft.supply.free,

@@ -1,0 +1,133 @@
+"""
+Which jobs a team's quota covers, and which only borrow what others leave idle.
+
+A team's quota is a number of a pool's devices. It covers the team's jobs in the order in which they would be served, as
+long as they fit in; a job that does not is passed over, and smaller ones behind it may be covered (unless the order
+forbids backfill). Where an order has running jobs make way for those of a lower queue, they are covered before those
+that wait in the same queue; where nobody makes way, before all that wait. A team without a quota has one of 0.
+
+Jobs that no quota covers *borrow*: they enter a round only once none that is covered could start, and their runs are
+the first to be preempted when one that is covered lacks devices, whatever the order. So an idle device is never left
+idle for the sake of quotas, and where these are no more than the devices there are, a team gets its own back as soon as
+the bounds of preemption (``min_run_s``, ``overhead_share``) allow. Among those that are covered, and among those that
+borrow, the order of the pool holds.
+
+Partitions that never lend are pools of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock_policies.order import BORROWED, Manner, Outlook, Ranked
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """
+    What quotas make of a pool's jobs at one moment.
+
+    Attributes
+    ----------
+    borrowers : frozenset of str
+        Jobs that no quota covers.
+    quotas : mapping of str to int
+    held : mapping of str to int
+        Team → devices of its runs that are not stopping.
+    covered : mapping of str to int
+        Team → devices of its own that its jobs have or are to have.
+    """
+
+    borrowers: frozenset[str] = frozenset()
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    covered: Mapping[str, int] = field(default_factory=dict)
+
+    def ranked(self, ranked: Ranked) -> Ranked:
+        """Return a job in the order as quotas have it: borrowers behind all others."""
+        return ranked._replace(queue=ranked.queue + BORROWED) if ranked.job_id in self.borrowers else ranked
+
+    def in_use(self, team: str) -> str:
+        """Return what a team has, in words."""
+        return f"{_whose(team)}: {self.held.get(team, 0)} devices in use, {self.quotas.get(team, 0)} of its own"
+
+    def taken(self, team: str) -> str:
+        """Return why nothing of a team's quota is left for another of its jobs, in words."""
+        quota, covered = self.quotas.get(team, 0), self.covered.get(team, 0)
+        return f"{_whose(team)}: {covered} of {quota} devices of its own go to jobs before this one"
+
+
+NO_QUOTAS = Coverage()
+
+
+def coverage(
+    waiting: Sequence[Ranked], running: Sequence[Ranked], quotas: Mapping[str, int], manner: Manner
+) -> Coverage:
+    """
+    Return which of a pool's jobs borrow.
+
+    Parameters
+    ----------
+    waiting : sequence of Ranked
+        Jobs that could start.
+    running : sequence of Ranked
+        Runs that are not stopping.
+    quotas : mapping of str to int
+        Team → devices.
+    manner : Manner
+        How the pool's order is walked.
+
+    Notes
+    -----
+    O(J log J). Samples never borrow: they are of use to all teams.
+
+    Examples
+    --------
+    >>> from penstock_events import Job, JobSpec
+    >>> def job(name, gpus):
+    ...     return Job(id=name, spec=JobSpec(name=name, command=("true",), team="a", gpus=gpus), submitted_s=0.0)
+    >>> jobs = [Ranked(0, float(at), f"j{at}", job(f"j{at}", gpus)) for at, gpus in enumerate((3, 2, 1), start=1)]
+    >>> sorted(coverage(jobs, [], {"a": 4}, Manner()).borrowers)
+    ['j2']
+    """
+    left, closed, borrowers = dict(quotas), set[str](), list[str]()
+    for ranked, runs in _in_turn(waiting, running, manner):
+        team, gpus = ranked.job.spec.team, ranked.job.spec.gpus
+        if ranked.sample:
+            continue
+        if gpus <= left.get(team, 0) and (runs or team not in closed):
+            left[team] -= gpus
+        else:
+            borrowers.append(ranked.job_id)
+            if not runs and not manner.backfills:
+                closed.add(team)
+    held: Counter[str] = Counter()
+    for ranked in running:
+        held[ranked.job.spec.team] += ranked.job.spec.gpus
+    covered = {team: quotas[team] - unused for team, unused in left.items()}
+    return Coverage(frozenset(borrowers), quotas, held, covered)
+
+
+def reclaiming(outlook: Outlook) -> Outlook:
+    """Return an outlook in which borrowers make way for those that quotas cover, although nobody else does."""
+    if outlook.manner.preempts != "never":
+        return outlook
+    return replace(outlook, manner=Manner(outlook.manner.backfills, "queue", in_order=True))
+
+
+def _whose(team: str) -> str:
+    return f"team `{team}`" if team else "jobs without a team"
+
+
+def _in_turn(waiting: Iterable[Ranked], running: Iterable[Ranked], manner: Manner) -> Iterable[tuple[Ranked, bool]]:
+    """Return all jobs in the order in which quotas cover them, and whether each runs."""
+    both = [*((ranked, True) for ranked in running), *((ranked, False) for ranked in waiting)]
+    match manner.preempts:
+        case "position":
+            return sorted(both, key=lambda each: (each[0][:3], not each[1]))
+        case "queue" if not manner.in_order:
+            return sorted(both, key=lambda each: (each[0].queue, not each[1], each[0][1:3]))
+        case _:
+            return sorted(both, key=lambda each: (not each[1], each[0][:3]))

@@ -1,0 +1,132 @@
+"""Quotas of teams: what is a team's own, what it borrows, and how the others get theirs back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matching_facts import ended, job, matcher, node, queued, rounds, run_all, where
+
+from penstock_bus.settings import load
+from penstock_events import JobsRanked, Rank
+from penstock_matcher.settings import Settings
+from penstock_policies.orders import ORDERS, Name
+
+
+def shared(**more: Any) -> Any:
+    """Two teams with two devices each, on one node."""
+    return matcher(min_run_s=1.0, quotas={"a": 2, "b": 2}, **more).given(node("n1", fast=4))
+
+
+def preempted(facts: Any) -> dict[str, str]:
+    return {p.job_id: p.reason for fact in rounds(facts) for p in fact.preemptions}
+
+
+def under(order: Name, *names: str) -> JobsRanked:
+    manner = ORDERS[order].manner
+    ranks = tuple(Rank(job_id=name, queue=0, position=float(at), since_s=0.0) for at, name in enumerate(names))
+    return JobsRanked(pool="default", at_s=2.0, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
+
+
+def test_what_nobody_claims_is_lent():
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(4)))
+    assert run_all(one, 2.0).keys() == {"a0", "a1", "a2", "a3"}
+
+
+def test_who_is_within_a_quota_comes_before_who_is_not():
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(6)), job("b0", at_s=1.5, team="b"))
+    assert run_all(one, 2.0).keys() == {"a0", "a1", "b0", "a2"}
+
+
+@pytest.mark.parametrize("order", ["fifo", "fifo-backfill", "2d-las", "srtf"])
+def test_a_team_gets_its_own_back_whatever_the_order(order: Name):
+    names = [f"a{i}" for i in range(4)]
+    one = shared().given(*(job(name, team="a") for name in names), under(order, *names))
+    run_all(one, 2.0)
+    one.given(job("b0", at_s=9.0, team="b"), under(order, "a0", "a1", "a2", "a3", "b0"))
+    found = preempted(one.at(9.0).settle())
+    assert found.keys() == {"a3"}
+    assert "for job b0, whom a quota covers; team `a`: 4 devices in use, 2 of its own" in found["a3"]
+
+
+def test_nobody_gets_more_than_his_own_by_claiming():
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(4)))
+    run_all(one, 2.0)
+    one.given(*(job(f"b{i}", at_s=9.0, team="b") for i in range(3)))
+    assert preempted(one.at(9.0).settle()).keys() == {"a2", "a3"}
+
+
+def test_who_borrows_goes_before_a_lower_queue_that_a_quota_covers():
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(3)), job("b0", team="b"))
+    run_all(one, 2.0)
+    one.given(queued(a0=0, a1=0, a2=0, b0=2), job("b1", at_s=9.0, team="b"))
+    assert preempted(one.at(9.0).settle()).keys() == {"a2"}  # the last of a's, and not b0 of queue 2
+
+
+def test_a_team_that_has_no_quota_only_borrows():
+    one = shared().given(*(job(f"x{i}", team="x") for i in range(4)))
+    run_all(one, 2.0)
+    one.given(job("b0", at_s=9.0, gpus=2, team="b"))
+    assert len(preempted(one.at(9.0).settle())) == 2
+
+
+def test_a_gang_that_claims_is_not_overtaken_by_who_borrows():
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(4)))
+    run_all(one, 2.0)
+    one.given(job("gang", at_s=9.0, gpus=2, team="b"), job("a4", at_s=8.0, team="a"))
+    assert preempted(one.at(9.0).settle()).keys() == {"a2", "a3"}
+    one.given(*(ended(name, 10.0, outcome="preempted") for name in ("a2", "a3")))
+    assert where(one.at(10.0).settle()) == {"gang": "fast"}
+
+
+def test_within_a_team_the_order_holds():
+    one = shared().given(*(job(f"b{i}", team="b") for i in range(2)), *(job(f"a{i}", team="a") for i in range(2)))
+    run_all(one, 2.0)
+    one.given(queued(a0=2, a1=0, b0=0, b1=0), job("a2", at_s=9.0, team="a"), queued(9.0, a2=0))
+    assert preempted(one.at(9.0).settle()).keys() == {"a0"}
+
+
+def test_those_who_wait_beyond_their_quota_are_told_so():
+    one = shared().given(*(job(f"{team}{i}", team=team) for team in "ab" for i in range(2)), job("a2", 1.5, team="a"))
+    (wait,) = rounds(one.at(2.0).settle())[-1].waits
+    assert (wait.job_id, wait.cause) == ("a2", "fairness")
+    assert "team `a`: 2 of 2 devices of its own go to jobs before this one" in wait.evidence
+
+
+def test_quotas_come_from_a_pools_table():
+    found = load(Settings, "matcher", environ={"PENSTOCK_MATCHER_POOLS": '{"lab": {"quotas": {"a": 4}}}'})
+    assert (found.of("lab").quotas, found.of("other").quotas) == ({"a": 4}, {})
+
+
+def test_what_is_no_quota_is_refused():
+    with pytest.raises(ValueError, match="quotas"):
+        Settings(pools={"lab": {"quotas": {"a": -1}}})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abx"), st.integers(0, 2)), min_size=1, max_size=14),
+    st.sampled_from(["fifo-backfill", "2d-las", "srtf"]),
+)
+def test_nobody_who_waits_lacks_what_is_his_own(jobs: list[tuple[str, int]], order: Name):
+    """Jobs come one after the other, and those that are preempted end at once."""
+    one = matcher(min_run_s=0.0, quotas={"a": 2, "b": 1}).given(node("n1", fast=4))
+    teams: dict[str, str] = {}
+    for at, (team, _) in enumerate(jobs):
+        at_s, name = 2.0 + at, f"j{at:02d}"
+        teams[name] = team
+        one.given(job(name, at_s=at_s, team=team))
+        one.given(under(order, *sorted(teams)))
+        for more in range(1, 9):
+            run_all(one, at_s + more / 10)
+            stopping = [j for j in one.state.jobs if j.stopping]
+            if not stopping:
+                break
+            one.given(*(ended(j.id, at_s + more / 10, epoch=j.epoch, outcome="preempted") for j in stopping))
+        held = Counter(teams[j.id] for j in one.state.jobs if j.placement is not None)
+        waiting = {teams[j.id] for j in one.state.jobs if j.placement is None}
+        assert sum(held.values()) == min(4, len(teams))
+        assert all(held[team] >= own for team, own in (("a", 2), ("b", 1)) if team in waiting)
