@@ -23,7 +23,7 @@ from penstock_events import (
     subjects,
 )
 from penstock_gateway import find
-from penstock_gateway.find import Refused
+from penstock_gateway.find import NOT_FOUND, Refused
 from penstock_gateway.machine import State
 from penstock_gateway.sweeps import Sweep
 from penstock_gateway.words import count, listed, pairs
@@ -133,7 +133,8 @@ def cancel_sweep(state: State, ask: asks.ActAsk, now_s: float) -> Act:
 
 
 def set_policy(state: State, ask: asks.PolicyAsk, now_s: float) -> Act:
-    """Run a pool by other settings from now on, or by its services' own again."""
+    """Run a pool by other settings from now on, or by its services' own again. 404 where there is no such pool."""
+    _check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pools.names()
     if unknown := [name for name in ask.unset if name not in known]:
@@ -167,6 +168,13 @@ def sweep_named(state: State, wanted: str) -> Sweep:
 def node_named(state: State, wanted: str) -> Node:
     """Return the node that an id or its unique beginning names."""
     return find.one(state.cluster.nodes, wanted, "node")
+
+
+def _check_pool(state: State, wanted: str) -> None:
+    known = sorted(state.pools() | state.policies.keys())
+    if wanted not in known:
+        there = f"expected {listed(known)}" if known else "there is none yet"
+        raise Refused(NOT_FOUND, f"no pool is called {wanted!r}: {there}; one is there once a node or a job is in it")
 
 
 def _job(state: State, wanted: str) -> Job:

@@ -63,6 +63,16 @@ async def test_what_cannot_be_set_is_refused_and_nothing_is_stored(
         assert await facts(served) == []
 
 
+async def test_a_pool_that_is_not_there_is_refused_with_those_that_are(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined(), joined("n2", pool="lab")) as served:
+        code, message = await refusal(served.command("policy", {"pool": "lba", "set": {"order": "fifo"}}))
+        assert (code, message) == (
+            404,
+            "no pool is called 'lba': expected default, lab; one is there once a node or a job is in it",
+        )
+        assert (await served.command("policy", {"pool": "lab", "set": {"order": "fifo"}}))["changed"] is True
+
+
 async def live(served: Gateway) -> Any:
     return (await served.query("policies"))["pools"][0]["settings"]
 
