@@ -28,7 +28,7 @@ from typing import Final
 
 from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Running, Supply
-from penstock_policies.placement import Located
+from penstock_policies.placement import Free, Located
 from penstock_policies.victims import Choice, Victims
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -115,7 +115,7 @@ def admit(
 class _Walk:
     def __init__(self, supply: Supply, outlook: Outlook, victims: Victims, stays: Mapping[str, str]) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
-        self.speed, self.together = outlook.speed, outlook.together
+        self.speed, self.together, self.first_fit = outlook.speed, outlook.together, outlook.first_fit
         self.now_s, self.rules = outlook.now_s, outlook.rules
         self.victims, self.stays = victims, stays
         self.lent: list[Located] = []
@@ -161,7 +161,7 @@ class _Walk:
         if not whole:
             return False
         kind = min(whole, key=lambda kind: (-self.speed(job, kind), kinds[kind], kind))
-        devices = self.free.choose(job.spec, kind, job.spec.gpus, together=self.together(job))
+        devices = self._choose(self.free, ranked, kind, job.spec.gpus)
         self.free.take(devices)
         if job.spec.gpus == 1:
             self.lent += devices
@@ -219,15 +219,19 @@ class _Walk:
         self._keep_free(ranked, kind, spec.gpus - stopping)
 
     def _keep_coming(self, ranked: Ranked, kind: str, count: int) -> None:
-        devices = self.coming.choose(ranked.job.spec, kind, count, together=self.together(ranked.job))
+        devices = self._choose(self.coming, ranked, kind, count)
         self.coming.take(devices)
         self.found.awaited += devices
 
     def _keep_free(self, ranked: Ranked, kind: str, count: int) -> None:
-        devices = self.free.choose(ranked.job.spec, kind, count, together=self.together(ranked.job))
+        devices = self._choose(self.free, ranked, kind, count)
         self.free.take(devices)
         self.found.kept += devices
         self.found.keeps[ranked.job_id] = kind
+
+    def _choose(self, among: Free, ranked: Ranked, kind: str, count: int) -> list[Located]:
+        job = ranked.job
+        return among.choose(job.spec, kind, count, together=self.together(job), first_fit=self.first_fit)
 
     def _keep_patiently(self, ranked: Ranked) -> None:
         kind = self._stay(ranked) or self._settle(ranked)

@@ -180,7 +180,7 @@ class _Walk:
     def _start(self, part: Sequence[Ranked], lengths: Ints, seats: Sequence[tuple[int, int]]) -> None:
         for row, column in seats:
             like = self.classes[column]
-            devices = self.free.choose_like(like)
+            devices = self.free.choose_like(like, first_fit=self.outlook.first_fit)
             self.free.take(devices)
             self.found.starts.append((part[row], like.kind, devices))
             self.begun.append((column, float(lengths[row, column]) / 1e6))

@@ -43,7 +43,7 @@ class Assignment:
 
 def first_fit(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook: Outlook) -> Matched:  # noqa: ARG001 - one form
     """Start each job in rank order on the first idle kind that it fits, by name."""
-    return _in_order(singles, supply, lambda _, kinds: min(kinds))
+    return _in_order(singles, supply, outlook, lambda _, kinds: min(kinds))
 
 
 def load_balance(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook: Outlook) -> Matched:
@@ -64,7 +64,7 @@ def load_balance(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook:
         load_s[kind] += outlook.remaining([ranked.job])[0]
         return kind
 
-    return _in_order(singles, supply, choose)
+    return _in_order(singles, supply, outlook, choose)
 
 
 ASSIGNMENTS: Final[dict[str, Assignment]] = {
@@ -77,7 +77,9 @@ ASSIGNMENTS: Final[dict[str, Assignment]] = {
 assert set(ASSIGNMENTS) == set(ASSIGNS)  # noqa: S101 - a name without an assignment would pass as a setting
 
 
-def _in_order(singles: Sequence[Ranked], supply: Supply, choose: Callable[[Ranked, Sequence[str]], str]) -> Matched:
+def _in_order(
+    singles: Sequence[Ranked], supply: Supply, outlook: Outlook, choose: Callable[[Ranked, Sequence[str]], str]
+) -> Matched:
     found, futile = Matched(), set()
     for ranked in singles:
         if not len(supply.free):
@@ -90,7 +92,7 @@ def _in_order(singles: Sequence[Ranked], supply: Supply, choose: Callable[[Ranke
             futile.add((spec.kinds, spec.memory_bytes))
             continue
         kind = choose(ranked, kinds)
-        devices = supply.free.choose(spec, kind, 1)
+        devices = supply.free.choose(spec, kind, 1, first_fit=outlook.first_fit)
         supply.free.take(devices)
         found.starts.append((ranked, kind, devices))
     return found

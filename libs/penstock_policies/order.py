@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from penstock_events import Job
 from penstock_policies import skew
-from penstock_policies.placement import Free, Located
+from penstock_policies.placement import PLACEMENTS, Free, Located
 from penstock_policies.stopping import Cost
 
 ASSIGNS: Final = ("allox", "first-fit", "load-balance")
@@ -107,6 +107,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         Changes of waiting jobs that a round tries, to name one with which a job would start.
     skew_threshold : float
         Gangs whose model's skew is above it go on as few nodes as possible; see :mod:`penstock_policies.skew`.
+    placement : {"best-fit", "consolidate", "first-fit"}
+        How nodes are chosen: one of :data:`penstock_policies.placement.PLACEMENTS`.
     topology : tuple of str
         Levels of domains, outermost first: a node's label ``topology.rack`` names its domain of level ``rack``.
     quotas : dict of str to int
@@ -125,6 +127,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     explain_every_s: Seconds = 1.0
     max_tries: Annotated[int, Meta(ge=0, le=100)] = 4
     skew_threshold: float = skew.THRESHOLD
+    placement: str = "best-fit"
     topology: tuple[str, ...] = ("zone", "rack")
     quotas: dict[str, Annotated[int, Meta(ge=0)]] = {}
 
@@ -132,6 +135,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         skew.checked(self.skew_threshold)
         if self.assign not in ASSIGNS:
             raise ValueError(f"assign is {self.assign!r}; expected one of {', '.join(ASSIGNS)}")
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"placement is {self.placement!r}; expected one of {', '.join(PLACEMENTS)}")
 
 
 class Manner(msgspec.Struct, frozen=True):
@@ -185,6 +190,11 @@ class Outlook:
     manner: Manner = BY_QUEUE
     together: Together = lambda job: skew.consolidates(job.spec.skew)
     workload: Callable[[Job], str] = lambda job: job.id
+
+    @property
+    def first_fit(self) -> bool:
+        """Whether nodes are taken in order."""
+        return self.rules.placement == "first-fit"
 
 
 @dataclass(frozen=True)

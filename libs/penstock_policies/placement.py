@@ -3,17 +3,26 @@ Which devices: whole gangs on one kind; few nodes near each other for skewed mod
 
 A gang that one node can hold goes on one node, whatever its model: the one with the least left over. What has to be
 spread goes by :mod:`penstock_policies.spreading`.
+
+That is ``best-fit``. A pool may be set to ``consolidate``, which spreads every gang over as few nodes as possible,
+whatever its model; or to ``first-fit``, which takes nodes in order of their ids and looks at nothing else: what the
+others are to be compared with.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final
 
 from penstock_events import Device, JobSpec, Slot
 from penstock_policies import skew, spreading
 from penstock_policies.cluster import fits
 from penstock_policies.spreading import Path
+
+PLACEMENTS: Final = ("best-fit", "consolidate", "first-fit")
+"""Every way to choose nodes, by the name that settings use."""
 
 Located = tuple[str, Device]
 """A node's id and one of its devices."""
@@ -84,7 +93,9 @@ class Free:
         """Return how many free devices of one kind the job fits."""
         return sum(self._counts[like] for like in self._fitting(spec, kind))
 
-    def choose(self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None) -> list[Located]:
+    def choose(
+        self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None, first_fit: bool = False
+    ) -> list[Located]:
         """
         Return ``count`` devices of one kind, not taken yet; fewer if there are fewer.
 
@@ -93,6 +104,8 @@ class Free:
         together : bool, optional
             Where no node has enough: on the fewest nodes, near each other; else in the smallest holes. By default,
             as the model's skew in ``spec`` asks for.
+        first_fit : bool
+            On the first node that has enough, else on the first nodes that have, by id.
 
         Notes
         -----
@@ -104,7 +117,9 @@ class Free:
             return []
         rooms = self._rooms[classes[0]] if len(classes) == 1 else self._rooms_of(classes)
         enough = min((room for room in rooms if room >= count), default=0)
-        if enough:
+        if first_fit:
+            nodes = _first_nodes(rooms, count)
+        elif enough:
             nodes = [self._tightest(rooms[enough])]
         else:
             spread = skew.consolidates(spec.skew) if together is None else together
@@ -112,12 +127,12 @@ class Free:
             nodes = (spreading.fewest if spread else spreading.holes)(by_node, count, self._paths)
         return self._first(classes, nodes, count)
 
-    def choose_like(self, like: Device) -> list[Located]:
-        """Return one device of a class, on the node with the fewest of them: what is whole stays whole."""
+    def choose_like(self, like: Device, *, first_fit: bool = False) -> list[Located]:
+        """Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so."""
         rooms = self._rooms[like]
         if not rooms:
             return []
-        node_id = self._tightest(rooms[min(rooms)])
+        node_id = min(map(min, rooms.values())) if first_fit else self._tightest(rooms[min(rooms)])
         held = self._held[like][node_id]
         return [(node_id, held[min(held)])]
 
@@ -185,6 +200,16 @@ class Free:
             devices.sort(key=lambda device: (device.memory_bytes, device.index))
             chosen += [(node_id, device) for device in devices[: count - len(chosen)]]
         return chosen
+
+
+def _first_nodes(rooms: Mapping[int, Collection[str]], count: int) -> list[str]:
+    """Return the first node that has enough devices, else the first ones that have enough together."""
+    enough = [min(nodes) for room, nodes in rooms.items() if room >= count]
+    if enough:
+        return [min(enough)]
+    in_order = sorted((node_id, room) for room, nodes in rooms.items() for node_id in nodes)
+    before = accumulate((room for _, room in in_order), initial=0)
+    return [node_id for (node_id, _), have in zip(in_order, before, strict=False) if have < count]
 
 
 def device_class(device: Device) -> Device:

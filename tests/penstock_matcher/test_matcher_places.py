@@ -67,3 +67,30 @@ def test_a_gang_is_never_of_two_kinds():
     one.given(job("h", gpus=3, skew=0.7, at_s=2.0))
     assert run_all(one, 2.0) == {"h": "fast"}
     assert used(one, "h") == {"n1": 2, "n2": 1}
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ("best-fit", {"n1": 1, "n3": 3, "n4": 2}),
+        ("consolidate", {"n2": 4, "n4": 2}),
+        ("first-fit", {"n1": 1, "n2": 4, "n3": 1}),
+    ],
+)
+def test_each_pool_chooses_nodes_in_its_own_way(placement, expected):
+    one = matcher(pools={"lab": {"placement": placement}})
+    one.given(*(node(f"n{at}", pool="lab", fast=size) for at, size in enumerate((1, 4, 3, 2), start=1)))
+    run_all(one.given(job("g", gpus=6, pool="lab")), 2.0)
+    assert used(one) == expected
+
+
+def test_one_device_is_the_first_one_where_nodes_are_taken_in_order():
+    for placement, expected in (("best-fit", {"n2": 1}), ("first-fit", {"n1": 1})):
+        one = matcher(placement=placement).given(node("n1", fast=2), node("n2", fast=1), job("g"))
+        run_all(one, 2.0)
+        assert used(one) == expected
+
+
+def test_a_placement_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="placement is 'tight'; expected one of best-fit, consolidate, first-fit"):
+        Settings(placement="tight")

@@ -99,3 +99,20 @@ def test_the_smallest_memory_that_will_do_goes_first():
 def test_slots_name_nodes_and_devices_in_order():
     found = slots([("n2", device(1)), ("n1", device(3)), ("n2", device(0))])
     assert [(slot.node_id, slot.devices) for slot in found] == [("n1", (3,)), ("n2", (0, 1))]
+
+
+@given(nodes(), st.integers(1, 8))
+def test_first_fit_takes_the_first_node_that_has_enough_and_else_the_first_that_have(held, gpus):
+    free = Free(held)
+    rooms = {node_id: sum(d.kind == "fast" for d in devices) for node_id, devices in sorted(held.items())}
+    chosen = [node_id for node_id, _ in free.choose(job(gpus), "fast", gpus, first_fit=True)]
+    enough = [node_id for node_id, room in rooms.items() if room >= gpus]
+    in_order = [node_id for node_id, room in rooms.items() for _ in range(room)]
+    assert chosen == ([enough[0]] * gpus if enough else in_order[:gpus])
+
+
+def test_first_fit_of_one_device_breaks_up_what_best_fit_leaves_whole():
+    free = Free({"n1": [device(0), device(1)], "n2": [device(0)]})
+    (like,) = free.classes()
+    assert [node for node, _ in free.choose_like(like)] == ["n2"]
+    assert [node for node, _ in free.choose_like(like, first_fit=True)] == ["n1"]

@@ -128,6 +128,8 @@ class Pool:
             return self.books.costs.of(self.keys[job.id])
 
         def together(job: Job) -> bool:
+            if rules.placement == "consolidate":
+                return True
             shape = job.spec.skew or self.speeds.skew(self.keys[job.id])
             return skew.consolidates(shape, rules.skew_threshold)
 
