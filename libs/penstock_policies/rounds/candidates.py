@@ -140,15 +140,14 @@ class _View:
 
     def impatient(self, group: Group, some: int) -> Iterator[Key]:
         """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""
-        until_s = self.outlook.now_s - self.outlook.rules.patience_s
+        now_s, patience_s = self.outlook.now_s, self.outlook.rules.patience_s  # summed as for the time to wake
         oldest = group.since.first
-        if oldest is None or oldest[0] > until_s:
+        if oldest is None or oldest[0] + patience_s > now_s:
             return iter(())
         entries = self.roster.entries
         behind = islice(self.members(group), some, None)
-        return islice(
-            (key for key in behind if entries[key[3]].since_s <= until_s), len(self.supply.whole.kinds(group.spec))
-        )
+        over = (key for key in behind if entries[key[3]].since_s + patience_s <= now_s)
+        return islice(over, len(self.supply.whole.kinds(group.spec)))
 
     def patient_until_s(self, group: Group) -> float:
         """Return when the patience of the next gang is over."""
