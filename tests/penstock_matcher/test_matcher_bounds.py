@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from driven import Driven
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matching_facts import job, matcher, node, rounds, run_all
 
 from penstock_matcher.settings import Settings
 
@@ -89,6 +90,18 @@ def test_a_gang_starts_after_its_patience_and_the_runs_that_are_under_way_then(a
     under_way_s = max(pool.ends_s.values())
     pool.run(under_way_s + 1e-6)
     assert pool.first_start_s.get("gang", 1e9) <= max(over_s, under_way_s) + 1e-6
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(3.0, 100.0), st.floats(0.5, 100.0))
+@example(8.04856457515181, 8.0)  # 16.04… - 8.0 is less than 8.04…
+def test_a_gang_keeps_what_is_free_at_the_time_at_which_the_matcher_wakes_for_it(since_s, patience_s):
+    one = matcher(patience_s=patience_s).given(node("n1", fast=2), job("a"))
+    run_all(one, 2.0)
+    one.given(job("g", at_s=since_s, gpus=2)).at(since_s).settle()
+    wake_s = one.decision().wake_at_s
+    assert wake_s == since_s + patience_s
+    assert [fact.keeps for fact in rounds(one.at(wake_s).settle())] == [{"g": "fast"}]
 
 
 def test_without_patience_it_would_wait_for_as_long_as_small_jobs_come():
