@@ -8,13 +8,13 @@ least that it could be.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock_bus import Delivery
 from penstock_events import (
@@ -33,19 +33,13 @@ from penstock_events import (
     RoundDecided,
     RunEnded,
     RunStarted,
-    State,
+    Slot,
     WorkloadProfiled,
     workload,
 )
 from penstock_policies.speeds import Speeds
-from penstock_sim.outcome import Outcome as Result
-from penstock_sim.trace import Trace
 from penstock_sim.virtual import lines
 
-MEASURED: Final = "measured"
-"""The name of what really happened, among policies."""
-
-_STATES: Final = {State.COMPLETED: "completed", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 _OF_PEOPLE: Final = (JobHeld, JobReleased, NodeDrained, NodeResumed, PolicySet)
 
 
@@ -62,6 +56,8 @@ class Ran:
         Iterations done over all runs, before it and by its end.
     loop_s, loop_steps
         As its executor measured them; 0 where the script has no loop that it could measure.
+    slots : sequence of Slot
+        The devices that it held.
     """
 
     kind: str
@@ -74,6 +70,7 @@ class Ran:
     steps: int = 0
     loop_s: float = 0.0
     loop_steps: int = 0
+    slots: Sequence[Slot] = ()
 
     @property
     def held_s(self) -> float:
@@ -113,6 +110,8 @@ class History:
         As the profiler last told them.
     last_s : float
         Time of the last fact.
+    seqs, stored_s : list
+        Each commit's sequence in the log, rising, and when it was stored.
     """
 
     jobs: Jobs = field(default_factory=Jobs)
@@ -122,16 +121,23 @@ class History:
     said: list[tuple[str, AnyEvent]] = field(default_factory=list)
     speeds: Speeds = field(default_factory=Speeds)
     last_s: float = 0.0
+    seqs: list[int] = field(default_factory=list)
+    stored_s: list[float] = field(default_factory=list)
 
-    def replayable(self, from_s: float = -np.inf, to_s: float = np.inf) -> list[Job]:
-        """Return the jobs that ran, in the order of their submission, of those submitted in a window."""
+    def replayable(self) -> list[Job]:
+        """Return the jobs that ran, in the order of their submission."""
         found = [job for job in self.jobs if job.sample is None and self.runs.get(job.id)]
-        return sorted((job for job in found if from_s <= job.submitted_s < to_s), key=lambda job: job.submitted_s)
+        return sorted(found, key=lambda job: job.submitted_s)
 
-    @property
-    def never_ran(self) -> list[str]:
-        """The jobs that no device was ever held for, of which nothing can be said."""
-        return [job.id for job in self.jobs if job.sample is None and not self.runs.get(job.id)]
+    def never_ran(self, from_s: float = -np.inf, to_s: float = np.inf) -> list[Job]:
+        """Return the jobs that no device was ever held for, of those submitted in a window."""
+        found = [job for job in self.jobs if job.sample is None and not self.runs.get(job.id)]
+        return [job for job in found if from_s <= job.submitted_s < to_s]
+
+    def stored_by(self, seq: int) -> float:
+        """Return when the log was as long as this sequence; before its beginning for one that is before it."""
+        at = bisect_right(self.seqs, seq)
+        return self.stored_s[at - 1] if at else -np.inf
 
 
 def read_log(text: Iterable[str | bytes]) -> History:
@@ -148,48 +154,10 @@ def read_log(text: Iterable[str | bytes]) -> History:
 
 def of_deliveries(deliveries: Iterable[Delivery]) -> History:
     """Return the history in a log's commits, such as a bus gives them."""
-    reading = _Reading()
+    reading = Reading()
     for delivery in deliveries:
-        for fact in delivery.commit.facts:
-            reading.add(delivery.subject, fact)
+        reading.add(delivery)
     return reading.history()
-
-
-def trace_of(history: History, jobs: list[Job]) -> Trace:
-    """Return jobs as a trace; their lengths are the times that they held their devices, on the log's clock."""
-    return Trace(
-        name="log",
-        job_ids=[job.id for job in jobs],
-        submit_s=np.array([job.submitted_s for job in jobs], dtype=np.float64),
-        num_gpus=np.array([job.spec.gpus for job in jobs], dtype=np.int64),
-        duration_s=np.array([job.executed_by(history.last_s) for job in jobs], dtype=np.float64),
-        vcs=[job.spec.team for job in jobs],
-        users=[job.spec.user for job in jobs],
-        models=[job.spec.model for job in jobs],
-        states=[_STATES.get(job.state, "running") for job in jobs],
-    )
-
-
-def measured(history: History, jobs: list[Job], trace: Trace) -> Result:
-    """Return what really became of the jobs."""
-    ended_s = [job.finished_s if job.state is State.COMPLETED else np.nan for job in jobs]
-    return Result(
-        policy=MEASURED,
-        trace=trace,
-        gpus=sum(len(joined.devices) for joined in history.joined),
-        start_s=np.array([job.first_started_s or np.nan for job in jobs], dtype=np.float64),
-        end_s=np.array(ended_s, dtype=np.float64),
-        executed_s=trace.duration_s,
-        preemptions=np.array([job.preemptions for job in jobs], dtype=np.int64),
-        promotions=np.zeros(len(jobs), dtype=np.int64),
-        events=0,
-        wall_s=0.0,
-    )
-
-
-def censored(jobs: list[Job]) -> npt.NDArray[np.bool_]:
-    """Return which jobs have no true length: they were cancelled, failed, or still run."""
-    return np.array([job.state is not State.COMPLETED for job in jobs], dtype=bool)
 
 
 def key_of(job: Job) -> str:
@@ -197,8 +165,8 @@ def key_of(job: Job) -> str:
     return job.profile_key or workload.key(job.spec)
 
 
-class _Reading:
-    """Folds a log to a history."""
+class Reading:
+    """Folds commits, in the log's order, to a history."""
 
     def __init__(self) -> None:
         self._found = History()
@@ -207,7 +175,14 @@ class _Reading:
         self._away: dict[str, tuple[float, bool]] = {}
         self._last_start_s = 0.0
 
-    def add(self, subject: str, fact: AnyEvent) -> None:
+    def add(self, delivery: Delivery) -> None:
+        """Fold one commit in."""
+        self._found.seqs.append(delivery.seq)
+        self._found.stored_s.append(delivery.stored_s)
+        for fact in delivery.commit.facts:
+            self._add(delivery.subject, fact)
+
+    def _add(self, subject: str, fact: AnyEvent) -> None:
         found = self._found
         found.last_s = max(found.last_s, fact.at_s)
         match fact:
@@ -252,7 +227,8 @@ class _Reading:
             return
         self._last_start_s = max(self._last_start_s, fact.at_s)
         placed_s = self._placed_s.get(job.id, fact.at_s)
-        self._found.runs[job.id].append(Ran(job.placement.kind, placed_s, fact.at_s, fact.resumed_step))
+        run = Ran(job.placement.kind, placed_s, fact.at_s, fact.resumed_step, slots=job.placement.slots)
+        self._found.runs[job.id].append(run)
 
     def _end(self, fact: RunEnded) -> None:
         job = self._found.jobs.get(fact.job_id)

@@ -68,6 +68,8 @@ class Outcome:
     wall_s : float
         CPU time of the simulation.
     timeline, spells : None where nobody asked for them
+    until_s : float or None
+        When devices were last held, on the trace's clock, where that may be later than the last end that is known.
     """
 
     policy: str
@@ -82,6 +84,7 @@ class Outcome:
     wall_s: float
     timeline: Timeline | None = None
     spells: Spells | None = None
+    until_s: float | None = None
 
     @property
     def finished(self) -> npt.NDArray[np.bool_]:
@@ -108,7 +111,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     makespan_s : float
         Last end less first submission.
     utilisation : float
-        Held device time over devices times makespan.
+        Held device time over devices times makespan; up to ``until_s`` where devices were held for longer.
     wall_s, jobs_per_s : float
         CPU time of the simulation, and jobs over it.
     """
@@ -135,6 +138,9 @@ def summary(outcome: Outcome) -> Summary:
     done, jct_s = outcome.finished, np.sort(outcome.jct_s)
     held_gpu_s = float((outcome.executed_s * outcome.trace.num_gpus).sum())
     makespan_s = float(outcome.end_s[done].max() - outcome.trace.submit_s.min()) if jct_s.size else 0.0
+    held_for_s = makespan_s
+    if outcome.until_s is not None and jct_s.size:
+        held_for_s = max(makespan_s, outcome.until_s - float(outcome.trace.submit_s.min()))
     queue_s = outcome.jct_s - outcome.executed_s[done]
     return Summary(
         jobs=len(outcome.trace),
@@ -146,7 +152,7 @@ def summary(outcome: Outcome) -> Summary:
         p99_jct_s=_nearest_rank(jct_s, 0.99),
         avg_queue_s=float(queue_s.mean()) if jct_s.size else 0.0,
         makespan_s=makespan_s,
-        utilisation=held_gpu_s / (outcome.gpus * makespan_s) if makespan_s else 0.0,
+        utilisation=held_gpu_s / (outcome.gpus * held_for_s) if held_for_s else 0.0,
         preemptions=int(outcome.preemptions.sum()),
         promotions=int(outcome.promotions.sum()),
         events=outcome.events,

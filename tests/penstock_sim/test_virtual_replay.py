@@ -92,12 +92,12 @@ def test_jobs_that_still_run_have_no_true_length_and_those_that_never_ran_are_na
     found = replay(cut, settings=SET)
     assert found.never_ran
     assert found.censored.sum() == (~found.measured.finished).sum() > 0
-    assert not set(found.never_ran) & set(found.replayed.trace.job_ids)
+    assert not {job.id for job in found.never_ran} & set(found.replayed.trace.job_ids)
     completed = ~found.censored
     assert np.allclose(found.measured.jct_s, outcome.jct_s[: len(completed)][completed], atol=1e-3)
 
 
-def test_only_the_jobs_of_a_window_are_run_again(tmp_path: Path) -> None:
+def test_only_the_jobs_of_a_window_are_told_of(tmp_path: Path) -> None:
     history = read_log(recorded(tmp_path)[1])
     jobs = history.replayable()
     found = replay(history, "fifo", from_s=jobs[10].submitted_s, to_s=jobs[20].submitted_s)
