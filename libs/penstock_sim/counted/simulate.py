@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, cast, get_args
 
@@ -12,7 +12,10 @@ from penstock_sim.counted.compat import simulate_published
 from penstock_sim.counted.engine import simulate_events
 from penstock_sim.counted.settings import GoOn, Settings
 from penstock_sim.outcome import Outcome
-from penstock_sim.trace import Floats, Trace
+from penstock_sim.parts import merged
+from penstock_sim.quotas import Quotas, check, divide
+from penstock_sim.trace import Floats, Ints, Trace
+from penstock_sim.traces.selection import taken
 
 POLICIES: Final[tuple[str, ...]] = get_args(Name)
 """Every policy that can be counted, by the name that the ranker's setting uses."""
@@ -35,6 +38,7 @@ def simulate(
     gpu_time_samples: Floats | None = None,
     overhead_s: float = 0.0,
     timeline: bool = False,
+    quotas: Quotas | None = None,
     go_on: GoOn = lambda _, __: True,
 ) -> Outcome:
     """
@@ -58,6 +62,8 @@ def simulate(
         Time for which a preempted job holds its devices on each resumption before it goes on.
     timeline : bool
         Whether to record the cluster over time.
+    quotas : Quotas or None
+        Of virtual clusters that lend nothing: each is simulated as a cluster by itself.
     go_on : callable
         Told now and then how many jobs are over (with ``compat``: were submitted) and how many there are; where it
         says no, the outcome is that of the jobs so far.
@@ -69,6 +75,23 @@ def simulate(
     """
     _check("policy", policy, POLICIES)
     _check("placement", placement, PLACEMENTS)
+    if quotas is not None:
+
+        def one(part: Trace, nodes: Nodes, go_on: GoOn) -> Outcome:
+            return simulate(
+                part,
+                nodes,
+                policy,
+                settings=settings,
+                placement=placement,
+                compat=compat,
+                gpu_time_samples=gpu_time_samples,
+                overhead_s=overhead_s,
+                timeline=timeline,
+                go_on=go_on,
+            )
+
+        return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
     name, chosen = cast("Name", policy), Settings.of(settings or {})
     samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
     if compat is None:
@@ -92,6 +115,24 @@ def simulate(
             trace, cluster, name, chosen, placement=placement, samples_gpu_s=samples, go_on=go_on
         )
     return found if timeline else replace(found, timeline=None)
+
+
+def _by_parts(
+    one: Callable[[Trace, Nodes, GoOn], Outcome], trace: Trace, cluster: Nodes, given: Quotas, go_on: GoOn
+) -> Iterator[tuple[Ints, Outcome]]:
+    """Yield what becomes of each virtual cluster, one after the other, while it is to go on."""
+    if given.borrow:
+        raise ValueError("counting knows no borrowing; have the deciders simulate it, or set borrow = false")
+    check(given, trace, cluster)
+    before = 0
+
+    def told(ended: int, _jobs: int) -> bool:
+        return go_on(before + ended, len(trace))
+
+    for part in divide(given, trace, cluster):
+        if part.nodes.gpus and told(0, 0):
+            yield part.rows, one(taken(trace, part.rows), part.nodes, told)
+        before += len(part.rows)
 
 
 def _check(what: str, value: str, expected: tuple[str, ...]) -> None:

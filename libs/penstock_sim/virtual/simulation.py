@@ -17,8 +17,10 @@ from penstock_gateway.settings import Settings as GatewaySettings
 from penstock_matcher.machine import decider as matcher
 from penstock_profiler.machine import decider as profiler
 from penstock_ranker.machine import decider as ranker
+from penstock_sim import quotas
 from penstock_sim.cluster import Nodes
 from penstock_sim.outcome import Outcome
+from penstock_sim.quotas import Quotas
 from penstock_sim.trace import Trace
 from penstock_sim.virtual import workload
 from penstock_sim.virtual.costs import Costs, Failures
@@ -26,6 +28,7 @@ from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
 from penstock_sim.virtual.log import Log, Written
 from penstock_sim.virtual.policies import Chosen, choose
+from penstock_sim.virtual.pools import partitioned
 from penstock_sim.virtual.records import Records
 from penstock_sim.virtual.script import Script, of_trace
 from penstock_sim.virtual.speedups import Speedups, relative
@@ -50,6 +53,8 @@ class Options:
     speedups : mapping, optional
         Model → kind → speed; the cluster's own speeds where not given.
     failures : Failures, optional
+    quotas : Quotas, optional
+        Of virtual clusters: those that lend are teams of one pool, those that do not are pools of their own.
     length_error : float
         Standard deviation of the logarithm of declared over true length, where the policy has jobs declare it.
     profile : bool
@@ -70,6 +75,7 @@ class Options:
     costs: Costs = field(default_factory=Costs)
     speedups: Speedups | None = None
     failures: Failures | None = None
+    quotas: Quotas | None = None
     length_error: float = 0.0
     profile: bool = False
     seed: int = 0
@@ -119,7 +125,16 @@ def run(trace: Trace, cluster: Nodes, policy: str, options: Options) -> Outcome:
     declared_s = workload.declared_s(trace, options.length_error, rng) if chosen.declares else None
     speed = relative(options.speedups, cluster)
     script = of_trace(trace, cluster, speed, Telling(declared_s, options.profile), options.costs)
+    if options.quotas is not None:
+        script, options = _with_quotas(script, cluster, options, options.quotas)
     return play(script, policy, options, began_s)
+
+
+def _with_quotas(script: Script, cluster: Nodes, options: Options, given: Quotas) -> tuple[Script, Options]:
+    quotas.check(given, script.trace, cluster)
+    if given.borrow:
+        return script, replace(options, settings={**(options.settings or {}), "quotas": given.gpus})
+    return partitioned(script, quotas.divide(given, script.trace, cluster)), options
 
 
 def play(script: Script, policy: str, options: Options, began_s: float | None = None) -> Outcome:
