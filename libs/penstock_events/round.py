@@ -12,6 +12,7 @@ Cause = Literal[
     "capacity",  # every fitting device is taken by jobs that rank higher
     "gang",  # some devices are free, but not enough at once
     "later_place",  # the matching has it wait for a better device
+    "order",  # devices for it are idle, but those before it come first
     "fairness",  # its user has had more than others whose jobs wait
     "profiling",  # its speeds are being measured
     "backoff",  # it failed and is waiting for its next try

@@ -45,6 +45,8 @@ class Scene:
         The runs that hold the others.
     kept : mapping of str to str
         Job that keeps devices → their kind.
+    backfills : bool
+        Whether jobs behind one that does not fit may start.
     """
 
     pool: str
@@ -53,6 +55,7 @@ class Scene:
     idle: Free
     running: Sequence[Running] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
+    backfills: bool = True
 
     @cached_property
     def queues(self) -> Mapping[str, Counter[int]]:
@@ -108,6 +111,33 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
     return Reason("capacity", "; ".join(_use(kind, count, scene) for kind, count in kinds.items()) + place)
 
 
+def passed_by(idle: Mapping[str, int], scene: Scene, first: str) -> Reason:
+    """
+    Return why a job waits although devices for it are idle, and it does not wait for better ones.
+
+    Parameters
+    ----------
+    idle : mapping of str to int
+        Kind → idle devices, where they are enough for it.
+    first : str
+        The first of the jobs before it that wait for devices; empty if there is none.
+    """
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    if first and not scene.backfills:
+        return Reason("order", f"`{first}` comes before it, and in this order nobody overtakes; idle: {there}")
+    return Reason("order", f"those before it have the first call on what is idle: {there}")
+
+
+def keeping(spec: JobSpec, scene: Scene, kind: str) -> Reason:
+    """Return how far a job is for whom devices of a kind are kept as they fall free."""
+    evidence = f"what falls free of {kind} is kept for it; it needs {spec.gpus}"
+    if list(scene.kept.values()).count(kind) == 1:
+        busy = sum(device.kind == kind and fits(spec, device) for run in scene.running for _, device in run.devices)
+        free = scene.whole.count(spec, kind) - busy - scene.idle.count(spec, kind)
+        evidence += f" and has {max(0, free)} so far"
+    return Reason("capacity", evidence)
+
+
 def _use(kind: str, count: int, scene: Scene) -> str:
     """Say who has a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
     queues: Mapping[int, int] = scene.queues.get(kind, {})
@@ -117,7 +147,7 @@ def _use(kind: str, count: int, scene: Scene) -> str:
     )
     text = f"{count} {kind} busy with {parts or 'no job'}"
     keepers = [job_id for job_id, of in scene.kept.items() if of == kind]
-    return text + (f", kept free for `{keepers[0]}`" if keepers else "")
+    return text + (f", or kept free for `{keepers[0]}`" if keepers else "")
 
 
 def _drained(spec: JobSpec, scene: Scene) -> Reason:

@@ -12,7 +12,7 @@ from penstock_policies.rounds import trial
 from penstock_policies.rounds.alternatives import Alternatives
 from penstock_policies.rounds.settings import Settings, rules_of
 
-_WAITS_FOR_DEVICES = {"capacity", "gang", "later_place", "fairness"}
+_WAITS_FOR_DEVICES = {"capacity", "gang", "later_place", "order", "fairness"}
 
 
 def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None = None) -> DryRunView:

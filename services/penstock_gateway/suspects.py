@@ -14,7 +14,7 @@ from penstock_policies.order import Rules
 from penstock_policies.rounds.pool import Pool
 
 _NEVER = {"never_fits", "no_nodes"}
-_FOR_DEVICES = {"capacity", "gang"}
+_FOR_DEVICES = {"capacity", "gang", "order"}
 
 
 @dataclass(frozen=True)

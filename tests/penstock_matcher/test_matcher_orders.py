@@ -37,6 +37,15 @@ def test_fifo_stops_at_the_first_job_that_does_not_fit_and_backfill_goes_on():
         assert "gang" in run_all(one, 6.0)
 
 
+def test_a_job_that_must_not_overtake_is_told_whom_and_what_is_idle():
+    one = matcher().given(node("n1", fast=2), job("first"))
+    run_all(one, 2.0)
+    one.given(job("gang", at_s=3.0, gpus=2), job("small", at_s=4.0), ranked("fifo", first=1.0, gang=3.0, small=4.0))
+    (fact,) = rounds(one.at(5.0).settle())
+    assert [(wait.job_id, wait.cause) for wait in fact.waits] == [("gang", "gang"), ("small", "order")]
+    assert fact.waits[1].evidence == "`gang` comes before it, and in this order nobody overtakes; idle: 1 fast"
+
+
 def test_fifo_waits_for_no_job_that_could_not_start_anyway():
     one = matcher().given(node("n1", fast=1), job("huge", gpus=2), job("held", hold=True), job("small", at_s=1.5))
     one.given(ranked("fifo", huge=1.0, held=1.1, small=1.5))

@@ -240,7 +240,8 @@ def test_an_impatient_gang_keeps_what_is_free_and_the_others_are_told():
     (fact,) = rounds(one.settle())
     assert fact.placements == ()
     assert {wait.job_id: wait.cause for wait in fact.waits} == {"g": "capacity", "b": "capacity"}
-    assert "kept free for `g`" in fact.waits[1].evidence
+    assert fact.waits[0].evidence == "what falls free of fast is kept for it; it needs 2 and has 1 so far"
+    assert fact.waits[1].evidence == "2 fast busy with 1 job of queue 0, or kept free for `g`; 1 waiting job before it"
     one.given(ended("a", 40.0)).at(40.0)
     assert where(one.settle()) == {"g": "fast"}
 

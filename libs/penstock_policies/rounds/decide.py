@@ -101,7 +101,7 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
         return None, math.inf
     outlook, supply = pool.outlook(now_s, rules), pool.supply()
     covered = NO_QUOTAS
-    scene = Scene(pool=pool.name, nodes=pool.nodes, whole=supply.whole, idle=supply.free)
+    scene = Scene(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
     moment = explain.Moment(pool, scene, now_s, rules)
     looked_at = candidates(moment, supply, outlook)
     if rules.quotas:

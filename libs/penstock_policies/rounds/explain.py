@@ -78,11 +78,12 @@ def hindered(waiting: Sequence[Ranked], moment: Moment) -> Hindered:
 def waits(left: Sequence[Ranked], reasons: Reasons, most: int) -> tuple[Wait, ...]:
     """Return why the first ``most`` of the jobs that a round did not start wait, in rank order, held ones last."""
     found = []
-    ahead = 0
+    ahead, first = 0, ""
     for ranked in sorted(left, key=lambda ranked: ranked.job.held)[:most]:
         reason = reasons.hindered.get(ranked.job_id)
         if reason is None:
-            reason = _for_devices(ranked.job, reasons.later.get(ranked.job_id), reasons.scene, ahead)
+            reason = _for_devices(ranked.job, reasons, ahead, first)
+            first = first or ranked.job_id
             ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
         found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
     return tuple(found)
@@ -111,14 +112,19 @@ def _is_being_measured(job: Job, pool: Pool, scene: Scene) -> bool:
     return not pool.speeds.knows(pool.keys[job.id]) and len(scene.whole.kinds(job.spec)) > 1
 
 
-def _for_devices(job: Job, later: Later | None, scene: Scene, ahead: int) -> Reason:
+def _for_devices(job: Job, reasons: Reasons, ahead: int, first: str) -> Reason:
+    scene, later = reasons.scene, reasons.later.get(job.id)
     idle = {kind: count for kind, count in scene.idle.kinds(job.spec).items() if count >= job.spec.gpus}
+    if idle and later is not None:
+        return _later_place(later, idle)
     if idle:
-        kind = min(idle)
-        what = f"`{later.kind}` is expected in {later.start_s:.1f} s" if later else "a faster device is expected soon"
-        end = f" and the job's end on it in {later.end_s:.1f} s" if later else ""
-        return Reason("later_place", f"{what}{end}; {idle[kind]} `{kind}` idle, where it would end later")
+        return why.passed_by(idle, scene, first)
     if job.id in scene.kept:
-        kind = scene.kept[job.id]
-        return Reason("capacity", f"{kind} devices are kept for it as they fall free; it needs {job.spec.gpus}")
+        return why.keeping(job.spec, scene, scene.kept[job.id])
     return why.capacity(job.spec, scene, ahead)
+
+
+def _later_place(later: Later, idle: Mapping[str, int]) -> Reason:
+    kind = min(idle)
+    evidence = f"`{later.kind}` is expected in {later.start_s:.1f} s and the job's end on it in {later.end_s:.1f} s"
+    return Reason("later_place", f"{evidence}; {idle[kind]} `{kind}` idle, where it would end later")
