@@ -1,0 +1,49 @@
+"""GPU lanes: many jobs share one device's memory, and take turns iteration by iteration."""
+
+from penstock_policies.lanes.board import Board, LaneView
+from penstock_policies.lanes.changes import (
+    Change,
+    Closed,
+    Entered,
+    Evicted,
+    Granted,
+    Moved,
+    Opened,
+    Parked,
+    Refused,
+    Resized,
+    Unparked,
+    Waits,
+)
+from penstock_policies.lanes.need import Estimate, MemoryNeed, Sample, differs
+from penstock_policies.lanes.packing import Load, best_fit, fullest, holds
+from penstock_policies.lanes.rules import Rules
+from penstock_policies.lanes.turns import POLICIES, quantum
+
+__all__ = [
+    "POLICIES",
+    "Board",
+    "Change",
+    "Closed",
+    "Entered",
+    "Estimate",
+    "Evicted",
+    "Granted",
+    "LaneView",
+    "Load",
+    "MemoryNeed",
+    "Moved",
+    "Opened",
+    "Parked",
+    "Refused",
+    "Resized",
+    "Rules",
+    "Sample",
+    "Unparked",
+    "Waits",
+    "best_fit",
+    "differs",
+    "fullest",
+    "holds",
+    "quantum",
+]

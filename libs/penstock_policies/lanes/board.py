@@ -1,0 +1,291 @@
+"""
+One device's lanes: who is in which, who waits, who is parked, and whose turn it is.
+
+A board is a fold: it is told what happens on the device and answers what changes. It reads no clock and holds no memory
+itself; whoever runs the jobs carries the changes out, in their order.
+
+A *boundary* is the moment between two turns of a job at which its ephemeral memory is empty. Lanes change their size,
+and jobs their lane, only there; so no change ever waits for more than the turn that is under way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock_policies.lanes.changes import Change, Waits
+from penstock_policies.lanes.deck import Deck
+from penstock_policies.lanes.lane import Member
+from penstock_policies.lanes.need import MemoryNeed
+from penstock_policies.lanes.roster import Roster
+from penstock_policies.lanes.rules import Rules
+from penstock_policies.lanes.turns import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """
+    What one lane looks like from outside.
+
+    Attributes
+    ----------
+    lane, size_bytes : int
+    members : tuple of str
+        In order of entering.
+    holder : str or None
+        Whose turn it is.
+    due : bool
+        Whether something waits for the holder's next boundary. While nothing does, it need not tell of its boundaries.
+    """
+
+    lane: int
+    size_bytes: int
+    members: tuple[str, ...]
+    holder: str | None
+    due: bool
+
+
+class Board:
+    """
+    One device's lanes.
+
+    Parameters
+    ----------
+    capacity_bytes, reserve_bytes : int
+        The device's memory, and what of it is left alone.
+    rules : Rules
+
+    Raises
+    ------
+    ValueError
+        If the reserve is not between 0 and the capacity.
+
+    Notes
+    -----
+    Always: ``sum(P + F)`` of all that hold memory, and the sizes of all lanes, and the reserve, are at most the
+    capacity; unless a job has taken more than it had been given. That one is told to leave, and until it has left,
+    turns are given only so far as the memory that is really free allows.
+
+    ``boundary`` and ``want`` are O(log members) where nothing else has changed, all others O((jobs + lanes) x changes).
+
+    Examples
+    --------
+    >>> board = Board(capacity_bytes=100)
+    >>> board.arrive("a", MemoryNeed(10, 0, 40), now_s=0.0)
+    [Opened(lane=0, size_bytes=40), Entered(job_id='a', lane=0)]
+    >>> board.arrive("b", MemoryNeed(10, 0, 45), now_s=0.0)
+    [Entered(job_id='b', lane=0), Resized(lane=0, size_bytes=45)]
+    >>> board.want("a", now_s=1.0), board.want("b", now_s=1.5)
+    ([Granted(job_id='a', lane=0)], [])
+    >>> board.boundary("a", now_s=2.0)
+    [Granted(job_id='b', lane=0)]
+    >>> board.used_bytes, board.free_bytes
+    (65, 35)
+    """
+
+    def __init__(self, capacity_bytes: int, reserve_bytes: int = 0, rules: Rules | None = None) -> None:
+        if not 0 <= reserve_bytes <= capacity_bytes:
+            raise ValueError(f"reserve {reserve_bytes} is out of range; expected 0 to the capacity, {capacity_bytes}")
+        self.rules = rules or Rules()
+        self._deck = Deck(capacity_bytes - reserve_bytes, self.rules)
+        self._roster = Roster(self._deck)
+        self._arrived = 0
+
+    def arrive(
+        self,
+        job_id: str,
+        need: MemoryNeed,
+        now_s: float,
+        *,
+        service_s: float = 0.0,
+        remaining_s: float = math.inf,
+        priority: int = 0,
+    ) -> list[Change]:
+        """
+        A job wants to share the device.
+
+        Parameters
+        ----------
+        service_s, remaining_s, priority
+            As in :class:`penstock_policies.lanes.turns.Standing`.
+
+        Returns
+        -------
+        list of Change
+            With ``Entered``, ``Waits`` or ``Refused`` for this job among them.
+
+        Raises
+        ------
+        ValueError
+            If the job is on the board already.
+        """
+        if job_id in self._roster.members:
+            raise ValueError(f"job {job_id} is on the board already; expected its finish before it arrives again")
+        standing = Standing(job_id, self._arrived, service_s, remaining_s, priority)
+        self._arrived += 1
+        self._roster.add(Member(need, standing))
+        self._roster.settle(now_s)
+        if job_id in self._roster.waiting:
+            self._deck.changes.append(Waits(job_id, self.why(job_id)))
+        return self._told()
+
+    def want(self, job_id: str, now_s: float) -> list[Change]:
+        """A job is ready for its next turn; one that waits or is parked may ask as well, and gets it when it can."""
+        member = self._member(job_id)
+        lane = member.lane
+        if lane is None:
+            member.standing.asked_s = now_s
+        elif lane.holder is not member:
+            lane.asking.ask(member.standing, now_s)
+            self._deck.grant(lane, now_s)
+        return self._told()
+
+    def boundary(
+        self,
+        job_id: str,
+        now_s: float,
+        *,
+        need: MemoryNeed | None = None,
+        wants: bool = True,
+        remaining_s: float | None = None,
+    ) -> list[Change]:
+        """
+        A job's turn is over, and its ephemeral memory is empty.
+
+        Parameters
+        ----------
+        need : MemoryNeed or None
+            As measured now; None: as before.
+        wants : bool
+            Whether it is ready for another turn.
+        remaining_s : float or None
+            What is left of it; None: what was left, less the turn.
+
+        Returns
+        -------
+        list of Change
+            It goes on only if ``Granted`` for this job is among them.
+
+        Raises
+        ------
+        ValueError
+            If it is not its turn.
+        """
+        member = self._member(job_id)
+        lane = member.lane
+        if lane is None or lane.holder is not member:
+            raise ValueError(f"it is not the turn of job {job_id}; expected a boundary only after Granted")
+        lane.release(now_s)
+        if remaining_s is not None:
+            member.standing.remaining_s = remaining_s
+        if wants:
+            lane.asking.ask(member.standing, now_s)
+        if need is not None and need != member.need:
+            self._roster.reestimate(member, need, now_s)
+            self._roster.settle(now_s)
+        elif lane.settled and not self._deck.tight:
+            self._deck.grant(lane, now_s)
+        else:
+            self._roster.settle(now_s)
+        return self._told()
+
+    def measured(self, job_id: str, need: MemoryNeed, now_s: float) -> list[Change]:
+        """A job turns out to need more, or less. For whoever has the turn, this is a boundary."""
+        member = self._member(job_id)
+        if member.lane is not None and member.lane.holder is member:
+            return self.boundary(job_id, now_s, need=need)
+        if need != member.need:
+            self._roster.reestimate(member, need, now_s)
+            self._roster.settle(now_s)
+        return self._told()
+
+    def finish(self, job_id: str, now_s: float) -> list[Change]:
+        """A job is over, by itself or not, and holds no memory any more; its turn is over, too."""
+        member = self._member(job_id)
+        self._roster.drop(member, now_s)
+        self._roster.settle(now_s)
+        return self._told()
+
+    def gained(self, lanes: int, ratio: float, now_s: float) -> list[Change]:
+        """
+        Running side by side has been measured.
+
+        Parameters
+        ----------
+        lanes : int
+        ratio : float
+            Throughput of so many lanes over that of one fewer, with the same jobs. Below ``1 + least_gain``, the
+            smallest lanes close until there are fewer.
+        """
+        self._deck.gains.see(lanes, ratio, now_s)
+        by_size = sorted(self._deck.lots, reverse=True)
+        most = int(min(self._deck.most_lanes(now_s), len(by_size)))
+        self._deck.close([lot.lane for lot in by_size[most:]], now_s)
+        self._roster.settle(now_s)
+        return self._told()
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._roster.members
+
+    @property
+    def lanes(self) -> tuple[LaneView, ...]:
+        """The lanes, oldest first."""
+        return tuple(
+            LaneView(
+                lane=lane.number,
+                size_bytes=lane.size_bytes,
+                members=tuple(lane.members),
+                holder=lane.holder.job_id if lane.holder else None,
+                due=lane.holder is not None and (len(lane.asking) > 0 or not lane.settled or self._deck.tight),
+            )
+            for lane in self._deck.lanes.values()
+        )
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Jobs that have not started, first come first."""
+        return tuple(self._roster.waiting)
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """Jobs that are parked, the oldest first."""
+        return tuple(self._roster.parked)
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Jobs that have been told to leave and have not finished yet."""
+        return tuple(self._roster.leaving)
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts as used, without the reserve: ``sum(P + F)`` and the lanes."""
+        return self._deck.usable_bytes - self._deck.free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left; negative only while a job that has taken too much is leaving."""
+        return self._deck.free_bytes
+
+    def need(self, job_id: str) -> MemoryNeed:
+        """Return what a job needs, as far as is known."""
+        return self._member(job_id).need
+
+    def cap_bytes(self, job_id: str) -> int:
+        """Return the most that a job may hold in its turn: more would be taken from others. 0 for one that waits."""
+        member = self._member(job_id)
+        if member.at == "waiting":
+            return 0
+        return member.need.resident_bytes + (member.lane.size_bytes if member.lane else 0)
+
+    def why(self, job_id: str) -> str:
+        """Return in one sentence why a job is not in a lane; empty for one that is."""
+        return self._roster.why(self._member(job_id))
+
+    def _member(self, job_id: str) -> Member:
+        if job_id not in self._roster.members:
+            raise ValueError(f"job {job_id} is not on the board; expected one that has arrived and has not finished")
+        return self._roster.members[job_id]
+
+    def _told(self) -> list[Change]:
+        changes, self._deck.changes = self._deck.changes, []
+        return changes

@@ -1,0 +1,232 @@
+"""
+Whose turn it is in a lane: policies by name, the queue of those who ask, and how long a turn is.
+
+A policy gives each member a number, and the lowest goes first; equal numbers go by who has asked longer, which is
+round-robin among them. The number of a member that asks does not change before its turn, so a heap holds them.
+
+============  ==================================================  ======================================================
+policy        lowest first                                        without patience, a member that asks
+============  ==================================================  ======================================================
+fifo          arrival                                             waits until all who came before it are done
+srtf          what is left, where known                           can starve: by those who have less left
+las           service attained                                    can starve: by those who keep arriving
+fair          time in this lane, level with the others at first   is behind another by two turns at most
+round-robin   since when it asks                                  waits one turn of each other member at most
+priority      highest priority                                    can starve: by those of higher priority
+============  ==================================================  ======================================================
+
+*Patience* bounds the wait under all of them: who has asked for ``patience_s`` is next, the longest first. Of ``m``
+members each then gets a turn within ``patience_s`` and ``m`` turns.
+
+References
+----------
+Yu and Chowdhury, Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications, MLSys 2020, section 3.4.
+Goyal, Vin, Cheng, Start-time Fair Queueing, SIGCOMM 1996 (``fair``).
+Gu et al., Tiresias, NSDI 2019 (``las``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final, Literal, Protocol
+
+Name = Literal["fifo", "srtf", "las", "fair", "round-robin", "priority"]
+
+HANDOVER_SHARE: Final = 0.02
+"""Of a turn: the most that handing over may cost."""
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """
+    What a policy may look at of one member.
+
+    Attributes
+    ----------
+    job_id : str
+    order : int
+        Order of arrival at the device.
+    service_s : float
+        Attained in all, before it came here too.
+    remaining_s : float
+        What is left of its service; infinite where nobody knows.
+    priority : int
+        Higher goes first.
+    lane_s : float
+        Time in this lane, counted from the time that the others had when it came, or came back from asking for nothing.
+    asked : int
+        Number of its request, among all of its lane.
+    asked_s : float or None
+        Since when it asks for a turn in this lane; None while it does not.
+    """
+
+    job_id: str
+    order: int
+    service_s: float = 0.0
+    remaining_s: float = math.inf
+    priority: int = 0
+    lane_s: float = 0.0
+    asked: int = 0
+    asked_s: float | None = None
+
+
+class Policy(Protocol):
+    """The place of a member among those who ask, lowest first."""
+
+    def __call__(self, member: Standing, /) -> float:
+        """Return its place."""
+        ...
+
+
+def by_arrival(member: Standing, /) -> float:
+    """First come, first served, to its end."""
+    return member.order
+
+
+def by_remaining(member: Standing, /) -> float:
+    """Shortest remaining time first; those of unknown length last, in turn."""
+    return member.remaining_s
+
+
+def by_service(member: Standing, /) -> float:
+    """Least attained service first."""
+    return member.service_s
+
+
+def by_lane_time(member: Standing, /) -> float:
+    """Least time in this lane first."""
+    return member.lane_s
+
+
+def in_turn(_: Standing, /) -> float:
+    """One after the other."""
+    return 0.0
+
+
+def by_priority(member: Standing, /) -> float:
+    """Highest priority first, equals in turn."""
+    return -member.priority
+
+
+POLICIES: Final[dict[Name, Policy]] = {
+    "fifo": by_arrival,
+    "srtf": by_remaining,
+    "las": by_service,
+    "fair": by_lane_time,
+    "round-robin": in_turn,
+    "priority": by_priority,
+}
+
+
+class Asking:
+    """
+    The members of one lane that ask for a turn.
+
+    Parameters
+    ----------
+    policy : Policy
+    patience_s : float or None
+        Who has asked for so long is next; None: the policy alone decides.
+
+    Notes
+    -----
+    ``ask``, ``take``, ``forget``: O(log m) amortised.
+
+    Examples
+    --------
+    >>> asking = Asking(POLICIES["srtf"], patience_s=10.0)
+    >>> asking.ask(Standing("long", 0, remaining_s=100.0), 0.0)
+    >>> asking.ask(Standing("short", 1, remaining_s=1.0), 1.0)
+    >>> asking.take(2.0).job_id
+    'short'
+    >>> asking.ask(Standing("shorter", 2, remaining_s=0.5), 3.0)
+    >>> asking.take(11.0).job_id
+    'long'
+    """
+
+    def __init__(self, policy: Policy, patience_s: float | None) -> None:
+        self._policy, self._patience_s = policy, patience_s
+        self._since: dict[str, Standing] = {}  # who has asked longest comes first
+        self._heap: list[tuple[float, int, Standing]] = []
+        self._asked = 0
+        self._clock_s = 0.0  # the time in this lane of whoever had the last turn, when he got it
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def welcome(self, member: Standing, now_s: float) -> None:
+        """Take in one who comes from elsewhere, neither ahead of the others nor behind them; it may be asking."""
+        member.lane_s = self._clock_s
+        if member.asked_s is not None:
+            self._push(member, now_s)
+
+    def ask(self, member: Standing, now_s: float) -> None:
+        """Note that a member wants a turn; one that asks already keeps its place."""
+        if member.job_id not in self._since:
+            self._push(member, now_s)
+
+    def take(self, now_s: float) -> Standing | None:
+        """Return who is next, who then asks no more; None where nobody asks."""
+        if not self._since:
+            return None
+        member = next(iter(self._since.values()))
+        if self._patience_s is None or member.asked_s is None or now_s - member.asked_s < self._patience_s:
+            member = self._lowest()
+        self.forget(member)
+        member.asked_s = None
+        self._clock_s = max(self._clock_s, member.lane_s)
+        return member
+
+    def forget(self, member: Standing) -> None:
+        """Take out a member that leaves the lane; that it asks is kept, for its next one."""
+        self._since.pop(member.job_id, None)
+        if len(self._heap) > 2 * len(self._since) + 16:
+            self._heap = [entry for entry in self._heap if self._counts(entry)]
+            heapify(self._heap)
+
+    def _push(self, member: Standing, now_s: float) -> None:
+        self._asked += 1
+        member.asked, member.asked_s = self._asked, now_s
+        member.lane_s = max(member.lane_s, self._clock_s)
+        self._since[member.job_id] = member
+        heappush(self._heap, (self._policy(member), self._asked, member))
+
+    def _lowest(self) -> Standing:
+        while not self._counts(self._heap[0]):
+            heappop(self._heap)
+        return self._heap[0][2]
+
+    def _counts(self, entry: tuple[float, int, Standing]) -> bool:
+        _, asked, member = entry
+        return member.asked == asked and self._since.get(member.job_id) is member
+
+
+def quantum(handover_us: float, iteration_us: float, share: float = HANDOVER_SHARE) -> int:
+    """
+    Return how many iterations a turn is, so that handing over costs at most a share of it.
+
+    Parameters
+    ----------
+    handover_us, iteration_us : float, microseconds
+        As measured; the turn is its iterations and one hand-over.
+    share : float
+        Between 0 and 1, both excluded.
+
+    Raises
+    ------
+    ValueError
+        If one of them is out of range.
+
+    Examples
+    --------
+    >>> quantum(handover_us=30.0, iteration_us=10_000.0), quantum(30.0, 100.0)
+    (1, 15)
+    """
+    if not (handover_us >= 0 and iteration_us > 0 and 0 < share < 1):
+        raise ValueError(
+            f"handover_us={handover_us}, iteration_us={iteration_us}, share={share} are out of range; "
+            "expected 0 or more, more than 0, and between 0 and 1"
+        )
+    return max(1, math.ceil(handover_us * (1.0 - share) / (share * iteration_us)))
