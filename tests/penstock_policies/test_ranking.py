@@ -131,30 +131,64 @@ def test_following_its_alarms_a_job_is_demoted_at_its_crossings_and_at_no_other_
         now_s = end_s + wait_s
 
 
-@settings(deadline=None)
-@given(st.integers(1, 4), st.floats(0.25, 4.0), st.lists(st.floats(0.5, 40.0), min_size=2, max_size=12))
-def test_a_promoted_job_starts_again_with_both_counters_at_zero(gpus, knob, turns):
-    ranking, now_s, served, waited = Ranking(ladder("2d-las", knob=knob)), 0.0, 0.0, 0.0
-    ranking.add("a", gpus=gpus, submitted_s=0.0)
-    ranking.settle(now_s)
-    for turn, length_s in enumerate(turns):
-        end_s = now_s + length_s
-        if turn % 2 == 0:
-            ranking.start("a", now_s)
-            served += length_s
-            now_s = end_s
+TICK_S = 0.25
+"""All that happens in the next test happens at a multiple of it."""
+
+
+@dataclass
+class Ticked:
+    """A job looked at in every tick."""
+
+    weight: int
+    running: bool = False
+    served_s: float = 0.0
+    waited_s: float = 0.0
+    queue: int = 0
+    entered_s: float = 0.0
+
+    def tick(self, now_s: float, knob: float) -> bool:
+        """Let a tick pass; return whether the job changes its queue."""
+        before = self.queue
+        if self.running:
+            self.served_s += TICK_S
+            self.queue = max(before, sum(self.weight * self.served_s >= limit for limit in LIMITS))
         else:
-            ranking.stop("a", now_s)
+            self.waited_s += TICK_S
+        self.promote(now_s, knob)
+        self.entered_s = now_s if self.queue != before else self.entered_s
+        return self.queue != before
+
+    def promote(self, now_s: float, knob: float) -> None:
+        if self.queue and not self.running and self.waited_s >= knob * self.served_s:
+            self.queue, self.entered_s, self.served_s, self.waited_s = 0, now_s, 0.0, 0.0
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["las", "2d-las", "2d-gittins"]),
+    st.sampled_from([1.0, 2.0, 4.0]),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=20),
+)
+def test_jobs_fall_and_rise_at_the_ticks_at_which_one_who_always_looks_sees_it_and_at_no_others(name, knob, turns):
+    """Rising sets both counters to zero: so the next rise counts what was waited and executed since then only."""
+    ranking, now_s = Ranking(ladder(name, knob=knob), Learnt(LIMITS, SAMPLES)), 0.0
+    jobs = {f"j{n}": Ticked(weight=1 if name == "las" else 2**n) for n in range(3)}
+    for n, job_id in enumerate(jobs):
+        ranking.add(job_id, gpus=2**n, submitted_s=0.0)
+    ranking.settle(now_s)
+    for pick, ticks in turns:
+        job_id = f"j{pick}"
+        (ranking.stop if jobs[job_id].running else ranking.start)(job_id, now_s)
+        jobs[job_id].running = not jobs[job_id].running
+        jobs[job_id].promote(now_s, knob)
+        ranking.settle(now_s)
+        for _ in range(ticks):
+            next_s, now_s = ranking.next_s(now_s), now_s + TICK_S
+            changed = [job.tick(now_s, knob) for job in jobs.values()]
+            assert next_s == now_s if any(changed) else next_s > now_s
             ranking.settle(now_s)
-            due_s = now_s + knob * served - waited
-            queue, waited = ranking["a"].queue, waited + length_s
-            ranking.settle(end_s)
-            if queue and due_s < end_s - 1e-6:
-                assert ranking["a"].queue == 0
-                assert ranking["a"].served_s == 0.0
-                served, waited = 0.0, 0.0
-                ranking.stop("a", end_s)
-            now_s = end_s
+            places = {job_id: (ranking[job_id].queue, ranking[job_id].entered_s) for job_id in jobs}
+            assert places == {job_id: (job.queue, job.entered_s) for job_id, job in jobs.items()}
 
 
 def test_a_promotion_comes_punctually_and_what_counts_for_the_whole_is_kept():
