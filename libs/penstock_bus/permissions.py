@@ -10,12 +10,23 @@ from penstock_events import subjects
 SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
 ADMIN: Final = "admin"
 CLIENT: Final = "client"
-USERS: Final = (ADMIN, CLIENT, *SERVICES)
+SHADOW: Final = "shadow"
+"""Shadows read the log and write none of it: what they would have written goes to a stream of their own."""
+LOGINS: Final = (*SERVICES, SHADOW)
+USERS: Final = (ADMIN, CLIENT, *LOGINS)
 
-_READABLE: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.STATE, f"KV_{subjects.LEASES}")
+_READABLE: Final = (
+    subjects.EVT,
+    subjects.LOG,
+    subjects.REJECTED,
+    subjects.STATE,
+    subjects.SHADOW,
+    f"KV_{subjects.LEASES}",
+)
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [f"{subjects.ROOT}.inbox.>"],
     "tuner": [f"{subjects.ROOT}.inbox.>"],
+    SHADOW: [f"{subjects.ROOT}.shadow.>", f"$KV.{subjects.LEASES}.{SHADOW}.*"],
     "executor": [f"{subjects.ROOT}.log.>", f"{subjects.ROOT}.tel.*.*", f"{subjects.ROOT}.state.*"],
 }
 _WORKERS: Final = ("gateway", "tuner")  # who takes messages out of the work queue
@@ -41,7 +52,7 @@ def authorization(passwords: Mapping[str, str]) -> dict[str, Any]:
     users.append({"user": CLIENT, "password": passwords[CLIENT], "permissions": _of_client()})
     users += [
         {"user": name, "password": passwords[name], "permissions": {"publish": {"allow": _of_service(name)}}}
-        for name in SERVICES
+        for name in LOGINS
     ]
     return {"authorization": {"users": users}, "no_auth_user": CLIENT}
 
@@ -65,14 +76,14 @@ def _of_client() -> dict[str, Any]:
     extensions = [f"{root}.tel.replica.*.*", f"{root}.state.*", f"$KV.{subjects.LEASES}.*"]
     own = [
         pattern
-        for service in SERVICES
+        for service in LOGINS
         for pattern in (
             f"{root}.tel.replica.{service}.*",
             subjects.state(service),
             f"$KV.{subjects.LEASES}.{service}",
         )
     ]
-    answers = [f"{root}.{kind}.{service}.>" for service in SERVICES for kind in ("cmd", "qry")]
+    answers = [f"{root}.{kind}.{service}.>" for service in LOGINS for kind in ("cmd", "qry")]
     return {"publish": {"allow": [*allowed, *extensions], "deny": own}, "subscribe": {"allow": ">", "deny": answers}}
 
 

@@ -124,6 +124,15 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
+class Shadowed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shadow published; ``seq`` orders it among all shadows'."""
+
+    seq: int
+    subject: str
+    stored_s: float
+    body: bytes
+
+
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be accepted and why. ``origin`` is where it came from, such as a subject and a sequence."""
 
@@ -254,6 +263,16 @@ class Bus(Protocol):
 
     def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """Yield a job's output, all or the last ``tail`` pieces, then end, or go on with ``follow``."""
+
+    # --- shadows
+    async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
+        """Store what a shadow would have done; the same id again, soon after, is stored once. The oldest is dropped."""
+
+    def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
+        """Yield what is stored of a subject or pattern, in order, then end."""
+
+    async def last_shadow(self, subject: str) -> Shadowed | None:
+        """Return the newest of a subject or pattern."""
 
     # --- itself
     @property

@@ -37,7 +37,7 @@ async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event)
         admin = server.passwords[permissions.ADMIN]
         async with connect(server.url, user=permissions.ADMIN, password=admin, name="penstock server"):
             pass  # the first connection of an admin makes the streams
-        for service in permissions.SERVICES:
+        for service in permissions.LOGINS:
             credentials.write_private(shared / service, server.passwords[service].encode())
         ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), until_room_again(settings.data_dir)]
         tasks = [asyncio.ensure_future(end) for end in ends]

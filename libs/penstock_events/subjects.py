@@ -11,6 +11,7 @@ LOG: Final = "LOG"
 INBOX: Final = "INBOX"
 REJECTED: Final = "REJECTED"
 STATE: Final = "STATE"  # snapshots, in chunks
+SHADOW: Final = "SHADOW"  # what shadows would have done
 LEASES: Final = "penstock-leases"  # a key-value bucket
 
 STREAM_SUBJECTS: Final[dict[str, str]] = {
@@ -19,6 +20,7 @@ STREAM_SUBJECTS: Final[dict[str, str]] = {
     INBOX: f"{ROOT}.inbox.>",
     REJECTED: f"{ROOT}.rejected.>",
     STATE: f"{ROOT}.state.>",
+    SHADOW: f"{ROOT}.shadow.>",
 }
 
 INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
@@ -85,6 +87,9 @@ def rank(pool: str) -> str:
 def round_(pool: str) -> str:
     """Return ``evt.round.<pool>``."""
     return entity("round", pool)
+
+
+ROUNDS: Final = f"{ROOT}.evt.round.*"
 
 
 def sweep(sweep_id: str) -> str:
@@ -154,6 +159,27 @@ def rejected(what: str) -> str:
 def state(name: str) -> str:
     """Return the subject of a service's snapshots."""
     return f"{ROOT}.state.{_token(name)}"
+
+
+SHADOWS: Final = f"{ROOT}.shadow.*"
+"""What each shadow says of itself."""
+
+
+def shadow(name: str) -> str:
+    """Return the subject on which a shadow says what it follows, and how far it is."""
+    return f"{ROOT}.shadow.{_token(name)}"
+
+
+def shadowed(name: str, subject: str) -> str:
+    """
+    Return where a shadow publishes what it would have written to a subject of the log.
+
+    Examples
+    --------
+    >>> shadowed("las", "penstock.evt.round.default"), shadowed("las", "penstock.evt.>")
+    ('penstock.shadow.las.round.default', 'penstock.shadow.las.>')
+    """
+    return f"{shadow(name)}.{subject.removeprefix(f'{ROOT}.evt.')}"
 
 
 def heartbeat(node_id: str) -> str:

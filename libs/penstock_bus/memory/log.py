@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock_bus.memory.client import Client
 from penstock_bus.memory.store import Message
-from penstock_bus.port import Append, Delivery, LogLine, Rejection
+from penstock_bus.port import Append, Delivery, LogLine, Rejection, Shadowed
 from penstock_bus.reading import delivery, origin, placeholder, rejected_as
 from penstock_events import CodecError, encode
 from penstock_events import subjects as names
@@ -84,6 +84,22 @@ class LogClient(Client):
             async for message, _ in self._messages(names.LOG, seen, [names.logs(job_id)]):
                 yield _line(job_id, message)
 
+    async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
+        """Store what a shadow would have done."""
+        await self.ready(len(body))
+        self.server.put(names.SHADOW, subject, body, msg_id)
+
+    async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
+        """Yield what is stored of a subject or pattern."""
+        await self.ready()
+        for message in list(self.server.streams[names.SHADOW].after(0, [subject])):
+            yield _shadowed(message)
+
+    async def last_shadow(self, subject: str) -> Shadowed | None:
+        """Return the newest of a subject or pattern."""
+        found = [one async for one in self.read_shadow(subject)]
+        return found[-1] if found else None
+
     async def _messages(
         self, stream: str, after_seq: int, patterns: Sequence[str] = ()
     ) -> AsyncIterator[tuple[Message, int]]:
@@ -118,3 +134,7 @@ class LogClient(Client):
 def _line(job_id: str, message: Message) -> LogLine:
     rank = int(message.subject.rpartition(".")[2])
     return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body)
+
+
+def _shadowed(message: Message) -> Shadowed:
+    return Shadowed(seq=message.seq, subject=message.subject, stored_s=message.stored_s, body=message.body)

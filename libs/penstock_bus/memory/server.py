@@ -14,7 +14,7 @@ from penstock_bus.memory.store import Message, Stream, WorkQueue
 from penstock_bus.port import Lease, Rejection, StorageFull
 from penstock_events import subjects
 
-_STREAMS: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED)
+_STREAMS: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
 
 
 class Signal:

@@ -13,7 +13,7 @@ from penstock_bus.nats import get
 from penstock_bus.nats.client import NatsClient
 from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, fault
 from penstock_bus.nats.follow import Reader, position
-from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection
+from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection, Shadowed
 from penstock_bus.reading import delivery, origin, placeholder, rejected_as
 from penstock_events import CodecError
 from penstock_events import subjects as names
@@ -114,6 +114,23 @@ class LogClient(NatsClient):
                         rank = _rank(msg.subject)
                         yield LogLine(seq=seq, job_id=job_id, rank=rank, stored_s=stored_s, data=msg.data)
 
+    async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
+        """Store what a shadow would have done."""
+        ack = await self.link.store(subject, body, {appending.MSG_ID: msg_id or self.new_id()})
+        if ack.error is not None:
+            raise fault(f"shadow's {subject}", ack.error)
+
+    async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
+        """Yield what is stored of a subject or pattern."""
+        async with aclosing(get.stored(self.link, names.SHADOW, subject)) as messages:
+            async for message in messages:
+                yield _shadowed(message)
+
+    async def last_shadow(self, subject: str) -> Shadowed | None:
+        """Return the newest of a subject or pattern."""
+        message = await get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
+        return _shadowed(message) if message is not None else None
+
     def _deliver(self, seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
         try:
             return delivery(seq, subject, stored_s, pending, body)
@@ -137,6 +154,10 @@ class LogClient(NatsClient):
         ack = await self.link.store(names.rejected(what), body, headers)
         if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:
             raise fault(f"rejection of {rejection.origin}", ack.error)
+
+
+def _shadowed(message: get.Stored) -> Shadowed:
+    return Shadowed(seq=message.seq, subject=message.subject, stored_s=message.stored_s, body=message.body)
 
 
 def _rejection(message: get.Stored) -> Rejection:

@@ -42,6 +42,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     log_age_s: float = 14 * _DAY_S
     rejected_bytes: int = 64 * _MIB
     rejected_count: int = 10_000
+    shadow_bytes: int = 256 * _MIB
+    shadow_age_s: float = 14 * _DAY_S
 
 
 def configs(limits: Limits) -> dict[str, dict[str, Any]]:
@@ -52,6 +54,11 @@ def configs(limits: Limits) -> dict[str, dict[str, Any]]:
         subjects.INBOX: {"retention": "workqueue"},
         subjects.REJECTED: {"max_bytes": limits.rejected_bytes, "max_msgs": limits.rejected_count},
         subjects.STATE: {"allow_atomic": True, "allow_rollup_hdrs": True},
+        subjects.SHADOW: {
+            "max_bytes": limits.shadow_bytes,
+            "max_age": int(limits.shadow_age_s * _S),
+            "compression": "s2",
+        },
     }
     streams = {name: _stream(name, [subjects.STREAM_SUBJECTS[name]], limits) | more for name, more in special.items()}
     return streams | {BUCKET: _bucket(limits)}
