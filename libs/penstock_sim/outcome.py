@@ -68,6 +68,8 @@ class Outcome:
     wall_s : float
         CPU time of the simulation.
     timeline, spells : None where nobody asked for them
+    held_gpu_s : (J,) float array or None, device-seconds
+        Devices times the time that each job held them; None where that is always as many as it asked for.
     until_s : float or None
         When devices were last held, on the trace's clock, where that may be later than the last end that is known.
     """
@@ -84,6 +86,7 @@ class Outcome:
     wall_s: float
     timeline: Timeline | None = None
     spells: Spells | None = None
+    held_gpu_s: Floats | None = None
     until_s: float | None = None
 
     @property
@@ -136,7 +139,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summary(outcome: Outcome) -> Summary:
     """Return the figures of an outcome; the times of an outcome in which no job finished are 0."""
     done, jct_s = outcome.finished, np.sort(outcome.jct_s)
-    held_gpu_s = float((outcome.executed_s * outcome.trace.num_gpus).sum())
+    held = outcome.executed_s * outcome.trace.num_gpus if outcome.held_gpu_s is None else outcome.held_gpu_s
+    held_gpu_s = float(held.sum())
     makespan_s = float(outcome.end_s[done].max() - outcome.trace.submit_s.min()) if jct_s.size else 0.0
     held_for_s = makespan_s
     if outcome.until_s is not None and jct_s.size:

@@ -42,7 +42,17 @@ def merged(trace: Trace, policy: str, gpus: int, parts: Sequence[tuple[Ints, Out
         events=sum(outcome.events for _, outcome in parts),
         wall_s=sum(outcome.wall_s for _, outcome in parts),
         timeline=together(lines) if lines else None,
+        held_gpu_s=_held_gpu_s(trace, parts),
     )
+
+
+def _held_gpu_s(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> Floats | None:
+    if all(outcome.held_gpu_s is None for _, outcome in parts):
+        return None
+    found = np.zeros(len(trace))
+    for rows, outcome in parts:
+        found[rows] = outcome.held_gpu_s
+    return found
 
 
 def together(lines: Sequence[Timeline]) -> Timeline:

@@ -11,6 +11,8 @@ from penstock_sim.cluster import Nodes
 from penstock_sim.counted.compat import simulate_published
 from penstock_sim.counted.engine import simulate_events
 from penstock_sim.counted.settings import GoOn, Settings
+from penstock_sim.counted.sized import simulate_sized
+from penstock_sim.counted.sizing import Curves, Sizing
 from penstock_sim.outcome import Outcome
 from penstock_sim.parts import merged
 from penstock_sim.quotas import Quotas, check, divide
@@ -19,6 +21,9 @@ from penstock_sim.traces.selection import taken
 
 POLICIES: Final[tuple[str, ...]] = get_args(Name)
 """Every policy that can be counted, by the name that the ranker's setting uses."""
+
+ELASTIC: Final = "elastic"
+"""The policy that gives jobs other numbers of devices than they ask for."""
 
 PLACEMENTS: Final = ("count", "yarn")
 """How devices are chosen; ``yarn`` with ``tiresias-2019`` only."""
@@ -36,6 +41,7 @@ def simulate(
     placement: str = "count",
     compat: str | None = None,
     gpu_time_samples: Floats | None = None,
+    scaling: Curves | None = None,
     overhead_s: float = 0.0,
     timeline: bool = False,
     quotas: Quotas | None = None,
@@ -51,15 +57,18 @@ def simulate(
     trace : Trace
     cluster : Nodes
         Devices are counted as equals, whatever their kind and speed.
-    policy : one of POLICIES
+    policy : one of POLICIES, or ELASTIC
     settings : mapping or None
-        As in :class:`penstock_sim.counted.settings.Settings`; a value may also be the text of a command line.
+        As in :class:`penstock_sim.counted.settings.Settings`, for ``elastic`` in
+        :class:`penstock_sim.counted.sizing.Sizing`; a value may also be the text of a command line.
     placement : one of PLACEMENTS
     compat : one of COMPATS or None
     gpu_time_samples : (N,) float array or None, GPU-seconds
         What ``2d-gittins`` knows of lengths; None for those of the trace itself, which nobody knows beforehand.
+    scaling : mapping or None
+        What ``elastic`` knows of models: see :mod:`penstock_sim.counted.sizing`.
     overhead_s : float
-        Time for which a preempted job holds its devices on each resumption before it goes on.
+        Time for which a preempted job holds its devices on each resumption (or resize) before it goes on.
     timeline : bool
         Whether to record the cluster over time.
     quotas : Quotas or None
@@ -73,7 +82,7 @@ def simulate(
     ValueError
         If a name or a value is not among those expected; or, with ``compat``, if a time is not in whole seconds.
     """
-    _check("policy", policy, POLICIES)
+    _check("policy", policy, (*POLICIES, ELASTIC))
     _check("placement", placement, PLACEMENTS)
     if quotas is not None:
 
@@ -86,12 +95,21 @@ def simulate(
                 placement=placement,
                 compat=compat,
                 gpu_time_samples=gpu_time_samples,
+                scaling=scaling,
                 overhead_s=overhead_s,
                 timeline=timeline,
                 go_on=go_on,
             )
 
         return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
+    if policy == ELASTIC:
+        if compat is not None or placement != "count":
+            raise ValueError(
+                f"{ELASTIC} is no part of what was published and knows no nodes; leave compat, placement out"
+            )
+        sizing = Sizing.of(settings or {})
+        found = simulate_sized(trace, cluster.gpus, sizing, scaling, overhead_s=overhead_s, go_on=go_on)
+        return found if timeline else replace(found, timeline=None)
     name, chosen = cast("Name", policy), Settings.of(settings or {})
     samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
     if compat is None:

@@ -1,0 +1,169 @@
+"""
+What can be set about elastic jobs in a simulation, and how fast a job is on how many devices.
+
+A file of scaling curves is TOML or JSON: model → devices → throughput, in any unit; ``"*"`` stands for models that have
+no entry of their own. Between the widths that are named a curve goes straight; beyond the widest it is not defined.
+
+```toml
+["resnet-50"]
+1 = 95.0
+2 = 171.0
+4 = 262.0
+
+["*"]
+1 = 1.0
+8 = 5.3
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from penstock_sim.trace import Floats, Trace
+
+Curves = Mapping[str, Mapping[int, float]]
+"""Model → devices → throughput."""
+
+ANY: Final = "*"
+
+EXPONENT: Final = 0.8
+"""
+Without a file, throughput goes with the number of devices to this power: 1.74, 3.03 and 5.28 on 2, 4 and 8. The medians
+of 19 models measured on three kinds of devices by Narayanan et al. (*Gavel*, OSDI 2020) are 1.66 to 1.81, 2.28 to 2.99
+and 3.96 to 6.48.
+"""
+
+
+class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    The parameters of the policy ``elastic``.
+
+    Attributes
+    ----------
+    order : {"fifo", "2d-las"}
+        In which order jobs are admitted: by submission, or by attained device time in queues.
+    thresholds_gpu_s : tuple of float
+        Device-seconds at which a job leaves queue 0, 1, … of ``2d-las``; rising.
+    most_gpus : int or None
+        Each job may be given up to so many devices, or as many as it asked for if that is more; None: as many as it
+        asked for.
+    horizon_s : float
+        Widths change for nothing but more throughput only if what is gained in this time exceeds what resizing costs.
+    """
+
+    order: Literal["fifo", "2d-las"] = "fifo"
+    thresholds_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
+    most_gpus: Annotated[int, Meta(ge=1)] | None = None
+    horizon_s: Annotated[float, Meta(ge=0)] = 3600.0
+
+    def __post_init__(self) -> None:
+        if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
+            raise ValueError(f"thresholds_gpu_s is {list(self.thresholds_gpu_s)}; expected rising numbers above 0")
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> Sizing:
+        """
+        Return the settings of names and values, text among them.
+
+        Raises
+        ------
+        ValueError
+            If a name is unknown or a value is not what it should be.
+
+        Examples
+        --------
+        >>> Sizing.of({"most_gpus": "8", "thresholds_gpu_s": "60,600"}).thresholds_gpu_s
+        (60.0, 600.0)
+        """
+        told = dict(values)
+        if isinstance(limits := told.get("thresholds_gpu_s"), str):
+            told["thresholds_gpu_s"] = [part.strip() for part in limits.split(",") if part.strip()]
+        try:
+            return msgspec.convert(told, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{error}; settings of elastic are {', '.join(cls.__struct_fields__)}") from error
+
+
+def read(path: Path) -> Curves:
+    """
+    Return a file's curves.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read, or does not hold a number above 0 for each model and number of devices.
+    """
+    form = dict[str, dict[int, float]]
+    try:
+        body = path.read_bytes()
+        found: Curves = (
+            msgspec.toml.decode(body, type=form, strict=False)
+            if path.suffix == ".toml"
+            else msgspec.json.decode(body, type=form, strict=False)
+        )
+    except OSError as error:
+        raise ValueError(f"scaling {path} cannot be read: {error.strerror}; name a file that can") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"scaling {path}: {error}; expected a table for each model: devices = throughput") from error
+    for model, curve in found.items():
+        for gpus, throughput in curve.items():
+            if gpus < 1 or not (throughput > 0 and math.isfinite(throughput)):
+                raise ValueError(
+                    f"scaling {path}: {model} on {gpus} devices is {throughput}; expected numbers above 0 on 1 or more"
+                )
+        if not curve:
+            raise ValueError(f"scaling {path}: {model} has no width; expected devices = throughput")
+    return found
+
+
+def progress(trace: Trace, sizing: Sizing, curves: Curves | None) -> Floats:
+    """
+    Return how fast each job is on 1, 2, … devices, relative to its speed on as many as it asked for.
+
+    Returns
+    -------
+    (J, k_max) float array
+        nan where a width is not defined or not allowed.
+
+    Raises
+    ------
+    ValueError
+        If a job's curve says nothing of the number of devices that it asked for.
+    """
+    most = np.maximum(trace.num_gpus, sizing.most_gpus or 0)
+    found = np.full((len(trace), int(most.max(initial=1))), np.nan)
+    known: dict[tuple[str, int, int], Floats] = {}
+    models = trace.models or [""] * len(trace)
+    for row, (model, asked, widest) in enumerate(zip(models, trace.num_gpus.tolist(), most.tolist(), strict=True)):
+        key = str(model), asked, widest
+        if key not in known:
+            known[key] = _curve(*key, curves or {})
+        found[row, :widest] = known[key]
+    return found
+
+
+def _curve(model: str, asked: int, widest: int, curves: Curves) -> Floats:
+    widths = np.arange(1, widest + 1, dtype=np.float64)
+    given = curves.get(model) or curves.get(ANY)
+    found: Floats
+    if given is None:
+        found = np.power(widths / asked, EXPONENT)
+        return found
+    at, throughput = np.array(sorted(given.items()), dtype=np.float64).T
+    found = np.interp(widths, at, throughput, left=np.nan, right=np.nan)
+    if np.isnan(found[asked - 1]):
+        raise ValueError(
+            f"the scaling of model {model!r} is given for {at[0]:.0f} to {at[-1]:.0f} devices, and a job of it asks "
+            f"for {asked}; expected a throughput there too"
+        )
+    relative: Floats = found / found[asked - 1]
+    return relative
