@@ -8,7 +8,7 @@ least that it could be.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -110,8 +110,8 @@ class History:
         As the profiler last told them.
     last_s : float
         Time of the last fact.
-    seqs, stored_s : list
-        Each commit's sequence in the log, rising, and when it was stored.
+    seqs, at_s : list
+        Each commit's sequence in the log, rising, and the time of its first fact.
     """
 
     jobs: Jobs = field(default_factory=Jobs)
@@ -122,7 +122,7 @@ class History:
     speeds: Speeds = field(default_factory=Speeds)
     last_s: float = 0.0
     seqs: list[int] = field(default_factory=list)
-    stored_s: list[float] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
 
     def replayable(self) -> list[Job]:
         """Return the jobs that ran, in the order of their submission."""
@@ -134,10 +134,10 @@ class History:
         found = [job for job in self.jobs if job.sample is None and not self.runs.get(job.id)]
         return [job for job in found if from_s <= job.submitted_s < to_s]
 
-    def stored_by(self, seq: int) -> float:
-        """Return when the log was as long as this sequence; before its beginning for one that is before it."""
-        at = bisect_right(self.seqs, seq)
-        return self.stored_s[at - 1] if at else -np.inf
+    def time_of(self, seq: int) -> float:
+        """Return the time of the first commit from a sequence on; infinity where the log ends before it."""
+        at = bisect_left(self.seqs, seq)
+        return self.at_s[at] if at < len(self.seqs) else np.inf
 
 
 def read_log(text: Iterable[str | bytes]) -> History:
@@ -177,8 +177,9 @@ class Reading:
 
     def add(self, delivery: Delivery) -> None:
         """Fold one commit in."""
-        self._found.seqs.append(delivery.seq)
-        self._found.stored_s.append(delivery.stored_s)
+        if delivery.commit.facts:
+            self._found.seqs.append(delivery.seq)
+            self._found.at_s.append(delivery.commit.facts[0].at_s)
         for fact in delivery.commit.facts:
             self._add(delivery.subject, fact)
 

@@ -13,6 +13,7 @@ from penstock.cli.errors import Failure, bad_input, tell
 from penstock.cli.session import Output
 from penstock.cli.times import span
 from penstock_sim.report import folder, table, text_gantt
+from penstock_sim.report.addition import Addition
 from penstock_sim.report.comparison import Comparison
 
 _WIDTH: Final = 100
@@ -43,18 +44,20 @@ class Wanted:
             bad_input(f"--out {self.out} is a file; expected a folder, which is made if there is none")
 
 
-def present(comparison: Comparison, wanted: Wanted, title: str) -> None:
+def present(comparison: Comparison, wanted: Wanted, title: str, addition: Addition | None = None) -> None:
     """Show the results on standard output, and write them into the folder where one was named."""
     if wanted.output == "json":
-        render.show_json(comparison.document)
+        render.show_json(comparison.document if addition is None else addition.document)
     else:
         show(comparison, wide=wanted.output == "wide")
+        if addition is not None:
+            render.say("\n".join(["", *addition.lines]))
     if wanted.gantt:
         for outcome in comparison.outcomes:
             render.say()
             render.say("\n".join(text_gantt.lines(outcome, render.terminal_width() or _WIDTH)))
     if wanted.out is not None:
-        missing = folder.write(comparison, wanted.out, title)
+        missing = folder.write(comparison, wanted.out, title, addition)
         tell(f"wrote {wanted.out / folder.PAGE}")
         if missing:
             raise Failure(missing)

@@ -42,7 +42,7 @@ def clock(at_s: float | None) -> str:
     return "-" if at_s is None else datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def moment(text: str | None, now: float | None = None) -> int | float | str | None:
+def moment(text: str | None, now: float | None = None, option: str = "--at") -> int | float | str | None:
     """
     Return what ``--at`` means to the gateway: a sequence, seconds since the epoch, or RFC 3339; ``10m`` is so long ago.
 
@@ -60,15 +60,15 @@ def moment(text: str | None, now: float | None = None) -> int | float | str | No
     try:
         return float(text)
     except ValueError:
-        return _rfc3339(text)
+        return _rfc3339(text, option)
 
 
-def _rfc3339(text: str) -> str:
+def _rfc3339(text: str, option: str) -> str:
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         bad_input(
-            f"--at {text!r} is no moment; expected a stream sequence, a span such as 10m, seconds since the epoch, "
+            f"{option} {text!r} is no moment; expected a stream sequence, a span such as 10m, seconds since the epoch, "
             "or a time such as 2026-01-31T09:30:00Z"
         )
     return text if parsed.tzinfo else parsed.astimezone().isoformat()

@@ -12,9 +12,7 @@ from penstock.cli.errors import bad_input, tell
 from penstock.cli.session import call
 
 if TYPE_CHECKING:
-    from penstock.client import Client
     from penstock_sim.trace import Trace
-    from penstock_sim.traces.history import History
 
 trace_app = typer.Typer(help="Workloads: look at them, convert, sample, make up, export.", no_args_is_help=True)
 
@@ -162,6 +160,7 @@ def export(
     to: Form = "auto",
 ) -> None:
     """Write the cluster's own history as a trace: each job with the time that it really ran."""
+    from penstock.cli import whole_log
     from penstock_sim.traces.anonymize import anonymized
     from penstock_sim.traces.history import History
 
@@ -170,20 +169,9 @@ def export(
         found = _read(log, "log")
     else:
         history = History("cluster")
-        call(ctx, lambda client: _follow(client, history))
+        call(ctx, lambda client: whole_log.read(client, history.add))
         found = history.trace()
     _write(anonymized(found, key) if anonymize else found, out, to)
-
-
-async def _follow(client: Client, history: History) -> None:
-    """Read the log as far as it goes now."""
-    last = await client.bus.last_seq()
-    if not last:
-        return
-    async for delivery in client.bus.follow():
-        history.add(delivery)
-        if delivery.seq >= last or not delivery.pending:
-            return
 
 
 def _key(path: Path | None) -> bytes:

@@ -35,6 +35,7 @@ def only(outcome: Outcome, rows: Ints) -> Outcome:
         executed_s=outcome.executed_s[rows],
         preemptions=outcome.preemptions[rows],
         promotions=outcome.promotions[rows],
+        held_gpu_s=outcome.held_gpu_s[rows] if outcome.held_gpu_s is not None else None,
         timeline=_since(outcome.timeline, float(outcome.trace.submit_s[rows[0]])) if outcome.timeline else None,
         spells=_spells(outcome.spells, rows, len(outcome.trace)) if outcome.spells else None,
     )

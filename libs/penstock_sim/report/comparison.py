@@ -36,6 +36,8 @@ class Comparison:
     versions : mapping of str to str
     notes : sequence of str
         What readers have to know, each one sentence.
+    tells_unfinished : bool
+        Whether readers are told of jobs that did not finish; otherwise the notes do that in words of their own.
     """
 
     trace: Trace
@@ -45,6 +47,7 @@ class Comparison:
     command: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    tells_unfinished: bool = True
 
     @cached_property
     def summaries(self) -> dict[str, Summary]:

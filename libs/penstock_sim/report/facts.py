@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_sim.report import table
 from penstock_sim.report.comparison import Comparison
 
 Pairs = list[tuple[str, str]]
@@ -32,7 +33,7 @@ def of_trace(comparison: Comparison) -> Pairs:
 def of_cluster(comparison: Comparison) -> Pairs:
     """Return what is known of the cluster, and how much of it the trace would fill if nothing ever waited."""
     gpus = comparison.outcomes[0].gpus if comparison.outcomes else 0
-    found = [("cluster", comparison.cluster), ("GPUs", f"{gpus:,}")]
+    found = [("cluster", comparison.cluster), ("GPUs", table.gpus(comparison))]
     trace = comparison.trace
     span_s = float(trace.submit_s[-1] - trace.submit_s[0]) if len(trace) else 0.0
     if span_s and gpus:

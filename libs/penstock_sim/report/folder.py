@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from penstock_sim.report import jobs_csv, page
+from penstock_sim.report.addition import Addition
 from penstock_sim.report.comparison import Comparison
 from penstock_sim.report.picture import NoPlots, Picture, require
 
@@ -16,7 +17,7 @@ PAGE: Final = "report.html"
 SUMMARY: Final = "summary.json"
 
 
-def write(comparison: Comparison, folder: Path, title: str) -> str:
+def write(comparison: Comparison, folder: Path, title: str, addition: Addition | None = None) -> str:
     """
     Write ``report.html``, ``summary.json``, ``jobs-POLICY.csv`` and the plots as SVG; make the folder if there is none.
 
@@ -26,14 +27,16 @@ def write(comparison: Comparison, folder: Path, title: str) -> str:
         What could not be written and what to do about it: the plots, where matplotlib is not installed; else empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    body = msgspec.json.format(msgspec.json.encode(comparison.document), indent=2)
+    document = comparison.document if addition is None else addition.document
+    body = msgspec.json.format(msgspec.json.encode(document), indent=2)
     (folder / SUMMARY).write_bytes(body + b"\n")
     for outcome in comparison.outcomes:
         jobs_csv.write(outcome, folder / f"jobs-{file_name(outcome.policy)}.csv")
     pictures, missing = drawn(comparison)
     for picture in pictures:
         (folder / f"{file_name(picture.name)}.svg").write_text(picture.svg, encoding="utf-8")
-    (folder / PAGE).write_text(page.html(comparison, pictures, title), encoding="utf-8")
+    sections = addition.sections if addition is not None else ()
+    (folder / PAGE).write_text(page.html(comparison, pictures, title, sections), encoding="utf-8")
     return missing
 
 

@@ -30,7 +30,9 @@ _EVEN: Final = 0.995
 """From this ratio on, two averages are called the same."""
 
 
-def html(comparison: Comparison, pictures: Sequence[Picture], title: str = "Simulation") -> str:
+def html(
+    comparison: Comparison, pictures: Sequence[Picture], title: str = "Simulation", sections: Sequence[str] = ()
+) -> str:
     """
     Return the page.
 
@@ -40,6 +42,8 @@ def html(comparison: Comparison, pictures: Sequence[Picture], title: str = "Simu
         None where they could not be drawn; the page then says so.
     title : str
         What was done: simulated or replayed.
+    sections : sequence of str
+        HTML that comes behind the figures, such as of :mod:`penstock_sim.replaying.section`.
     """
     heading = f"{title}: {comparison.trace.name} on {comparison.cluster}"
     style = files("penstock_sim.report").joinpath("page.css").read_text(encoding="utf-8")
@@ -54,6 +58,7 @@ def html(comparison: Comparison, pictures: Sequence[Picture], title: str = "Simu
             *(f'<p class="lead">{escape(sentence)}</p>' for sentence in findings(comparison)),
             *_cards(comparison),
             *_figures_table(comparison),
+            *sections,
             *_drawn(pictures),
             *_reproduce(comparison),
             "</body></html>",
@@ -65,7 +70,7 @@ def html(comparison: Comparison, pictures: Sequence[Picture], title: str = "Simu
 def findings(comparison: Comparison) -> list[str]:
     """Return what the figures say, in a sentence or two."""
     first = next(iter(comparison.summaries), "")
-    gpus = comparison.outcomes[0].gpus if comparison.outcomes else 0
+    gpus = table.gpus(comparison)
     ratios = {policy: comparison.ratio(policy) for policy in comparison.summaries if policy != first}
     known = {policy: ratio for policy, ratio in ratios.items() if ratio}
     if not known:
@@ -73,9 +78,9 @@ def findings(comparison: Comparison) -> list[str]:
     best = min(known, key=lambda policy: known[policy])
     average_s = facts.length(comparison.summaries[best].avg_jct_s)
     if known[best] > _EVEN:
-        return [f"No policy has an average JCT noticeably shorter than {first} on {gpus:,} GPUs."]
+        return [f"No policy has an average JCT noticeably shorter than {first} on {gpus} GPUs."]
     return [
-        f"Shortest average JCT: {best}, {average_s} on {gpus:,} GPUs, {table.ratio(known[best])} of that of {first} "
+        f"Shortest average JCT: {best}, {average_s} on {gpus} GPUs, {table.ratio(known[best])} of that of {first} "
         f"({table.ratio(1 / known[best])} times as fast)."
     ]
 

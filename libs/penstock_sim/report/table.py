@@ -64,15 +64,20 @@ def ratio(value: float | None) -> str:
     return f"{value:.2g}"
 
 
+def gpus(comparison: Comparison) -> str:
+    """Return how many GPUs there are, from the fewest to the most where outcomes differ in that."""
+    counts = sorted({outcome.gpus for outcome in comparison.outcomes}) or [0]
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+
+
 def notes(comparison: Comparison) -> list[str]:
     """Return what readers of the table have to know, each one sentence."""
     found = [*comparison.notes]
-    gpus = comparison.outcomes[0].gpus if comparison.outcomes else 0
     if len(comparison.outcomes) > 1:
         first = comparison.outcomes[0].policy
-        found.insert(0, f"ratio: average JCT over that of {first}, on {gpus:,} GPUs; less is better")
+        found.insert(0, f"ratio: average JCT over that of {first}, on {gpus(comparison)} GPUs; less is better")
     for policy, one in comparison.summaries.items():
-        if one.finished < one.jobs:
+        if comparison.tells_unfinished and one.finished < one.jobs:
             found.append(
                 f"{policy}: {one.jobs - one.finished:,} of {one.jobs:,} jobs did not finish; JCTs leave them out"
             )

@@ -80,14 +80,15 @@ def read(source: Source) -> Trace:
     history = History(source.name)
     with source.text() as text:
         try:
-            for delivery in lines.decode(_facts(text)):
+            for delivery in lines.decode(facts(text)):
                 history.add(delivery)
         except ValueError as error:
             raise TraceError(f"{source.path}: {error}") from error
     return history.trace()
 
 
-def _facts(text: IO[str]) -> Iterable[str | bytes]:
+def facts(text: IO[str]) -> Iterable[str | bytes]:
+    """Return the facts of a log in a file, each as JSON, whether they stand on lines or on a page."""
     first = text.readline()
     if first.strip() == "{" or first.startswith('{"events"'):  # a page, indented or not
         return _page(first + text.read())

@@ -1,0 +1,86 @@
+"""`penstock replay`: what the cluster's own past would have been under another policy, or with more devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.session import Out
+from penstock.cli.simulate import Folder, Gantt, Sets
+
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from", help="Jobs submitted from then on: a sequence, a span ago (2d), or a time (2026-01-31T09:30:00Z)."
+    ),
+]
+To = Annotated[str | None, typer.Option("--to", help="And before then.")]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        "-p",
+        help="Repeatable, or with commas; by default `configured`: the services' own settings, once more.",
+    ),
+]
+Added = Annotated[
+    str, typer.Option("--cluster", help="With more: +8xfast, devices of a kind, or +2x4@fast, nodes of so many.")
+]
+Without = Annotated[list[str] | None, typer.Option("--without", help="Leave out a node; repeatable, or with commas.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The services' settings file: the log holds only what was set live."),
+]
+Log = Annotated[
+    Path | None,
+    typer.Option("--log", help="A log in a file, as `events --after 0 -f -o json` or `sim --log` write it."),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the intervals; the same seed, the same result.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("replay")(replay)
+
+
+def replay(
+    ctx: typer.Context,
+    *,
+    from_: From = None,
+    to: To = None,
+    policy: Policies = None,
+    settings: Sets = None,
+    cluster: Added = "",
+    without: Without = None,
+    config: Config = None,
+    log: Log = None,
+    seed: Seed = 0,
+    out: Folder = None,
+    gantt: Gantt = False,
+    output: Out = "table",
+) -> None:
+    """
+    Run the cluster's own past again, under another policy or with more devices, and compare.
+
+    For example: penstock replay --from 7d --policy 2d-las --policy fifo --cluster +8xfast
+    """
+    from penstock.cli import replaying
+    from penstock.cli.typed import pairs, words
+
+    replaying.replay(
+        ctx,
+        replaying.Asked(
+            log=log,
+            from_=from_,
+            to=to,
+            policies=tuple(dict.fromkeys(words(policy or ()))) or (replaying.CONFIGURED,),
+            settings=pairs(settings or (), "--set"),
+            config=config,
+            cluster=cluster,
+            without=tuple(dict.fromkeys(words(without or ()))),
+            seed=seed,
+        ),
+        replaying.Wanted(output=output, out=out, gantt=gantt),
+    )

@@ -1,0 +1,26 @@
+"""What a command has to say about a comparison beyond what all comparisons say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Addition:
+    """
+    More about a comparison, in three forms.
+
+    Attributes
+    ----------
+    document : object
+        For programs, instead of the comparison's own; what msgspec can encode.
+    lines : sequence of str
+        For terminals, behind the table.
+    sections : sequence of str
+        HTML for the page, behind the table of figures.
+    """
+
+    document: object
+    lines: Sequence[str] = ()
+    sections: Sequence[str] = ()
