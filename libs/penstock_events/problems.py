@@ -156,7 +156,9 @@ def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
         math.isfinite(raw)
         and abs(raw) < (_INT_LIMIT if isinstance(raw, int) else math.inf)
         and (info.ge is None or raw >= info.ge)
+        and (info.gt is None or raw > info.gt)
         and (info.le is None or raw <= info.le)
+        and (info.lt is None or raw < info.lt)
     )
 
 
@@ -166,9 +168,9 @@ def _expected(info: inspect.Type, meant: str) -> str:
             most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
             text = f"1 to 63 {meant.partition(';')[0]}" if meant else f"text{most}"
         case inspect.IntType():
-            text = "a whole number" + _range(info.ge, info.le)
+            text = "a whole number" + _range(info)
         case inspect.FloatType():
-            text = "a finite number" + _range(info.ge, info.le)
+            text = "a finite number" + _range(info)
         case inspect.LiteralType():
             text = "one of " + ", ".join(f'"{value}"' for value in info.values)
         case _:
@@ -184,19 +186,15 @@ def _any_of(types: Iterable[inspect.Type]) -> str:
     return ", ".join(expected)
 
 
-def _range(least: float | None, most: float | None) -> str:
-    match least, most:
-        case None, None:
-            return ""
-        case _, None:
-            return f" of at least {_plain(least)}"
-        case None, _:
-            return f" of at most {_plain(most)}"
-        case _:
-            return f" from {_plain(least)} to {_plain(most)}"
+def _range(info: inspect.IntType | inspect.FloatType) -> str:
+    if info.ge is not None and info.le is not None:
+        return f" from {_plain(info.ge)} to {_plain(info.le)}"
+    bounds = {"of at least": info.ge, "above": info.gt, "of at most": info.le, "below": info.lt}
+    said = [f"{word} {_plain(bound)}" for word, bound in bounds.items() if bound is not None]
+    return f" {' and '.join(said)}" if said else ""
 
 
-def _plain(number: float | None) -> str:
+def _plain(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from penstock_events import Setting
+from penstock_events.problems import problems
 from penstock_policies.order import Rules
 from penstock_policies.orders import ORDERS, Name
 from penstock_policies.ranking import Ladder
@@ -93,7 +94,7 @@ def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
         try:
             msgspec.convert({name: value}, _KNOWN[name])
         except msgspec.ValidationError as error:
-            raise ValueError(_said(name, value, str(error).split(" - at ")[0])) from error
+            raise ValueError(_said(name, value, error)) from error
     return dict(settings)
 
 
@@ -116,11 +117,12 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
         raise ValueError(f"settings {own}, set live, are not known to this version: {error}; upgrade it") from error
 
 
-def _said(name: str, value: Setting, said: str) -> str:
+def _said(name: str, value: Setting, error: msgspec.ValidationError) -> str:
     """Return what was wrong with a value, with the name in it."""
     if name == "order":
-        said = f"expected one of {', '.join(ORDERS)}"
-    return said if said.startswith(name) else f"{name} is {value!r}: {said}"
+        return f"order is {value!r}: expected one of {', '.join(ORDERS)}"
+    found = next(problems({name: value}, _KNOWN[name]), "").removeprefix("$.")
+    return found or str(error).split(" - at ")[0]
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
