@@ -62,6 +62,28 @@ def test_what_is_taken_is_gone_and_what_is_given_back_is_there(held, gpus):
     assert free.kinds(job()) == before.kinds(job())
 
 
+wanted = st.tuples(st.integers(1, 6), st.sampled_from(["fast", "slow"]), st.sampled_from([0, 8]), st.booleans())
+
+
+@given(nodes(), st.lists(st.tuples(wanted, st.booleans()), max_size=12), wanted)
+def test_after_any_number_of_changes_it_chooses_as_one_that_is_made_anew(held, changes, then):
+    racks = {f"n{i}": (f"z{i // 3}", f"r{i % 2}") for i in range(4)}
+    free, taken = Free(held, racks), []
+    for (gpus, kind, memory_bytes, together), gives_back in changes:
+        if gives_back and taken:
+            free.give(taken.pop())
+        else:
+            taken.append(free.choose(job(gpus, memory_bytes), kind, gpus, together=together))
+            free.take(taken[-1])
+    gpus, kind, memory_bytes, together = then
+    anew = Free(free.by_node(), racks)
+    found, expected = (one.choose(job(gpus, memory_bytes), kind, gpus, together=together) for one in (free, anew))
+    assert found == expected
+    assert free.classes() == anew.classes()
+    for like in anew.classes():
+        assert free.choose_like(like) == anew.choose_like(like)
+
+
 def test_a_single_goes_where_it_breaks_the_least():
     free = Free({"n1": [device(i) for i in range(4)], "n2": [device(0)]})
     assert [n for n, _ in free.choose(job(), "fast", 1)] == ["n2"]
