@@ -24,7 +24,7 @@ class Need(NamedTuple):
     run_s: Mapping[str, float]
 
 
-def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[Need]) -> float:
+def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[Need], *, in_order: bool = False) -> float:
     """
     Return in how many seconds the last job of a queue is expected to start.
 
@@ -34,6 +34,8 @@ def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[Need]) ->
         Kind → in how many seconds each of its devices is free: 0 for an idle one, infinite where nothing tells.
     queue : sequence of Need
         In the order of their turn; not empty.
+    in_order : bool
+        Whether nobody starts before whoever is before him.
 
     Returns
     -------
@@ -51,14 +53,14 @@ def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[Need]) ->
     10.0
     """
     ready = {kind: sorted(times) for kind, times in ready_s.items()}
-    start_s = math.inf
+    start_s = floor_s = 0.0
     for need in queue:
         starts = {kind: ready[kind][need.gpus - 1] for kind in need.run_s if len(ready.get(kind, ())) >= need.gpus}
         if not starts:
             start_s = math.inf
             continue
         kind = min(starts, key=lambda kind: (starts[kind] + need.run_s[kind], starts[kind], kind))
-        start_s = starts[kind]
+        start_s = floor_s = max(starts[kind], floor_s if in_order else 0.0)
         del ready[kind][: need.gpus]
         for _ in range(need.gpus):
             insort(ready[kind], start_s + need.run_s[kind])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
@@ -17,6 +18,8 @@ class Speeds(msgspec.Struct):
     ----------
     by_key : dict of str to dict of str to float
         Workload key → device kind → speed relative to its fastest kind, in (0, 1].
+    predicted_by_key : dict of str to list of str
+        Workload key → the kinds among these on which nobody has measured it yet.
     skew_by_key : dict of str to float
         Workload key → share of the largest tensor in its model, where a script has described it.
 
@@ -31,11 +34,15 @@ class Speeds(msgspec.Struct):
     """
 
     by_key: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    predicted_by_key: dict[str, list[str]] = msgspec.field(default_factory=dict)
     skew_by_key: dict[str, float] = msgspec.field(default_factory=dict)
 
     def apply(self, event: WorkloadProfiled) -> None:
         """Fold the profiler's present knowledge of one workload in; it replaces what was known of it."""
         self.by_key[event.key] = {speed.kind: speed.speed for speed in event.speeds if speed.speed > 0}
+        self.predicted_by_key.pop(event.key, None)
+        if predicted := [speed.kind for speed in event.speeds if speed.predicted]:
+            self.predicted_by_key[event.key] = predicted
         if event.skew > 0:
             self.skew_by_key[event.key] = event.skew
 
@@ -46,6 +53,10 @@ class Speeds(msgspec.Struct):
     def knows(self, key: str) -> bool:
         """Say whether the profiler has said anything about the workload."""
         return key in self.by_key
+
+    def predicted(self, key: str) -> Sequence[str]:
+        """Return the kinds on which the workload's speed is only predicted."""
+        return self.predicted_by_key.get(key, ())
 
     def of(self, key: str, kind: str) -> float:
         """

@@ -34,7 +34,7 @@ from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v2"
+SCHEMA: Final = "gateway.v3"
 
 _ENDED: Final[dict[lifecycle.State, Literal["completed", "failed", "cancelled"]]] = {
     lifecycle.State.COMPLETED: "completed",

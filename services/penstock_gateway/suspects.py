@@ -34,7 +34,7 @@ def cleared(job: Job, cause: str, place: Place) -> Iterator[str]:
         yield "not its priority: no waiting job stands before it"
     yield from _what_it_asks_for(job, cause, place.pool)
     if cause in _FOR_DEVICES:
-        yield "not a quota: there is none"
+        yield f"not a quota: {'its team has one that covers it' if place.rules.quotas else 'there is none'}"
         everybody = "every user's jobs enter each round"
         yield f"not fairness: {everybody if place.rules.alpha >= 1.0 else 'its user is not kept back for others'}"
     yield from _what_is_known(job, cause, place.pool)
@@ -61,9 +61,12 @@ def _idle(devices: int) -> str:
 
 
 def _what_is_known(job: Job, cause: str, pool: Pool) -> Iterator[str]:
-    measured = pool.speeds.by_key.get(pool.keys[job.id], {})
-    known = sorted(kind for kind in measured if kind in pool.roster.whole.kinds(job.spec))
-    if cause != "profiling" and known:
-        yield f"not its profile: its speeds are known on {listed(known)}"
+    key, accepted = pool.keys[job.id], pool.roster.whole.kinds(job.spec)
+    told = sorted(kind for kind in pool.speeds.by_key.get(key, {}) if kind in accepted)
+    predicted = [kind for kind in told if kind in pool.speeds.predicted(key)]
+    known = [kind for kind in told if kind not in predicted]
+    if cause != "profiling" and told:
+        said = [f"{how} on {listed(kinds)}" for how, kinds in (("known", known), ("predicted", predicted)) if kinds]
+        yield f"not its profile: its speeds are {' and '.join(said)}"
     if cause != "backoff" and job.failures:
         yield "not its failures: the back-off is over"

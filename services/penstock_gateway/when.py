@@ -16,7 +16,6 @@ from penstock_gateway.words import count
 from penstock_policies import estimates
 from penstock_policies.forecast import Need, start_in_s
 from penstock_policies.order import Running
-from penstock_policies.placement import Free
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.roster import Roster
 
@@ -41,14 +40,16 @@ def expected_start(state: State, pool: Pool, job_id: str, now_s: float) -> Estim
     runs = [run.ranked.job for run in held]
     left_s = _left_s([*runs, *before], measured_s, now_s)
     ready_s = _ready_s(state, pool.roster, held, left_s[: len(runs)])
-    whole = pool.roster.whole
-    queue = [_need(state, job.spec, whole, left) for job, left in zip(before, left_s[len(runs) :], strict=True)]
-    start_s = start_in_s(ready_s, [*queue, _need(state, spec, whole, 0.0)])
+    waiting = [*before, pool.roster.entries[job_id].ranked.job]
+    queue = [_need(state, job, pool, left) for job, left in zip(waiting, [*left_s[len(runs) :], 0.0], strict=True)]
+    start_s = start_in_s(ready_s, queue, in_order=not pool.manner.backfills)
     silent = sum(math.isinf(left) for left in left_s)
     if math.isinf(start_s):
         declares = "declares" if silent == 1 else "declare"
         why = f"{count(silent, 'job')} before it {declares} no duration, and none of pool `{spec.pool}` has finished"
         return None, f"no estimate: {why}" if silent else ""
+    if start_s <= 0:  # it could start as far as this goes, but the round says that it has to wait
+        return None, ""
     own = pool.roster.entries[job_id].key[0]
     demoted = sum(run.ranked.queue > own for run in held)
     return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
@@ -95,8 +96,10 @@ def _ready_s(
     return ready
 
 
-def _need(state: State, spec: JobSpec, whole: Free, left_s: float) -> Need:
-    kinds = whole.kinds(spec)
+def _need(state: State, job: Job, pool: Pool, left_s: float) -> Need:
+    """Return what a waiting job asks for: of the kind that is kept for it, if one is."""
+    spec, kept = job.spec, pool.staying.get(job.id)
+    kinds = [kept] if kept else pool.roster.whole.kinds(spec)
     return Need(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from gatewaying import NOW_S, ended, joined, placed, preempted, ranked, spec, started, submitted
 
-from penstock_events import KindSpeed, PolicySet, WorkloadProfiled, workload
+from penstock_events import JobsRanked, KindSpeed, PolicySet, RoundDecided, WorkloadProfiled, workload
 from penstock_events.views import DryRunView
 from penstock_gateway import machine
 from penstock_gateway.dryrun import dry_run
@@ -88,6 +88,26 @@ def test_a_run_that_is_stopping_leaves_its_device_at_once(log: Scenario[machine.
     running(log, "j1", duration_s=60.0)
     log.given(ranked("j1", queue=1), preempted("j1"), submitted("j2", duration_s=7.0))
     assert asked(log).start_in_s == 7.0
+
+
+def test_where_nobody_overtakes_the_jobs_before_it_start_first(log: Scenario[machine.State]) -> None:
+    log.given(joined("n2", fast=1))
+    running(log, "j1", duration_s=60.0)
+    log.given(submitted("wide", gpus=2, duration_s=9.0))
+    log.given(JobsRanked(at_s=NOW_S, pool="default", ranks=(), backfills=False, preempts="never"))
+    view = asked(log)
+    assert (view.cause, view.start_in_s, view.basis) == ("order", 59.0, "2 jobs by declared duration")
+
+
+def test_what_is_kept_for_a_gang_is_not_counted_on(log: Scenario[machine.State]) -> None:
+    log.given(joined("n2", fast=1), joined("n3", fast=0, slow=2))
+    running(log, "j1", duration_s=60.0)
+    log.given(submitted("wide", gpus=2, kinds=("fast", "slow")))
+    log.given(submitted("j2", kinds=("slow",)), placed("j2", 0, node="n3", kind="slow"))
+    log.given(started("j2", node="n3"), RoundDecided(at_s=NOW_S, pool="default", keeps={"wide": "slow"}))
+    view = asked(log, kinds=("slow",))
+    assert (view.starts, view.start_in_s) == (False, None)
+    assert view.basis.startswith("no estimate: 2 jobs before it declare no duration")
 
 
 @pytest.mark.parametrize("fields", [{"gpus": 9}, {"kinds": ("tpu",)}, {"hold": True}])

@@ -102,8 +102,11 @@ def test_a_hindrance_of_the_last_round_that_is_over_is_not_repeated(log: Scenari
 
 def test_a_known_profile_is_named_as_no_cause(log: Scenario[machine.State]) -> None:
     speeds = tuple(KindSpeed(kind=kind, iteration_s=0.1, speed=1.0) for kind in ("fast", "a-kind-it-cannot-get"))
-    log.given(joined(), submitted(), WorkloadProfiled(at_s=NOW_S, key=KEY, speeds=speeds))
+    log.given(joined(slow=1), submitted(), WorkloadProfiled(at_s=NOW_S, key=KEY, speeds=speeds))
     assert why(log).not_causes[-1] == "not its profile: its speeds are known on fast"
+    guess = KindSpeed(kind="slow", iteration_s=0.0, speed=0.4, predicted=True)
+    log.given(WorkloadProfiled(at_s=NOW_S, key=KEY, speeds=(*speeds, guess)))
+    assert why(log).not_causes[-1] == "not its profile: its speeds are known on fast and predicted on slow"
 
 
 def test_the_rank_counts_the_waiting_jobs_before_it(log: Scenario[machine.State]) -> None:

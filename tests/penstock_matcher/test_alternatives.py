@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_facts import GIB, Matcher, device, ended, job, matcher, node, profiled, rounds, run_all, spec, where
 
-from penstock_events import Alternative, JobCancelled, JobReleased, JobSubmitted, NodeJoined, State, WorkloadProfiled
+from penstock_events import (
+    Alternative,
+    JobCancelled,
+    JobReleased,
+    JobSubmitted,
+    KindSpeed,
+    NodeJoined,
+    State,
+    WorkloadProfiled,
+    workload,
+)
 from penstock_policies.order import Rules
 from penstock_policies.rounds.alternatives import Alternatives
 from penstock_policies.rounds.roster import Roster
@@ -118,6 +128,21 @@ def test_a_slower_kind_is_named_with_its_speed():
             speed=0.4,
             text="accept kind `slow` too: it starts now, at 0.4x speed",
         )
+    ]
+
+
+def test_a_speed_that_nobody_has_measured_is_said_to_be_predicted():
+    mlp = spec(model="mlp")
+    guessed = tuple(
+        KindSpeed(kind=kind, iteration_s=0.0, speed=speed, predicted=kind == "slow")
+        for kind, speed in (("fast", 1.0), ("slow", 0.4))
+    )
+    one = matcher().given(node("n1", fast=1, slow=1), job("a", model="mlp", kinds=("fast",), duration_s=500.0))
+    one.given(WorkloadProfiled(key=workload.key(mlp), at_s=1.0, speeds=guessed))
+    run_all(one, 2.0)
+    one.given(job("b", at_s=3.0, model="mlp", kinds=("fast",))).at(3.0)
+    assert [found.text for found in alternatives(one) if found] == [
+        "accept kind `slow` too: it starts now, at a predicted 0.4x speed"
     ]
 
 

@@ -23,6 +23,12 @@ def test_a_small_job_does_not_wait_for_a_gang_that_waits_for_more():
     assert start_in_s({"fast": [0.0, 50.0], "slow": [1.0]}, [Need(2, {"fast": 5.0}), Need(1, {"slow": 1.0})]) == 1.0
 
 
+def test_in_order_a_small_job_does_wait_for_the_gang_before_it_but_not_for_one_that_never_fits():
+    ready_s, small = {"fast": [0.0, 50.0], "slow": [1.0]}, Need(1, {"slow": 1.0})
+    assert start_in_s(ready_s, [Need(2, {"fast": 5.0}), small], in_order=True) == 50.0
+    assert start_in_s(ready_s, [Need(3, {"fast": 5.0}), small], in_order=True) == 1.0
+
+
 @pytest.mark.parametrize(
     ("ready_s", "gpus"), [({}, 1), ({"slow": [0.0]}, 1), ({"fast": [0.0]}, 2), ({"fast": [0.0, math.inf]}, 2)]
 )

@@ -135,12 +135,13 @@ class Alternatives:
         speed = self._speed(job, placement.kind)
         gpus = sum(len(slot.devices) for slot in placement.slots)
         where = f" on {gpus} `{placement.kind}`" if gpus > 1 else f" on `{placement.kind}`"
-        pace = f", at {speed:.2g}x speed" if speed and speed != 1.0 else ""
+        guess = "a predicted " if placement.kind in self._pool.speeds.predicted(self._pool.keys[job.id]) else ""
+        pace = f", at {guess}{speed:.2g}x speed" if speed and speed != 1.0 else ""
         text = f"{change.say}: it starts now{'' if placement.kind in change.say else where}{pace}"
         return Alternative(change=change.fields, kind=placement.kind, speed=speed, text=text)
 
     def _speed(self, job: Job, kind: str) -> float:
-        """Return the job's measured speed on a kind relative to the fastest that it accepts; 0 where not measured."""
+        """Return the job's speed on a kind relative to the fastest that it accepts, as told; 0 where nobody told."""
         measured = self._pool.speeds.by_key.get(self._pool.keys[job.id], {})
         accepted = [measured[kind] for kind in self._whole.kinds(job.spec) if kind in measured]
         return measured.get(kind, 0.0) / max(accepted, default=1.0)
