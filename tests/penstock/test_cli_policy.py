@@ -49,7 +49,7 @@ def test_what_is_set_live_is_listed_beside_the_default(penstock: Run, gateway: F
     defaults = {"order": "2d-las", "thresholds_gpu_s": [3600.0, 36000.0], "patience_s": 30.0}
     gateway.policies = views.PoliciesView(pools=pools, defaults=defaults, seq=7)
     assert penstock("policy", "show")[1] == (
-        "POOL  SETTING           LIVE    DEFAULT\n"
+        "POOL  SETTING           LIVE    BUILT-IN\n"
         "lab   order             fifo    2d-las\n"
         "lab   thresholds_gpu_s  60,600  3600,36000\n"
     )

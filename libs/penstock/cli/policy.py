@@ -28,14 +28,14 @@ def register(app: typer.Typer) -> None:
 
 
 def show(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
-    """List what is set live for each pool; with -o wide every setting, and what holds by default."""
+    """List what is set live for each pool; with -o wide every setting. Built-in holds where no file says otherwise."""
     found = call(ctx, lambda client: client.policies(moment(at)))
     if output == "json":
         render.show_json(found)
         return
     rows = [row for one in found.pools for row in _rows(one, found.defaults, everything=output == "wide")]
     if rows:
-        render.show_table(("POOL", "SETTING", "LIVE", "DEFAULT"), rows, wide=output == "wide")
+        render.show_table(("POOL", "SETTING", "LIVE", "BUILT-IN"), rows, wide=output == "wide")
     else:
         render.say("nothing is set live; every pool is run as its services are set (-o wide lists what can be set)")
 
