@@ -77,8 +77,8 @@ class Lane:
 
     @property
     def reserved_bytes(self) -> int:
-        """What counts for it: its size, or the one that it will have after the next boundary if that is larger."""
-        return max(self.size_bytes, self.wanted_bytes)
+        """What counts for it: what its members need, and while one of them is in its turn no less than its size."""
+        return max(self.size_bytes, self.wanted_bytes) if self.holder else self.wanted_bytes
 
     @property
     def settled(self) -> bool:

@@ -51,13 +51,13 @@ class Roster:
             self._refuse_or_keep(member)
             return
         self._deck.resident_bytes += more_bytes
-        if member.lane is not None and stays:
+        if need.alone_bytes > self._deck.usable_bytes:
+            self._evict(member, now_s, f"it needs {mib(need.alone_bytes)}, more than the device has")
+        elif member.lane is not None and stays:
             member.lane.measure()
         elif member.lane is not None:
             self._displace(member, now_s)
-        if need.alone_bytes > self._deck.usable_bytes:
-            self._evict(member, now_s, f"it needs {mib(need.alone_bytes)}, more than the device has")
-        elif more_bytes > 0 and self._deck.soon_free_bytes < 0:
+        if more_bytes > 0 and self._deck.soon_free_bytes < 0:
             lacking = mib(-self._deck.soon_free_bytes)
             self._evict(member, now_s, f"it keeps {mib(more_bytes)} more between turns; others lack {lacking} of that")
 
@@ -116,7 +116,6 @@ class Roster:
         """Take a member out of its lane into another one, or park it."""
         if member.lane is not None:
             member.lane.remove(member, now_s)
-        self._deck.trim(now_s)
         if not self._deck.enter(member, now_s):
             member.at = "parked"
             self.parked[member.job_id] = member

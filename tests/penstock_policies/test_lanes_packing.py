@@ -1,0 +1,107 @@
+"""What can share a device, against every division of the jobs into lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_policies.lanes import Board, Entered, Load, MemoryNeed, Rules, best_fit, fullest, holds
+
+USABLE = 100
+needs = st.builds(MemoryNeed, st.integers(0, 30), st.integers(0, 10), st.integers(0, 70))
+
+
+def divisions(jobs: list[MemoryNeed]) -> Iterator[list[list[MemoryNeed]]]:
+    """Every way to divide jobs into lanes."""
+    if not jobs:
+        yield []
+        return
+    first, *rest = jobs
+    for lanes in divisions(rest):
+        yield [[first], *lanes]
+        for at, lane in enumerate(lanes):
+            yield [*lanes[:at], [first, *lane], *lanes[at + 1 :]]
+
+
+def is_safe(lanes: list[list[MemoryNeed]], usable: int = USABLE) -> bool:
+    resident = sum(need.resident_bytes for lane in lanes for need in lane)
+    return resident + sum(max(need.ephemeral_bytes for need in lane) for lane in lanes) <= usable
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=5), needs)
+def test_jobs_can_share_if_and_only_if_some_division_into_lanes_is_safe(there, newcomer):
+    expected = any(is_safe(lanes) for lanes in divisions([*there, newcomer]))
+    assert holds(USABLE + 7, 7, there, newcomer) is expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8))
+def test_the_fullest_set_is_as_large_as_any_that_is_safe(jobs):
+    chosen = fullest(USABLE, jobs)
+    largest = max(
+        len(some) for n in range(len(jobs) + 1) for some in combinations(jobs, n) if not some or is_safe([list(some)])
+    )
+    assert len(chosen) == len(set(chosen)) == largest
+    assert not chosen or is_safe([[jobs[at] for at in chosen]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8), st.randoms(use_true_random=False))
+def test_a_board_lets_in_all_that_packing_says_it_holds_in_whatever_order_they_come(jobs, random):
+    order = fullest(USABLE, jobs)
+    random.shuffle(order)
+    board = Board(USABLE)
+    for at in order:
+        board.arrive(f"j{at}", jobs[at], 0.0)
+    assert not board.waiting
+    assert sorted(job_id for lane in board.lanes for job_id in lane.members) == sorted(f"j{at}" for at in order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8))
+def test_one_that_waits_at_the_head_of_the_line_would_fit_into_no_division(jobs):
+    board = Board(USABLE)
+    for at, need in enumerate(jobs):
+        board.arrive(f"j{at}", need, 0.0)
+    inside = [board.need(job_id) for lane in board.lanes for job_id in lane.members]
+    if board.waiting:
+        assert not holds(USABLE, 0, inside, board.need(board.waiting[0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8))
+def test_without_merging_the_board_is_safe_and_never_lets_in_more_than_the_fullest_set(jobs):
+    board = Board(USABLE, rules=Rules(merges=False))
+    entered = [c for at, need in enumerate(jobs) for c in board.arrive(f"j{at}", need, 0.0) if isinstance(c, Entered)]
+    assert is_safe([[board.need(job_id) for job_id in lane.members] for lane in board.lanes])
+    assert len(entered) <= len(fullest(USABLE, jobs))
+
+
+@given(st.lists(st.lists(needs, max_size=3), min_size=1, max_size=5), needs)
+@settings(max_examples=60, deadline=None)
+def test_the_best_device_holds_the_job_and_grows_least(devices, need):
+    loads = [Load.of(USABLE, 0, there) for there in devices]
+    grown = [load.growth_bytes(need) for load in loads if load.holds(need)]
+    at = best_fit(loads, need)
+    if at is None:
+        assert not grown
+    else:
+        assert loads[at].growth_bytes(need) == min(grown)
+        assert loads[at].plus(need).room_bytes >= 0
+
+
+def test_a_device_with_as_many_jobs_as_it_may_have_gets_no_more():
+    loads = [Load(USABLE, 10, 20, jobs=2), Load(USABLE)]
+    assert best_fit(loads, MemoryNeed(10, 0, 20)) == 0
+    assert best_fit(loads, MemoryNeed(10, 0, 20), most_jobs=2) == 1
+    assert best_fit(loads[:1], MemoryNeed(10, 0, 20), most_jobs=2) is None
+
+
+def test_one_job_more_of_the_same_size_is_kept_out_by_a_byte():
+    there = [MemoryNeed(10, 5, 55)]
+    assert holds(100, 0, there, MemoryNeed(20, 10, 55))
+    assert not holds(100, 1, there, MemoryNeed(20, 10, 55))
