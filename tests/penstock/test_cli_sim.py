@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
-from penstock.cli import patience, planning, render, simulating
+from penstock.cli import choosing, patience, planning, render, simulating
 from penstock.cli.asking import Asked
 from penstock.cli.comparing import Wanted
+from penstock_sim.cluster import load
 from penstock_sim.outcome import Outcome
 from penstock_sim.report import table
 
@@ -95,7 +99,7 @@ def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:
         alone = list(simulating._one_by_one(planned, waiting))
         together = simulating._at_once(planned, waiting)
     assert [one.policy for one in together] == ["srtf", "fifo"]
-    assert [one.end_s.tolist() for one in together] == [one.end_s.tolist() for one in alone]
+    assert [one.outcome.end_s.tolist() for one in together] == [one.outcome.end_s.tolist() for one in alone]
 
 
 REFUSED = {
@@ -108,7 +112,7 @@ REFUSED = {
     ("-p", "fifo", "--cluster", "3y4"): "cluster is '3y4'; expected NODESxGPUS such as 3x4",
     ("-p", "fifo", "--cluster", "none.toml"): "cluster file none.toml cannot be read",
     ("-p", "fifo", "--cluster", "1x2"): "1 of 4 jobs can never start: the largest asks for 4 GPUs at once",
-    ("-p", "fifo", "--placement", "x"): "there is no placement 'x'; expected one of count, yarn, best-fit",
+    ("-p", "fifo", "--placement", "x"): "there is no placement 'x'; expected one of count, yarn, best-fit, consolidate",
     ("-p", "fifo", "--placement", "yarn"): "give --compat tiresias-2019",
     ("-p", "fifo", "--compat", "blox"): "there is no compat mode 'blox'; expected one of tiresias-2019",
     ("-p", "fifo", "--format", "x"): "'x' is no format of traces; expected auto, penstock, log, csv",
@@ -125,6 +129,17 @@ REFUSED = {
     ("-p", "fifo", "--speedups", "none.toml"): "speed-ups none.toml cannot be read",
     ("-p", "fifo", "--gantt", "-o", "json"): "--gantt is for people and -o json for programs",
     ("-p", "fifo", "--out", "jobs.csv"): "--out jobs.csv is a file; expected a folder",
+    ("-p", "fifo", "--seeds", "3"): "nothing here goes by chance, so 3 seeds would give the same; give a recipe",
+    ("-p", "fifo", "--seed", "1", "--seed", "2", "--seeds", "3"): "--seeds 3 counts from one --seed, and 2 are named",
+    ("-p", "fifo", "--seeds", "2", "--log", "log"): "--log takes the log of one policy and seed",
+    ("-p", "fifo", "--quota", "none.toml"): "quota file none.toml cannot be read: No such file",
+    ("-p", "fifo", "--borrow"): "--borrow and --no-borrow are about quotas; give --quota FILE",
+    ("-p", "fifo", "--scaling", "none.toml"): "scaling none.toml cannot be read: No such file",
+    ("-p", "fifo", "--set", "most_gpus=4"): "--set most_gpus is of policy elastic, which is not named",
+    ("-p", "elastic", "--set", "most_gpus=0"): "Expected `int` >= 1",
+    ("-p", "elastic", "--length-error", "0.5"): "--policy elastic can only be counted, and --length-error needs the",
+    ("-p", "elastic", "--compat", "tiresias-2019"): "--policy elastic is no part of what was published",
+    ("-p", "fifo", "--placement", "consolidate", "--engine", "counted"): "--placement consolidate needs the deciders",
 }
 
 
@@ -137,6 +152,106 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     assert (code, out) == (2, "")
     assert REFUSED[args] in err
     assert err.count("\n") == 1
+
+
+QUOTAS = "[gpus]\na = 2\nb = 2\n"
+VIRTUAL = "job_id,submit_s,num_gpus,duration_s,vc\na,0,2,100,a\nb,0,2,100,a\nc,20,1,50,b\n"
+RECIPE = """
+jobs = 40
+seed = 5
+gpus = { counts = [1, 2], weights = [0.8, 0.2] }
+arrivals = { process = "poisson", rate_per_h = 120 }
+gpu_time = { distribution = "lognormal", median_s = 60, sigma = 1 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vcs.csv").write_text(VIRTUAL)
+    (tmp_path / "quotas.toml").write_text(QUOTAS)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def figures(penstock: Run, *args: str) -> dict[str, dict[str, float]]:
+    code, out, err = penstock("sim", *args, "--cluster", "1x4", "-o", "json")
+    assert code == 0, err
+    found: dict[str, dict[str, float]] = json.loads(out)["policies"]
+    return found
+
+
+def test_quotas_are_kept_and_lent_where_that_is_asked_for(penstock: Run, folder: Path) -> None:
+    args = ("vcs.csv", "-p", "fifo", "--quota", "quotas.toml")
+    assert figures(penstock, "vcs.csv", "-p", "fifo")["fifo"]["makespan_s"] == 150
+    assert figures(penstock, *args)["fifo"]["makespan_s"] == 200
+    assert figures(penstock, *args, "--engine", "deciders")["fifo"]["makespan_s"] == 200
+    lent = figures(penstock, *args, "--borrow")["fifo"]
+    assert (lent["makespan_s"], lent["preemptions"]) == (150, 1)
+
+
+def test_quotas_that_the_trace_does_not_fit_are_refused(penstock: Run, folder: Path) -> None:
+    for text, said in (
+        ("[gpus]\na = 3\nb = 2\n", "quotas add up to 5 GPUs and the cluster has 4"),
+        ("[gpus]\na = 4\n", "virtual cluster b has no quota, and those of the others leave no GPU"),
+        ("[gpus]\na = 1\nb = 2\n", "2 of 2 jobs of virtual cluster a can never start: the largest asks for 2"),
+    ):
+        (folder / "quotas.toml").write_text(text)
+        code, out, err = penstock("sim", "vcs.csv", "--cluster", "1x4", "-p", "fifo", "--quota", "quotas.toml")
+        assert (code, out) == (2, "")
+        assert said in err
+
+
+def test_elastic_stands_beside_policies_of_either_engine(penstock: Run, folder: Path) -> None:
+    for more in ((), ("--engine", "deciders"), ("-p", "allox")):
+        found = figures(penstock, "vcs.csv", "-p", "fifo", "-p", "elastic", *more)
+        assert found["elastic"]["finished"] == 3
+        assert found["elastic"]["avg_jct_s"] != found["fifo"]["avg_jct_s"]
+
+
+def test_elastic_goes_by_the_curves_of_a_file(penstock: Run, folder: Path) -> None:
+    (folder / "curves.toml").write_text('["*"]\n1 = 1.0\n4 = 4.0\n')
+    found = figures(penstock, "vcs.csv", "-p", "elastic", "--scaling", "curves.toml", "--set", "most_gpus=4")
+    assert found["elastic"]["makespan_s"] == pytest.approx((2 * 100 + 2 * 100 + 50) / 4)
+
+
+@pytest.mark.parametrize("placement", ["best-fit", "consolidate", "first-fit"])
+def test_placements_of_the_matcher_are_run_by_the_deciders(penstock: Run, folder: Path, placement: str) -> None:
+    assert figures(penstock, "vcs.csv", "-p", "fifo", "--placement", placement)["fifo"]["finished"] == 3
+
+
+def test_a_recipe_is_made_up_anew_for_each_seed(penstock: Run, folder: Path) -> None:
+    one, other = (figures(penstock, "recipe.toml", "-p", "fifo", "--seed", seed)["fifo"] for seed in ("5", "6"))
+    own = figures(penstock, "recipe.toml", "-p", "fifo")["fifo"]
+    assert own["sum_jct_s"] == one["sum_jct_s"] != other["sum_jct_s"]
+
+
+def test_several_seeds_give_means_and_spreads(penstock: Run, folder: Path) -> None:
+    args = ("sim", "recipe.toml", "--cluster", "1x2", "-p", "fifo,srtf", "--seed", "5", "--seed", "6")
+    code, out, _ = penstock(*args, "-o", "json")
+    body = json.loads(out)
+    each = [
+        json.loads(penstock(*args[:6], "--seed", seed, "-o", "json")[1])["policies"]["srtf"]["avg_jct_s"]
+        for seed in ("5", "6")
+    ]
+    assert (code, body["seeds"]) == (0, [5, 6])
+    assert body["policies"]["srtf"]["avg_jct_s"] == pytest.approx(sum(each) / 2)
+    spread = body["spread"]["srtf"]["avg_jct_s"]
+    assert (spread["least"], spread["most"]) == (min(each), max(each))
+    assert spread["sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
+    assert body["spread"]["fifo"]["ratio"] == {"sd": 0.0, "least": 1.0, "most": 1.0}
+
+
+def test_the_table_of_several_seeds_says_how_far_they_lie_apart(penstock: Run, folder: Path) -> None:
+    args = ("sim", "recipe.toml", "--cluster", "1x2", "-p", "fifo,srtf", "--seeds", "2")
+    code, out, err = penstock(*args, "--out", "out")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert ["POLICY", "SEEDS", "AVG", "+-", "P95", "+-", "RATIO", "+-"] in [line.split() for line in lines]
+    assert any("means over 2 seeds" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert "Over the seeds" in (folder / "out/report.html").read_text()
+    assert "--seed 0 --seed 1" in (folder / "out/report.html").read_text()
 
 
 def test_a_trace_that_is_not_there_is_bad_input(penstock: Run) -> None:
@@ -158,7 +273,7 @@ def test_a_name_that_was_probably_meant_is_told(sim: Run) -> None:
 def test_counting_will_do_unless_something_needs_the_deciders() -> None:
     def engine(cluster: str = "2x4", **more: object) -> str:
         asked = Asked(Path("x"), cluster, **{"policies": ("fifo",), **more})  # type: ignore[arg-type] # any fields
-        return planning._engine(asked, planning.clusters.load(cluster), spells=False)
+        return choosing.engine(asked, load(cluster), None, spells=False)
 
     assert engine() == "counted"
     assert engine(engine="deciders") == "deciders"
@@ -175,9 +290,9 @@ def test_the_first_ctrl_c_leaves_the_results_so_far(
 ) -> None:
     simulated = planning.Plan.run
 
-    def interrupted(planned: planning.Plan, policy: str, progress: planning.Progress | None = None) -> Outcome:
+    def interrupted(planned: planning.Plan, policy: str, seed: int, progress: planning.Progress) -> Outcome:
         signal.raise_signal(signal.SIGINT)
-        return simulated(planned, policy, progress)
+        return simulated(planned, policy, seed, progress)
 
     monkeypatch.setattr(planning.Plan, "run", interrupted)
     with pytest.raises(simulating.typer.Exit) as left:
@@ -187,6 +302,40 @@ def test_the_first_ctrl_c_leaves_the_results_so_far(
     assert "fifo" in out
     assert "srtf" not in out
     assert "stopped by Ctrl-C; what is shown are the results so far" in err
+
+
+def shown_until(terminal: int, words: str) -> str:
+    """Read what a process shows on a terminal until these words."""
+    shown = ""
+    while words not in shown:
+        shown += os.read(terminal, 4096).decode()
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [((), ("elastic (2 of 2): ", " jobs/s, ", " left")), (("--jobs", "2"), ("simulations: ", "1 of 2 done, "))],
+    ids=["one process", "several"],
+)
+def test_ctrl_c_leaves_what_a_real_process_has(folder: Path, more: tuple[str, ...], shown: tuple[str, ...]) -> None:
+    """The second policy would take minutes; a terminal shows how far it is."""
+    (folder / "large.toml").write_text(RECIPE.replace("jobs = 40", "jobs = 20000"))
+    args = ("sim", "large.toml", "--cluster", "32x8", "-p", "fifo,elastic", *more)
+    ours, theirs = os.openpty()
+    with Popen([sys.executable, "-m", "penstock", *args], stdout=PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        for words in shown:
+            shown_until(ours, words)
+        process.send_signal(signal.SIGINT)
+        err = shown_until(ours, "so far")
+        out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 130, err
+    assert "stopped by Ctrl-C; what is shown are the results so far" in err
+    assert "Traceback" not in err
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["fifo", "elastic"]
+    assert "elastic: 1" in out
+    assert "of 20,000 jobs did not finish" in out
 
 
 def test_the_second_ctrl_c_interrupts() -> None:

@@ -67,7 +67,7 @@ def test_who_comes_last_waits_where_one_device_each_is_too_much() -> None:
 
 
 def test_with_queues_who_has_had_much_makes_way() -> None:
-    found = run(trace_of([(0, 1, 100), (50, 1, 30)]), 1, order="2d-las", thresholds_gpu_s="20,1000")
+    found = run(trace_of([(0, 1, 100), (50, 1, 30)]), 1, admit="2d-las", thresholds_gpu_s="20,1000")
     # At 50 the first is in queue 1; the second leaves queue 0 after 20 s and is then behind it.
     assert found.start_s.tolist() == [0, 50]
     assert found.end_s.tolist() == [120, 130]
@@ -90,7 +90,7 @@ def test_work_and_devices_are_conserved(
     jobs: list[tuple[int, int, int]], gpus: int, overhead_s: float, order: str
 ) -> None:
     trace = trace_of(sorted(jobs))
-    found = run(trace, gpus, None, overhead_s, order=order, thresholds_gpu_s="10,40")
+    found = run(trace, gpus, None, overhead_s, admit=order, thresholds_gpu_s="10,40")
     assert np.isfinite(found.end_s).all()
     assert (found.start_s >= trace.submit_s).all()
     assert found.timeline is not None
@@ -166,9 +166,9 @@ def test_a_job_that_asks_for_a_width_of_which_nothing_is_known_is_refused() -> N
     ("values", "said"),
     [
         ({"most_gpus": "0"}, ">= 1"),
-        ({"order": "srtf"}, "Invalid enum value 'srtf'"),
+        ({"admit": "srtf"}, "Invalid enum value 'srtf'"),
         ({"thresholds_gpu_s": "9,3"}, "expected rising"),
-        ({"knob": "1"}, "settings of elastic are order, thresholds_gpu_s, most_gpus, horizon_s"),
+        ({"knob": "1"}, "settings of elastic are admit, thresholds_gpu_s, most_gpus, horizon_s"),
     ],
 )
 def test_what_cannot_be_set_is_refused(values: dict[str, Any], said: str) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 Engine = Literal["auto", "counted", "deciders"]
 
-_OPTIONS: Final = {"settings": "--set", "policies": "--policy", "processes": "--jobs"}
+_OPTIONS: Final = {"settings": "--set", "policies": "--policy", "processes": "--jobs", "seeds": "--seed"}
 """Where an option is not called what its field is."""
 
 
@@ -33,13 +33,16 @@ class Asked:
     placement: str = ""
     speedups: Path | None = None
     overhead_s: float = 0.0
-    seed: int = 0
+    seeds: tuple[int, ...] = ()
     compat: str = ""
     gpu_time_samples: Path | None = None
     engine: Engine = "auto"
     mtbf_s: float = 0.0
     repair_s: float = 600.0
     length_error: float = 0.0
+    quota: Path | None = None
+    borrow: bool | None = None
+    scaling: Path | None = None
     log: Path | None = None
     processes: int = 1
 
@@ -56,6 +59,8 @@ class Asked:
                 case dict():
                     for name, item in value.items():
                         yield from (option, f"{name}={item}")
+                case bool():
+                    yield option if value else option.replace("--", "--no-", 1)
                 case _ if value != one.default:
                     yield from (option, f"{value:g}" if isinstance(value, float) else str(value))
                 case _:
@@ -63,8 +68,10 @@ class Asked:
 
     def described(self) -> dict[str, str]:
         """Return what was set otherwise than by default, in words."""
-        shown = ("placement", "compat", "overhead_s", "seed", "mtbf_s", "length_error")
+        shown = ("placement", "compat", "overhead_s", "mtbf_s", "length_error", "borrow")
         default = {one.name: one.default for one in fields(self)}
         found = {name: str(getattr(self, name)) for name in shown if getattr(self, name) != default[name]}
-        files = {"speedups": self.speedups, "gpu_time_samples": self.gpu_time_samples}
+        if self.seeds:
+            found["seeds" if len(self.seeds) > 1 else "seed"] = ", ".join(map(str, self.seeds))
+        files = {name: getattr(self, name) for name in ("speedups", "gpu_time_samples", "quota", "scaling")}
         return {**self.settings, **found, **{name: path.name for name, path in files.items() if path is not None}}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
@@ -57,9 +58,25 @@ class Patience:
 
         return told
 
-    def step(self, what: str, done: int, of: int) -> None:
-        """Show that so many of several are done."""
-        self._say(f"{what}: {done} of {of} done")
+    def steps(self, what: str, of: int) -> Callable[[int], bool]:
+        """Return a function that is told how many of several are done, and says whether to go on."""
+        began_s = _now_s()
+
+        def told(done: int) -> bool:
+            left = f", {span((_now_s() - began_s) / done * (of - done))} left" if done else ""
+            self._say(f"{what}: {done} of {of} done{left}")
+            return not self.over
+
+        return told
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Ignore Ctrl-C within, as processes that are started within will."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._interrupted)
 
     def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:
         if self.over:

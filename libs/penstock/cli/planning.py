@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
+import msgspec
 import numpy as np
 
+from penstock.cli import choosing
 from penstock.cli.asking import Asked, Engine
+from penstock.cli.choosing import POLICIES
 from penstock.cli.errors import bad_input
-from penstock_matcher.settings import Settings as MatcherSettings
 from penstock_policies.lengths import read_prior
-from penstock_ranker.settings import Settings as RankerSettings
+from penstock_policies.placement import PLACEMENTS as PLACED
 from penstock_sim import cluster as clusters
-from penstock_sim import counted
+from penstock_sim import counted, quotas
 from penstock_sim.cluster import Nodes
+from penstock_sim.counted import sizing
 from penstock_sim.counted.settings import Settings as CountedSettings
+from penstock_sim.counted.sizing import Curves, Sizing
 from penstock_sim.outcome import Outcome
+from penstock_sim.quotas import Quotas
 from penstock_sim.trace import Floats, Trace
 from penstock_sim.traces import read
+from penstock_sim.traces import recipe as recipes
+from penstock_sim.traces.generate import generate
+from penstock_sim.traces.generate import speedups as speeds_of
+from penstock_sim.traces.recipe import Recipe
 from penstock_sim.virtual import policies as virtual
 from penstock_sim.virtual import simulation, speedups
 from penstock_sim.virtual.costs import Failures
 from penstock_sim.virtual.speedups import Speedups
 
-Progress = Callable[[int], bool]
+__all__ = ["POLICIES", "Plan", "Progress", "plan", "told"]
 
-POLICIES: Final = tuple(dict.fromkeys((*counted.POLICIES, *virtual.POLICIES)))
-_COUNTED: Final = CountedSettings.__struct_fields__
-_DECIDED: Final = (*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__)
-_PLACED: Final = "best-fit"
-"""How the production matcher places: gangs of skewed models together, others where least is broken up."""
-PLACEMENTS: Final = tuple(dict.fromkeys((*counted.PLACEMENTS, _PLACED)))
+Progress = Callable[[int], bool]
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,12 @@ class Plan:
 
     Attributes
     ----------
+    trace : Trace
+        That of the first seed, where it is made up.
     engine : {"counted", "deciders"}
-        The same for all policies: one comparison, one set of rules.
+        The same for all policies but ``elastic``, which is always counted: one comparison, one set of rules.
+    recipe : Recipe or None
+        By which the trace is made up for each seed.
     timeline, spells : bool
         Whether the outcomes are to have these.
     """
@@ -55,15 +61,32 @@ class Plan:
     trace: Trace
     nodes: Nodes
     engine: Engine
-    samples: Floats | None
-    speedups: Speedups | None
-    timeline: bool
-    spells: bool
+    samples: Floats | None = None
+    speedups: Speedups | None = None
+    quotas: Quotas | None = None
+    curves: Curves | None = None
+    recipe: Recipe | None = None
+    timeline: bool = False
+    spells: bool = False
 
-    def run(self, policy: str, progress: Progress | None = None) -> Outcome:
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of all runs of a policy, in order; the recipe's own, or 0, where none was named."""
+        own = self.recipe.seed if self.recipe is not None else 0
+        return self.asked.seeds or (own,)
+
+    def seeded(self, seed: int) -> Plan:
+        """Return the plan with the trace of a seed."""
+        made_up = self.recipe is not None and seed != self.seeds[0]
+        return replace(self, trace=_made_up(self.recipe, seed)) if made_up and self.recipe is not None else self
+
+    def run(self, policy: str, seed: int | None = None, progress: Progress | None = None) -> Outcome:
         """Simulate one policy; ``progress`` is told how many jobs have ended, where the engine counts them."""
+        one = self.seeds[0] if seed is None else seed
         with told():
-            return self._counted(policy, progress) if self.engine == "counted" else self._decided(policy, progress)
+            if self.engine == "counted" or policy == counted.ELASTIC:
+                return self.seeded(one)._counted(policy, progress)
+            return self.seeded(one)._decided(policy, one, progress)
 
     def _counted(self, policy: str, progress: Progress | None) -> Outcome:
         asked = self.asked
@@ -71,16 +94,18 @@ class Plan:
             self.trace,
             self.nodes,
             policy,
-            settings=asked.settings,
-            placement=asked.placement or "count",
+            settings=counted_settings(asked, policy),
+            placement=asked.placement if asked.placement in counted.PLACEMENTS else "count",
             compat=asked.compat or None,
             gpu_time_samples=self.samples,
+            scaling=self.curves,
             overhead_s=asked.overhead_s,
             timeline=self.timeline,
+            quotas=self.quotas,
             go_on=lambda ended, _jobs: progress is None or progress(ended),
         )
 
-    def _decided(self, policy: str, progress: Progress | None) -> Outcome:
+    def _decided(self, policy: str, seed: int, progress: Progress | None) -> Outcome:
         asked = self.asked
         return simulation.simulate(
             self.trace,
@@ -91,7 +116,8 @@ class Plan:
             speedups=self.speedups,
             failures=Failures(asked.mtbf_s, asked.repair_s) if asked.mtbf_s else None,
             length_error=asked.length_error,
-            seed=asked.seed,
+            quotas=self.quotas,
+            seed=seed,
             log=asked.log,
             timeline=self.timeline,
             spells=self.spells,
@@ -112,6 +138,12 @@ class Plan:
             found.append(
                 "2d-gittins knows how long the jobs of this very trace are; --gpu-time-samples tells it of others"
             )
+        if counted.ELASTIC in self.asked.policies:
+            how = self.asked.scaling.name if self.asked.scaling else f"GPUs to the power of {sizing.EXPONENT:g}"
+            counting = "" if self.engine == "counted" else ", and counts devices where the others place jobs on nodes"
+            found.append(f"elastic may give a job fewer GPUs than it asks for; throughput goes by {how}{counting}")
+        if self.quotas is not None and not self.quotas.borrow:
+            found.append("virtual clusters lend nothing: each is a cluster by itself")
         if self.trace.gpu_share is not None and (parts := int((self.trace.gpu_share < 1).sum())):
             found.append(f"{parts:,} jobs ask for a part of one GPU and are given a whole one")
         return found
@@ -123,22 +155,34 @@ def plan(asked: Asked, *, timeline: bool, spells: bool) -> Plan:
         nodes = clusters.load(asked.cluster)
         samples = _samples(asked.gpu_time_samples) if asked.gpu_time_samples else None
         factors = speedups.read(asked.speedups) if asked.speedups else None
-    _check_names(asked)
-    engine = _engine(asked, nodes, spells=spells)
+        curves = sizing.read(asked.scaling) if asked.scaling else None
+        limits = _quotas(asked) if asked.quota else None
+    choosing.check_names(asked)
+    engine = choosing.engine(asked, nodes, limits, spells=spells)
     with told():
         _check_values(asked, engine)
-    trace = read(asked.trace, asked.format)
-    _check_fits(trace, nodes, engine, asked.cluster)
-    return Plan(
+    recipe = recipes.read(asked.trace) if asked.trace.suffix == ".toml" else None
+    _check_seeds(asked, recipe)
+    if recipe is not None:
+        trace = _made_up(recipe, asked.seeds[0] if asked.seeds else recipe.seed)
+        factors = factors or (speeds_of(recipe) if engine == "deciders" else None)
+    else:
+        trace = read(asked.trace, asked.format)
+    found = Plan(
         asked=asked,
         trace=trace,
         nodes=nodes,
         engine=engine,
         samples=samples,
-        speedups=factors,
+        speedups=factors or None,
+        quotas=limits,
+        curves=curves,
+        recipe=recipe,
         timeline=timeline,
         spells=spells or (timeline and engine == "deciders"),
     )
+    _check_fits(found)
+    return found
 
 
 @contextmanager
@@ -153,7 +197,28 @@ def told() -> Iterator[None]:
 def decided_settings(asked: Asked) -> dict[str, str]:
     """Return what ranker and matcher are told."""
     samples = {"prior_file": str(asked.gpu_time_samples)} if asked.gpu_time_samples else {}
-    return {**asked.settings, **samples}
+    placed = {"placement": asked.placement} if asked.placement in PLACED else {}
+    own = {name: value for name, value in asked.settings.items() if name in choosing.DECIDED}
+    return {**own, **samples, **placed}
+
+
+def counted_settings(asked: Asked, policy: str) -> Mapping[str, str]:
+    """Return what the counting engine is told of a policy; with ``elastic`` beside it, each is told its own."""
+    if counted.ELASTIC not in asked.policies:
+        return asked.settings
+    mine = choosing.SIZED if policy == counted.ELASTIC else choosing.COUNTED
+    return {name: value for name, value in asked.settings.items() if name in mine}
+
+
+def _made_up(recipe: Recipe, seed: int) -> Trace:
+    return generate(msgspec.structs.replace(recipe, seed=seed))
+
+
+def _quotas(asked: Asked) -> Quotas | None:
+    if asked.quota is None:
+        return None
+    found = quotas.read(asked.quota)
+    return found if asked.borrow is None else msgspec.structs.replace(found, borrow=asked.borrow)
 
 
 def _samples(path: Path) -> Floats:
@@ -165,90 +230,63 @@ def _samples(path: Path) -> Floats:
         raise ValueError(f"--gpu-time-samples {path}: {error}") from error
 
 
-def _check_names(asked: Asked) -> None:
-    if not asked.policies:
-        bad_input(f"no policy is named; expected --policy with some of {', '.join(POLICIES)}")
-    for policy in asked.policies:
-        _check_known("policy", policy, POLICIES)
-    for name in asked.settings:
-        _check_known("setting", name, sorted({*_COUNTED, *_DECIDED}))
-    if asked.placement:
-        _check_known("placement", asked.placement, PLACEMENTS)
-    if asked.compat:
-        _check_known("compat mode", asked.compat, counted.COMPATS)
-    if asked.log and len(asked.policies) > 1:
-        bad_input("--log takes the log of one policy; name one policy, or leave --log out")
-
-
-def _check_known(what: str, name: str, known: tuple[str, ...] | list[str]) -> None:
-    if name not in known:
-        close = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        bad_input(f"there is no {what} {name!r}; expected one of {', '.join(known)}{meant}")
-
-
-def _engine(asked: Asked, nodes: Nodes, *, spells: bool) -> Engine:
-    """Return the engine: counting where that will do, for it is many times faster."""
-    deciders, counting = list(_only_deciders(asked, nodes, spells=spells)), list(_only_counted(asked))
-    if deciders and counting:
-        bad_input(f"{counting[0]} can only be counted, and {deciders[0]} needs the deciders; leave one of them out")
-    if asked.engine == "counted" and deciders:
-        bad_input(f"{deciders[0]} needs the deciders; leave it out, or leave --engine counted out")
-    if asked.engine == "deciders" and counting:
-        bad_input(f"{counting[0]} can only be counted; leave it out, or leave --engine deciders out")
-    if asked.engine != "auto":
-        return asked.engine
-    return "deciders" if deciders else "counted"
-
-
-def _only_deciders(asked: Asked, nodes: Nodes, *, spells: bool) -> Iterator[str]:
-    """Yield what was asked for and cannot be counted."""
-    yield from (f"--policy {policy}" for policy in asked.policies if policy not in counted.POLICIES)
-    yield from (f"--set {name}" for name in asked.settings if name not in _COUNTED)
-    if asked.placement == _PLACED:
-        yield f"--placement {_PLACED}"
-    if len(nodes.kinds) > 1 or len({group.speed for group in nodes.groups}) > 1:
-        yield f"a cluster of several device kinds ({', '.join(nodes.kinds)})"
-    given = {
-        "--speedups": asked.speedups,
-        "--log": asked.log,
-        "--gantt": spells,
-        "--mtbf-s": asked.mtbf_s,
-        "--length-error": asked.length_error,
-    }
-    yield from (option for option, value in given.items() if value)
-
-
-def _only_counted(asked: Asked) -> Iterator[str]:
-    """Yield what was asked for and the deciders do not know."""
-    if asked.compat:
-        yield f"--compat {asked.compat}"
-    if asked.placement and asked.placement != _PLACED:
-        yield f"--placement {asked.placement}"
-    yield from (f"--policy {policy}" for policy in asked.policies if policy not in virtual.POLICIES)
-    yield from (f"--set {name}" for name in asked.settings if name not in _DECIDED)
-
-
 def _check_values(asked: Asked, engine: Engine) -> None:
+    if counted.ELASTIC in asked.policies:
+        if asked.compat:
+            raise ValueError(
+                f"--policy elastic is no part of what was published; leave it or --compat {asked.compat} out"
+            )
+        Sizing.of(counted_settings(asked, counted.ELASTIC))
+    others = [policy for policy in asked.policies if policy != counted.ELASTIC]
     if engine == "counted":
-        CountedSettings.of(asked.settings)
+        if others:
+            CountedSettings.of(counted_settings(asked, others[0]))
         if asked.placement == "yarn" and not asked.compat:
             raise ValueError("--placement yarn is part of a published simulator; give --compat tiresias-2019 with it")
     else:
-        for policy in asked.policies:
+        for policy in others:
             virtual.choose(policy, decided_settings(asked))
 
 
-def _check_fits(trace: Trace, nodes: Nodes, engine: Engine, word: str) -> None:
+def _check_seeds(asked: Asked, recipe: Recipe | None) -> None:
+    if len(asked.seeds) > 1 and recipe is None and not asked.mtbf_s and not asked.length_error:
+        bad_input(
+            f"nothing here goes by chance, so {len(asked.seeds)} seeds would give the same; give a recipe (.toml) as "
+            "TRACE, --mtbf-s or --length-error, or leave all seeds but one out"
+        )
+
+
+def _check_fits(found: Plan) -> None:
     """End with a message if a gang is larger than all devices, of one kind where kinds are told apart."""
+    trace, nodes = found.trace, found.nodes
     if not len(trace):
         bad_input(f"there is no job in {trace.name}; expected at least one row that asks for a GPU for some time")
-    largest = int(trace.num_gpus.max())
-    room = nodes.gpus if engine == "counted" else max(map(nodes.of_kind, nodes.kinds))
-    if largest > room:
+    if found.quotas is not None:
+        with told():
+            quotas.check(found.quotas, trace, nodes)
+        if not found.quotas.borrow:
+            _check_parts(found, found.quotas)
+    room, largest = _room(nodes, found.engine), int(trace.num_gpus.max())
+    if largest > room and set(found.asked.policies) != {counted.ELASTIC}:
         too_large = int((trace.num_gpus > room).sum())
         bad_input(
             f"{too_large:,} of {len(trace):,} jobs can never start: the largest asks for {largest:,} GPUs at once and "
-            f"--cluster {word} has {room:,}{' of one kind' if len(nodes.kinds) > 1 else ''}; "
+            f"--cluster {found.asked.cluster} has {room:,}{' of one kind' if len(nodes.kinds) > 1 else ''}; "
             "give a larger cluster, or a trace without them"
         )
+
+
+def _check_parts(found: Plan, given: Quotas) -> None:
+    for part in quotas.divide(given, found.trace, found.nodes):
+        asked_for = found.trace.num_gpus[part.rows]
+        room = _room(part.nodes, found.engine) if part.nodes.groups else 0
+        if room and int(asked_for.max()) > room:
+            bad_input(
+                f"{int((asked_for > room).sum()):,} of {asked_for.size:,} jobs of virtual cluster {part.name} can "
+                f"never start: the largest asks for {int(asked_for.max()):,} GPUs at once and it has {room:,}; "
+                "raise its quota, or lend with --borrow"
+            )
+
+
+def _room(nodes: Nodes, engine: Engine) -> int:
+    return nodes.gpus if engine == "counted" else max(map(nodes.of_kind, nodes.kinds))

@@ -9,7 +9,12 @@ import typer
 
 from penstock.cli.session import Out
 
-Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A file, compressed (.gz, .xz, .bz2) or not.")]
+Trace = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE", help="A file, compressed (.gz, .xz, .bz2) or not; or a recipe (.toml), made up for each seed."
+    ),
+]
 Format = Annotated[
     str, typer.Option("--format", help="Of TRACE: tiresias, philly, csv, … or auto: told by its content.")
 ]
@@ -27,14 +32,26 @@ Sets = Annotated[
 Placement = Annotated[
     str,
     typer.Option(
-        "--placement", help="count; best-fit, as the matcher does it; yarn, with --compat.", show_default="count"
+        "--placement",
+        help="count; best-fit, consolidate, first-fit: the matcher's; yarn, with --compat.",
+        show_default="count",
     ),
 ]
 Speedups = Annotated[
     Path | None, typer.Option("--speedups", help="TOML or JSON: how fast each model is on each device kind.")
 ]
 Overhead = Annotated[float, typer.Option("--overhead-s", min=0, help="Seconds that a run needs before it advances.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of failures and errors; the same seed, the same result.")]
+Seed = Annotated[
+    list[int] | None,
+    typer.Option("--seed", min=0, help="Of failures, errors and recipes; repeatable: mean and spread over all."),
+]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from --seed on.")]
+Quota = Annotated[Path | None, typer.Option("--quota", help="TOML: table [gpus] with each virtual cluster's GPUs.")]
+Borrow = Annotated[
+    bool | None,
+    typer.Option("--borrow/--no-borrow", help="Whether idle GPUs of other virtual clusters are lent; else as --quota."),
+]
+Scaling = Annotated[Path | None, typer.Option("--scaling", help="TOML or JSON for elastic: model → GPUs → throughput.")]
 Compat = Annotated[str, typer.Option("--compat", help="Follow a published simulator to the second: tiresias-2019.")]
 Samples = Annotated[
     Path | None, typer.Option("--gpu-time-samples", help="GPU-seconds, one a line: what 2d-gittins knows of lengths.")
@@ -75,13 +92,17 @@ def sim(
     placement: Placement = "",
     speedups: Speedups = None,
     overhead_s: Overhead = 0.0,
-    seed: Seed = 0,
+    seed: Seed = None,
+    seeds: Seeds = 1,
     compat: Compat = "",
     gpu_time_samples: Samples = None,
     engine: Engine = "auto",
     mtbf_s: Mtbf = 0.0,
     repair_s: Repair = 600.0,
     length_error: LengthError = 0.0,
+    quota: Quota = None,
+    borrow: Borrow = None,
+    scaling: Scaling = None,
     log: Log = None,
     out: Folder = None,
     gantt: Gantt = False,
@@ -94,6 +115,7 @@ def sim(
     For example: penstock sim jobs.csv --cluster 3x4 --policy fifo --policy 2d-las --out report
     """
     from penstock.cli import simulating
+    from penstock.cli.seeding import several
     from penstock.cli.typed import pairs, words
 
     simulating.simulate(
@@ -106,13 +128,16 @@ def sim(
             placement=placement,
             speedups=speedups,
             overhead_s=overhead_s,
-            seed=seed,
+            seeds=several(seed or [], seeds),
             compat=compat,
             gpu_time_samples=gpu_time_samples,
             engine=engine,
             mtbf_s=mtbf_s,
             repair_s=repair_s,
             length_error=length_error,
+            quota=quota,
+            borrow=borrow,
+            scaling=scaling,
             log=log,
             processes=processes,
         ),

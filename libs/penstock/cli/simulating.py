@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event
+from typing import Final, NamedTuple
 
 import typer
 
-from penstock.cli import comparing
+from penstock.cli import comparing, render
 from penstock.cli.asking import Asked
 from penstock.cli.comparing import Wanted
 from penstock.cli.errors import Exit, tell
 from penstock.cli.patience import Patience
 from penstock.cli.planning import Plan, plan
+from penstock.cli.times import span
 from penstock_sim.outcome import Outcome
+from penstock_sim.report import seeds
+from penstock_sim.report.addition import Addition
 from penstock_sim.report.comparison import Comparison
+from penstock_sim.report.seeds import SeedComparison
 
 __all__ = ["Asked", "Wanted", "simulate"]
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class Ran(NamedTuple):
+    """What became of one policy under one seed."""
+
+    policy: str
+    seed: int
+    outcome: Outcome
 
 
 def simulate(asked: Asked, wanted: Wanted) -> None:
@@ -27,20 +43,7 @@ def simulate(asked: Asked, wanted: Wanted) -> None:
     with Patience() as patience:
         found = list(_one_by_one(planned, patience) if asked.processes == 1 else _at_once(planned, patience))
     if found:
-        stopped = ["stopped by Ctrl-C: these are the results so far"] if patience.over else []
-        comparing.present(
-            Comparison(
-                trace=planned.trace,
-                cluster=asked.cluster,
-                outcomes=found,
-                settings=planned.described,
-                command=["penstock", "sim", *asked.words(), *wanted.words()],
-                versions=comparing.versions(),
-                notes=[*planned.notes, *stopped],
-            ),
-            wanted,
-            "Simulation",
-        )
+        _present(planned, found, wanted, over=patience.over)
     if patience.over:
         tell(
             "stopped by Ctrl-C" + ("; what is shown are the results so far" if found else " before there was a result")
@@ -48,29 +51,80 @@ def simulate(asked: Asked, wanted: Wanted) -> None:
         raise typer.Exit(Exit.INTERRUPTED)
 
 
-def _one_by_one(planned: Plan, patience: Patience) -> Iterator[Outcome]:
-    policies = planned.asked.policies
-    for at, policy in enumerate(policies):
+def _present(planned: Plan, found: Sequence[Ran], wanted: Wanted, *, over: bool) -> None:
+    stopped = ["stopped by Ctrl-C: these are the results so far"] if over else []
+    comparison = Comparison(
+        trace=planned.trace,
+        cluster=planned.asked.cluster,
+        outcomes=[ran.outcome for ran in found if ran.seed == planned.seeds[0]],
+        settings=planned.described,
+        command=["penstock", "sim", *planned.asked.words(), *wanted.words()],
+        versions=comparing.versions(),
+        notes=[*planned.notes, *stopped],
+    )
+    if len(planned.seeds) == 1:
+        comparing.present(comparison, wanted, "Simulation")
+        return
+    several = over_seeds(comparison, found)
+    lines = render.table(seeds.HEADERS, seeds.rows(several, span))
+    addition = Addition(several.seeds_document, lines, [seeds.section(several, span)])
+    comparing.present(several, wanted, "Simulation", addition)
+
+
+def over_seeds(comparison: Comparison, found: Sequence[Ran]) -> SeedComparison:
+    """Return the comparison with the means over the seeds."""
+    policies = dict.fromkeys(ran.policy for ran in found)
+    by_seed = {policy: {ran.seed: ran.outcome for ran in found if ran.policy == policy} for policy in policies}
+    note = f"means over {max(map(len, by_seed.values()))} seeds; +- is the standard deviation between them"
+    return SeedComparison(
+        **{**vars(comparison), "notes": [*comparison.notes, note]},
+        by_seed=by_seed,
+    )
+
+
+def _one_by_one(planned: Plan, patience: Patience) -> Iterator[Ran]:
+    """Run seed by seed, so that what Ctrl-C leaves compares all policies."""
+    runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
+    for at, (policy, seed) in enumerate(runs):
         if patience.over:
             return
-        label = policy if len(policies) == 1 else f"{policy} ({at + 1} of {len(policies)})"
+        what = policy if len(planned.seeds) == 1 else f"{policy}, seed {seed}"
+        label = what if len(runs) == 1 else f"{what} ({at + 1} of {len(runs)})"
         told = patience.watch(label, len(planned.trace))
         told(0)
-        yield planned.run(policy, told)
+        yield Ran(policy, seed, planned.run(policy, seed, told))
 
 
-def _at_once(planned: Plan, patience: Patience) -> list[Outcome]:
-    """Run policies in processes of their own, which hear Ctrl-C themselves; return what they found, as it was asked."""
-    policies = planned.asked.policies
-    with ProcessPoolExecutor(min(planned.asked.processes, len(policies)), mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_run, planned, policy): policy for policy in policies}
-        found = {}
-        for done in as_completed(running):
-            found[running[done]] = done.result()
-            patience.step("policies", len(found), len(policies))
-    return [found[policy] for policy in policies]
+def _at_once(planned: Plan, patience: Patience) -> list[Ran]:
+    """Run policies and seeds in processes of their own; return what they found in the order in which it was asked."""
+    runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
+    context = get_context("spawn")
+    stop = context.Event()
+    found: dict[tuple[str, int], Outcome] = {}
+    with ProcessPoolExecutor(
+        min(planned.asked.processes, len(runs)), mp_context=context, initializer=_heed, initargs=(stop,)
+    ) as pool:
+        with patience.deaf():  # so are processes that are started now: they are told by the event alone
+            running = {pool.submit(_run, planned, policy, seed): (policy, seed) for policy, seed in runs}
+        told, waiting = patience.steps("simulations", len(runs)), set(running)
+        while waiting:
+            done, waiting = wait(waiting, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
+            found.update({running[one]: outcome for one in done if (outcome := one.result()) is not None})
+            if not told(len(found)):
+                stop.set()
+                waiting = {one for one in waiting if not one.cancel()}
+    return [Ran(policy, seed, found[policy, seed]) for policy, seed in runs if (policy, seed) in found]
 
 
-def _run(planned: Plan, policy: str) -> Outcome:
-    with Patience() as patience:
-        return planned.run(policy, lambda _ended: not patience.over)
+_stops: list[Event] = []
+"""In a process of its own: what tells it to end with the results so far."""
+
+
+def _heed(stop: Event) -> None:
+    _stops.append(stop)
+
+
+def _run(planned: Plan, policy: str, seed: int) -> Outcome | None:
+    """Simulate in a process of its own; return None where it has been stopped before it began."""
+    stop = _stops[0]
+    return None if stop.is_set() else planned.run(policy, seed, lambda _ended: not stop.is_set())

@@ -106,7 +106,7 @@ class _Run:
 
     def __init__(self, jobs: _Jobs, devices: int, sizing: Sizing, overhead_s: float) -> None:
         self.jobs, self.devices, self.sizing, self.overhead_s = jobs, devices, sizing, overhead_s
-        self.limits = np.asarray(sizing.thresholds_gpu_s if sizing.order == "2d-las" else (), dtype=np.float64)
+        self.limits = np.asarray(sizing.thresholds_gpu_s if sizing.admit == "2d-las" else (), dtype=np.float64)
         self.active = np.zeros(0, dtype=np.int64)
         self.arrived = self.over = self.events = 0
         self.now_s = 0.0

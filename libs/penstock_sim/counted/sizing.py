@@ -49,7 +49,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes
     ----------
-    order : {"fifo", "2d-las"}
+    admit : {"fifo", "2d-las"}
         In which order jobs are admitted: by submission, or by attained device time in queues.
     thresholds_gpu_s : tuple of float
         Device-seconds at which a job leaves queue 0, 1, … of ``2d-las``; rising.
@@ -60,7 +60,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Widths change for nothing but more throughput only if what is gained in this time exceeds what resizing costs.
     """
 
-    order: Literal["fifo", "2d-las"] = "fifo"
+    admit: Literal["fifo", "2d-las"] = "fifo"
     thresholds_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
     most_gpus: Annotated[int, Meta(ge=1)] | None = None
     horizon_s: Annotated[float, Meta(ge=0)] = 3600.0
