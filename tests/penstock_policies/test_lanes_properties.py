@@ -60,40 +60,52 @@ class Device(RuleBasedStateMachine):
         """Carry out what the board says, in order, as processes would."""
         for change in changes:
             match change:
-                case Opened(lane, size):
-                    assert lane not in self.lanes
-                    self.lanes[lane] = size
-                case Resized(lane, size):
-                    assert not any(self.lane_of[j] == lane for j in self.in_turn), "a lane is resized under its holder"
-                    self.lanes[lane] = size
-                case Closed(lane):
-                    assert lane not in self.lane_of.values()
-                    del self.lanes[lane]
-                case Entered(job_id, lane):
-                    assert job_id not in self.resident
-                    self.resident[job_id] = self.board.need(job_id).resident_bytes
-                    self.lane_of[job_id] = lane
-                    self.overtaken.pop(job_id, None)
-                    for other in self.overtaken:
-                        self.overtaken[other] += self.arrived.index(other) < self.arrived.index(job_id)
-                case Moved(job_id, lane) | Unparked(job_id, lane):
-                    assert job_id not in self.in_turn, "a job is moved during its turn"
-                    self.lane_of[job_id] = lane
-                case Parked(job_id, reason) | Evicted(job_id, reason):
-                    assert job_id not in self.in_turn, "a job is stopped during its turn"
-                    assert reason
-                    self.lane_of.pop(job_id, None)
+                case Opened() | Resized() | Closed():
+                    self.hear_of_a_lane(change)
                 case Granted(job_id, lane):
-                    assert self.lane_of[job_id] == lane
-                    assert not any(self.lane_of[j] == lane for j in self.in_turn), "two have the turn of a lane"
-                    assert self.board.need(job_id).ephemeral_bytes <= self.lanes[lane]
-                    self.in_turn[job_id] = self.lanes[lane]  # the worst that its cap allows
-                    assert sum(self.resident.values()) + sum(self.in_turn.values()) <= USABLE
-                case Waits(job_id, reason):
-                    assert reason
-                    self.overtaken[job_id] = 0
-                case Refused(job_id, _):
-                    self.overtaken.pop(job_id, None)
+                    self.give_turn(job_id, lane)
+                case _:
+                    self.hear_of_a_job(change)
+
+    def hear_of_a_lane(self, change: Opened | Resized | Closed) -> None:
+        match change:
+            case Opened(lane, size):
+                assert lane not in self.lanes
+                self.lanes[lane] = size
+            case Resized(lane, size):
+                assert not any(self.lane_of[j] == lane for j in self.in_turn), "a lane is resized under its holder"
+                self.lanes[lane] = size
+            case Closed(lane):
+                assert lane not in self.lane_of.values()
+                del self.lanes[lane]
+
+    def hear_of_a_job(self, change: Change) -> None:
+        assert change.job_id not in self.in_turn, "a job is moved or stopped during its turn"
+        match change:
+            case Entered(job_id, lane):
+                assert job_id not in self.resident
+                self.resident[job_id] = self.board.need(job_id).resident_bytes
+                self.lane_of[job_id] = lane
+                self.overtaken.pop(job_id, None)
+                for other in self.overtaken:
+                    self.overtaken[other] += self.arrived.index(other) < self.arrived.index(job_id)
+            case Moved(job_id, lane) | Unparked(job_id, lane):
+                self.lane_of[job_id] = lane
+            case Parked(job_id, reason) | Evicted(job_id, reason):
+                assert reason
+                self.lane_of.pop(job_id, None)
+            case Waits(job_id, reason):
+                assert reason
+                self.overtaken[job_id] = 0
+            case Refused(job_id, _):
+                self.overtaken.pop(job_id, None)
+
+    def give_turn(self, job_id: str, lane: int) -> None:
+        assert self.lane_of[job_id] == lane
+        assert not any(self.lane_of[j] == lane for j in self.in_turn), "two have the turn of a lane"
+        assert self.board.need(job_id).ephemeral_bytes <= self.lanes[lane]
+        self.in_turn[job_id] = self.lanes[lane]  # the worst that its cap allows
+        assert sum(self.resident.values()) + sum(self.in_turn.values()) <= USABLE
 
     def holders(self) -> list[str]:
         return sorted(self.in_turn)

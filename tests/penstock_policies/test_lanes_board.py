@@ -1,0 +1,304 @@
+"""What a board decides, case by case; sizes are in units of one byte where no need of larger ones is."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_policies.lanes import (
+    Board,
+    Closed,
+    Entered,
+    Evicted,
+    Granted,
+    MemoryNeed,
+    Moved,
+    Opened,
+    Parked,
+    Refused,
+    Resized,
+    Rules,
+    Unparked,
+    Waits,
+)
+
+
+def need(resident: int, ephemeral: int) -> MemoryNeed:
+    return MemoryNeed(resident, 0, ephemeral)
+
+
+def kinds(changes: list[object]) -> list[type]:
+    return [type(change) for change in changes]
+
+
+def board_of(capacity: int, **jobs: tuple[int, int]) -> Board:
+    """A board on which these jobs have arrived, one lane for each that fits."""
+    board = Board(capacity)
+    for job_id, (resident, ephemeral) in jobs.items():
+        board.arrive(job_id, need(resident, ephemeral), 0.0)
+    return board
+
+
+def members(board: Board) -> list[tuple[str, ...]]:
+    return [lane.members for lane in board.lanes]
+
+
+def test_the_reserve_is_left_alone():
+    board = Board(100, reserve_bytes=20)
+    assert board.free_bytes == 80
+    assert kinds(board.arrive("a", need(40, 41), 0.0)) == [Refused]
+    assert kinds(board.arrive("a", need(40, 40), 0.0)) == [Opened, Entered]
+    assert (board.used_bytes, board.free_bytes) == (80, 0)
+
+
+def test_a_job_gets_a_lane_of_its_own_where_there_is_room():
+    assert members(board_of(100, a=(10, 30), b=(10, 30))) == [("a",), ("b",)]
+
+
+def test_else_it_joins_the_smallest_lane_that_is_large_enough():
+    board = board_of(100, a=(10, 20), b=(10, 35), c=(5, 21), d=(5, 16))
+    assert members(board) == [("a", "d"), ("b", "c")]
+
+
+def test_else_it_grows_the_smallest_lane_that_can_be_grown():
+    board = board_of(100, a=(10, 20), b=(10, 35), c=(5, 38))
+    assert members(board) == [("a", "c"), ("b",)]
+    assert [lane.size_bytes for lane in board.lanes] == [38, 35]
+
+
+def test_a_lane_with_a_turn_under_way_grows_at_the_boundary():
+    board = board_of(100, a=(10, 20), b=(10, 35))
+    board.want("a", 1.0)
+    assert kinds(board.arrive("c", need(5, 38), 1.0)) == [Entered]
+    assert (board.lanes[0].size_bytes, board.lanes[0].due, board.free_bytes) == (20, True, 2)
+    assert board.want("c", 1.0) == []
+    assert board.boundary("a", 2.0) == [Resized(0, 38), Granted("c", 0)]
+
+
+def test_a_lane_shrinks_at_the_boundary_after_its_largest_member_has_left():
+    board = board_of(100, a=(10, 30), b=(5, 60))
+    assert members(board) == [("a", "b")]
+    board.want("a", 0.0)
+    assert board.finish("b", 1.0) == []
+    assert board.free_bytes == 30
+    assert board.boundary("a", 2.0) == [Resized(0, 30), Granted("a", 0)]
+    assert board.free_bytes == 60
+
+
+def test_lanes_close_where_a_job_would_fit_if_there_were_fewer():
+    board = board_of(100, a=(10, 35), b=(10, 35))
+    assert board.arrive("c", need(20, 30), 0.0) == [Moved("b", 0), Closed(1), Entered("c", 0)]
+
+
+def test_a_lane_that_closes_waits_for_the_turn_that_is_under_way():
+    board = board_of(100, a=(10, 35), b=(10, 35))
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    (waits,) = board.arrive("c", need(20, 30), 1.0)
+    assert waits == Waits("c", "a lane closes at its next boundary; then it is looked at again")
+    closing = next(lane for lane in board.lanes if lane.due)
+    (holder,) = closing.members
+    changes = board.boundary(holder, 2.0)
+    assert kinds(changes) == [Moved, Closed, Entered]
+    assert members(board) == [(*({"a", "b"} - {holder}), holder, "c")]
+
+
+def test_nobody_takes_the_room_that_a_closing_lane_makes_for_another():
+    board = board_of(100, a=(10, 35), b=(5, 35))
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    board.arrive("c", need(30, 30), 1.0)
+    assert kinds(board.arrive("tiny", need(1, 1), 1.0)) == [Waits]
+    assert board.waiting == ("c", "tiny")
+
+
+def test_without_merging_a_job_waits_until_somebody_leaves():
+    board = Board(100, rules=Rules(merges=False))
+    board.arrive("a", need(10, 35), 0.0)
+    board.arrive("b", need(10, 35), 0.0)
+    assert kinds(board.arrive("c", need(20, 30), 0.0)) == [Waits]
+    assert kinds(board.finish("a", 1.0)) == [Closed, Opened, Entered]
+
+
+def test_a_waiting_job_is_overtaken_so_often_and_no_more():
+    board = Board(100, rules=Rules(overtakes=2))
+    board.arrive("a", need(40, 20), 0.0)
+    board.arrive("large", need(60, 20), 0.0)
+    for job_id in ("b", "c", "d"):
+        board.arrive(job_id, need(5, 10), 0.0)
+    assert board.waiting == ("large", "d")
+    assert "large stands before it, has been overtaken 2 times" in board.why("d")
+    board.finish("a", 1.0)
+    assert board.waiting == ()
+
+
+def test_a_job_that_turns_out_to_need_less_makes_room():
+    board = board_of(100, a=(60, 30), b=(20, 10))
+    assert board.waiting == ("b",)
+    assert kinds(board.measured("a", need(45, 30), 1.0)) == [Entered]
+
+
+def test_one_that_needs_a_larger_lane_gets_it_at_its_boundary():
+    board = board_of(100, a=(10, 30))
+    board.want("a", 0.0)
+    assert board.boundary("a", 1.0, need=need(10, 50)) == [Resized(0, 50), Granted("a", 0)]
+    assert board.cap_bytes("a") == 60
+
+
+def test_one_that_needs_more_than_its_lane_can_have_moves_to_one_that_is_large_enough():
+    board = board_of(100, a=(10, 20), b=(10, 50))
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    assert board.boundary("a", 1.0, need=need(10, 45)) == [Moved("a", 1), Closed(0)]
+    assert board.boundary("b", 2.0) == [Granted("a", 1)]
+
+
+def test_one_that_exceeds_what_there_is_is_parked_and_its_neighbours_go_on():
+    board = board_of(100, a=(10, 20), b=(30, 20))
+    board.want("b", 0.0)
+    board.want("a", 0.0)
+    changes = board.boundary("b", 1.0, need=need(30, 65))
+    assert kinds(changes) == [Parked, Closed]
+    assert board.parked == ("b",)
+    assert board.cap_bytes("b") == 30
+    assert board.boundary("a", 2.0) == [Granted("a", 0)]
+    assert kinds(board.finish("a", 3.0)) == [Closed, Opened, Unparked, Granted]
+
+
+def test_the_parked_come_back_oldest_first_and_before_those_that_wait():
+    board = board_of(100, a=(10, 10), b=(10, 10), c=(10, 10))
+    for job_id in ("b", "c"):
+        board.measured(job_id, need(10, 75), 1.0)
+    board.arrive("w", need(0, 75), 1.0)
+    assert (board.parked, board.waiting) == (("b", "c"), ("w",))
+    changes = board.finish("a", 2.0)
+    assert [type(c) for c in changes if isinstance(c, Unparked | Entered)] == [Unparked, Unparked, Entered]
+    assert members(board) == [("b", "c", "w")]
+
+
+def test_one_that_leaks_has_to_leave_and_until_then_nobody_runs_in_what_it_has_taken():
+    board = board_of(100, a=(10, 20), b=(30, 40))
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    changes = board.boundary("b", 1.0, need=need(85, 5))
+    assert kinds(changes) == [Parked, Evicted, Closed]
+    assert board.leaving == ("b",)
+    assert board.boundary("a", 2.0) == []
+    assert board.finish("b", 3.0) == [Granted("a", 0)]
+
+
+def test_who_is_innocent_of_a_leak_does_not_have_to_leave_for_it():
+    board = board_of(100, a=(10, 20), b=(30, 40))
+    board.want("b", 0.0)
+    board.boundary("b", 1.0, need=need(85, 5))
+    assert board.measured("a", need(10, 19), 2.0) == [Resized(0, 19)]
+    assert board.leaving == ("b",)
+
+
+def test_one_that_could_never_run_again_has_to_leave():
+    board = board_of(100, a=(10, 20))
+    board.want("a", 0.0)
+    assert kinds(board.boundary("a", 1.0, need=need(10, 95))) == [Evicted, Closed]
+
+
+def test_where_all_are_parked_the_last_one_leaves_so_that_the_first_can_go_on():
+    board = board_of(100, a=(40, 10), b=(40, 10))
+    board.measured("b", need(40, 30), 1.0)
+    assert board.parked == ("b",)
+    assert kinds(board.measured("a", need(40, 50), 2.0)) == [Parked, Closed, Evicted]
+    assert (board.parked, board.leaving) == (("b",), ("a",))
+    assert kinds(board.finish("a", 3.0)) == [Opened, Unparked]
+
+
+def test_one_more_lane_that_gains_too_little_closes_and_is_not_tried_again_for_a_while():
+    board = board_of(100, a=(10, 20), b=(10, 20))
+    assert board.gained(2, 1.4, 0.0) == []
+    assert board.gained(2, 1.04, 1.0) == [Moved("a", 1), Closed(0)]
+    assert kinds(board.arrive("c", need(10, 20), 100.0)) == [Entered]
+    board.arrive("d", need(1, 1), 601.0)
+    assert len(board.lanes) == 4
+
+
+def test_a_board_of_one_lane_shares_time_alone():
+    board = Board(100, rules=Rules(most_lanes=1))
+    for job_id in ("a", "b"):
+        board.arrive(job_id, need(10, 20), 0.0)
+    assert members(board) == [("a", "b")]
+
+
+def test_members_spread_again_when_there_is_room():
+    board = board_of(100, a=(10, 30), b=(10, 30), c=(40, 10))
+    assert members(board) == [("a", "b"), ("c",)]
+    changes = board.finish("c", 1.0)
+    assert sorted(members(board)) == [("a",), ("b",)]
+    assert kinds(changes) == [Closed, Opened, Moved]
+
+
+def test_a_holder_is_not_moved_to_spread():
+    board = board_of(100, a=(10, 30), b=(10, 30), c=(40, 10))
+    board.want("b", 0.5)
+    assert [change.job_id for change in board.finish("c", 1.0) if isinstance(change, Moved)] == ["a"]
+
+
+def test_a_job_that_dies_in_its_turn_gives_the_turn_on():
+    board = board_of(60, a=(10, 30), b=(10, 30))
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    assert board.finish("a", 1.0) == [Granted("b", 0)]
+
+
+def test_a_turn_counts_as_service_and_shortens_what_is_left():
+    board = Board(60, rules=Rules(policy="srtf"))
+    board.arrive("a", need(10, 30), 0.0, remaining_s=10.0)
+    board.arrive("b", need(10, 30), 0.0, remaining_s=7.0)
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    assert board.boundary("a", 2.0) == [Granted("b", 0)]
+    assert board.boundary("b", 3.0, remaining_s=9.0) == [Granted("a", 0)]
+
+
+def test_one_that_asked_while_it_waited_gets_its_turn_when_it_enters():
+    board = board_of(60, a=(40, 20), b=(10, 20))
+    board.want("b", 0.0)
+    assert board.waiting == ("b",)
+    assert board.finish("a", 1.0) == [Closed(0), Opened(1, 20), Entered("b", 1), Granted("b", 1)]
+
+
+def test_a_lane_is_due_only_while_something_waits_for_its_boundary():
+    board = board_of(60, a=(10, 30), b=(10, 30))
+    board.want("a", 0.0)
+    assert [lane.due for lane in board.lanes] == [False]
+    board.want("b", 0.0)
+    assert [lane.due for lane in board.lanes] == [True]
+
+
+def test_reasons_name_sizes():
+    board = Board(1000 * 2**20)
+    board.arrive("a", need(600 * 2**20, 300 * 2**20), 0.0)
+    (waits,) = board.arrive("b", need(500 * 2**20, 2**20), 0.0)
+    assert waits.reason == "it takes 500.0 MiB and a lane of 1.0 MiB; 100.0 MiB are free beside the lanes"
+    assert board.why("a") == ""
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda board: board.arrive("a", need(1, 1), 0.0), "a is on the board already"),
+        (lambda board: board.boundary("a", 0.0), "not the turn of job a"),
+        (lambda board: board.finish("nobody", 0.0), "nobody is not on the board"),
+        (lambda board: board.gained(1, 1.0, 0.0), "expected 2 or more"),
+    ],
+)
+def test_what_cannot_have_happened_is_an_error(act, message):
+    with pytest.raises(ValueError, match=message):
+        act(board_of(60, a=(10, 30)))
+
+
+@pytest.mark.parametrize("wrong", [{"policy": "lottery"}, {"overtakes": -1}, {"most_lanes": 0}, {"patience_s": -1.0}])
+def test_rules_out_of_range_are_an_error(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        Rules(**wrong)
+
+
+def test_a_reserve_beyond_the_capacity_is_an_error():
+    with pytest.raises(ValueError, match="reserve 11"):
+        Board(10, 11)
