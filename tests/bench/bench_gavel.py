@@ -125,7 +125,7 @@ def report(case: Case, speeds: Speeds, jobs: int, load: float, seeds: range) -> 
 def main() -> None:
     """Print all cases at all loads."""
     options = argparse.ArgumentParser(description="Mean completion times on measured speeds.")
-    options.add_argument("--jobs", type=int, default=600)
+    options.add_argument("--jobs", type=int, default=800)
     options.add_argument("--seeds", type=int, default=5)
     chosen = options.parse_args()
     if not MEASURED.exists():
