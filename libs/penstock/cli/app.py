@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import cluster, doctor, extras, jobs, output, policy, replay, simulate, submit, sweeps, trace, up
+from penstock.cli import (
+    cluster,
+    doctor,
+    extras,
+    jobs,
+    output,
+    policy,
+    replay,
+    shadow,
+    simulate,
+    submit,
+    sweeps,
+    trace,
+    up,
+)
 from penstock.cli.errors import Group
 
 LOCAL = "nats://127.0.0.1:4222"
@@ -54,5 +68,5 @@ def _configured() -> str:
     return load(Connection, "").url
 
 
-for topic in (submit, jobs, output, sweeps, cluster, policy, replay, simulate, trace, up, doctor, extras):
+for topic in (submit, jobs, output, sweeps, cluster, policy, replay, simulate, shadow, trace, up, doctor, extras):
     topic.register(app)

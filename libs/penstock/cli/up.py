@@ -93,7 +93,7 @@ def down(data: Data = "penstock-data") -> None:
 
 def service(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="gateway, profiler, ranker, matcher, tuner or executor.")],
+    name: Annotated[str, typer.Argument(help="gateway, profiler, ranker, matcher, tuner, executor or shadow.")],
     data: Annotated[str, typer.Option("--data", help="Join the `penstock up` of this data folder.")] = "",
 ) -> None:
     """
@@ -101,15 +101,16 @@ def service(
 
     Settings come from the environment and penstock.toml.
     """
-    from penstock_events import subjects
+    from penstock_bus import permissions
 
-    known = sorted(set(subjects.WRITERS.values()))
+    known = sorted(permissions.LOGINS)
     if name not in known:
         bad_input(f"there is no service {name!r}; expected one of {', '.join(known)}")
-    _become(name, _environment_of(name, Path(data)) if data else {"PENSTOCK_URL": ctx.obj["url"]})
+    become(name, environment_of(name, Path(data)) if data else {"PENSTOCK_URL": ctx.obj["url"]})
 
 
-def _environment_of(name: str, folder: Path) -> dict[str, str]:
+def environment_of(name: str, folder: Path) -> dict[str, str]:
+    """Return where the server of a data folder is, and as whom a service goes there."""
     from penstock.upkeep import folder as folders
     from penstock_bus import credentials
 
@@ -120,7 +121,8 @@ def _environment_of(name: str, folder: Path) -> dict[str, str]:
     return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
 
 
-def _become(name: str, environment: dict[str, str]) -> NoReturn:
+def become(name: str, environment: dict[str, str]) -> NoReturn:
+    """Go on as a service."""
     env = {**os.environ, **environment}
     os.execve(sys.executable, [sys.executable, "-m", f"penstock_{name}"], env)  # noqa: S606 - it is to be this process
 
