@@ -29,6 +29,7 @@ from typing import Final
 from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Running, Supply
 from penstock_policies.placement import Free, Located
+from penstock_policies.runs import Runs
 from penstock_policies.victims import Choice, Victims
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -74,7 +75,7 @@ class Admission:
 
 def admit(
     waiting: Sequence[Ranked],
-    running: Iterable[Running],
+    running: Runs | Iterable[Running],
     supply: Supply,
     outlook: Outlook,
     stays: Mapping[str, str] = _NONE,
@@ -86,7 +87,7 @@ def admit(
     ----------
     waiting : sequence of Ranked
         In rank order, those ahead to whom devices are promised; only jobs that may start.
-    running : iterable of Running
+    running : Runs, or iterable of Running
         Runs that may be preempted at all, in any order.
     supply : Supply
         ``free`` and ``coming`` are changed: what is taken or kept is gone, but a single's device is back for the

@@ -24,16 +24,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock_events import Device, JobSpec
+from penstock_events import JobSpec
+from penstock_policies import runs
 from penstock_policies.cluster import fits
 from penstock_policies.order import BORROWED, Outlook, Ranked, Running
+from penstock_policies.runs import Bools, Floats, Ints, Runs, Shape
 
 Key = tuple[float, int, float]
 """Loss, then the lowest ranked first."""
@@ -58,14 +61,24 @@ class Choice(NamedTuple):
     runs: tuple[Running, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Runs of one queue with equal devices, the lightest loss first: whoever takes any takes the first ones."""
 
     queue: int
     kind: str
-    shape: tuple[tuple[Device, int], ...]
-    members: deque[Victim] = field(default_factory=deque)
+    shape: Shape
+    members: deque[int]
+    look_up: Callable[[_Group, int], Victim]
+
+    @property
+    def head(self) -> Victim:
+        """The first run; there must be one."""
+        return self.look_up(self, self.members[0])
+
+    def victims(self) -> Iterator[Victim]:
+        """Yield the runs in order."""
+        return (self.look_up(self, row) for row in self.members)
 
     def gain(self, spec: JobSpec) -> int:
         """Return how many devices a job would get of each of them."""
@@ -78,28 +91,35 @@ class Victims:
 
     Parameters
     ----------
-    running : iterable of Running
+    running : Runs, or iterable of Running
         In any order; samples and runs that are stopping already left out.
     outlook : Outlook
 
     Notes
     -----
-    O(P log P) in the number of runs. A choice looks at the first runs of each group of equal ones; taking them is O(1)
-    each.
+    O(P log P) in the number of runs, in whole columns. A choice looks at the first runs of each group of equal ones;
+    taking them is O(1) each.
     """
 
-    def __init__(self, running: Iterable[Running], outlook: Outlook) -> None:
-        self._outlook, self._preempts = outlook, outlook.manner.preempts
-        self._groups: dict[tuple[object, ...], _Group] = {}
-        self._left: Counter[int] = Counter()  # by queue
-        self._ripe_s: defaultdict[int, float] = defaultdict(lambda: math.inf)  # by queue: when the next one is ripe
-        self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
-        self._of: dict[int, _Group] = {}  # by identity of the run
-        for victim in sorted(self._worthwhile(running)):
-            group = self._of[id(victim.run)] = self._group(victim.run)
-            group.members.append(victim)
-            self._left[group.queue] += 1
+    def __init__(self, running: Runs | Iterable[Running], outlook: Outlook) -> None:
+        self._preempts = outlook.manner.preempts
+        every = running if isinstance(running, Runs) else runs.of(running, outlook)
+        ripe_s = every.started_s + np.maximum(outlook.rules.min_run_s, every.overhead_s / outlook.rules.overhead_share)
+        unripe = (every.started_s > 0) & (ripe_s > outlook.now_s)
+        self._unripe = every.queue[unripe], ripe_s[unripe]
+        unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, outlook.now_s - every.saved_s))
+        waste_s = every.switch_s + unsaved_s
+        worthwhile = (every.started_s > 0) & ~unripe & (every.left_s > waste_s)
+        self._runs = every.only(worthwhile)
+        self._loss_gpu_s = self._runs.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
+        self._found: dict[int, Victim] = {}
+        self._of: dict[str, tuple[_Group, int]] = {}  # by job, of those that were looked at
+        self._groups = list(self._divide())
+        self._left = Counter[int]()  # by queue
+        for group in self._groups:
+            self._left[group.queue] += len(group.members)
         self._lowest = max(self._left, default=-1)
+        self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
 
     def below(self, ranked: Ranked) -> bool:
         """Say whether any run is left that ranks so much lower that the job may preempt it."""
@@ -107,14 +127,15 @@ class Victims:
             return False
         if self._preempts == "queue":
             return self._lowest > ranked.queue
-        return any(self._yields(group, ranked) for group in self._groups.values())
+        return any(self._yields(group, ranked) for group in self._groups)
 
     def ripe_s(self, ranked: Ranked) -> float:
         """Return when the next run below the job will have run long enough; infinite if none."""
         if ranked.sample or self._preempts == "never":
             return math.inf
-        first = ranked.queue + (self._preempts == "queue")
-        return min((at_s for queue, at_s in self._ripe_s.items() if queue >= first), default=math.inf)
+        queue, ripe_s = self._unripe
+        below = ripe_s[queue >= ranked.queue + (self._preempts == "queue")]
+        return float(below.min()) if len(below) else math.inf
 
     def kinds(self, ranked: Ranked) -> list[str]:
         """Return the kinds of which runs below the job have devices that it fits."""
@@ -132,24 +153,21 @@ class Victims:
 
     def _choose(self, ranked: Ranked, open_to: Sequence[tuple[_Group, int]], lacking: int) -> Choice | None:
         if self._preempts == "position":
-            return _lowest_ranked(
-                (
-                    (v, gain)
-                    for group, gain in open_to
-                    for v in takewhile(lambda v: _before(ranked, v.run), group.members)
-                ),
-                lacking,
-            )
+            return _lowest_ranked((self._after(group, gain, ranked) for group, gain in open_to), lacking)
         if lacking == 1:
-            first = min(group.members[0] for group, _ in open_to)
+            first = min(group.head for group, _ in open_to)
             return Choice(first.loss_gpu_s, (first.run,))
         return _lightest(_candidates(open_to, lacking), lacking)
 
+    def _after(self, group: _Group, gain: int, ranked: Ranked) -> Iterator[tuple[Victim, int]]:
+        """Yield the runs of a group that the job comes before, the lowest first."""
+        return ((victim, gain) for victim in takewhile(lambda victim: _before(ranked, victim.run), group.victims()))
+
     def take(self, choice: Choice) -> None:
         """Take out the runs of a choice that was made just now."""
-        taken = {id(run) for run in choice.runs}
+        taken = {self._of[run.ranked.job_id][1] for run in choice.runs}
         for run in choice.runs:
-            group = self._of[id(run)]
+            group, _ = self._of[run.ranked.job_id]
             _drop(group.members, taken)
             self._left[group.queue] -= 1
         while self._lowest >= 0 and not self._left[self._lowest]:
@@ -159,36 +177,34 @@ class Victims:
         """Say whether a group's first run makes way for the job, as far as ranks go."""
         if not group.members or self._preempts == "never":
             return False
-        return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.members[0].run)
+        return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.head.run)
 
-    def _worthwhile(self, running: Iterable[Running]) -> Iterable[Victim]:
-        outlook, rules = self._outlook, self._outlook.rules
-        for run in running:
-            job = run.ranked.job
-            if not job.started_s:
-                continue
-            cost = outlook.cost(job)
-            ripe_s = job.started_s + max(rules.min_run_s, cost.overhead_s / rules.overhead_share)
-            if ripe_s > outlook.now_s:
-                self._ripe_s[run.ranked.queue] = min(self._ripe_s[run.ranked.queue], ripe_s)
-                continue
-            waste_s = cost.switch_s + cost.lost_s(job, outlook.now_s)
-            if run.left_s > waste_s:
-                loss_gpu_s = 0.0 if self._preempts == "position" else len(run.devices) * waste_s
-                yield Victim((loss_gpu_s, -run.ranked.queue, -run.ranked.position), run)
+    def _divide(self) -> Iterator[_Group]:
+        """Yield the groups, their runs in order."""
+        found, loss_gpu_s = self._runs, self._loss_gpu_s
+        if not len(found):
+            return
+        order = np.lexsort((-found.position, loss_gpu_s, found.group, found.queue))
+        alike = _same(found.queue[order]) & _same(found.group[order])
+        equal = alike & _same(loss_gpu_s[order]) & _same(found.position[order])
+        if equal.any():
+            names = np.array([found.name(at) for at in range(len(found))])
+            order = np.lexsort((names, -found.position, loss_gpu_s, found.group, found.queue))
+        starts = [0, *(np.flatnonzero(~alike) + 1).tolist(), len(found)]
+        in_order = order.tolist()
+        for start, end in pairwise(starts):
+            queue = int(found.queue[in_order[start]])
+            kind, shape = found.shapes[found.group[in_order[start]]]
+            yield _Group(queue, kind, shape, deque(in_order[start:end]), self._victim)
 
-    def _group(self, run: Running) -> _Group:
-        like = {(device.kind, device.memory_bytes, device.backend): device for _, device in run.devices}
-        if len(like) == 1:
-            counts = [(next(iter(like)), len(run.devices))]
-        else:
-            counts = sorted(Counter((d.kind, d.memory_bytes, d.backend) for _, d in run.devices).items())
-        key = (run.ranked.queue, run.kind, *counts)
-        group = self._groups.get(key)
-        if group is None:
-            shape = tuple((like[which], count) for which, count in counts)
-            group = self._groups[key] = _Group(run.ranked.queue, run.kind, shape)
-        return group
+    def _victim(self, group: _Group, row: int) -> Victim:
+        found = self._found.get(row)
+        if found is None:
+            run = self._runs.running(row)
+            key = float(self._loss_gpu_s[row]), -run.ranked.queue, -run.ranked.position
+            found = self._found[row] = Victim(key, run)
+            self._of[run.ranked.job_id] = group, row
+        return found
 
     def _groups_for(self, spec: JobSpec) -> dict[str, list[tuple[_Group, int]]]:
         """Return kind → groups that have devices for the job, and how many each run of them."""
@@ -196,28 +212,34 @@ class Victims:
         found = self._for.get(demand)
         if found is None:
             found = self._for[demand] = {}
-            for group in sorted(self._groups.values(), key=lambda group: group.kind):
+            for group in sorted(self._groups, key=lambda group: group.kind):
                 if gain := group.gain(spec):
                     found.setdefault(group.kind, []).append((group, gain))
         return found
 
 
-def _drop(members: deque[Victim], taken: set[int]) -> None:
+def _drop(members: deque[int], taken: set[int]) -> None:
     """Take runs out: nearly always the first ones."""
-    while members and id(members[0].run) in taken:
+    while members and members[0] in taken:
         members.popleft()
-    for victim in [v for v in islice(members, len(taken)) if id(v.run) in taken] if len(taken) > 1 else ():
-        members.remove(victim)
+    for row in [row for row in islice(members, len(taken)) if row in taken] if len(taken) > 1 else ():
+        members.remove(row)
+
+
+def _same(sorted_values: Floats | Ints) -> Bools:
+    """Say of each but the first whether it equals the one before it."""
+    equal: Bools = sorted_values[1:] == sorted_values[:-1]
+    return equal
 
 
 def _before(ranked: Ranked, run: Running) -> bool:
     return ranked[:2] < run.ranked[:2]
 
 
-def _lowest_ranked(open_to: Iterable[tuple[Victim, int]], lacking: int) -> Choice | None:
+def _lowest_ranked(open_to: Iterable[Iterator[tuple[Victim, int]]], lacking: int) -> Choice | None:
     """Return the lowest ranked runs that are enough, without those that a later, larger one makes superfluous."""
     chosen: list[tuple[Victim, int]] = []
-    for victim, gain in sorted(open_to):
+    for victim, gain in merge(*open_to):
         if lacking <= 0:
             break
         chosen.append((victim, gain))
@@ -236,7 +258,7 @@ def _candidates(groups: Sequence[tuple[_Group, int]], lacking: int) -> list[tupl
     by_gain: defaultdict[int, list[Victim]] = defaultdict(list)
     for group, gain in groups:
         useful = min(gain, lacking)
-        by_gain[useful] += islice(group.members, math.ceil(lacking / useful))
+        by_gain[useful] += islice(group.victims(), math.ceil(lacking / useful))
     return sorted(
         (victim, gain) for gain, found in by_gain.items() for victim in sorted(found)[: math.ceil(lacking / gain)]
     )

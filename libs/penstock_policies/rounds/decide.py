@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from typing import Final
 
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
-from penstock_policies import allox, fairness, quotas
+from penstock_policies import allox, fairness, quotas, runs
 from penstock_policies.admission import Admission, admit
 from penstock_policies.allox import Matched
 from penstock_policies.assignments import ASSIGNMENTS
@@ -23,8 +23,8 @@ from penstock_policies.quotas import NO_QUOTAS, Coverage
 from penstock_policies.rounds import covering, explain
 from penstock_policies.rounds.candidates import Candidates, candidates
 from penstock_policies.rounds.explain import Moment
-from penstock_policies.rounds.pool import Pool, can_be_stopped
-from penstock_policies.rounds.roster import Shape
+from penstock_policies.rounds.pool import Pool
+from penstock_policies.runs import Runs, Shape
 from penstock_policies.waiting import Reason, Scene
 
 STOPPING_S: Final = 1.0
@@ -37,7 +37,7 @@ class _Field:
 
     pool: Pool
     looked_at: Candidates
-    victims: Sequence[Running]
+    victims: Runs
     supply: Supply
     outlook: Outlook
     covered: Coverage = NO_QUOTAS
@@ -57,7 +57,8 @@ class _Field:
         """The runs that go on: their jobs, what they hold, and in how many seconds they are expected to end."""
         roster = self.pool.roster
         going_on = [entry for key in roster.leased if not (entry := roster.entries[key[3]]).stopping]
-        ends_s = self.pool.ends_s([entry.run for entry in going_on if entry.run is not None], self.outlook)
+        terms = self.pool.terms(self.outlook)
+        ends_s = roster.leases.ends_s([entry.ranked.job_id for entry in going_on], terms)
         return [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
 
 
@@ -106,7 +107,7 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     looked_at = candidates(moment, supply, outlook)
     if rules.quotas:
         covered, outlook = covering.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
-    field = _Field(pool, looked_at, [], supply, outlook, covered)
+    field = _Field(pool, looked_at, runs.of([], outlook), supply, outlook, covered)
     field = replace(field, victims=_victims(field))
     draft, left_out = _draft(field)
     try:
@@ -142,7 +143,7 @@ def _decided(
 def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out at first."""
     pool, supply, outlook = field.pool, field.supply, field.outlook
-    acts = len(supply.free) > 0 or bool(field.victims)
+    acts = len(supply.free) > 0 or len(field.victims) > 0
     alpha = pool.alpha(outlook.rules) if acts else 1.0  # where nothing can start, all are in
     left_out: Mapping[str, int] = {}
     for turn in _turns(field, alpha):
@@ -184,20 +185,19 @@ def _rivals(field: _Field, admitted: Admission) -> Sequence[Ranked]:
     return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
 
 
-def _victims(field: _Field) -> list[Running]:
+def _victims(field: _Field) -> Runs:
     """Return the runs that some waiting job may preempt, and when each is expected to end."""
-    pool, outlook, roster = field.pool, field.outlook, field.pool.roster
+    pool, outlook, leases = field.pool, field.outlook, field.pool.roster.leases
     first = min((ranked[:2] for ranked in field.ready if not ranked.sample), default=None)
     if first is None or outlook.manner.preempts == "never":
-        return []
-    bound = (first[0], math.inf) if outlook.manner.preempts == "queue" else first
-    borrow = bool(field.covered.borrowers)  # those go behind all others, whatever their keys say
-    below = takewhile(lambda key: borrow or key[:2] > bound, reversed(roster.leased))
-    found = [run for key in below if (run := roster.run(key[3])).devices and can_be_stopped(run.ranked.job)]
-    ranked = [field.covered.ranked(pool.ranked_by(run.ranked, outlook.now_s)) for run in found]
-    ends_s = pool.ends_s(found, outlook)
-    lower = zip(found, ranked, ends_s, strict=True)
-    return [Running(place, run.kind, run.devices, in_s) for run, place, in_s in lower if place[:2] > bound]
+        return field.victims
+    every, stoppable = leases.runs(pool.terms(outlook))
+    if field.covered.borrowers:
+        every = every.borrowing(leases.rows_of(list(field.covered.borrowers)))
+    below = every.queue > first[0]
+    if outlook.manner.preempts == "position":
+        below |= (every.queue == first[0]) & (every.position > first[1])
+    return every.only(below & stoppable)
 
 
 def _waits(moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,10 @@ from penstock_policies.order import BY_QUEUE, Manner, Outlook, Ranked, Rules, Ru
 from penstock_policies.placement import Free
 from penstock_policies.progress import Progress
 from penstock_policies.rounds.books import Books
+from penstock_policies.rounds.leases import SAMPLE_S, Terms
 from penstock_policies.rounds.roster import Roster
 from penstock_policies.speeds import Speeds
 from penstock_policies.stopping import Cost
-
-SAMPLE_S: Final = 5.0
-"""Expected length of a profiler's sample, seconds."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +106,10 @@ class Pool:
 
     def outlook(self, now_s: float, rules: Rules) -> Outlook:
         """Return what this pool expects of speeds and lengths."""
-        guesses: dict[str, float] = {}
+        of_workload = self._speed(rules)
 
         def speed(job: Job, kind: str) -> float:
-            of_kinds = self.speeds.by_key.get(self.keys[job.id])
-            own = of_kinds.get(kind) if of_kinds else None
-            if own is not None:
-                return own
-            if kind not in guesses:
-                guesses[kind] = self.speeds.guess(kind)
-            return guesses[kind]
+            return of_workload(self.keys[job.id], kind)
 
         def remaining(jobs: Sequence[Job]) -> list[float]:
             attained_s = np.array([job.executed_s for job in jobs])
@@ -136,17 +127,27 @@ class Pool:
         def workload(job: Job) -> str:
             return self.keys[job.id]
 
-        known = speed if ASSIGNMENTS[rules.assign].knows_speeds else _alike
-        return Outlook(now_s, known, remaining, rules, rules.prior_service_s, cost, self.manner, together, workload)
+        return Outlook(now_s, speed, remaining, rules, rules.prior_service_s, cost, self.manner, together, workload)
 
-    def ends_s(self, runs: Sequence[Running], outlook: Outlook) -> list[float]:
-        """Return in how many seconds each run is expected to end."""
-        jobs = [run.ranked.job for run in runs]
-        speeds = np.array([outlook.speed(run.ranked.job, run.kind) for run in runs])
-        started_s = np.array([job.started_s for job in jobs])
-        running_s = np.where(started_s > 0, np.maximum(outlook.now_s - started_s, 0.0), 0.0)
-        had_s = (np.array([job.executed_s for job in jobs]) + running_s) * speeds
-        return list((self._left_s(jobs, had_s, outlook.prior_s) / speeds).tolist())
+    def terms(self, outlook: Outlook) -> Terms:
+        """Return what this pool expects of runs, the same as its outlook."""
+        speed, cost = self._speed(outlook.rules), self.books.costs.of
+        return Terms(outlook.now_s, self.keys, speed, cost, self.finished_s, outlook.prior_s)
+
+    def _speed(self, rules: Rules) -> Callable[[str, str], float]:
+        """Return the speed of a workload on a kind, for the length of a round: a guess is made once."""
+        guesses: dict[str, float] = {}
+
+        def speed(workload: str, kind: str) -> float:
+            of_kinds = self.speeds.by_key.get(workload)
+            own = of_kinds.get(kind) if of_kinds else None
+            if own is not None:
+                return own
+            if kind not in guesses:
+                guesses[kind] = self.speeds.guess(kind)
+            return guesses[kind]
+
+        return speed if ASSIGNMENTS[rules.assign].knows_speeds else _alike
 
     def _left_s(self, jobs: Sequence[Job], attained_s: npt.NDArray[np.float64], prior_s: float) -> estimates.Floats:
         # Seconds executed in ended runs count as if on the fastest kind; a job's log does not say which kind it was.
@@ -160,5 +161,5 @@ def can_be_stopped(job: Job) -> bool:
     return job.state is JobState.RUNNING and not job.stopping
 
 
-def _alike(job: Job, kind: str) -> float:  # noqa: ARG001 - the form of all speeds
+def _alike(workload: str, kind: str) -> float:  # noqa: ARG001 - the form of all speeds
     return 1.0

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock_events import TERMINAL, Device, Job, JobSpec, Rank
+from penstock_events import TERMINAL, Job, JobSpec, Rank
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Ranked, Running
 from penstock_policies.placement import Free, Located, device_class
+from penstock_policies.rounds.leases import Leases
+from penstock_policies.runs import Shape, in_order
 from penstock_policies.sortedkeys import SortedKeys
 
 Key = tuple[int, float, float, str]
@@ -23,9 +25,6 @@ Key = tuple[int, float, float, str]
 
 Demand = tuple[tuple[str, ...], int, int, bool]
 """Kinds, memory and number of devices, and whether it is a sample: equal ones fit, or do not, together."""
-
-Shape = tuple[tuple[Device, int], ...]
-"""How many devices of each class."""
 
 Phase = Literal["waiting", "held", "leased"]
 
@@ -97,6 +96,8 @@ class Roster:
         Waiting jobs that have never run and may be waiting for their speeds, by submission.
     delayed, stopping : dict of str to None
         Waiting jobs that have failed before; leases whose processes are to end.
+    leases : Leases
+        The same leases as columns.
     below : Counter
         Queue → devices of its runs.
     evicting : bool
@@ -124,6 +125,7 @@ class Roster:
         self.entries: dict[str, Entry] = {}
         self.waiting: SortedKeys[Key] = SortedKeys()
         self.leased: SortedKeys[Key] = SortedKeys()
+        self.leases = Leases()
         self.groups: dict[Demand, Group] = {}
         self.held: set[str] = set()
         self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
@@ -140,8 +142,12 @@ class Roster:
         """Follow a job that a fact was about, or that has another rank."""
         before = self.entries.get(job.id)
         now = None if job.state in TERMINAL else self._entry(job)
+        if now is not None and now.run is not None:
+            self._reckon(now)
         if now == before:
             return
+        if before is not None and before.run is not None and (now is None or now.run is None):
+            self.leases.drop(job.id)
         if before is not None:
             self._take_out(before)
         if now is not None:
@@ -177,7 +183,7 @@ class Roster:
             held = tuple((s.node_id, i) for s in job.placement.slots if s.node_id in job.open_nodes for i in s.devices)
             devices = tuple(self._located(held))
             run = Running(ranked, job.placement.kind, devices)
-            shape = tuple(Counter(self._class_of[device] for _, device in devices).items())
+            shape = in_order(Counter(self._class_of[device] for _, device in devices))
             return Entry("leased", key, ranked, demand, stopping=job.stopping, run=run, shape=shape, held=held)
         if job.held:
             return Entry("held", key, ranked, demand)
@@ -228,6 +234,12 @@ class Roster:
         if entry.fresh_s is not None:
             self.fresh.remove((entry.fresh_s, job_id))
         self.delayed.pop(job_id, None)
+
+    def _reckon(self, entry: Entry) -> None:
+        """Note in columns what stands in the job and its rank, and may change although its entry does not."""
+        rank = self._ranks.get(entry.ranked.job_id)
+        if entry.run is not None:
+            self.leases.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
     def _lease(self, entry: Entry) -> None:
         self.leased.add(entry.key)
