@@ -251,8 +251,10 @@ def _present(plan: _Plan, found: Mapping[str, Replay], wanted: Wanted) -> None:
 
 def _described(plan: _Plan) -> dict[str, str]:
     """Return what was set, in words."""
-    window = {"from": plan.asked.from_ or "", "to": plan.asked.to or "", "config": str(plan.asked.config or "")}
-    return {**{name: text for name, text in window.items() if text}, **plan.asked.settings}
+    asked = plan.asked
+    file = asked.config.name if asked.config is not None else None
+    given = {"from": asked.from_, "to": asked.to, "config": file, "seed": str(asked.seed)}
+    return {**{name: text for name, text in given.items() if text}, **asked.settings}
 
 
 def _lines(scores: Mapping[str, Score], *, wide: bool) -> Iterator[str]:

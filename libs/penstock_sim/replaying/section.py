@@ -23,8 +23,10 @@ def _section(policy: str, score: Score, span: Span) -> Iterator[str]:
     if score.everybody.censored:
         sentence = tables.everybody(score.everybody, span)
         yield f'<p class="faint">{escape(sentence[0].upper() + sentence[1:])}.</p>'
+    yield '<div class="pair">'
     yield from _jobs("gain", score.gained, span)
     yield from _jobs("lose", score.lost, span)
+    yield "</div>"
 
 
 def finding(policy: str, score: Score, span: Span) -> str:
@@ -48,8 +50,9 @@ def _jobs(what: str, jobs: tuple[JobChange, ...], span: Span) -> Iterator[str]:
     if jobs:
         count = f"The {len(jobs)} jobs that" if len(jobs) > 1 else "The one job that"
         ending = f"{what} most" if len(jobs) > 1 else f"{what}s"
-        yield f"<h3>{count} {ending}</h3>"
+        yield f"<div><h3>{count} {ending}</h3>"
         yield from _table(tables.JOBS, tables.jobs(jobs, span), words=2)
+        yield "</div>"
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> Iterator[str]:

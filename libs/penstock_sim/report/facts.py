@@ -23,10 +23,10 @@ def of_trace(comparison: Comparison) -> Pairs:
         ("run time", f"mean {length(float(trace.duration_s.mean()))}, longest {length(float(trace.duration_s.max()))}"),
         ("work", f"{gpu_s / 3600:,.0f} GPU-hours"),
     ]
-    if trace.vcs:
-        found.append(("virtual clusters", f"{len(set(trace.vcs)):,}"))
-    if trace.users:
-        found.append(("users", f"{len(set(trace.users)):,}"))
+    if vcs := set(trace.vcs) - {""}:
+        found.append(("virtual clusters", f"{len(vcs):,}"))
+    if users := set(trace.users) - {""}:
+        found.append(("users", f"{len(users):,}"))
     return found
 
 
