@@ -102,6 +102,17 @@ def test_a_lane_that_closes_waits_for_the_turn_that_is_under_way():
     assert members(board) == [(*({"a", "b"} - {holder}), holder, "c")]
 
 
+def test_a_lane_stays_open_where_nobody_waits_for_its_closing_any_more():
+    board = board_of(100, a=(10, 35), b=(10, 35))
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    board.arrive("c", need(20, 30), 1.0)
+    assert [lane.due for lane in board.lanes] == [False, True]
+    board.finish("c", 2.0)
+    assert [lane.due for lane in board.lanes] == [False, False]
+    assert board.boundary("b", 3.0) == [Granted("b", 1)]
+
+
 def test_nobody_takes_the_room_that_a_closing_lane_makes_for_another():
     board = board_of(100, a=(10, 35), b=(5, 35))
     board.want("a", 0.0)
@@ -150,6 +161,12 @@ def test_one_that_needs_more_than_its_lane_can_have_moves_to_one_that_is_large_e
     board.want("b", 0.0)
     assert board.boundary("a", 1.0, need=need(10, 45)) == [Moved("a", 1), Closed(0)]
     assert board.boundary("b", 2.0) == [Granted("a", 1)]
+
+
+def test_what_one_gives_up_by_moving_counts_as_free_for_it():
+    board = board_of(90, a=(10, 20), b=(10, 50))
+    board.want("a", 0.0)
+    assert board.boundary("a", 1.0, need=need(15, 45)) == [Moved("a", 1), Closed(0), Granted("a", 1)]
 
 
 def test_one_that_exceeds_what_there_is_is_parked_and_its_neighbours_go_on():

@@ -104,6 +104,12 @@ class Deck:
             self.lanes[number].closing = True
         self.trim(now_s)
 
+    def reopen(self, now_s: float) -> None:
+        """Let those lanes stay that were to close for somebody who no longer waits."""
+        for lane in self.lanes.values():
+            if lane.closing and len(self.lots) < self.most_lanes(now_s):
+                lane.closing = False
+
     def trim(self, now_s: float) -> None:
         """Empty the lanes that are closing, and give those that are at a boundary the size that their members need."""
         for lane in list(self.lanes.values()):

@@ -66,6 +66,7 @@ class Roster:
         self._deck.trim(now_s)
         self._admit(now_s)
         if not self.waiting and not self.parked:
+            self._deck.reopen(now_s)
             self._deck.spread(now_s)
         self._deck.trim(now_s)
         self._relieve(now_s)
