@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_facts import ended, job, matcher, node, slot, started
+from matching_facts import ended, job, matcher, node, queued, rounds, run_all, slot, started
 
 from penstock_bus.fold import Fold
 from penstock_events import (
@@ -130,6 +130,18 @@ def test_a_round_that_looks_at_few_decides_as_one_that_looks_at_all(specs, runni
         for alpha in (1.0, 0.999)  # of two users both come in either way, but fairness looks at all that wait
     )
     assert few.facts() == every.facts()
+
+
+def test_what_one_job_leaves_of_a_run_that_it_preempts_is_kept_for_one_that_could_preempt_nobody():
+    found = []
+    for alpha in (1.0, 0.999):
+        one = matcher(min_run_s=1.0, alpha=alpha).given(node("n1", slow=2), job("old", 0.6, gpus=2, user="ann"))
+        run_all(one, 1.0)
+        one.given(job("new", 50.0, kinds=("slow",), user="bob"), job("last", 2.0, user="ann"))
+        found += rounds(one.given(queued(50.0, old=2, last=2)).at(60.0).settle())
+    few, every = found
+    assert [preemption.job_id for preemption in few.preemptions] == ["old"]
+    assert few.waits == every.waits
 
 
 def _history(specs: list[tuple[dict[str, Any], int, float]], running: int, order: Name) -> Iterator[AnyEvent]:

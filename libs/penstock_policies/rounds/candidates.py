@@ -2,15 +2,17 @@
 The waiting jobs that a round has to look at: of those of equal demand, as many as could get anything at all.
 
 What is free shrinks on the way down the ranks. So of each demand, no more jobs get devices than the free, the stopping
-and the preemptible devices could hold; of the gangs behind these, the first impatient ones may keep a kind each. The
-others would be looked at in vain.
+and the preemptible devices could hold, and those that others leave of the runs that they preempt; of the gangs behind
+these, the first impatient ones may keep a kind each. The others would be looked at in vain.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import merge
 from itertools import chain, islice
 from typing import Final
@@ -124,7 +126,7 @@ class _View:
         """Return how many jobs of a demand could get devices, one more where the first that gets none ends it."""
         free, coming = self.supply.free.kinds(group.spec), self.supply.coming.kinds(group.spec)
         some = sum((free.get(kind, 0) + coming.get(kind, 0)) // group.spec.gpus for kind in free.keys() | coming.keys())
-        taken = self.preemptible(group)
+        taken = self.preemptible(group) + self.left_over(group)
         if taken:  # of whatever kind they are
             some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
         return some + (not self.outlook.manner.backfills)
@@ -137,6 +139,25 @@ class _View:
         if self.outlook.manner.preempts == "position":
             return self.roster.below.total()
         return sum(count for queue, count in self.roster.below.items() if queue > first[0])
+
+    def left_over(self, group: Group) -> int:
+        """Return how many devices others may leave to a demand, of runs of several that they alone may preempt."""
+        first = group.keys.first
+        if first is None or self.outlook.manner.preempts != "queue":
+            return 0
+        return sum(count for queue, count in self.of_several.items() if queue <= first[0] or first[0] < 0)
+
+    @cached_property
+    def of_several(self) -> Counter[int]:
+        """Queue → devices of its runs that have several, for runs that somebody may preempt."""
+        firsts = (key[0] for group in self.roster.groups.values() if (key := group.keys.first) is not None)
+        bound = min((queue for queue in firsts if queue >= 0), default=math.inf)
+        found: Counter[int] = Counter()
+        if any(count for queue, count in self.roster.below.items() if queue > bound):
+            for key in self.roster.leased.since((bound + 1,)):
+                if (count := len(self.roster.entries[key[3]].held)) > 1:
+                    found[key[0]] += count
+        return found
 
     def impatient(self, group: Group, some: int) -> Iterator[Key]:
         """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""
