@@ -203,6 +203,18 @@ def test_one_that_leaks_has_to_leave_and_until_then_nobody_runs_in_what_it_has_t
     assert board.finish("b", 3.0) == [Granted("a", 0)]
 
 
+def test_where_caps_are_not_kept_lanes_take_turns_with_each_other_until_the_one_that_leaks_is_gone():
+    board = board_of(100, a=(5, 20), b=(5, 20), c=(5, 40))
+    for job_id in ("a", "b", "c"):
+        board.want(job_id, 0.0)
+    assert kinds(board.boundary("c", 1.0, need=need(65, 1))) == [Parked, Evicted, Closed]
+    assert board.boundary("a", 2.0) == []
+    assert board.boundary("b", 3.0) == [Granted("a", 0)]
+    assert board.boundary("a", 4.0, wants=False) == [Granted("b", 1)]
+    board.want("a", 5.0)
+    assert board.finish("c", 6.0) == [Granted("a", 0)]
+
+
 def test_who_is_innocent_of_a_leak_does_not_have_to_leave_for_it():
     board = board_of(100, a=(10, 20), b=(30, 40))
     board.want("b", 0.0)

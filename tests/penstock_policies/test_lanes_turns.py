@@ -54,24 +54,44 @@ def test_fair_shares_time_whatever_the_length_of_a_turn():
     assert had.count("b") == 30
 
 
-def test_fair_gives_no_credit_for_the_time_before_one_came():
-    asking, old = Asking(POLICIES["fair"], None), Standing("old", 0)
-    asking.welcome(old, 0.0)
-    for now_s in range(100):
-        asking.ask(old, now_s)
-        assert asking.take(now_s) is old
-        old.lane_s += 1.0
-    new = Standing("new", 1)
-    asking.welcome(new, 100.0)
-    asking.ask(old, 100.0)
-    asking.ask(new, 100.0)
-    had = []
+def next_six(asking: Asking, *members: Standing) -> str:
+    had = ""
     for now_s in range(100, 106):
-        member = asking.take(now_s)
-        had.append(member.job_id)
+        for member in members:
+            asking.ask(member, now_s)
+        taken = asking.take(now_s)
+        taken.lane_s += 1.0
+        had += taken.job_id
+    return had
+
+
+def alone_for_100_turns(asking: Asking, member: Standing) -> None:
+    asking.welcome(member, 0.0)
+    for now_s in range(100):
+        asking.ask(member, now_s)
+        assert asking.take(now_s) is member
         member.lane_s += 1.0
-        asking.ask(member, now_s + 1.0)
-    assert sorted(had) == ["new"] * 3 + ["old"] * 3
+
+
+def test_fair_gives_no_credit_for_the_time_before_one_came():
+    asking, old, new = Asking(POLICIES["fair"], None), Standing("o", 0), Standing("n", 1)
+    alone_for_100_turns(asking, old)
+    asking.welcome(new, 100.0)
+    assert next_six(asking, old, new) == "nonono"
+
+
+def test_fair_gives_no_credit_for_asking_for_nothing():
+    asking, busy, idle = Asking(POLICIES["fair"], None), Standing("b", 0), Standing("i", 1)
+    asking.welcome(idle, 0.0)
+    alone_for_100_turns(asking, busy)
+    assert next_six(asking, busy, idle) == "ibibib"
+
+
+def test_fair_does_not_hold_against_one_what_it_had_in_another_lane():
+    asking, old, moved = Asking(POLICIES["fair"], None), Standing("o", 0), Standing("m", 1, lane_s=1000.0)
+    alone_for_100_turns(asking, old)
+    asking.welcome(moved, 100.0)
+    assert next_six(asking, old, moved) == "momomo"
 
 
 def test_round_robin_serves_one_after_the_other():
@@ -145,14 +165,14 @@ def test_in_round_robin_nobody_passes_twice_while_one_asks(count, pattern):
                 assert len(others) == len(set(others))
 
 
-def test_stale_requests_do_not_pile_up():
-    asking, rare = Asking(POLICIES["priority"], 1.0), Standing("rare", 0, priority=-1)
-    often = Standing("often", 1)
+def test_requests_that_patience_served_do_not_pile_up():
+    asking, rare, first = Asking(POLICIES["priority"], 1.0), Standing("rare", 0), Standing("first", 1, priority=1)
     for now_s in range(2000):
         asking.ask(rare, now_s)
-        asking.ask(often, now_s)
-        asking.take(now_s)
-        asking.take(now_s + 0.5)
+        asking.ask(first, now_s + 0.5)
+        assert asking.take(now_s + 1.0) is (rare if now_s % 2 == 0 else first)
+        if now_s % 2:
+            assert asking.take(now_s + 1.0) is rare
     assert len(asking._heap) < 100
 
 
