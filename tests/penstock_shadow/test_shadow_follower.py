@@ -38,9 +38,23 @@ from penstock_events import (
 )
 from penstock_shadow import follower as following
 from penstock_shadow.follower import Follower
+from penstock_shadow.plan import Plan
 from penstock_sim.history import of_deliveries
 from penstock_sim.virtual.costs import Failures
 from penstock_sim.virtual.invariants import Invariants
+
+SMALL = (
+    node(),
+    submitted("j1", 2.0),
+    placed("j1", 2.1),
+    started("j1", 2.2),
+    submitted("j2", 5.0),
+    ended("j1", 22.2),
+    placed("j2", 22.3),
+    started("j2", 22.4),
+    ended("j2", 25.4),
+)
+"""One device; a long job first, which really keeps it, then a short one."""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +112,7 @@ def test_a_live_shadow_ends_no_job_before_it_really_ended(log: list[Delivery]) -
 @settings(max_examples=10, deadline=None)
 @given(looks=st.lists(st.floats(0.0, 1.0), max_size=20), cut=st.floats(0.0, 1.0))
 def test_whoever_reads_the_log_again_finds_the_same_decisions(looks: list[float], cut: float) -> None:
-    log = LOG or LOG.extend(commits(*_small())) or LOG
+    log = commits(*SMALL)
     chosen = plan("2d-las", log[: int(cut * len(log))], thresholds_gpu_s=[4.0], min_run_s=0.0)
     plain = followed(chosen, log, until_s=100.0)
     moved = Follower(chosen)
@@ -112,25 +126,8 @@ def test_whoever_reads_the_log_again_finds_the_same_decisions(looks: list[float]
     assert [one.commit for one in moved.take()] == [one.commit for one in plain.take()]
 
 
-LOG: list[Delivery] = []
-
-
-def _small() -> list[object]:
-    return [
-        node(devices=1),
-        submitted("j1", 2.0),
-        placed("j1", 2.1),
-        started("j1", 2.2),
-        submitted("j2", 5.0),
-        ended("j1", 22.2),
-        placed("j2", 22.3),
-        started("j2", 22.4),
-        ended("j2", 25.4),
-    ]
-
-
 def test_a_job_that_is_ahead_holds_its_device_until_its_length_is_known() -> None:
-    log = commits(*_small())
+    log = commits(*SMALL)
     shadow = Follower(plan("2d-las", thresholds_gpu_s=[4.0], min_run_s=0.0))
     for one in log[:-1]:
         shadow.feed(one)
@@ -211,7 +208,7 @@ def test_other_pools_are_no_business_of_a_shadow_of_one() -> None:
         submitted("j1", 2.0),
         submitted("j2", 2.0, pool="night"),
     )
-    chosen = following.Plan(name="night", policy="fifo", pool="night", from_seq=0, from_s=0.0)
+    chosen = Plan(name="night", policy="fifo", pool="night", from_seq=0, from_s=0.0)
     shadow = followed(chosen, log)
     assert starts(shadow.take()) == [(2.0, "j2")]
 
