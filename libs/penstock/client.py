@@ -12,7 +12,7 @@ import msgspec
 
 from penstock import submission
 from penstock.following import about, facts, until
-from penstock_bus.port import Bus, LogLine
+from penstock_bus.port import Bus, BusError, LogLine
 from penstock_bus.settings import Connection, load
 from penstock_events import (
     TERMINAL,
@@ -336,7 +336,11 @@ class Client:
 
     async def _ask(self, subject: str, ask: asks.Ask, answer: type[V]) -> V:
         body = await self.bus.request(subject, msgspec.json.encode(ask), self._timeout_s)
-        return msgspec.json.decode(body, type=answer)
+        try:
+            return msgspec.json.decode(body, type=answer)
+        except msgspec.MsgspecError as error:
+            said = f"the gateway answered on {subject} what this version cannot read: {error}"
+            raise BusError(f"{said}; use the version of penstock that the gateway has") from error
 
 
 def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:

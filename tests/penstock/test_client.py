@@ -13,7 +13,7 @@ from fake_gateway import FakeGateway, job_view
 
 import penstock
 from penstock.client import Client
-from penstock_bus import NoResponders, Reply, ServiceError
+from penstock_bus import BusError, NoResponders, Reply, ServiceError
 from penstock_bus.memory import MemoryBus
 from penstock_events import Choice, JobHeld, JobSpec, SweepSpec, strict
 
@@ -137,6 +137,14 @@ async def test_what_the_gateway_refuses_keeps_its_code_and_words(code: int, text
         with pytest.raises(ServiceError, match=text) as caught:
             await client.job("x")
     assert caught.value.code == code
+
+
+async def test_an_answer_of_another_version_is_said_to_be_one() -> None:
+    gateway = FakeGateway()
+    gateway.refusal = Reply(body=b'{"pools": 3}')
+    async with gateway.client() as client:
+        with pytest.raises(BusError, match=r"qry\.gateway\.jobs what this version cannot read: .*use the version"):
+            await client.jobs()
 
 
 async def test_without_a_gateway_nobody_responds() -> None:
