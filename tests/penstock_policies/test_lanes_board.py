@@ -142,6 +142,18 @@ def test_a_waiting_job_is_overtaken_so_often_and_no_more():
     assert board.waiting == ()
 
 
+def test_what_passed_a_job_before_it_entered_does_not_count_when_it_is_parked():
+    board = Board(100, rules=Rules(overtakes=1))
+    board.arrive("a", need(60, 20), 0.0)
+    board.arrive("b", need(30, 20), 0.0)
+    board.arrive("c", need(10, 5), 0.0)
+    board.finish("a", 1.0)
+    board.measured("b", need(30, 65), 2.0)
+    assert board.parked == ("b",)
+    assert kinds(board.arrive("d", need(1, 1), 3.0))[:2] == [Opened, Entered]
+    assert kinds(board.arrive("e", need(1, 1), 4.0)) == [Waits]
+
+
 def test_a_job_that_turns_out_to_need_less_makes_room():
     board = board_of(100, a=(60, 30), b=(20, 10))
     assert board.waiting == ("b",)
@@ -331,3 +343,36 @@ def test_rules_out_of_range_are_an_error(wrong):
 def test_a_reserve_beyond_the_capacity_is_an_error():
     with pytest.raises(ValueError, match="reserve 11"):
         Board(10, 11)
+
+
+def test_the_worked_example_of_the_documentation():
+    board = Board(16, reserve_bytes=1)
+    seen = []
+
+    def look() -> None:
+        lanes = "; ".join(f"{lane.size_bytes}: {', '.join(sorted(lane.members))}" for lane in board.lanes)
+        seen.append((lanes, board.used_bytes))
+
+    for job_id, (resident, ephemeral) in {"a": (1, 4), "b": (1, 3), "c": (2, 2), "d": (1, 1), "e": (1, 5)}.items():
+        board.arrive(job_id, need(resident, ephemeral), 0.0)
+        look()
+    assert kinds(board.arrive("f", need(6, 2), 0.0)) == [Waits]
+    for happens in (
+        lambda: board.finish("c", 1.0),
+        lambda: board.finish("d", 2.0),
+        lambda: board.measured("e", need(1, 7), 3.0),
+        lambda: board.finish("f", 4.0),
+    ):
+        happens()
+        look()
+    assert seen == [
+        ("4: a", 5),
+        ("4: a; 3: b", 9),
+        ("4: a; 3: b; 2: c", 13),
+        ("4: a; 3: b; 2: c; 1: d", 15),
+        ("5: a, e; 3: b, c; 1: d", 15),
+        ("5: a, b, d, e, f", 15),
+        ("5: a, b, e, f", 14),
+        ("4: a, b, f", 13),
+        ("4: a, b; 7: e", 14),
+    ]

@@ -94,6 +94,11 @@ def test_the_best_device_holds_the_job_and_grows_least(devices, need):
         assert loads[at].plus(need).room_bytes >= 0
 
 
+def test_a_lane_that_is_there_already_counts_more_than_a_device_that_is_nearly_full():
+    has_no_such_lane, has_one = Load(USABLE, 60, 5, jobs=1), Load(USABLE, 10, 40, jobs=1)
+    assert best_fit([has_no_such_lane, has_one], MemoryNeed(10, 0, 20)) == 1
+
+
 def test_a_device_with_as_many_jobs_as_it_may_have_gets_no_more():
     loads = [Load(USABLE, 10, 20, jobs=2), Load(USABLE)]
     assert best_fit(loads, MemoryNeed(10, 0, 20)) == 0

@@ -63,8 +63,8 @@ class Board:
     Notes
     -----
     Always: ``sum(P + F)`` of all that hold memory, and the sizes of all lanes, and the reserve, are at most the
-    capacity; unless a job has taken more than it had been given. That one is told to leave, and until it has left,
-    turns are given only so far as the memory that is really free allows.
+    capacity; unless a job has kept more than it had been given. Until it has left, or lanes have shrunk at their next
+    boundaries, turns are given only so far as the memory that is really free allows.
 
     ``boundary`` and ``want`` are O(log members) where nothing else has changed, all others O((jobs + lanes) x changes).
 
@@ -263,7 +263,7 @@ class Board:
 
     @property
     def free_bytes(self) -> int:
-        """What is left; negative only while a job that has taken too much is leaving."""
+        """What is left; negative only after a job has kept more than it had been given."""
         return self._deck.free_bytes
 
     def need(self, job_id: str) -> MemoryNeed:
