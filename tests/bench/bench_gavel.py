@@ -7,7 +7,8 @@ all. Load 1 is the most that the devices could keep up with if each model ran wh
 programme). ``first-fit`` goes by the names of kinds, so it is run with names by which the kind that is fastest for most
 models comes first, and with names by which it comes last. ``allox`` with a window of one job knows speeds, but
 matches no job with any other: each, in turn, goes to the device on which it ends first, or waits for it. That tells the
-worth of matching from the worth of knowing.
+worth of matching from the worth of knowing. Where many wait it is slow, a matching for each of them in each round, so
+it is run at low loads unless ``--one-by-one`` says up to which.
 
 References
 ----------
@@ -38,13 +39,14 @@ KINDS = ("v100", "p100", "k80")
 """From the kind that is fastest for most models to the one that is slowest."""
 
 EACH = 12
-RIVALS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+BLIND: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "load-balance": ({"assign": "load-balance"}, "abc"),
     "first-fit, fastest first": ({"assign": "first-fit"}, "abc"),
     "first-fit, slowest first": ({"assign": "first-fit"}, "cba"),
-    "allox, one by one": ({"window": 1}, "abc"),
 }
 """Name → settings, and with what the names of the kinds begin."""
+
+ONE_BY_ONE: Mapping[str, tuple[Mapping[str, Any], str]] = {"allox, one by one": ({"window": 1}, "abc")}
 
 LOADS = (0.1, 0.5, 0.9, 1.3)
 MEAN_S, SIGMA = 3_600.0, 1.5
@@ -111,12 +113,13 @@ def mean_s(case: Case, own: Mapping[str, Any], letters: str, speeds: Speeds, tra
     return float(outcome.jct_s.mean())
 
 
-def report(case: Case, speeds: Speeds, jobs: int, load: float, seeds: range) -> None:
+def report(case: Case, speeds: Speeds, load: float, options: argparse.Namespace) -> None:
     """Print a line: the mean completion time by ``allox``, and how many times as long the others take."""
-    traces = [arrivals(speeds, jobs, load, seed) for seed in seeds]
+    traces = [arrivals(speeds, options.jobs, load, seed) for seed in range(1, options.seeds + 1)]
     best_s = np.array([mean_s(case, {}, "abc", speeds, trace) for trace in traces])
     cells = [f"allox {best_s.mean():,.0f} s ({best_s.min():,.0f} to {best_s.max():,.0f})"]
-    for name, (own, letters) in RIVALS.items():
+    rivals = {**BLIND, **(ONE_BY_ONE if load <= options.one_by_one else {})}
+    for name, (own, letters) in rivals.items():
         times = np.array([mean_s(case, own, letters, speeds, trace) for trace in traces]) / best_s
         cells.append(f"{name} {times.mean():.2f} ({times.min():.2f} to {times.max():.2f})")
     print(f"  load {load}: {'; '.join(cells)}", flush=True)
@@ -124,20 +127,21 @@ def report(case: Case, speeds: Speeds, jobs: int, load: float, seeds: range) -> 
 
 def main() -> None:
     """Print all cases at all loads."""
-    options = argparse.ArgumentParser(description="Mean completion times on measured speeds.")
-    options.add_argument("--jobs", type=int, default=800)
-    options.add_argument("--seeds", type=int, default=5)
-    chosen = options.parse_args()
+    parser = argparse.ArgumentParser(description="Mean completion times on measured speeds.")
+    parser.add_argument("--jobs", type=int, default=800)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--one-by-one", type=float, default=0.5, metavar="LOAD")
+    options = parser.parse_args()
     if not MEASURED.exists():
         sys.exit(f"there are no measured speeds: {MEASURED} is missing")
     matching.warm()
     speeds = measured()
-    print(f"{len(speeds)} models; {EACH} each of {', '.join(KINDS)}; {chosen.jobs} jobs, {chosen.seeds} seeds")
+    print(f"{len(speeds)} models; {EACH} each of {', '.join(KINDS)}; {options.jobs} jobs, {options.seeds} seeds")
     print("mean completion time by allox, and how many times as long the others take: mean (least to most)")
     for case in CASES:
         print(case.what)
         for load in LOADS:
-            report(case, speeds, chosen.jobs, load, range(1, chosen.seeds + 1))
+            report(case, speeds, load, options)
 
 
 if __name__ == "__main__":
