@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_facts import ended, job, matcher, node, queued, rounds, run_all, slot, started
@@ -23,17 +25,31 @@ from penstock_events import (
     Preemption,
     Rank,
     RoundDecided,
+    RunCheckpointed,
     Slot,
 )
 from penstock_matcher import machine
+from penstock_policies.order import Rules, Running
 from penstock_policies.orders import ORDERS, Name
+from penstock_policies.rounds.pool import Pool, can_be_stopped
 from penstock_policies.rounds.roster import Roster
+from penstock_policies.runs import shape_of
 from penstock_testing import delivery
 
 SEATS = ((0, 1), (0, 1), (3, 4))
 """Where runs of two devices are, on the nodes in turn."""
 
 NODES, JOBS = ("n1", "n2"), ("a", "b", "c", "d", "e")
+
+
+def ranks(name: str, at_s: float) -> st.SearchStrategy[Rank]:
+    return st.builds(
+        Rank,
+        job_id=st.just(name),
+        queue=st.integers(0, 2),
+        position=st.just(at_s),
+        falls_per_s=st.sampled_from([0.0, 1.0]),
+    )
 
 
 @st.composite
@@ -53,8 +69,9 @@ def facts(draw: st.DrawFn) -> AnyEvent:
         RoundDecided(pool="default", at_s=at_s, preemptions=(Preemption(job_id=name, epoch=epoch),)),
         RoundDecided(pool="default", at_s=at_s, lost_nodes=(node_id,)),
         *started(placement, at_s),
+        RunCheckpointed(job_id=name, at_s=at_s, node_id=node_id, epoch=epoch, step=3),
         ended(name, at_s, node_id, epoch, draw(st.sampled_from(["completed", "failed", "preempted"]))),
-        JobsRanked(pool="default", at_s=at_s, ranks=(Rank(job_id=name, queue=draw(st.integers(0, 2)), position=at_s),)),
+        JobsRanked(pool="default", at_s=at_s, ranks=(draw(ranks(name, at_s)),)),
         draw(st.sampled_from([JobHeld, JobReleased, JobCancelled]))(job_id=name, at_s=at_s),
         node(node_id, at_s, fast=2, slow=1),
         NodeLeft(node_id=node_id, at_s=at_s),
@@ -96,6 +113,31 @@ def test_a_roster_that_followed_is_one_that_is_built_anew(history, asked_at):
         anew = Roster("default", state.cluster, state.ranks, state.jobs_of("default", state.jobs))
         assert said(followed) == said(anew)
         _nothing_is_free_that_somebody_holds(state, followed)
+    followed, built = state.pool("default", state.jobs), replace(state.pool("default", state.jobs), roster=anew)
+    assert reckoned(followed) == reckoned(built) == {run.ranked.job_id: plain(run, built) for run in anew.runs()}
+
+
+def reckoned(pool: Pool) -> dict[str, Any]:
+    """What columns say of each lease."""
+    found, stoppable = pool.roster.leases.runs(pool.terms(pool.outlook(60.0, Rules())))
+    columns = zip(found.started_s, found.saved_s, found.overhead_s, found.switch_s, found.saves, stoppable, strict=True)
+    places = zip(found.queue, found.position, found.devices, strict=True)
+    shapes = [found.shapes[at] for at in found.group]
+    return {
+        found.name(i): (*place, *rest, shapes[i]) for i, (place, rest) in enumerate(zip(places, columns, strict=True))
+    }
+
+
+def plain(run: Running, pool: Pool) -> tuple[Any, ...]:
+    """The same of one lease, from the job."""
+    job, cost = run.ranked.job, pool.outlook(60.0, Rules()).cost(run.ranked.job)
+    queue, position = pool.ranked_by(run.ranked, 60.0)[:2]
+    saved_s, stoppable = (
+        60.0 - job.unsaved_by(60.0) if job.started_s else 0.0,
+        can_be_stopped(job) and bool(run.devices),
+    )
+    figures = job.started_s, pytest.approx(max(saved_s, job.checkpointed_s)), cost.overhead_s, cost.switch_s, cost.saves
+    return queue, position, len(run.devices), *figures, stoppable, (run.kind, shape_of(run))
 
 
 def _nothing_is_free_that_somebody_holds(state: machine.State, roster: Roster) -> None:
