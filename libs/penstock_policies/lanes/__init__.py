@@ -15,6 +15,7 @@ from penstock_policies.lanes.changes import (
     Unparked,
     Waits,
 )
+from penstock_policies.lanes.gangs import Complete, Gangs, On, Told, Turn
 from penstock_policies.lanes.need import Estimate, MemoryNeed, Sample, differs
 from penstock_policies.lanes.packing import Load, best_fit, fullest, holds
 from penstock_policies.lanes.rules import Rules
@@ -25,20 +26,25 @@ __all__ = [
     "Board",
     "Change",
     "Closed",
+    "Complete",
     "Entered",
     "Estimate",
     "Evicted",
+    "Gangs",
     "Granted",
     "LaneView",
     "Load",
     "MemoryNeed",
     "Moved",
+    "On",
     "Opened",
     "Parked",
     "Refused",
     "Resized",
     "Rules",
     "Sample",
+    "Told",
+    "Turn",
     "Unparked",
     "Waits",
     "best_fit",
