@@ -115,6 +115,8 @@ def test_a_folder_takes_the_page_with_its_sections(replay: Run, tmp_path: Path) 
     page = (tmp_path / "out/report.html").read_text()
     assert "<h1>Replay: past on its own nodes</h1>" in page
     assert "srtf against what really happened" in page
+    assert "Change of the average JCT</h2>" in page
+    assert (tmp_path / "out/changes.svg").exists()
     assert "--policy srtf --set min_run_s=1 --out" in page
     assert json.loads((tmp_path / "out/summary.json").read_text())["changes"]["srtf"]["all"]["jobs"] == JOBS
     assert {path.name for path in (tmp_path / "out").glob("jobs-*")} == {"jobs-as-it-was.csv", "jobs-srtf.csv"}

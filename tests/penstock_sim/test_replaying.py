@@ -16,7 +16,7 @@ from penstock_sim.cluster import parse
 from penstock_sim.history import History, read_log
 from penstock_sim.outcome import Outcome, Spells, Timeline, summary
 from penstock_sim.replay import CONFIGURED, replay
-from penstock_sim.replaying import censoring, fleet, notes, section, tables
+from penstock_sim.replaying import censoring, fleet, notes, plot, section, tables
 from penstock_sim.replaying.censoring import estimate, survival
 from penstock_sim.replaying.measured import AS_IT_WAS
 from penstock_sim.replaying.rows import only, without_ends
@@ -274,3 +274,17 @@ def test_the_page_has_a_section_for_each_policy(log: list[str]) -> None:
     assert "team red" in html
     assert "user bob" in html
     assert "jobs that gain most" in html
+
+
+def test_parties_with_an_interval_are_drawn_the_same_each_time() -> None:
+    rng = np.random.default_rng(1)
+    users = ["ada"] * 20 + ["bob"] * 20 + ["cy"] * 2
+    was = outcome(rng.exponential(9.0, 42).tolist(), users=users)
+    now = outcome((was.end_s / 3).tolist(), users=users)
+    scores = {"srtf": score(was, now, left_s=was.end_s), "fifo": score(was, was, left_s=was.end_s)}
+    (picture,) = plot.draw(scores)
+    assert (picture,) == tuple(plot.draw(scores))
+    assert picture.name == "changes"
+    assert list(plot._rows(scores)) == ["all jobs", "user ada", "user bob"]
+    few = outcome([1.0, 2.0])
+    assert not list(plot.draw({"fifo": score(few, few, left_s=few.end_s)}))

@@ -27,6 +27,7 @@ from penstock_sim.replaying.rows import without_ends
 from penstock_sim.replaying.score import Score, score
 from penstock_sim.report.addition import Addition
 from penstock_sim.report.comparison import Comparison
+from penstock_sim.report.picture import Picture
 from penstock_sim.traces.history import facts
 from penstock_sim.traces.source import Source
 from penstock_sim.virtual import lines
@@ -245,8 +246,19 @@ def _present(plan: _Plan, found: Mapping[str, Replay], wanted: Wanted) -> None:
         comparison,
         wanted,
         "Replay",
-        Addition(document, list(_lines(scores, wide=wanted.output == "wide")), section.sections(scores, span)),
+        Addition(
+            document,
+            lines=list(_lines(scores, wide=wanted.output == "wide")),
+            sections=section.sections(scores, span),
+            pictures=lambda: _pictures(scores),
+        ),
     )
+
+
+def _pictures(scores: Mapping[str, Score]) -> Iterator[Picture]:
+    from penstock_sim.replaying import plot  # it needs matplotlib, which may not be there
+
+    return plot.draw(scores)
 
 
 def _described(plan: _Plan) -> dict[str, str]:

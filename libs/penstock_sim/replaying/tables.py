@@ -21,19 +21,22 @@ def changes(score: Score, span: Span, most: int | None = _LARGEST) -> Iterator[R
     """
     Yield two rows for all jobs, and for each team and user: averages and 95th percentiles.
 
-    Parties are only told of where there are several, those with the most jobs first.
-
     Parameters
     ----------
     most : int or None
         Of the teams, and of the users; None for all of them.
     """
-    yield from _change("all jobs", score.all, span)
-    for what, parties in (("team", score.teams), ("user", score.users)):
-        if len(parties) > 1:
-            largest = sorted(parties.items(), key=lambda pair: (-pair[1].jobs, pair[0]))
-            for name, one in largest[:most]:
-                yield from _change(f"{what} {name}" if name else f"no {what}", one, span)
+    for who, one in parties(score, most):
+        yield from _change(who, one, span)
+
+
+def parties(score: Score, most: int | None = _LARGEST) -> Iterator[tuple[str, Change]]:
+    """Yield all jobs, then teams and users where there are several, those with the most jobs first."""
+    yield "all jobs", score.all
+    for what, found in (("team", score.teams), ("user", score.users)):
+        if len(found) > 1:
+            largest = sorted(found.items(), key=lambda pair: (-pair[1].jobs, pair[0]))
+            yield from ((f"{what} {name}" if name else f"no {what}", one) for name, one in largest[:most])
 
 
 def jobs(found: tuple[JobChange, ...], span: Span) -> Iterator[Row]:
@@ -70,8 +73,8 @@ def signed(seconds: float, span: Span) -> str:
 def _change(who: str, one: Change, span: Span) -> Iterator[Row]:
     average = (one.was_avg_s, one.avg_s, one.avg_change_s, one.avg_interval_s)
     p95 = (one.was_p95_s, one.p95_s, one.p95_change_s, one.p95_interval_s)
-    yield (who, f"{one.jobs:,}", "avg", *_figures(*average, span))
-    yield (who, f"{one.jobs:,}", "p95", *_figures(*p95, span))
+    yield (who, str(one.jobs), "avg", *_figures(*average, span))
+    yield (who, str(one.jobs), "p95", *_figures(*p95, span))
 
 
 def _figures(was_s: float, now_s: float, change_s: float, bounds: Interval | None, span: Span) -> Row:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from penstock_sim.report.picture import Picture
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,11 @@ class Addition:
         For terminals, behind the table.
     sections : sequence of str
         HTML for the page, behind the table of figures.
+    pictures : callable
+        Draws what comes before the other pictures; only called where matplotlib is there.
     """
 
     document: object
     lines: Sequence[str] = ()
     sections: Sequence[str] = ()
+    pictures: Callable[[], Iterable[Picture]] = tuple

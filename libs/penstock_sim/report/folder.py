@@ -32,7 +32,7 @@ def write(comparison: Comparison, folder: Path, title: str, addition: Addition |
     (folder / SUMMARY).write_bytes(body + b"\n")
     for outcome in comparison.outcomes:
         jobs_csv.write(outcome, folder / f"jobs-{file_name(outcome.policy)}.csv")
-    pictures, missing = drawn(comparison)
+    pictures, missing = drawn(comparison, addition)
     for picture in pictures:
         (folder / f"{file_name(picture.name)}.svg").write_text(picture.svg, encoding="utf-8")
     sections = addition.sections if addition is not None else ()
@@ -40,7 +40,7 @@ def write(comparison: Comparison, folder: Path, title: str, addition: Addition |
     return missing
 
 
-def drawn(comparison: Comparison) -> tuple[list[Picture], str]:
+def drawn(comparison: Comparison, addition: Addition | None = None) -> tuple[list[Picture], str]:
     """Return all pictures, or none and why."""
     try:
         require()
@@ -48,7 +48,8 @@ def drawn(comparison: Comparison) -> tuple[list[Picture], str]:
         return [], str(error)
     from penstock_sim.report.plots import pictures  # noqa: PLC0415 - it needs matplotlib, which may not be there
 
-    return list(pictures(comparison)), ""
+    first = addition.pictures() if addition is not None else ()
+    return [*first, *pictures(comparison)], ""
 
 
 def file_name(text: str) -> str:

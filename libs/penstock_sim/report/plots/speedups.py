@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from penstock_sim.report import palette
+from penstock_sim.report import palette, table
 from penstock_sim.report.comparison import Comparison
 from penstock_sim.report.picture import FAINT, Picture
 from penstock_sim.report.plots import style
@@ -37,7 +37,7 @@ def draw(comparison: Comparison) -> Picture | None:
             "speedups",
             f"Speed-up over {first}",
             f"JCT under {first} over JCT under each policy, average and 95th percentile, on "
-            f"{comparison.outcomes[0].gpus:,} GPUs. More is better; left of 1 the policy is slower.",
+            f"{table.gpus(comparison)} GPUs. More is better; left of 1 the policy is slower.",
             style.svg(figure),
         )
 
