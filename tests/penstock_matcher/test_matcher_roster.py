@@ -117,6 +117,24 @@ def test_a_roster_that_followed_is_one_that_is_built_anew(history, asked_at):
     assert reckoned(followed) == reckoned(built) == {run.ranked.job_id: plain(run, built) for run in anew.runs()}
 
 
+def test_what_happens_to_a_run_counts_at_once():
+    """A checkpoint, or a position that falls, changes neither the order nor who holds what."""
+    fold, rank = Fold(machine.decider()), Rank(job_id="a", queue=0, position=1.0, falls_per_s=1.0)
+    placement = Placement(job_id="a", epoch=1, kind="fast", slots=(slot("n1", 0),))
+    before = [node("n1", fast=2), job("a"), RoundDecided(pool="default", at_s=2.0, placements=(placement,))]
+    later = [
+        *started(placement, 2.0),
+        RunCheckpointed(job_id="a", at_s=40.0, node_id="n1", epoch=1, step=3),
+        JobsRanked(pool="default", at_s=41.0, ranks=(rank,)),
+        RoundDecided(pool="default", at_s=42.0, preemptions=(Preemption(job_id="a", epoch=1),)),
+    ]
+    for number, fact in enumerate([*before, *later]):
+        fold.apply(delivery(number + 1, fact))
+        pool = fold.state.pool("default", fold.state.jobs)
+        assert reckoned(pool) == {run.ranked.job_id: plain(run, pool) for run in pool.roster.runs()}
+    assert reckoned(pool)["a"][4] == 40.0
+
+
 def reckoned(pool: Pool) -> dict[str, Any]:
     """What columns say of each lease."""
     found, stoppable = pool.roster.leases.runs(pool.terms(pool.outlook(60.0, Rules())))
