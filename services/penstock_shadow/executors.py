@@ -20,6 +20,8 @@ from penstock_sim.virtual.tasks import Run, Task
 
 _CHECKPOINT_S: Final = JobSpec(name="any", command=("any",)).checkpoint_s
 _A_SAMPLE: Final = -1
+_NEAR_S: Final = 1.0
+"""What is late by less than this is not counted as having waited."""
 
 
 class ShadowExecutors(Executors):
@@ -37,9 +39,9 @@ class ShadowExecutors(Executors):
     Attributes
     ----------
     ahead : int
-        Jobs that held their devices after their end.
+        Jobs that held their devices after their end, for more than a second.
     ahead_gpu_s : float
-        For how long, in GPU-seconds.
+        For how long all did, in GPU-seconds.
     ready_s : dict of str to float
         When such a job had done all of its work.
     """
@@ -111,7 +113,7 @@ class ShadowExecutors(Executors):
         self._inform(task)
         run = self.runs.get(job.id)
         if run is not None and not run.stands and math.isfinite(run.begins_s):
-            run.speed = self.speed(job.id, run.kind)
+            run.speed, run.begins_s = self.speed(job.id, run.kind), run.started_s + task.starting_s
             self._expect_end(run)
 
     def forget(self, job_id: str) -> None:
@@ -132,7 +134,7 @@ class ShadowExecutors(Executors):
             return
         end_s = run.begins_s + (task.work_s - task.kept_s) / run.speed
         if end_s < now_s:
-            self.ahead += 1
+            self.ahead += end_s < now_s - _NEAR_S
             self.ahead_gpu_s += (now_s - end_s) * task.gpus
             self.ready_s[task.id] = end_s
         self._agenda.at(max(now_s, end_s), self._complete, run)

@@ -68,8 +68,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         own = _changed(load(RankerSettings, "ranker", environ=environ))
         own |= _changed(load(MatcherSettings, "matcher", environ=environ))
         policys = POLICIES[self.policy].settings
-        found: dict[str, Any] = {name: value for name, value in own.items() if name not in policys} | self.set
-        return found
+        found = {name: value for name, value in own.items() if name not in policys} | self.set
+        as_kept: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+        return as_kept
 
 
 def _changed(settings: msgspec.Struct) -> dict[str, Any]:

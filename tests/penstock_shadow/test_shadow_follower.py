@@ -246,3 +246,16 @@ def test_jobs_that_are_over_are_dropped_and_it_makes_no_difference(
     assert [one.commit for one in spare.take()] == [one.commit for one in whole.take()]
     assert len(spare.measured.jobs) < len(whole.measured.jobs) / 2
     assert spare.status() == whole.status()
+
+
+def test_a_run_that_starts_up_for_longer_than_others_is_not_taken_to_be_ahead() -> None:
+    log = commits(
+        node(),
+        submitted("j1", 2.0),
+        placed("j1", 2.1),
+        started("j1", 2.2),
+        ended("j1", 32.2, steps=100, loop_steps=100, loop_s=10.0),
+    )
+    shadow = followed(plan("fifo"), log)
+    assert shadow.executors.tasks["j1"].end_s == pytest.approx(32.2)
+    assert shadow.executors.ahead == 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from shadow_cases import commits, ended, followed, node, placed, started, submitted
 
@@ -190,3 +191,13 @@ def test_what_the_clusters_file_says_holds_where_the_policy_says_nothing(tmp_pat
     environ = {"PENSTOCK_CONFIG": str(file)}
     assert Settings(policy="2d-las", set={"alpha": 0.5}).rules(environ) == {"min_run_s": 7.0, "alpha": 0.5}
     assert Settings(policy="configured").rules(environ) == {"min_run_s": 7.0, "window": 9, "order": "fifo"}
+
+
+def test_rules_are_what_comes_back_from_the_stream(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[ranker]\nthresholds_gpu_s = [3.0, 9.0]\n")
+    chosen = Settings(policy="2d-las", set={"min_run_s": "7"})
+    rules = chosen.rules({"PENSTOCK_CONFIG": str(file)})
+    plan = Plan(name="a", policy="2d-las", settings=rules, from_seq=0, from_s=0.0)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan).same_rules(plan)
+    assert rules == {"thresholds_gpu_s": [3.0, 9.0], "min_run_s": "7"}
