@@ -260,10 +260,10 @@ class Ranking:
         return self._to(entry, int(entry.queue), entry.entered_s)
 
     def _fallen(self, entry: Entry, now_s: float) -> Move | None:
+        if self._crossing_s(entry) > now_s:  # as nearly always
+            return None
         crossings = self._crossings_s(entry)
         queue = las.queue_at(crossings, now_s)
-        if queue <= entry.queue:
-            return None
         crossed_s = crossings[queue - 1]
         return self._to(entry, queue, crossed_s if math.isfinite(crossed_s) else entry.since_s)
 
