@@ -13,9 +13,11 @@ from penstock_events import (
     Alternative,
     JobCancelled,
     JobReleased,
+    JobsRanked,
     JobSubmitted,
     KindSpeed,
     NodeJoined,
+    Rank,
     State,
     WorkloadProfiled,
     workload,
@@ -165,6 +167,17 @@ def test_the_fastest_of_several_alternatives_is_named():
     assert found is not None
     assert found.change == {"gpus": 1}
     assert found.text == "ask for at most 1 device: it starts now on `fast`"
+
+
+def test_what_would_start_it_in_its_place_is_not_named_where_a_new_submission_comes_behind_others():
+    for others, expected in (((), ["ask for at most 1 device: it starts now on `fast`"]), (("small",), [])):
+        one = matcher().given(node("n1", fast=2), job("first"))
+        run_all(one, 2.0)
+        one.given(job("wide", at_s=3.0, gpus=2), *(job(other, at_s=4.0) for other in others))
+        names = ("first", "wide", *others)
+        ranks = tuple(Rank(job_id=name, queue=0, position=float(at)) for at, name in enumerate(names))
+        one.given(JobsRanked(pool="default", at_s=4.0, ranks=ranks, backfills=False, preempts="never"))
+        assert [found.text for found in alternatives(one.at(5.0)) if found] == expected
 
 
 def test_what_waits_for_its_speeds_may_do_without():
