@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -122,3 +123,24 @@ def in_order(counts: Mapping[Device, int]) -> Shape:
 
 def _floats(values: Iterable[float]) -> Floats:
     return np.array(list(values), dtype=np.float64)
+
+
+_NO_NUMBERS: Final = np.zeros(0)
+_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+
+NONE: Final = Runs(
+    queue=_NO_NUMBERS,
+    position=_NO_NUMBERS,
+    started_s=_NO_NUMBERS,
+    saved_s=_NO_NUMBERS,
+    devices=_NO_NUMBERS,
+    left_s=_NO_NUMBERS,
+    overhead_s=_NO_NUMBERS,
+    switch_s=_NO_NUMBERS,
+    saves=np.zeros(0, dtype=np.bool_),
+    group=_NO_ROWS,
+    shapes=(),
+    rows=_NO_ROWS,
+    all=(),
+)
+"""No runs."""

@@ -27,7 +27,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice, pairwise, takewhile
+from itertools import groupby, islice, pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -104,13 +104,8 @@ class Victims:
     def __init__(self, running: Runs | Iterable[Running], outlook: Outlook) -> None:
         self._preempts = outlook.manner.preempts
         every = running if isinstance(running, Runs) else runs.of(running, outlook)
-        ripe_s = every.started_s + np.maximum(outlook.rules.min_run_s, every.overhead_s / outlook.rules.overhead_share)
-        unripe = (every.started_s > 0) & (ripe_s > outlook.now_s)
-        self._unripe = every.queue[unripe], ripe_s[unripe]
-        unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, outlook.now_s - every.saved_s))
-        waste_s = every.switch_s + unsaved_s
-        worthwhile = (every.started_s > 0) & ~unripe & (every.left_s > waste_s)
-        self._runs = every.only(worthwhile)
+        waste_s, worthwhile = self._weigh(every, outlook)
+        self._runs = every.only(worthwhile) if len(every) else every
         self._loss_gpu_s = self._runs.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
         self._found: dict[int, Victim] = {}
         self._of: dict[str, tuple[_Group, int]] = {}  # by job, of those that were looked at
@@ -179,6 +174,19 @@ class Victims:
             return False
         return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.head.run)
 
+    def _weigh(self, every: Runs, outlook: Outlook) -> tuple[Floats, Bools]:
+        """Return what stopping each run would waste, and whether that is worth it; note when the others are ripe."""
+        if not len(every):
+            self._unripe = every.queue, every.started_s
+            return every.left_s, every.saves
+        ripe_s = every.started_s + np.maximum(outlook.rules.min_run_s, every.overhead_s / outlook.rules.overhead_share)
+        runs = every.started_s > 0
+        unripe = runs & (ripe_s > outlook.now_s)
+        self._unripe = every.queue[unripe], ripe_s[unripe]
+        unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, outlook.now_s - every.saved_s))
+        waste_s = every.switch_s + unsaved_s
+        return waste_s, runs & ~unripe & (every.left_s > waste_s)
+
     def _divide(self) -> Iterator[_Group]:
         """Yield the groups, their runs in order."""
         found, loss_gpu_s = self._runs, self._loss_gpu_s
@@ -187,11 +195,8 @@ class Victims:
         order = np.lexsort((-found.position, loss_gpu_s, found.group, found.queue))
         alike = _same(found.queue[order]) & _same(found.group[order])
         equal = alike & _same(loss_gpu_s[order]) & _same(found.position[order])
-        if equal.any():
-            names = np.array([found.name(at) for at in range(len(found))])
-            order = np.lexsort((names, -found.position, loss_gpu_s, found.group, found.queue))
         starts = [0, *(np.flatnonzero(~alike) + 1).tolist(), len(found)]
-        in_order = order.tolist()
+        in_order = _by_name(order.tolist(), np.flatnonzero(equal).tolist(), found)
         for start, end in pairwise(starts):
             queue = int(found.queue[in_order[start]])
             kind, shape = found.shapes[found.group[in_order[start]]]
@@ -224,6 +229,15 @@ def _drop(members: deque[int], taken: set[int]) -> None:
         members.popleft()
     for row in [row for row in islice(members, len(taken)) if row in taken] if len(taken) > 1 else ():
         members.remove(row)
+
+
+def _by_name(order: list[int], equal: Sequence[int], found: Runs) -> list[int]:
+    """Put those in the order of their names that are equal otherwise; ``equal`` says where one equals the next."""
+    for _, group in groupby(enumerate(equal), key=lambda pair: pair[1] - pair[0]):
+        places = [place for _, place in group]
+        start, end = places[0], places[-1] + 2
+        order[start:end] = sorted(order[start:end], key=found.name)
+    return order
 
 
 def _same(sorted_values: Floats | Ints) -> Bools:

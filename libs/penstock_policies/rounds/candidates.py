@@ -152,12 +152,7 @@ class _View:
         """Queue → devices of its runs that have several, for runs that somebody may preempt."""
         firsts = (key[0] for group in self.roster.groups.values() if (key := group.keys.first) is not None)
         bound = min((queue for queue in firsts if queue >= 0), default=math.inf)
-        found: Counter[int] = Counter()
-        if any(count for queue, count in self.roster.below.items() if queue > bound):
-            for key in self.roster.leased.since((bound + 1,)):
-                if (count := len(self.roster.entries[key[3]].held)) > 1:
-                    found[key[0]] += count
-        return found
+        return Counter({q: count for q, count in self.roster.of_several.items() if q > bound and count})
 
     def impatient(self, group: Group, some: int) -> Iterator[Key]:
         """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""

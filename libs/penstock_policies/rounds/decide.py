@@ -107,7 +107,7 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     looked_at = candidates(moment, supply, outlook)
     if rules.quotas:
         covered, outlook = covering.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
-    field = _Field(pool, looked_at, runs.of([], outlook), supply, outlook, covered)
+    field = _Field(pool, looked_at, runs.NONE, supply, outlook, covered)
     field = replace(field, victims=_victims(field))
     draft, left_out = _draft(field)
     try:
@@ -187,13 +187,15 @@ def _rivals(field: _Field, admitted: Admission) -> Sequence[Ranked]:
 
 def _victims(field: _Field) -> Runs:
     """Return the runs that some waiting job may preempt, and when each is expected to end."""
-    pool, outlook, leases = field.pool, field.outlook, field.pool.roster.leases
+    pool, outlook, roster = field.pool, field.outlook, field.pool.roster
     first = min((ranked[:2] for ranked in field.ready if not ranked.sample), default=None)
     if first is None or outlook.manner.preempts == "never":
         return field.victims
-    every, stoppable = leases.runs(pool.terms(outlook))
+    if not field.covered.borrowers and not roster.has_below(first[0], outlook.manner):
+        return field.victims
+    every, stoppable = roster.leases.runs(pool.terms(outlook))
     if field.covered.borrowers:
-        every = every.borrowing(leases.rows_of(list(field.covered.borrowers)))
+        every = every.borrowing(roster.leases.rows_of(list(field.covered.borrowers)))
     below = every.queue > first[0]
     if outlook.manner.preempts == "position":
         below |= (every.queue == first[0]) & (every.position > first[1])

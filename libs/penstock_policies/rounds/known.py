@@ -84,7 +84,10 @@ class Known(msgspec.Struct, dict=True):
 
     def pools(self) -> set[str]:
         """Return the names of all pools that have or had a node, or have a job that is not over."""
-        return self.cluster.pools() | {name for name, ids in self.live.items() if ids}
+        with_nodes = self.__dict__.get("with_nodes")
+        if with_nodes is None:  # kept beside the fold until a node comes or goes
+            with_nodes = self.__dict__["with_nodes"] = self.cluster.pools()
+        return with_nodes | {name for name, ids in self.live.items() if ids}
 
     def jobs_of(self, name: str, jobs: Jobs) -> list[Job]:
         """Return a pool's jobs that are not over, in order of submission."""
@@ -138,6 +141,7 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
     if matters:
         known.books.classes.clear()
         rosters_of(known).clear()
+        known.__dict__.pop("with_nodes", None)
     match event:
         case WorkloadProfiled():
             known.speeds.apply(event)

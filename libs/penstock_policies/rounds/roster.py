@@ -14,7 +14,7 @@ from typing import Literal
 
 from penstock_events import TERMINAL, Job, JobSpec, Rank
 from penstock_policies.cluster import Cluster, Node
-from penstock_policies.order import Ranked, Running
+from penstock_policies.order import Manner, Ranked, Running
 from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.rounds.leases import Leases
 from penstock_policies.runs import Shape, in_order
@@ -98,8 +98,8 @@ class Roster:
         Waiting jobs that have failed before; leases whose processes are to end.
     leases : Leases
         The same leases as columns.
-    below : Counter
-        Queue → devices of its runs.
+    below, of_several : Counter
+        Queue → devices of its runs; of those that hold several.
     evicting : bool
         Whether a node is being emptied.
 
@@ -132,6 +132,7 @@ class Roster:
         self.delayed: dict[str, None] = {}
         self.stopping: dict[str, None] = {}
         self.below: Counter[int] = Counter()
+        self.of_several: Counter[int] = Counter()
         for job in jobs:
             self.note(job)
 
@@ -161,6 +162,11 @@ class Roster:
     def runs(self) -> list[Running]:
         """Return all leases in rank order, with those of their devices whose nodes take jobs."""
         return [run for key in self.leased if (run := self.entries[key[3]].run) is not None]
+
+    def has_below(self, queue: int, manner: Manner) -> bool:
+        """Say whether any lease is of a queue so low that one of a queue may preempt it, as far as queues go."""
+        least = queue + (manner.preempts == "queue")
+        return any(count > 0 and below >= least for below, count in self.below.items())
 
     def key_of_waiting(self, job_id: str) -> Key | None:
         """Return a job's key; None for one that does not wait here."""
@@ -243,7 +249,7 @@ class Roster:
 
     def _lease(self, entry: Entry) -> None:
         self.leased.add(entry.key)
-        self.below[entry.key[0]] += len(entry.held)
+        self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
         for at in entry.held:
@@ -251,9 +257,14 @@ class Roster:
             if self._holders[at] == 1:
                 self.free.take(self._located([at]))
 
+    def _count(self, queue: int, devices: int) -> None:
+        self.below[queue] += devices
+        if abs(devices) > 1:
+            self.of_several[queue] += devices
+
     def _release(self, entry: Entry) -> None:
         self.leased.remove(entry.key)
-        self.below[entry.key[0]] -= len(entry.held)
+        self._count(entry.key[0], -len(entry.held))
         self.stopping.pop(entry.ranked.job_id, None)
         for at in entry.held:
             self._holders[at] -= 1
