@@ -201,6 +201,10 @@ def test_a_log_that_was_cut_names_what_cannot_be_known(penstock: Run, log: Path,
     assert "still running): they run as long as they did, and JCTs leave them out" in out
     assert "jobs never ran (" in out
     assert "Kaplan-Meier" in out
+    body = json.loads(penstock("replay", "--log", str(tmp_path / "cut"), "-p", "srtf", "-o", "json")[1])
+    assert {one["finished"] for one in body["policies"].values()} == {body["completed"]}
+    assert len(body["unknown"]["running"]) == body["jobs"] - body["completed"] > 0
+    assert body["changes"]["srtf"]["everybody"]["censored"] == len(body["unknown"]["running"])
 
 
 class Remembering(FakeGateway):
