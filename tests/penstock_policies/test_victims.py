@@ -110,7 +110,8 @@ def test_what_is_taken_is_gone():
     assert not victims.below(new())
 
 
-losses = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4)), max_size=9)
+losses = st.lists(st.tuples(st.one_of(st.sampled_from([0, 6, 12]), st.integers(0, 40)), st.integers(1, 4)), max_size=9)
+"""Seconds unsaved, and devices; sums of different numbers of runs are often equal."""
 
 
 @given(losses, st.integers(1, 8))
