@@ -90,6 +90,13 @@ def test_a_run_that_is_stopping_leaves_its_device_at_once(log: Scenario[machine.
     assert asked(log).start_in_s == 7.0
 
 
+def test_pools_of_their_own_in_the_file_are_no_trouble(log: Scenario[machine.State]) -> None:
+    running(log, "j1", duration_s=60.0)
+    settings = Rounds(pools={"lab": {"alpha": 1.0}})
+    assert dry_run(log.state, spec(), log.now_s, settings).cause == "capacity"
+    assert dry_run(log.state, spec(pool="lab"), log.now_s, settings).cause == "no_nodes"
+
+
 def test_where_nobody_overtakes_the_jobs_before_it_start_first(log: Scenario[machine.State]) -> None:
     log.given(joined("n2", fast=1))
     running(log, "j1", duration_s=60.0)

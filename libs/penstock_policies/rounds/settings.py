@@ -44,14 +44,14 @@ class Settings(Rules, frozen=True, kw_only=True):
         ValueError
             If a parameter of it is not known, or cannot be what it is set to.
         """
-        own = self.pools.get(pool)
-        if not own:
-            return self
+        own = self.pools.get(pool, {})
         unknown = sorted(own.keys() - set(Rules.__struct_fields__))
         if unknown:
             known = ", ".join(Rules.__struct_fields__)
             raise ValueError(f"pools.{pool} sets {', '.join(unknown)}, which it cannot; expected some of {known}")
         common = {name: getattr(self, name) for name in Rules.__struct_fields__}
+        if not own:
+            return Rules(**common)
         try:
             return msgspec.convert({**msgspec.to_builtins(common), **own}, Rules)
         except msgspec.ValidationError as error:
