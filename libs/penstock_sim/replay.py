@@ -19,10 +19,9 @@ What stays unknown, and how it is handled:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import mean, median
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -38,28 +37,24 @@ from penstock_events import (
     NodeLeft,
     NodeResumed,
     PolicySet,
-    Sample,
-    SamplesRequested,
     subjects,
 )
 from penstock_sim.cluster import Nodes
-from penstock_sim.history import History, Ran, key_of, read_log
+from penstock_sim.history import History, read_log
 from penstock_sim.outcome import Outcome
 from penstock_sim.replaying import measured as past
 from penstock_sim.replaying.rows import only
+from penstock_sim.replaying.worth import Book
 from penstock_sim.trace import Floats
 from penstock_sim.virtual import workload
 from penstock_sim.virtual.policies import POLICIES, choose
 from penstock_sim.virtual.script import Outage, Script
 from penstock_sim.virtual.simulation import Options, play
-from penstock_sim.virtual.tasks import Task
 
 __all__ = ["CONFIGURED", "History", "Replay", "read_log", "replay"]
 
 CONFIGURED: Final = "configured"
 """The policy of the services' own settings; what was set live is set again."""
-
-_LEAST_S: Final = 1e-3
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def replay(
     if not rows.size:
         raise ValueError("no job of the log ran in this window; take a longer one")
     chosen = Options(**{"profile": True, **options})
-    book = _Book(history, jobs)
+    book = Book(history, jobs)
     silence_s = choose(policy, chosen.settings).matcher.node_timeout_s
     script = _script(book, jobs, policy, _nodes(history, added, without), silence_s)
     costs = replace(
@@ -158,90 +153,6 @@ def replay(
     )
 
 
-class _Book:
-    """What runs were worth and what they cost, by the history's measurements."""
-
-    def __init__(self, history: History, jobs: list[Job]) -> None:
-        self.history = history
-        self._speeds: dict[str, Mapping[str, float]] = {}
-        self._keys = {job.id: key_of(job) for job in history.jobs}
-        rests_s = [run.rest_s for job in jobs for run in history.runs[job.id] if _whole(run)]
-        self._rest_s = median(rests_s) if rests_s else 0.0
-        self.tasks = [self._task(job, row) for row, job in enumerate(jobs)]
-        stops_s = [run.stop_s for job in jobs for run in history.runs[job.id] if run.outcome == "preempted"]
-        self.stop_s = median(stops_s) if stops_s else 0.0
-
-    def speed(self, name: str, kind: str) -> float:
-        """Return how fast a task is on a kind: measured where it ran there, else by its workload's profile."""
-        own = self._speeds.get(name, {})
-        if kind in own:
-            return own[kind]
-        key = self._keys.get(name, name)
-        told = self.history.speeds.of(key, kind)
-        known = [(own[k] / self.history.speeds.of(key, k)) for k in own]
-        return told * (mean(known) if known else 1.0)
-
-    def sampled(self, asked: SamplesRequested, sample: Sample) -> Task:
-        """Return a sample as it ran; one that did not, as the profile says that it would have."""
-        runs = [run for run in self.history.runs.get(sample.sample_id, ()) if run.loop_steps]
-        if runs:
-            run = runs[-1]
-            self._speeds[sample.sample_id] = {sample.kind: 1.0}
-            return self._sample(sample, run.loop_s / run.loop_steps, run.rest_s)
-        self._keys[sample.sample_id] = asked.key
-        return self._sample(sample, _LEAST_S, self._rest_s)
-
-    def _sample(self, sample: Sample, iteration_s: float, rest_s: float) -> Task:
-        work_s = sample.iterations * iteration_s
-        return Task(
-            sample.sample_id, -1, 1, sample.sample_id, work_s, starting_s=rest_s, iteration_s=max(iteration_s, 1e-9)
-        )
-
-    def _task(self, job: Job, row: int) -> Task:
-        runs = self.history.runs[job.id]
-        rests_s = [run.rest_s for run in runs if run.loop_steps]
-        iteration_s = _iterations_s(runs)
-        if not iteration_s:  # a command that counts no iterations: whatever it held its devices for is work
-            work_s = sum(run.held_s * self.speed(job.id, run.kind) for run in runs)
-            return Task(job.id, row, job.spec.gpus, job.id, max(work_s, _LEAST_S))
-        fastest_s = min(iteration_s.values())
-        self._speeds[job.id] = {kind: fastest_s / each_s for kind, each_s in iteration_s.items()}
-        return Task(
-            job.id,
-            row,
-            job.spec.gpus,
-            job.id,
-            max(max(run.steps for run in runs) * fastest_s, _LEAST_S),
-            starting_s=median(rests_s),
-            startings_s=[run.rest_s if run.loop_steps else median(rests_s) for run in runs],
-            iteration_s=fastest_s,
-            failures=[(reached * fastest_s, kept * fastest_s) for reached, kept in _failures(runs)],
-        )
-
-
-def _whole(run: Ran) -> bool:
-    return run.outcome == "completed" and run.loop_steps > 0
-
-
-def _iterations_s(runs: list[Ran]) -> dict[str, float]:
-    """Return the time of an iteration on each kind that the runs measured it on."""
-    kinds = {run.kind for run in runs if run.loop_steps and run.loop_s > 0}
-    return {
-        kind: sum(run.loop_s for run in runs if run.kind == kind)
-        / sum(run.loop_steps for run in runs if run.kind == kind)
-        for kind in sorted(kinds)
-    }
-
-
-def _failures(runs: list[Ran]) -> list[tuple[int, int]]:
-    """Return the steps at which runs failed and were tried again, and the steps that the next run began with."""
-    return [
-        (run.steps, following.resumed_step)
-        for run, following in pairwise(runs)
-        if run.outcome == "failed" and run.loop_steps
-    ]
-
-
 def _nodes(history: History, added: Nodes | None, without: Collection[str]) -> list[NodeJoined]:
     """Return the nodes of the replay: those of the log at their times, new ones at its beginning."""
     found = [joined for joined in history.joined if joined.node_id not in without]
@@ -252,7 +163,7 @@ def _nodes(history: History, added: Nodes | None, without: Collection[str]) -> l
     return found
 
 
-def _script(book: _Book, jobs: list[Job], policy: str, nodes: list[NodeJoined], silence_s: float) -> Script:
+def _script(book: Book, jobs: list[Job], policy: str, nodes: list[NodeJoined], silence_s: float) -> Script:
     history = book.history
     trace = past.trace_of(history, jobs)
     first_s = min([*(joined.at_s for joined in history.joined), float(trace.submit_s[0])])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_gateway import FakeGateway
 
-from penstock.cli import replaying
+from penstock.cli.replay_plan import Plan
 from penstock.client import Client
 from penstock_bus import Append
 from penstock_sim.cluster import parse
@@ -235,14 +235,14 @@ def test_the_live_log_is_read_where_no_file_is_named(
 
 
 def test_ctrl_c_leaves_the_policies_so_far(replay: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = replaying._Plan.run
+    run = Plan.run
 
-    def interrupted(plan: replaying._Plan, policy: str, *more: object) -> Replay:
+    def interrupted(plan: Plan, policy: str, *more: object) -> Replay:
         if policy == "srtf":
             signal.raise_signal(signal.SIGINT)
         return run(plan, policy, *more)  # type: ignore[arg-type] # handed on as they came
 
-    monkeypatch.setattr(replaying._Plan, "run", interrupted)
+    monkeypatch.setattr(Plan, "run", interrupted)
     code, out, err = replay("-p", "fifo,srtf")
     assert code == 130
     assert "fifo: average JCT" in out
