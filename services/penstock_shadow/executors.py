@@ -119,6 +119,7 @@ class ShadowExecutors(Executors):
     def forget(self, job_id: str) -> None:
         """Drop a job that is over."""
         self.tasks.pop(job_id, None)
+        self.ready_s.pop(job_id, None)
 
     def _inform(self, task: Task) -> None:
         task.starting_s = self._known.rest_s(task.id)

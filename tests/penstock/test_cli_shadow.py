@@ -143,8 +143,8 @@ def test_shadows_are_listed(server: MemoryServer, penstock: Penstock) -> None:
     assert "no shadow has followed this cluster" in penstock("shadow", "ls")[1]
     recorded(server, "a", "b")
     rows = [line.split() for line in penstock("shadow", "ls")[1].splitlines()]
-    assert rows[0][:4] == ["NAME", "POLICY", "POOL", "BEGAN"]
-    assert [row[:3] for row in rows[1:]] == [["a", "fifo", "(all)"], ["b", "fifo", "(all)"]]
+    assert rows[0][:4] == ["NAME", "POOL", "BEGAN", "TOLD"]
+    assert [(row[0], row[1], row[-1]) for row in rows[1:]] == [("a", "(all)", "fifo"), ("b", "(all)", "fifo")]
     assert len(json.loads(penstock("shadow", "ls", "-o", "json")[1])) == 2
 
 

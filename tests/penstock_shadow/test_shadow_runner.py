@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,25 @@ class Clock:
         return self.now_s
 
 
+class LateBus(MemoryBus):
+    """What is followed arrives late, while its gate is closed."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = 0
+
+    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+        async for one in super().follow(after_seq, subjects):
+            await self.gate.wait()
+            yield one
+
+    async def last_seq(self) -> int:
+        self.asked += 1
+        return await super().last_seq()
+
+
 class Cluster:
     """A log on a bus in memory, written at the times that its facts name."""
 
@@ -54,9 +73,9 @@ class Cluster:
                 await bus.append(Append(subject=one.subject, commit=commit, expected=None))
 
     @asynccontextmanager
-    async def shadow(self, settings: Settings = LAS) -> AsyncIterator[MemoryBus]:
+    async def shadow(self, settings: Settings = LAS, bus_type: type[MemoryBus] = MemoryBus) -> AsyncIterator[MemoryBus]:
         """Run a shadow; it ends in good order."""
-        async with MemoryBus(self.server) as bus:
+        async with bus_type(self.server) as bus:
             shell = Shell(bus, "shadow", clock=self.clock)
             working = asyncio.ensure_future(run(shell, settings))
             try:
@@ -116,6 +135,7 @@ async def test_a_shadow_that_is_started_again_goes_on_and_repeats_nothing() -> N
         await cluster.at(bus, 5.5)
         half = await published(bus)
     await cluster.write(*THEN[1:])
+    cluster.server.streams[subjects.SHADOW]._by_id.clear()  # a server forgets message ids after a while
     async with cluster.shadow() as bus:
         after = await cluster.at(bus, 200.0)
         assert after.plan == before.plan
@@ -123,6 +143,23 @@ async def test_a_shadow_that_is_started_again_goes_on_and_repeats_nothing() -> N
         assert found[: len(half)] == half
         assert len(found) > len(half) > 0
         assert [commit_id for _, commit_id in found] == expected(after.plan, await bus.read(EVERYTHING))[: len(found)]
+
+
+async def test_its_clock_waits_for_what_the_log_stored_before() -> None:
+    cluster = Cluster()
+    await cluster.write(*FIRST)
+    async with cluster.shadow(bus_type=LateBus) as bus:
+        assert isinstance(bus, LateBus)
+        status = await cluster.at(bus, 4.0)
+        bus.gate.clear()
+        await cluster.write(*THEN)
+        cluster.clock.now_s, asked = 500.0, bus.asked
+        await eventually(lambda: bus.asked >= asked + 5)
+        assert (await status_of(bus, "2d-las") or status).at_s < 500.0
+        bus.gate.set()
+        await cluster.at(bus, 600.0)
+        found = [commit_id for _, commit_id in await published(bus)]
+        assert found == expected(status.plan, await bus.read(EVERYTHING))[: len(found)]
 
 
 async def test_a_name_stands_for_one_set_of_rules_until_it_begins_anew() -> None:

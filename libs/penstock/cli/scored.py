@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock_sim.report.intervals import Change, Interval
 
 HEADERS: Final = ("TEAM", "JOBS", "MEASURED", "SHADOW", "CHANGE", "95% OF RESAMPLES", "P95", "SHADOW_P95")
-SHADOW_HEADERS: Final = ("NAME", "POLICY", "POOL", "BEGAN", "TOLD", "SEQ", "WAITING", "RUNNING", "AHEAD")
+SHADOW_HEADERS: Final = ("NAME", "POOL", "BEGAN", "TOLD", "SEQ", "WAITING", "RUNNING", "AHEAD", "POLICY")
 
 
 def rows(score: Score) -> list[tuple[str, ...]]:
@@ -47,7 +47,6 @@ def shadow_row(status: Status, now_s: float) -> tuple[str, ...]:
     plan = status.plan
     return (
         plan.name,
-        plan.policy + _settings(plan.settings),
         plan.pool or "(all)",
         clock(plan.from_s),
         f"{span(max(0.0, now_s - status.at_s))} ago",
@@ -55,6 +54,7 @@ def shadow_row(status: Status, now_s: float) -> tuple[str, ...]:
         str(status.waiting),
         str(status.running),
         str(status.ahead),
+        plan.policy + _settings(plan.settings),
     )
 
 
