@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matching_facts import ended, job, matcher, node, queued, rounds, run_all, where
 
@@ -111,12 +111,13 @@ def test_what_is_no_quota_is_refused():
     st.lists(st.tuples(st.sampled_from("abx"), st.integers(0, 2)), min_size=1, max_size=14),
     st.sampled_from(["fifo-backfill", "2d-las", "srtf"]),
 )
+@example([("a", 0), ("x", 0), ("x", 0), ("x", 0), ("a", 0), ("b", 0)], "fifo-backfill")
 def test_nobody_who_waits_lacks_what_is_his_own(jobs: list[tuple[str, int]], order: Name):
-    """Jobs come one after the other, and those that are preempted end at once."""
+    """Jobs come a while after each other, as bounds on preemption have it; those that are preempted end at once."""
     one = matcher(min_run_s=0.0, quotas={"a": 2, "b": 1}).given(node("n1", fast=4))
     teams: dict[str, str] = {}
     for at, (team, _) in enumerate(jobs):
-        at_s, name = 2.0 + at, f"j{at:02d}"
+        at_s, name = 2.0 + 20.0 * at, f"j{at:02d}"
         teams[name] = team
         one.given(job(name, at_s=at_s, team=team))
         one.given(under(order, *sorted(teams)))
