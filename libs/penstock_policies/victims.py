@@ -17,14 +17,15 @@ where a lighter choice frees enough. Among equals the lowest ranked come first.
 That is for orders in which jobs make way for lower queues. In one in which they make way for whatever comes before them
 (:attr:`penstock_policies.order.Manner.preempts` is ``position``), the order itself says who goes: the lowest ranked.
 
-Runs that no quota covers (:mod:`penstock_policies.quotas`) go first, where they are enough.
+Runs that no quota covers (:mod:`penstock_policies.quotas`) go first, where they are enough, and whatever they lose:
+gain and cost are weighed only where the devices are a run's own.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby, islice, pairwise, takewhile
@@ -61,24 +62,44 @@ class Choice(NamedTuple):
     runs: tuple[Running, ...]
 
 
+class _Looked:
+    """Runs that were looked at one by one, made when they first are."""
+
+    def __init__(self, runs: Runs, loss_gpu_s: Floats) -> None:
+        self.runs, self.loss_gpu_s = runs, loss_gpu_s
+        self.rows: dict[str, tuple[int, int]] = {}  # job → number of its group, row
+        self._found: dict[int, Victim] = {}
+
+    def victim(self, group: int, row: int) -> Victim:
+        """Return the run of a row."""
+        found = self._found.get(row)
+        if found is None:
+            run = self.runs.running(row)
+            key = float(self.loss_gpu_s[row]), -run.ranked.queue, -run.ranked.position
+            found = self._found[row] = Victim(key, run)
+            self.rows[run.ranked.job_id] = group, row
+        return found
+
+
 @dataclass(eq=False)
 class _Group:
     """Runs of one queue with equal devices, the lightest loss first: whoever takes any takes the first ones."""
 
+    number: int
     queue: int
     kind: str
     shape: Shape
     members: deque[int]
-    look_up: Callable[[_Group, int], Victim]
+    looked: _Looked
 
     @property
     def head(self) -> Victim:
         """The first run; there must be one."""
-        return self.look_up(self, self.members[0])
+        return self.looked.victim(self.number, self.members[0])
 
     def victims(self) -> Iterator[Victim]:
         """Yield the runs in order."""
-        return (self.look_up(self, row) for row in self.members)
+        return (self.looked.victim(self.number, row) for row in self.members)
 
     def gain(self, spec: JobSpec) -> int:
         """Return how many devices a job would get of each of them."""
@@ -105,11 +126,10 @@ class Victims:
         self._preempts = outlook.manner.preempts
         every = running if isinstance(running, Runs) else runs.of(running, outlook)
         waste_s, worthwhile = self._weigh(every, outlook)
-        self._runs = every.only(worthwhile) if len(every) else every
-        self._loss_gpu_s = self._runs.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
-        self._found: dict[int, Victim] = {}
-        self._of: dict[str, tuple[_Group, int]] = {}  # by job, of those that were looked at
-        self._groups = list(self._divide())
+        found = every.only(worthwhile) if len(every) else every
+        loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
+        self._looked = _Looked(found, loss_gpu_s)
+        self._groups = list(_divided(self._looked))
         self._left = Counter[int]()  # by queue
         for group in self._groups:
             self._left[group.queue] += len(group.members)
@@ -160,9 +180,9 @@ class Victims:
 
     def take(self, choice: Choice) -> None:
         """Take out the runs of a choice that was made just now."""
-        taken = {self._of[run.ranked.job_id][1] for run in choice.runs}
+        taken = {self._looked.rows[run.ranked.job_id][1] for run in choice.runs}
         for run in choice.runs:
-            group, _ = self._of[run.ranked.job_id]
+            group = self._groups[self._looked.rows[run.ranked.job_id][0]]
             _drop(group.members, taken)
             self._left[group.queue] -= 1
         while self._lowest >= 0 and not self._left[self._lowest]:
@@ -185,31 +205,8 @@ class Victims:
         self._unripe = every.queue[unripe], ripe_s[unripe]
         unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, outlook.now_s - every.saved_s))
         waste_s = every.switch_s + unsaved_s
-        return waste_s, runs & ~unripe & (every.left_s > waste_s)
-
-    def _divide(self) -> Iterator[_Group]:
-        """Yield the groups, their runs in order."""
-        found, loss_gpu_s = self._runs, self._loss_gpu_s
-        if not len(found):
-            return
-        order = np.lexsort((-found.position, loss_gpu_s, found.group, found.queue))
-        alike = _same(found.queue[order]) & _same(found.group[order])
-        equal = alike & _same(loss_gpu_s[order]) & _same(found.position[order])
-        starts = [0, *(np.flatnonzero(~alike) + 1).tolist(), len(found)]
-        in_order = _by_name(order.tolist(), np.flatnonzero(equal).tolist(), found)
-        for start, end in pairwise(starts):
-            queue = int(found.queue[in_order[start]])
-            kind, shape = found.shapes[found.group[in_order[start]]]
-            yield _Group(queue, kind, shape, deque(in_order[start:end]), self._victim)
-
-    def _victim(self, group: _Group, row: int) -> Victim:
-        found = self._found.get(row)
-        if found is None:
-            run = self._runs.running(row)
-            key = float(self._loss_gpu_s[row]), -run.ranked.queue, -run.ranked.position
-            found = self._found[row] = Victim(key, run)
-            self._of[run.ranked.job_id] = group, row
-        return found
+        lent = every.queue >= BORROWED  # what it runs on is not its own, whatever it loses
+        return waste_s, runs & ~unripe & (lent | (every.left_s > waste_s))
 
     def _groups_for(self, spec: JobSpec) -> dict[str, list[tuple[_Group, int]]]:
         """Return kind → groups that have devices for the job, and how many each run of them."""
@@ -221,6 +218,22 @@ class Victims:
                 if gain := group.gain(spec):
                     found.setdefault(group.kind, []).append((group, gain))
         return found
+
+
+def _divided(looked: _Looked) -> Iterator[_Group]:
+    """Yield the groups, their runs in order."""
+    found, loss_gpu_s = looked.runs, looked.loss_gpu_s
+    if not len(found):
+        return
+    order = np.lexsort((-found.position, loss_gpu_s, found.group, found.queue))
+    alike = _same(found.queue[order]) & _same(found.group[order])
+    equal = alike & _same(loss_gpu_s[order]) & _same(found.position[order])
+    starts = [0, *(np.flatnonzero(~alike) + 1).tolist(), len(found)]
+    in_order = _by_name(order.tolist(), np.flatnonzero(equal).tolist(), found)
+    for number, (start, end) in enumerate(pairwise(starts)):
+        queue = int(found.queue[in_order[start]])
+        kind, shape = found.shapes[found.group[in_order[start]]]
+        yield _Group(number, queue, kind, shape, deque(in_order[start:end]), looked)
 
 
 def _drop(members: deque[int], taken: set[int]) -> None:

@@ -7,7 +7,7 @@ but in :mod:`penstock_gateway.accept` and :mod:`penstock_gateway.acts`.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -29,18 +29,13 @@ from penstock_events import (
     subjects,
 )
 from penstock_gateway import history, sweeps
+from penstock_gateway.announcements import announcement
 from penstock_gateway.history import History
 from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
 SCHEMA: Final = "gateway.v3"
-
-_ENDED: Final[dict[lifecycle.State, Literal["completed", "failed", "cancelled"]]] = {
-    lifecycle.State.COMPLETED: "completed",
-    lifecycle.State.FAILED: "failed",
-    lifecycle.State.CANCELLED: "cancelled",
-}
 
 
 class State(Known):
@@ -94,7 +89,7 @@ def apply(state: State, event: Event, seq: int) -> None:
 
 def decide(state: State, now_s: float) -> Decision:
     """Announce what has ended, and cancel the trials of cancelled sweeps."""
-    announcements = [_announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
+    announcements = [announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
     cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
     return Decision(announcements + cancellations)
 
@@ -155,27 +150,6 @@ def _announced(state: State, job_id: str) -> None:
     state.to_announce.pop(job_id, None)
     if (past := state.histories.get(job_id)) is not None:
         past.announced = True
-
-
-def _announcement(job: Job, cause: int) -> Proposal:
-    fact = JobFinished(
-        at_s=job.finished_s,
-        job_id=job.id,
-        name=job.spec.name,
-        state=_ENDED[job.state],
-        submitted_s=job.submitted_s,
-        reason=job.reason,
-        exit_code=job.exit_code,
-        run_s=job.executed_s,
-        gpu_s=job.attained_gpu_s(job.finished_s),
-        preemptions=job.preemptions,
-        attempts=job.attempts,
-        steps=job.steps,
-        metrics=job.metrics,
-        user=job.spec.user,
-        parent=job.spec.parent,
-    )
-    return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
 
 
 def _cancellation(state: State, job: Job, cause: int, now_s: float) -> Proposal:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 from penstock_bus import Delivery
 from penstock_events import AnyEvent, Commit
@@ -63,10 +64,11 @@ class Log:
 
 
 class Written:
-    """A log's file of JSON lines, written in batches; a context manager."""
+    """A log's file of JSON lines, written in batches, compressed where its name ends in ``.gz``; a context manager."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._raw = path.open("wb")
+        self._file = _compressed(self._raw) if path.suffix == ".gz" else self._raw
         self._batch: list[Delivery] = []
 
     def add(self, delivery: Delivery) -> None:
@@ -85,3 +87,9 @@ class Written:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._flush()
         self._file.close()
+        self._raw.close()
+
+
+def _compressed(raw: BinaryIO) -> BinaryIO:
+    """Return what compresses into a file: the same bytes for the same log, so without a name or a time."""
+    return cast("BinaryIO", gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=raw, mtime=0))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from penstock_bus import Decider
+from penstock_events import SweepCancelled
+from penstock_gateway.announcements import announcer
 from penstock_gateway.machine import decider as gateway
 from penstock_gateway.settings import Settings as GatewaySettings
 from penstock_matcher.machine import decider as matcher
@@ -37,7 +40,10 @@ from penstock_sim.virtual.world import World
 
 _LOOK_EVERY: Final = 256
 _QUIET: Final = {"max_waits": 0}
-"""Where nobody reads the log, rounds need not explain who waits; it changes nothing about who runs."""
+"""Rounds need not explain who waits: whoever asks a log has it worked out. It changes nothing about who runs."""
+
+_SELDOM: Final = (200_000, 50, 1_000)
+"""Of collecting garbage: a hundred thousand jobs are not looked at again and again; hardly any is part of a ring."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Options:
     seed : int
         Of failures and errors.
     log : Path, optional
-        Where to write the log, one fact a line; the production gateway then writes its announcements as well.
+        Where to write the log, one fact a line, compressed where the name ends in ``.gz``; the production gateway's
+        announcements are then written as well. What rounds say of those who wait is not, unless ``max_waits`` is set.
     timeline, spells : bool
         Whether the outcome has these.
     progress : callable, optional
@@ -140,13 +147,23 @@ def _with_quotas(script: Script, cluster: Nodes, options: Options, given: Quotas
 def play(script: Script, policy: str, options: Options, began_s: float | None = None) -> Outcome:
     """Return what the deciders make of a script; CPU time counts from ``began_s``, or from now."""
     began_s = time.process_time() if began_s is None else began_s
-    settings = options.settings or {}
-    chosen = choose(policy, {**_QUIET, **settings} if options.log is None else settings)
+    chosen = choose(policy, {**_QUIET, **(options.settings or {})})
     with ExitStack() as stack:
+        stack.enter_context(_garbage_seldom())
         written = stack.enter_context(Written(options.log)) if options.log is not None else None
         simulation = _Simulation(script, chosen, options, written)
         simulation.run()
     return simulation.records.outcome(policy, simulation.engine.instants, time.process_time() - began_s)
+
+
+@contextmanager
+def _garbage_seldom() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class _Simulation:
@@ -154,6 +171,7 @@ class _Simulation:
 
     def __init__(self, script: Script, chosen: Chosen, options: Options, written: Written | None) -> None:
         self._options, self._chosen = options, chosen
+        self._cancels_sweeps = any(isinstance(fact, SweepCancelled) for _, fact, _ in script.facts)
         self._silence = options.failures is not None or bool(script.outages)
         self.records = Records(script)
         self.engine = Engine(self._deciders(), Log(written.add if written is not None else None))
@@ -183,7 +201,9 @@ class _Simulation:
             ranker(chosen.ranker, chosen.ranker.priors()),
             matcher(chosen.matcher, self._heard if self._silence else None),
         ]
-        return [*found, gateway(GatewaySettings())] if options.log is not None else found
+        if options.log is None:
+            return found
+        return [*found, gateway(GatewaySettings()) if self._cancels_sweeps else announcer()]
 
     def _heard(self, _nodes: Iterable[str], _now_s: float) -> Mapping[str, float]:
         return self._executors.down_s  # who is missing there is well
