@@ -239,7 +239,7 @@ def test_several_seeds_give_means_and_spreads(penstock: Run, folder: Path) -> No
     spread = body["spread"]["srtf"]["avg_jct_s"]
     assert (spread["least"], spread["most"]) == (min(each), max(each))
     assert spread["sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
-    assert body["spread"]["fifo"]["ratio"] == {"sd": 0.0, "least": 1.0, "most": 1.0}
+    assert body["spread"]["fifo"]["ratio"] == {"mean": 1.0, "sd": 0.0, "least": 1.0, "most": 1.0}
 
 
 def test_the_table_of_several_seeds_says_how_far_they_lie_apart(penstock: Run, folder: Path) -> None:

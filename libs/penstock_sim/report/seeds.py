@@ -29,6 +29,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         Standard deviation of the sample; 0 for a single seed.
     """
 
+    mean: float
     sd: float
     least: float
     most: float
@@ -110,10 +111,10 @@ def spread(values: Sequence[float]) -> Spread:
     Examples
     --------
     >>> spread([1.0, 3.0])
-    Spread(sd=1.4142135623730951, least=1.0, most=3.0)
+    Spread(mean=2.0, sd=1.4142135623730951, least=1.0, most=3.0)
     """
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Spread(sd=sd, least=min(values), most=max(values))
+    return Spread(mean=statistics.fmean(values), sd=sd, least=min(values), most=max(values))
 
 
 def rows(comparison: SeedComparison, span: Callable[[float], str]) -> Rows:
