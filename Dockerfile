@@ -19,7 +19,7 @@ COPY --from=build /opt/penstock /opt/penstock
 COPY examples /opt/penstock/examples
 # Kernels are compiled here, for any processor of the architecture, and only read later: also from a read-only root.
 ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json NUMBA_CPU_NAME=generic
-RUN python -m penstock_policies.levels.warming
+RUN python -m penstock_policies.levels.warming && python -m penstock_sim.counted.warming
 USER penstock
 WORKDIR /opt/penstock/examples
 ENTRYPOINT ["penstock"]

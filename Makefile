@@ -71,7 +71,7 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@touch $@ $(VENV)/.examples
 
 # The kernels of matching and simulating, so that nobody's first round waits for the compiler; after .dev or .examples.
-$(VENV)/.kernels: $(wildcard libs/penstock_policies/levels/*.py libs/penstock_sim/counted/kernels/*.py) | $(VENV)/.examples
+$(VENV)/.kernels: $(wildcard libs/penstock_policies/kernels.py libs/penstock_policies/levels/*.py libs/penstock_sim/counted/kernels/*.py) | $(VENV)/.examples
 	@echo "Compiling the kernels ..."
 	@$(BIN)/python -m penstock_policies.levels.warming
 	@$(BIN)/python -m penstock_sim.counted.warming

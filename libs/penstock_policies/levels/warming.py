@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock_policies.levels.keeping import DIRECTORY, forget_older
+from penstock_policies.levels.compiled import KERNELS
 from penstock_policies.levels.solver import KeptMatching
 
 
@@ -22,5 +22,4 @@ def compile_kernels() -> None:
 
 if __name__ == "__main__":
     compile_kernels()
-    if DIRECTORY is not None:
-        forget_older(DIRECTORY)
+    KERNELS.forget_older()

@@ -1,5 +1,5 @@
 """
-Where compiled kernels are kept, and that it never matters to anyone but the clock if they cannot be.
+Kernels compiled by numba: where they are kept, and that it never matters to anyone but the clock if they cannot be.
 
 Numba's own cache finds out by writing whether a directory is any good. One that came with a read-only image is refused,
 and a disk that is full fails the call that compiles. Here a directory that can be read is good enough, and what cannot
@@ -13,63 +13,102 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from shutil import rmtree
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
+import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 PREFIX: Final = "penstock-kernels-"
 
 
-def open_directory(digest: str) -> Path | None:
+class Kernels:
     """
-    Return the directory for kernels of these sources; None if there is none to read or to write.
+    The kernels of one package.
+
+    Parameters
+    ----------
+    name : str
+        Told apart by it where kernels of several packages are kept side by side.
+    package : Path
+        The directory of all sources that the kernels are made of.
+    """
+
+    def __init__(self, name: str, package: Path) -> None:
+        sources = b"".join(path.read_bytes() for path in sorted(package.glob("*.py")))
+        self._prefix = f"{PREFIX}{name}-"
+        self.directory: Path | None = open_directory(
+            f"{self._prefix}{hashlib.sha256(sources).hexdigest()[:16]}", package
+        )
+        """Where they are kept; None where nothing can be read or written: each process compiles for itself."""
+
+    def compiled(self, function: Kernel, **options: Any) -> Kernel:
+        """Return a function compiled for the machine at its first call, or loaded from where kernels are kept."""
+        made = numba.njit(**options)(function)
+        if self.directory is not None:
+            made._cache = _cache_in(self.directory)(function)
+        return cast("Kernel", made)
+
+    def forget_older(self) -> None:
+        """Remove what earlier versions of the package left beside the directory."""
+        if self.directory is None:
+            return
+        for other in self.directory.parent.glob(f"{self._prefix}*"):
+            if other != self.directory:
+                rmtree(other, ignore_errors=True)
+
+
+def open_directory(name: str, package: Path) -> Path | None:
+    """
+    Return a directory of that name; None if there is none to read or to write.
 
     The first that is there or can be made, in this order: under ``NUMBA_CACHE_DIR``, ``PENSTOCK_CACHE_DIR``, beside
     the package, ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
-    for base in _bases():
-        found = base / f"{PREFIX}{digest}"
+    for base in _bases(package):
         with suppress(OSError):
-            found.mkdir(parents=True, exist_ok=True)
-            return found
+            (base / name).mkdir(parents=True, exist_ok=True)
+            return base / name
     return None
 
 
-def forget_older(directory: Path) -> None:
-    """Remove what earlier versions of the package left beside a directory."""
-    for other in directory.parent.glob(f"{PREFIX}*"):
-        if other != directory:
-            rmtree(other, ignore_errors=True)
-
-
-_SOURCES: Final = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-
-
-def _bases() -> Iterator[Path]:
+def _bases(package: Path) -> Iterator[Path]:
     for variable in ("NUMBA_CACHE_DIR", "PENSTOCK_CACHE_DIR"):
         if named := os.environ.get(variable):
             yield Path(named)
-    yield Path(__file__).parent / "__pycache__"
+    yield package / "__pycache__"
     if named := os.environ.get("XDG_CACHE_HOME"):
         yield Path(named) / "penstock"
     with suppress(RuntimeError):  # nobody's home
         yield Path.home() / ".cache" / "penstock"
 
 
-DIRECTORY: Final = open_directory(_SOURCES.hexdigest()[:16])
-"""Where compiled kernels are kept; None where nothing can be read or written: each process compiles for itself."""
+def _cache_in(directory: Path) -> type[_KernelCache]:
+    class Kept(_Kept):
+        place = str(directory)
+
+    class Impl(CompileResultCacheImpl):
+        _locator_classes: Any = (Kept,)
+
+    class Cache(_KernelCache):
+        _impl_class: Any = Impl
+
+    return Cache
 
 
 class _Kept(_CacheLocator):
     """Tells numba where: the directory's name stands for the sources, so there is nothing to compare."""
 
+    place: str
+
     def get_cache_path(self) -> str:
-        return str(DIRECTORY)
+        return self.place
 
     def get_source_stamp(self) -> str:
         return PREFIX
@@ -82,14 +121,8 @@ class _Kept(_CacheLocator):
         return cls()
 
 
-class _Impl(CompileResultCacheImpl):
-    _locator_classes: Any = (_Kept,)
-
-
-class KernelCache(FunctionCache):
+class _KernelCache(FunctionCache):
     """The cache of one kernel, for which not being able to read or write is no error."""
-
-    _impl_class = _Impl
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return what is kept for a signature; None if nothing can be had, and then begin anew."""
