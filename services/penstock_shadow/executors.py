@@ -56,6 +56,7 @@ class ShadowExecutors(Executors):
 
     def submit(self, job: Job) -> Task:
         """Take a job in."""
+        self._reckon()
         row = _A_SAMPLE if job.sample is not None else len(self.tasks)
         task = Task(job.id, row, job.spec.gpus, job.id, math.inf, iteration_s=self._known.iteration_s(job.id))
         self.tasks[job.id] = task
@@ -87,17 +88,17 @@ class ShadowExecutors(Executors):
             run.missing = set(slots)
             self._agenda.at(now_s, self._start, run)
         if job.stopping:
-            self.stop(job.id, job.reason)
+            self.stop(job.id, job.reason, self._measured.asked_s(job.id) or now_s)
 
-    def stop(self, job_id: str, reason: str) -> None:
-        """Have a run end that is not wanted any more."""
+    def stop(self, job_id: str, reason: str, asked_s: float | None = None) -> None:
+        """Have a run end that is not wanted any more, by default from now on."""
         run = self.runs.get(job_id)
         if run is None or run.asked:
             return
-        run.asked = True
+        run.asked, now_s = True, self._clock()
         if not run.stands:
-            self._stand(run, self._clock(), saved=True)
-        self._agenda.at(self._clock() + self.costs.stop_s, self._end_all, run, reason)
+            self._stand(run, asked_s or now_s, saved=True)
+        self._agenda.at(max(now_s, (asked_s or now_s) + self.costs.stop_s), self._end_all, run, reason)
 
     def lose(self, node_ids: tuple[str, ...]) -> None:
         """End what runs on nodes that are lost."""
@@ -106,7 +107,7 @@ class ShadowExecutors(Executors):
 
     def learn(self, job: Job) -> None:
         """Take in how a real run, or a whole job, went."""
-        self.costs = replace(self.costs, stop_s=self._known.stop_s)
+        self._reckon()
         task = self.tasks.get(job.id)
         if task is None or task.over or job.state not in {State.COMPLETED, State.FAILED} or math.isfinite(task.work_s):
             return
@@ -120,6 +121,11 @@ class ShadowExecutors(Executors):
         """Drop a job that is over."""
         self.tasks.pop(job_id, None)
         self.ready_s.pop(job_id, None)
+
+    def _reckon(self) -> None:
+        """Have runs take as long to stop as real ones take."""
+        if self.costs.stop_s != self._known.stop_s:
+            self.costs = replace(self.costs, stop_s=self._known.stop_s)
 
     def _inform(self, task: Task) -> None:
         task.starting_s = self._known.rest_s(task.id)

@@ -11,6 +11,7 @@ shadow needs no state of its own to go on where it was.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from penstock_bus import Decider, Delivery
@@ -102,7 +103,7 @@ class Follower:
         self.preempted_before: dict[str, int] = {}
         self.live = False
         self._forgets, self._away = forgets, set[str]()
-        chosen = choose(plan.policy, {"max_waits": 0, **plan.settings})
+        chosen = choose(plan.policy, plan.settings)
         deciders: list[Decider[Any]] = [ranker(chosen.ranker, chosen.ranker.priors()), matcher(chosen.matcher)]
         self.engine = Engine(deciders, Log())
         self.executors = ShadowExecutors(self.engine, self.measured, lengths)
@@ -115,13 +116,14 @@ class Follower:
         return self.engine.now_s
 
     def feed(self, delivery: Delivery) -> None:
-        """Take in the next commit of the log, after all that was due before it."""
+        """Take in the next commit of the log, after all that was due before it; what is due with it comes later."""
         if delivery.seq <= self.seq:
             return
         if not self.live and delivery.seq > self.plan.from_seq:
             self._begin()
         self.seq = delivery.seq
-        self.advance(delivery.stored_s)
+        self.advance(math.nextafter(delivery.stored_s, 0.0))
+        self.engine.now_s = max(self.engine.now_s, delivery.stored_s)
         for fact in delivery.commit.facts:
             touched = self.measured.apply(fact)
             if self._concerns(fact):

@@ -106,6 +106,11 @@ class Measured:
             return 0.0  # what it did not iterate is in its work
         return median(rests_s) if rests_s else 0.0
 
+    def asked_s(self, job_id: str) -> float:
+        """Return when a job's present run was asked to stop; 0 where it was not."""
+        runs = self._runs.get(job_id)
+        return runs[-1].asked_s if runs and not runs[-1].ended_s else 0.0
+
     @property
     def stop_s(self) -> float:
         """How long a preempted run takes to stop."""

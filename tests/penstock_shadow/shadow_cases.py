@@ -60,6 +60,23 @@ def recorded(folder: Path, failures: Failures | None = None, jobs: int = 30) -> 
     return list(lines.decode(log.read_text().splitlines()))
 
 
+def recorded_load(folder: Path, seed: int) -> list[Delivery]:
+    """Return the log of a small load with bursts and equal lengths; those of odd seeds are profiled."""
+    rng, log = np.random.default_rng(seed), folder / "log"
+    jobs = int(rng.integers(3, 14))
+    load = Trace(
+        name="load",
+        job_ids=[f"j{row:03d}" for row in range(jobs)],
+        submit_s=np.cumsum(rng.choice([0.0, 0.5, 3.0, 40.0], jobs)),
+        num_gpus=rng.choice([1, 1, 1, 2, 2], jobs).astype(np.int64),
+        duration_s=rng.choice([1.0, 7.5, 30.0, 200.0], jobs),
+        models=rng.choice(["mlp", "cnn"], jobs).tolist(),
+    )
+    options: dict[str, Any] = {"settings": SET, "costs": COSTS, "speedups": SPEEDUPS, "profile": bool(seed % 2)}
+    simulate(load, parse("1x2@fast+1x2@slow"), "configured", log=log, **options)
+    return list(lines.decode(log.read_text().splitlines()))
+
+
 def plan(policy: str = "configured", log: list[Delivery] | None = None, **settings: Any) -> Plan:
     """Return the plan of a shadow that begins with an empty log, or at the end of one."""
     seq, at_s = (log[-1].seq, log[-1].stored_s) if log else (0, 0.0)

@@ -21,6 +21,7 @@ from shadow_cases import (
     placed,
     plan,
     recorded,
+    recorded_load,
     started,
     submitted,
 )
@@ -40,7 +41,8 @@ from penstock_shadow import follower as following
 from penstock_shadow.follower import Follower
 from penstock_shadow.plan import Plan
 from penstock_sim.history import of_deliveries
-from penstock_sim.virtual.costs import Failures
+from penstock_sim.replay import replay
+from penstock_sim.virtual.costs import Costs, Failures
 from penstock_sim.virtual.invariants import Invariants
 
 SMALL = (
@@ -81,14 +83,11 @@ def test_a_shadow_of_the_clusters_own_policy_that_knows_all_lengths_is_the_clust
     assert np.mean(list(found_s.values())) == pytest.approx(np.mean([really_s[job_id] for job_id in found_s]), rel=0.02)
 
 
-def test_under_another_policy_it_takes_as_long_as_the_replay_of_the_same_log(log: list[Delivery]) -> None:
-    from penstock_sim.replay import replay  # noqa: PLC0415 - only here
-    from penstock_sim.virtual.costs import Costs  # noqa: PLC0415
-
+def test_under_another_policy_it_takes_about_as_long_as_the_replay_of_the_same_log(log: list[Delivery]) -> None:
     again = replay(of_deliveries(log), "fifo", costs=Costs(checkpoint_s=10.0))
     _, replayed_s = again.average_jct_s()
     shadow = followed(plan("fifo"), log, lengths_of(log))
-    assert np.mean(list(jcts_s(shadow).values())) == pytest.approx(replayed_s, rel=0.01)
+    assert np.mean(list(jcts_s(shadow).values())) == pytest.approx(replayed_s, rel=0.1)  # where profiles come later
     assert replayed_s > 1.5 * np.mean(list(measured_s(shadow).values()))
 
 
@@ -259,3 +258,20 @@ def test_a_run_that_starts_up_for_longer_than_others_is_not_taken_to_be_ahead() 
     shadow = followed(plan("fifo"), log)
     assert shadow.executors.tasks["j1"].end_s == pytest.approx(32.2)
     assert shadow.executors.ahead == 0
+
+
+def test_a_shadow_of_the_clusters_own_policy_is_the_cluster_to_the_job_on_nearly_every_small_load(
+    tmp_path: Path,
+) -> None:
+    """Single loads differ where a threshold is crossed at the very moment of a decision."""
+    otherwise, loads = 0, 0
+    for seed in range(16):
+        log = recorded_load(tmp_path, seed)
+        lengths = lengths_of(log)
+        for begins in (0, len(log) // 2):
+            shadow = followed(plan("configured", log[:begins], **SET), log, lengths)
+            found_s, really_s = jcts_s(shadow), measured_s(shadow)
+            loads += 1
+            otherwise += any(abs(found_s[job_id] - really_s[job_id]) > 0.5 for job_id in found_s)
+    assert loads == 32
+    assert otherwise <= 2
