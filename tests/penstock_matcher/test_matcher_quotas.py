@@ -61,10 +61,13 @@ def test_nobody_gets_more_than_his_own_by_claiming():
 
 
 def test_who_borrows_goes_before_a_lower_queue_that_a_quota_covers():
-    one = shared().given(*(job(f"a{i}", team="a") for i in range(3)), job("b0", team="b"))
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(3)))
     run_all(one, 2.0)
-    one.given(queued(a0=0, a1=0, a2=0, b0=2), job("b1", at_s=9.0, team="b"))
-    assert preempted(one.at(9.0).settle()).keys() == {"a2"}  # the last of a's, and not b0 of queue 2
+    one.given(job("b0", at_s=20.0, team="b"))
+    run_all(one, 20.0)
+    one.given(queued(21.0, a0=0, a1=0, a2=0, b0=2), job("b1", at_s=30.0, team="b"))
+    # The last of a's goes, although stopping b0 of queue 2, which has just begun, would waste less.
+    assert preempted(one.at(30.0).settle()).keys() == {"a2"}
 
 
 def test_a_team_that_has_no_quota_only_borrows():
