@@ -10,13 +10,14 @@ How the production deciders walk them:
 * ``fewest-gpus``, ``srtf``, ``srsf``: a waiting job preempts the runs that it comes before;
 * ``las``, ``2d-las``, ``2d-gittins``: a waiting job preempts runs of higher queue numbers, never within a queue;
 * ``allox``: one queue, matched by declared lengths, nobody is preempted;
-* ``max-min``: the jobs of the users who are least far come first, then as ``fifo-backfill``;
+* ``max-min``: one user enters a round at a time, the one who is least far by progress, which does not depend on kinds
+  (:mod:`penstock_policies.progress`); among his jobs as ``fifo-backfill``;
 * ``allox+2d-gittins``: Penstock's defaults but for the order;
 * ``configured``: the services' own settings, changed by nothing but what is set: what a cluster runs.
 
 All but ``allox`` and the last two match one job at a time, in rank order, each to the device on which it ends first;
 and their gangs have no patience with which they would keep devices free. What bounds preemption (``min_run_s``,
-``overhead_share``) is as in production.
+``overhead_share``) is as in production. ``elastic`` is not among them: :mod:`penstock_sim.counted.sized` counts it.
 """
 
 from __future__ import annotations
