@@ -1,4 +1,9 @@
-"""What counting costs: the Philly trace, a million jobs, and the loop that rescans all jobs: ``bench_sim.py``."""
+"""
+What simulating costs: the Philly trace counted, a million jobs, the loop that rescans all jobs, and the deciders.
+
+``bench_sim.py deciders [JOBS]`` runs the production deciders alone, with nodes and the log written, on the first so
+many jobs; ``bench_sim.py deciders all`` on the whole trace, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import gzip
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +24,7 @@ from penstock_sim.counted.engine import warm
 from penstock_sim.outcome import Outcome
 from penstock_sim.trace import Trace
 from penstock_sim.traces import read
+from penstock_sim.virtual.simulation import simulate as simulate_deciders
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 SEVEN = tuple(3600.0 * 8.0**k for k in range(6))
@@ -33,6 +40,7 @@ ELSEWHERE = {
 """Mean JCT in seconds on so many GPUs, found with other programs."""
 
 MILLION = 1_000_000
+SLICE = "2000"
 
 
 def run(trace: Trace, gpus: int, name: str) -> Outcome:
@@ -96,12 +104,52 @@ def report_rescanning() -> None:
         print(f"  {policy}: {scanned:.2f} s, {ours:.4f} s; ratio {scanned / ours:.0f}", flush=True)
 
 
+def first(trace: Trace, jobs: int) -> Trace:
+    """Return the first so many jobs."""
+    return replace(
+        trace,
+        job_ids=trace.job_ids[:jobs],
+        submit_s=trace.submit_s[:jobs],
+        num_gpus=trace.num_gpus[:jobs],
+        duration_s=trace.duration_s[:jobs],
+        vcs=trace.vcs[:jobs],
+        users=trace.users[:jobs],
+        models=trace.models[:jobs],
+        kinds=trace.kinds[:jobs],
+    )
+
+
+def report_deciders(trace: Trace, nodes: int) -> None:
+    """Print what the production deciders take on nodes of 8, with the log written, and the most memory so far."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl.gz"
+        found = simulate_deciders(trace, parse(f"{nodes}x8"), "2d-las", log=log)
+        size_bytes = log.stat().st_size
+    cpu_s, peak_kib = found.wall_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(
+        f"  {len(trace)} jobs on {nodes}x8: {cpu_s:.1f} s, {1e4 * cpu_s / len(trace):.1f} s for 10,000;"
+        f" {int(found.preemptions.sum())} preemptions; log {size_bytes / 2**20:.1f} MiB; {peak_kib / 1024:.0f} MiB",
+        flush=True,
+    )
+
+
+def deciders(philly: Trace, jobs: str) -> int:
+    """Measure the deciders on a slice of the trace, or on all of it."""
+    trace = philly if jobs == "all" else first(philly, int(jobs))
+    print("the production ranker and matcher under 2d-las, nodes best-fit, log written and compressed; CPU s")
+    for nodes in (312, 200, 150):
+        report_deciders(trace, nodes)
+    return 0
+
+
 def main() -> int:
     """Print all of it; the million in a process of its own, for its memory."""
     if not TRACES.exists():
         print(f"{TRACES} is not there: nothing to measure")
         return 0
     philly = read(TRACES / "philly_12vc_109532.csv.gz", "csv")
+    if sys.argv[1:2] == ["deciders"]:
+        return deciders(philly, sys.argv[2] if len(sys.argv) > 2 else SLICE)
     before_s = time.process_time()
     warm()
     print(f"loading the kernels, or compiling them: {time.process_time() - before_s:.1f} s")
@@ -111,7 +159,8 @@ def main() -> int:
         return 0
     report_philly(philly)
     report_rescanning()
-    return subprocess.run([sys.executable, __file__, "million"], check=False).returncode
+    alone = [[sys.executable, __file__, part] for part in ("million", "deciders")]
+    return max(subprocess.run(command, check=False).returncode for command in alone)
 
 
 if __name__ == "__main__":

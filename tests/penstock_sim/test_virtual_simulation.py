@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock_bus.fold import Fold
+from penstock_events import JobFinished
+from penstock_gateway.machine import decider as gateway_decider
+from penstock_gateway.settings import Settings as GatewaySettings
 from penstock_sim.cluster import parse
 from penstock_sim.outcome import Outcome, summary
 from penstock_sim.trace import Trace
@@ -17,6 +22,7 @@ from penstock_sim.virtual.costs import Costs, Failures
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
 from penstock_sim.virtual.invariants import Invariants
+from penstock_sim.virtual.lines import decode
 from penstock_sim.virtual.policies import POLICIES
 from penstock_sim.virtual.simulation import simulate
 
@@ -99,6 +105,43 @@ def test_the_same_seed_gives_the_same_log_to_the_byte(tmp_path: Path) -> None:
     for log, seed in zip(logs, (1, 1, 2), strict=True):
         simulate(jobs, parse("2x2"), "2d-las", seed=seed, failures=Failures(mtbf_s=60.0, repair_s=9.0), log=log)
     assert logs[0].read_bytes() == logs[1].read_bytes() != logs[2].read_bytes()
+
+
+def test_a_log_is_compressed_where_its_name_says_so_and_still_the_same_to_the_byte(tmp_path: Path) -> None:
+    jobs = trace(*[(i * 3.0, 1 + i % 2, 20.0 + i) for i in range(6)])
+    logs = [tmp_path / name for name in ("plain", "a.gz", "b.gz")]
+    for log in logs:
+        simulate(jobs, parse("1x2"), "2d-las", log=log)
+    assert gzip.decompress(logs[1].read_bytes()) == logs[0].read_bytes()
+    assert logs[1].read_bytes() == logs[2].read_bytes()
+
+
+def test_what_rounds_say_of_those_who_wait_is_written_where_it_is_asked_for_and_changes_nothing(tmp_path: Path) -> None:
+    jobs = trace(*[(i * 3.0, 1 + i % 2, 20.0 + i) for i in range(8)])
+    quiet, told = tmp_path / "quiet", tmp_path / "told"
+    outcomes = [
+        simulate(jobs, parse("1x2"), "2d-las", settings=settings, log=log)
+        for log, settings in ((quiet, None), (told, {"max_waits": 5}))
+    ]
+    assert b'"cause":"capacity"' in told.read_bytes()
+    assert b'"cause":"capacity"' not in quiet.read_bytes()
+    assert outcomes[0].end_s.tolist() == outcomes[1].end_s.tolist()
+
+
+def test_every_end_is_announced_as_the_gateway_announces_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    simulate(trace(*[(i * 3.0, 1 + i % 2, 20.0 + i) for i in range(6)]), parse("1x2"), "2d-las", log=log)
+    gateway, announced = Fold(gateway_decider(GatewaySettings())), 0
+    with log.open("rb") as lines:
+        for delivery in decode(lines):
+            proposals = gateway.decider.decide(gateway.state, delivery.stored_s).proposals
+            owed = [fact for proposal in proposals for fact in proposal.facts]
+            ends = [fact for fact in delivery.commit.facts if isinstance(fact, JobFinished)]
+            assert all(fact in owed for fact in ends)
+            announced += len(ends)
+            gateway.apply(delivery)
+    assert announced == 6
+    assert not gateway.state.to_announce
 
 
 def test_first_come_first_served_lets_nobody_overtake_a_gang_that_waits() -> None:
