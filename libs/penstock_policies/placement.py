@@ -78,11 +78,11 @@ class Free:
 
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
-        found: Counter[str] = Counter()
+        found: dict[str, int] = {}
         for like, count in self._counts.items():
             if count and fits(spec, like):
-                found[like.kind] += count
-        return dict(sorted(found.items()))
+                found[like.kind] = found.get(like.kind, 0) + count
+        return dict(sorted(found.items())) if len(found) > 1 else found
 
     def classes(self) -> dict[Device, int]:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""

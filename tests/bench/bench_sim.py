@@ -136,6 +136,8 @@ def report_deciders(trace: Trace, nodes: int) -> None:
 def deciders(philly: Trace, jobs: str) -> int:
     """Measure the deciders on a slice of the trace, or on all of it."""
     trace = philly if jobs == "all" else first(philly, int(jobs))
+    yardstick_s = simulate(slice_of_3000(), parse("64x4"), "fifo", compat="tiresias-2019").wall_s
+    print(f"yardstick, the loop that rescans 3000 jobs under fifo: {yardstick_s:.2f} s")
     print("the production ranker and matcher under 2d-las, nodes best-fit, log written and compressed; CPU s")
     for nodes in (312, 200, 150):
         report_deciders(trace, nodes)
