@@ -122,6 +122,13 @@ class ShadowExecutors(Executors):
         self.tasks.pop(job_id, None)
         self.ready_s.pop(job_id, None)
 
+    def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
+        if self._known.saves(run.task.id):
+            super()._stand(run, now_s, saved=saved)
+            return
+        run.done_s = run.worked_s(now_s)
+        run.task.lost_s += run.done_s
+
     def _reckon(self) -> None:
         """Have runs take as long to stop as real ones take."""
         if self.costs.stop_s != self._known.stop_s:

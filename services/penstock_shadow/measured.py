@@ -18,6 +18,7 @@ from penstock_events import (
     Job,
     Jobs,
     RoundDecided,
+    RunCheckpointed,
     RunEnded,
     RunStarted,
     State,
@@ -47,6 +48,7 @@ class Measured:
         self._speeds = Speeds()
         self._runs: defaultdict[str, list[Ran]] = defaultdict(list)
         self._placed_s: dict[str, float] = {}
+        self._saves: dict[str, bool] = {}
         self._rests_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stops_s: deque[float] = deque(maxlen=_REMEMBERED)
 
@@ -61,6 +63,8 @@ class Measured:
                 self._speeds.apply(fact)
             case RoundDecided():
                 self._decide(fact)
+            case RunCheckpointed() if (job := self.jobs.get(fact.job_id)) is not None:
+                self._saves[_key(job)] = True
             case _:
                 pass
         return self.jobs.apply(fact)
@@ -80,7 +84,8 @@ class Measured:
             return None
         runs, own = self._runs[job_id], self._iterations_s(job_id)
         if not own:  # a command that counts no iterations: whatever it held its devices for is work
-            return max(sum(run.held_s * self.speed(job_id, run.kind) for run in runs), LEAST_S)
+            whole = [run for run in runs if run.outcome not in {"preempted", "lost"}]  # of those nothing is kept
+            return max(sum(run.held_s * self.speed(job_id, run.kind) for run in whole), LEAST_S)
         steps = max(run.steps for run in runs) + sum(_repeated(run, following) for run, following in pairwise(runs))
         return max(steps * self._unit_s(_key(job), own), LEAST_S)
 
@@ -91,10 +96,9 @@ class Measured:
 
     def kept_s(self, job: Job) -> float:
         """Return how much work of a job that runs its earlier runs have done and saved."""
-        earlier = [run for run in self._runs[job.id] if run.ended_s]
         own = self._iterations_s(job.id)
         if not own:
-            return sum(run.held_s * self.speed(job.id, run.kind) for run in earlier)
+            return 0.0
         kept = self._runs[job.id][-1].resumed_step if job.started_s else job.steps
         return kept * self._unit_s(_key(job), own)
 
@@ -105,6 +109,18 @@ class Measured:
         if job is not None and job.state in _KNOWN and not self._iterations_s(job_id):
             return 0.0  # what it did not iterate is in its work
         return median(rests_s) if rests_s else 0.0
+
+    def saves(self, job_id: str) -> bool:
+        """
+        Say whether a job that is preempted goes on where it was: as its workload did the last time, else as most did.
+
+        What nobody has seen is taken to save; a command that counts no iterations starts from its beginning.
+        """
+        job = self.jobs.get(job_id)
+        if job is None or (job.state in _KNOWN and not self._iterations_s(job_id)):
+            return False
+        known = self._saves.get(_key(job))
+        return known if known is not None else 2 * sum(self._saves.values()) >= len(self._saves)
 
     def asked_s(self, job_id: str) -> float:
         """Return when a job's present run was asked to stop; 0 where it was not."""
@@ -151,6 +167,8 @@ class Measured:
         run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
         if fact.loop_s >= run.loop_s:
             run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
+        if fact.outcome == "preempted" and fact.loop_steps:
+            self._saves[_key(job)] = 2 * (fact.steps - run.resumed_step) >= fact.loop_steps
         if len(job.open_nodes) == 1:
             self._note_costs(run)
 

@@ -71,3 +71,23 @@ def test_a_preempted_run_takes_as_long_to_stop_as_others_did() -> None:
     log = commits(node(), submitted("j1", 2.0), placed("j1", 2.0), started("j1", 2.5), asked, stopped)
     assert lengths_of(log).stop_s == pytest.approx(2.0)
     assert lengths_of(log[:4]).stop_s == 0.0
+
+
+def test_a_workload_that_lost_its_work_when_it_was_preempted_is_taken_to_lose_it_again() -> None:
+    def log(kept: int) -> list[AnyEvent]:
+        stopped = ended("j1", 12.0, outcome="preempted", steps=kept, loop_steps=50, loop_s=5.0)
+        facts: list[AnyEvent] = [node(), submitted("j1", 2.0), placed("j1", 2.0), started("j1", 2.5), stopped]
+        return [*facts, submitted("j2", 20.0), submitted("j3", 20.0, model="other")]
+
+    assert [lengths_of(commits(*log(0))).saves(job_id) for job_id in ("j1", "j2", "j3")] == [False] * 3
+    assert [lengths_of(commits(*log(50))).saves(job_id) for job_id in ("j1", "j2", "j3")] == [True] * 3
+    assert lengths_of(commits(submitted("j1", 2.0))).saves("j1")
+
+
+def test_an_opaque_command_starts_from_its_beginning() -> None:
+    stopped = ended("j1", 12.0, outcome="preempted")
+    again = [placed("j1", 20.0, epoch=2), started("j1", 20.0, epoch=2), ended("j1", 30.0, epoch=2)]
+    facts: list[AnyEvent] = [node(), submitted("j1", 2.0), placed("j1", 2.0), started("j1", 2.5), stopped, *again]
+    found = lengths_of(commits(*facts))
+    assert found.work_s("j1") == pytest.approx(10.0)
+    assert not found.saves("j1")
