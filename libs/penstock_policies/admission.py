@@ -21,8 +21,9 @@ An order may forbid backfill, or preemption, or have every job make way for all 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -75,7 +76,7 @@ class Admission:
 
 def admit(
     waiting: Sequence[Ranked],
-    running: Runs | Iterable[Running],
+    running: Runs | Iterable[Running] | Callable[[], Runs],
     supply: Supply,
     outlook: Outlook,
     stays: Mapping[str, str] = _NONE,
@@ -87,7 +88,7 @@ def admit(
     ----------
     waiting : sequence of Ranked
         In rank order, those ahead to whom devices are promised; only jobs that may start.
-    running : Runs, or iterable of Running
+    running : Runs, or iterable of Running, or callable that returns Runs
         Runs that may be preempted at all, in any order.
     supply : Supply
         ``free`` and ``coming`` are changed: what is taken or kept is gone, but a single's device is back for the
@@ -101,7 +102,7 @@ def admit(
     -----
     O(W + P log P) looks at W jobs and P runs, and a choice of devices for each job that gets some.
     """
-    walk = _Walk(supply, outlook, Victims(running, outlook), stays)
+    walk = _Walk(supply, outlook, running, stays)
     for ranked in waiting:
         lent = len(walk.lent)
         served = walk.visit(ranked)
@@ -114,16 +115,27 @@ def admit(
 
 
 class _Walk:
-    def __init__(self, supply: Supply, outlook: Outlook, victims: Victims, stays: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        supply: Supply,
+        outlook: Outlook,
+        running: Runs | Iterable[Running] | Callable[[], Runs],
+        stays: Mapping[str, str],
+    ) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
         self.speed, self.together, self.first_fit = outlook.speed, outlook.together, outlook.first_fit
         self.now_s, self.rules = outlook.now_s, outlook.rules
-        self.victims, self.stays = victims, stays
+        self.outlook, self.running, self.stays = outlook, running, stays
         self.lent: list[Located] = []
         self.found = Admission()
         self.first_left: Ranked | None = None
         # Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
         self.futile: set[tuple[object, ...]] = set()
+
+    @cached_property
+    def victims(self) -> Victims:
+        """The runs that may be preempted; where all find free devices, nobody asks for them."""
+        return Victims(self.running() if callable(self.running) else self.running, self.outlook)
 
     def visit(self, ranked: Ranked) -> bool:
         """Give the job what it can get; return whether that is all of its devices, now or when others have stopped."""

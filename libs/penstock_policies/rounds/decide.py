@@ -37,10 +37,14 @@ class _Field:
 
     pool: Pool
     looked_at: Candidates
-    victims: Runs
     supply: Supply
     outlook: Outlook
     covered: Coverage = NO_QUOTAS
+
+    @cached_property
+    def victims(self) -> Runs:
+        """The runs that some waiting job may preempt."""
+        return _victims(self)
 
     @cached_property
     def ready(self) -> list[Ranked]:
@@ -107,8 +111,7 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     looked_at = candidates(moment, supply, outlook)
     if rules.quotas:
         covered, outlook = covering.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
-    field = _Field(pool, looked_at, runs.NONE, supply, outlook, covered)
-    field = replace(field, victims=_victims(field))
+    field = _Field(pool, looked_at, supply, outlook, covered)
     draft, left_out = _draft(field)
     try:
         return _decided(moment, field, draft, left_out, evicted)
@@ -167,7 +170,7 @@ def _turns(field: _Field, alpha: float) -> Iterator[Turn]:
 
 def _try(field: _Field, entering: Sequence[Ranked]) -> _Draft:
     supply, outlook = field.supply, field.outlook
-    admitted = admit(entering, field.victims, supply, outlook, field.pool.staying)
+    admitted = admit(entering, lambda: field.victims, supply, outlook, field.pool.staying)
 
     def busy() -> dict[Device, list[float]]:
         return _busy(field, admitted)
@@ -190,9 +193,9 @@ def _victims(field: _Field) -> Runs:
     pool, outlook, roster = field.pool, field.outlook, field.pool.roster
     first = min((ranked[:2] for ranked in field.ready if not ranked.sample), default=None)
     if first is None or outlook.manner.preempts == "never":
-        return field.victims
+        return runs.NONE
     if not field.covered.borrowers and not roster.has_below(first[0], outlook.manner):
-        return field.victims
+        return runs.NONE
     every, stoppable = roster.leases.runs(pool.terms(outlook))
     if field.covered.borrowers:
         every = every.borrowing(roster.leases.rows_of(list(field.covered.borrowers)))
