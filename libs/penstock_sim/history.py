@@ -31,6 +31,7 @@ from penstock_events import (
     Outcome,
     PolicySet,
     RoundDecided,
+    RunCheckpointed,
     RunEnded,
     RunStarted,
     Slot,
@@ -38,6 +39,7 @@ from penstock_events import (
     workload,
 )
 from penstock_policies.speeds import Speeds
+from penstock_sim.saving import Saving
 from penstock_sim.virtual import lines
 
 _OF_PEOPLE: Final = (JobHeld, JobReleased, NodeDrained, NodeResumed, PolicySet)
@@ -108,6 +110,8 @@ class History:
         What people set and asked beside jobs, and subjects.
     speeds : Speeds
         As the profiler last told them.
+    saving : Saving
+        Which workloads go on where they were when they are preempted.
     last_s : float
         Time of the last fact.
     seqs, at_s : list
@@ -120,6 +124,7 @@ class History:
     gone: list[tuple[float, str, NodeJoined | None, bool]] = field(default_factory=list)
     said: list[tuple[str, AnyEvent]] = field(default_factory=list)
     speeds: Speeds = field(default_factory=Speeds)
+    saving: Saving = field(default_factory=Saving)
     last_s: float = 0.0
     seqs: list[int] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
@@ -197,6 +202,8 @@ class Reading:
                 self._away.setdefault(fact.node_id, (fact.at_s, True))
             case WorkloadProfiled():
                 found.speeds.apply(fact)
+            case RunCheckpointed() if (job := found.jobs.get(fact.job_id)) is not None:
+                found.saving.checkpointed(key_of(job))
             case RoundDecided():
                 self._placed_s.update({placement.job_id: fact.at_s for placement in fact.placements})
                 self._lose(fact)
@@ -240,6 +247,9 @@ class Reading:
         run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
         if fact.loop_s >= run.loop_s:
             run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
+        if fact.outcome == "preempted":
+            advanced = fact.steps - run.resumed_step
+            self._found.saving.preempted(key_of(job), advanced=advanced, loop_steps=fact.loop_steps)
 
     def _ask(self, fact: RoundDecided) -> None:
         for preemption in fact.preemptions:

@@ -2,11 +2,11 @@
 A cluster's own history once more, under the same or another policy, by the production deciders.
 
 Every job of the log is submitted when it was, with the specification that it had, also those outside a window: they
-compete with those within. What it is worth is taken from its measured
-runs: iterations times the time of one on each kind of device that it ran on, and by the profiler's ratios on others.
-Its first run begins with what its own first run took beside iterating, and so on; a preempted one ends with what
-preemptions took; one that failed fails again at the same step. The profiler samples as it did, nodes come and go as
-they did, and what people set is set again.
+compete with those within. What it is worth is taken from its measured runs: iterations times the time of one on each
+kind of device that it ran on, and by the profiler's ratios on others. Its first run begins with what its own first run
+took beside iterating, and so on; a preempted one ends with what preemptions took, and keeps what it has done if its
+workload did (:mod:`penstock_sim.saving`); one that failed fails again at the same step. The profiler samples as it did,
+nodes come and go as they did, and what people set is set again.
 
 What stays unknown, and how it is handled:
 

@@ -123,11 +123,8 @@ class ShadowExecutors(Executors):
         self.ready_s.pop(job_id, None)
 
     def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
-        if self._known.saves(run.task.id):
-            super()._stand(run, now_s, saved=saved)
-            return
-        run.done_s = run.worked_s(now_s)
-        run.task.lost_s += run.done_s
+        run.task.saves = self._known.saves(run.task.id)
+        super()._stand(run, now_s, saved=saved)
 
     def _reckon(self) -> None:
         """Have runs take as long to stop as real ones take."""

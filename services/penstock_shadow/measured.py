@@ -27,6 +27,7 @@ from penstock_events import (
 )
 from penstock_policies.speeds import Speeds
 from penstock_sim.history import Ran
+from penstock_sim.saving import Saving, uncounted_work_s
 
 LEAST_S: Final = 1e-3
 _REMEMBERED: Final = 101
@@ -48,7 +49,7 @@ class Measured:
         self._speeds = Speeds()
         self._runs: defaultdict[str, list[Ran]] = defaultdict(list)
         self._placed_s: dict[str, float] = {}
-        self._saves: dict[str, bool] = {}
+        self._saving = Saving()
         self._rests_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stops_s: deque[float] = deque(maxlen=_REMEMBERED)
 
@@ -64,7 +65,7 @@ class Measured:
             case RoundDecided():
                 self._decide(fact)
             case RunCheckpointed() if (job := self.jobs.get(fact.job_id)) is not None:
-                self._saves[_key(job)] = True
+                self._saving.checkpointed(_key(job))
             case _:
                 pass
         return self.jobs.apply(fact)
@@ -84,8 +85,7 @@ class Measured:
             return None
         runs, own = self._runs[job_id], self._iterations_s(job_id)
         if not own:  # a command that counts no iterations: whatever it held its devices for is work
-            whole = [run for run in runs if run.outcome not in {"preempted", "lost"}]  # of those nothing is kept
-            return max(sum(run.held_s * self.speed(job_id, run.kind) for run in whole), LEAST_S)
+            return max(uncounted_work_s(runs, lambda kind: self.speed(job_id, kind)), LEAST_S)
         steps = max(run.steps for run in runs) + sum(_repeated(run, following) for run, following in pairwise(runs))
         return max(steps * self._unit_s(_key(job), own), LEAST_S)
 
@@ -119,8 +119,7 @@ class Measured:
         job = self.jobs.get(job_id)
         if job is None or (job.state in _KNOWN and not self._iterations_s(job_id)):
             return False
-        known = self._saves.get(_key(job))
-        return known if known is not None else 2 * sum(self._saves.values()) >= len(self._saves)
+        return self._saving.of(_key(job))
 
     def asked_s(self, job_id: str) -> float:
         """Return when a job's present run was asked to stop; 0 where it was not."""
@@ -167,8 +166,8 @@ class Measured:
         run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
         if fact.loop_s >= run.loop_s:
             run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
-        if fact.outcome == "preempted" and fact.loop_steps:
-            self._saves[_key(job)] = 2 * (fact.steps - run.resumed_step) >= fact.loop_steps
+        if fact.outcome == "preempted":
+            self._saving.preempted(_key(job), advanced=fact.steps - run.resumed_step, loop_steps=fact.loop_steps)
         if len(job.open_nodes) == 1:
             self._note_costs(run)
 

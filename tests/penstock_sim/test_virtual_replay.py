@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 
 from penstock_events import (
+    AnyEvent,
     Device,
     JobCancelled,
     JobSpec,
     JobSubmitted,
     NodeJoined,
     Placement,
+    Preemption,
     RoundDecided,
     RunEnded,
     RunStarted,
     Slot,
 )
+from penstock_events import Outcome as RunOutcome
 from penstock_sim.cluster import parse
 from penstock_sim.history import read_log
 from penstock_sim.outcome import Outcome
@@ -133,6 +136,75 @@ def test_a_run_that_failed_fails_again_at_the_same_step() -> None:
     found = replay(read_log(text), "fifo", profile=False)
     assert found.replayed.end_s.tolist() == pytest.approx([116.0])
     assert found.replayed.executed_s.tolist() == pytest.approx([13.0])
+
+
+def preempted_log(steps: int, loop_steps: int) -> list[bytes]:
+    """Return a log: a job is preempted after 10 s of which it kept so many steps, and runs for 30 s more."""
+    gpu = Device(index=0, kind="fast", memory_bytes=8, backend="emulated")
+    slots = (Slot(node_id="n1", devices=(0,)),)
+
+    def placed(job_id: str, epoch: int, at_s: float) -> RoundDecided:
+        lease = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=slots)
+        return RoundDecided(pool="default", at_s=at_s, placements=(lease,))
+
+    def run(job_id: str, epoch: int, at_s: float, step: int = 0) -> RunStarted:
+        return RunStarted(job_id=job_id, epoch=epoch, node_id="n1", devices=(0,), resumed_step=step, at_s=at_s)
+
+    def ended(job_id: str, epoch: int, at_s: float, *, step: int, done: int) -> RunEnded:
+        outcome: RunOutcome = "preempted" if at_s == 110.0 else "completed"
+        loop_s = done / 10.0
+        return RunEnded(
+            job_id=job_id,
+            epoch=epoch,
+            node_id="n1",
+            outcome=outcome,
+            steps=step,
+            loop_steps=done,
+            loop_s=loop_s,
+            at_s=at_s,
+        )
+
+    def submitted(job_id: str, at_s: float) -> JobSubmitted:
+        return JobSubmitted(job_id=job_id, spec=JobSpec(name="a", command=("x",), profile="off"), at_s=at_s)
+
+    preempted = Preemption(job_id="j1", epoch=1, for_job="j2")
+    more = 300 if loop_steps else 0
+    facts: list[AnyEvent] = [
+        NodeJoined(node_id="n1", devices=(gpu,), at_s=100.0),
+        submitted("j1", 100.0),
+        placed("j1", 1, 100.0),
+        run("j1", 1, 100.0),
+        submitted("j2", 110.0),
+        RoundDecided(pool="default", at_s=110.0, preemptions=(preempted,)),
+        ended("j1", 1, 110.0, step=steps, done=loop_steps),
+        placed("j2", 1, 110.0),
+        run("j2", 1, 110.0),
+        ended("j2", 1, 115.0, step=more // 6, done=more // 6),
+        placed("j1", 2, 115.0),
+        run("j1", 2, 115.0, steps),
+        ended("j1", 2, 145.0, step=steps + more, done=more),
+    ]
+    return [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "loop_steps", "work_s"), [(100, 100, 40.0), (0, 100, 30.0), (0, 0, 30.0)], ids=["saves", "not", "no loop"]
+)
+def test_what_a_preempted_run_lost_is_no_work_and_is_lost_again_where_it_is_preempted_again(
+    steps: int, loop_steps: int, work_s: float
+) -> None:
+    history = read_log(preempted_log(steps, loop_steps))
+    alone = replay(history, "fifo", profile=False)
+    assert alone.replayed.executed_s.tolist() == pytest.approx([work_s, 5.0])
+    by_length = replay(history, "srtf", profile=False, settings={"min_run_s": 0.0})
+    assert by_length.replayed.preemptions.tolist() == [1, 0]
+    again_s = 0.0 if steps else 10.0
+    assert by_length.replayed.executed_s.tolist() == pytest.approx([work_s + again_s, 5.0])
+
+
+def test_a_job_without_iterations_that_was_never_done_is_as_long_as_its_longest_run() -> None:
+    history = read_log([*preempted_log(0, 0)[:-1], lines.encode(delivery(99, JobCancelled(job_id="j9", at_s=118.0)))])
+    assert replay(history, "fifo", profile=False).replayed.executed_s[0] == pytest.approx(10.0)
 
 
 def test_every_fact_of_a_written_log_is_read_back_as_it_was(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from penstock_events import Job, Sample, SamplesRequested
 from penstock_sim.history import History, Ran, key_of
+from penstock_sim.saving import uncounted_work_s
 from penstock_sim.virtual.tasks import Task
 
 _LEAST_S: Final = 1e-3
@@ -58,8 +59,8 @@ class Book:
         rests_s = [run.rest_s for run in runs if run.loop_steps]
         iteration_s = _iterations_s(runs)
         if not iteration_s:  # a command that counts no iterations: whatever it held its devices for is work
-            work_s = sum(run.held_s * self.speed(job.id, run.kind) for run in runs)
-            return Task(job.id, row, job.spec.gpus, job.id, max(work_s, _LEAST_S))
+            work_s = uncounted_work_s(runs, lambda kind: self.speed(job.id, kind))
+            return Task(job.id, row, job.spec.gpus, job.id, max(work_s, _LEAST_S), saves=False)
         fastest_s = min(iteration_s.values())
         self._speeds[job.id] = {kind: fastest_s / each_s for kind, each_s in iteration_s.items()}
         return Task(
@@ -71,6 +72,7 @@ class Book:
             starting_s=median(rests_s),
             startings_s=[run.rest_s if run.loop_steps else median(rests_s) for run in runs],
             iteration_s=fastest_s,
+            saves=self.history.saving.of(self._keys[job.id]),
             failures=[(reached * fastest_s, kept * fastest_s) for reached, kept in _failures(runs)],
         )
 

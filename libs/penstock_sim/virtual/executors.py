@@ -4,7 +4,8 @@ The executors of all nodes of a virtual cluster: they answer rounds with the fac
 A run holds its devices from its start. Nothing advances for ``start_s``; then work is done at the speed of the kind,
 and the run ends when none is left. A preempted run keeps what it has done and is gone after ``stop_s``. When a node
 fails, its runs stand still, gangs on all their nodes, and keep what the last checkpoint has; nobody hears of it until
-the matcher misses the node's heartbeats, or its executor is back and finds the processes gone.
+the matcher misses the node's heartbeats, or its executor is back and finds the processes gone. A task that does not
+save keeps nothing of either.
 """
 
 from __future__ import annotations
@@ -193,9 +194,11 @@ class Executors:
         self._agenda.at(self._clock() + self.costs.stop_s, self._end_all, run, preemption.reason)
 
     def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
-        """Have a run come to a stop, with all of its work saved, or what the last checkpoint has."""
+        """Have a run come to a stop, with its work saved, or what the last checkpoint has; nothing if it saves none."""
         run.done_s = done_s = run.worked_s(now_s)
-        if not saved:
+        if not run.task.saves:
+            done_s = 0.0
+        elif not saved:
             step_s = self.costs.checkpoint_s * run.speed
             done_s = math.floor(done_s / step_s) * step_s if step_s else 0.0
         run.task.kept_s += done_s

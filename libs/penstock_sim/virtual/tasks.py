@@ -31,6 +31,8 @@ class Task:
         specification says.
     iteration_s : float
         Of an iteration, on the fastest kind: what steps count.
+    saves : bool
+        Whether what a run has done is kept when it is stopped; else it all is to do once more.
     kept_s : float
         Work that is done and saved.
     lost_s : float
@@ -54,6 +56,7 @@ class Task:
     iteration_s: float = 1.0
     startings_s: list[float] = field(default_factory=list)
     failures: list[tuple[float, float]] = field(default_factory=list)
+    saves: bool = True
     runs: int = 0
     kept_s: float = 0.0
     lost_s: float = 0.0
