@@ -9,7 +9,8 @@ workload, and what it has done since its last checkpoint and would not save. A r
   received, and it loses at most ``overhead_share`` of this service to the measured overhead;
 * the gain exceeds the cost: whoever takes its devices has them as much earlier as the run is expected to go on, which
   must be more than stopping and resuming take and the run would lose. Who is about to end anyway is waited for, and
-  a long run without a checkpoint is not thrown away for a short one.
+  a long run without a checkpoint is not thrown away for a short one. One that does not end when it was expected to is
+  looked at again when anything happens, a checkpoint for instance; nobody asks to be woken for it.
 
 For one job the set of victims is the one with the least sum of losses, then of the fewest runs: a run is never chosen
 where a lighter choice frees enough. Among equals the lowest ranked come first.

@@ -40,7 +40,12 @@ from penstock_sim.virtual.world import World
 
 _LOOK_EVERY: Final = 256
 _QUIET: Final = {"max_waits": 0}
-"""Rounds need not explain who waits: whoever asks a log has it worked out. It changes nothing about who runs."""
+"""
+Rounds need not explain who waits: whoever asks a log has it worked out.
+
+It decides nothing about who runs, but who explains is asked more often, and a round also goes by expectations that
+change with time alone: a job that waits for a faster device may start some moments sooner with explanations.
+"""
 
 _SELDOM: Final = (200_000, 50, 1_000)
 """Of collecting garbage: a hundred thousand jobs are not looked at again and again; hardly any is part of a ring."""
