@@ -16,6 +16,8 @@ from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings
 
 ACCOUNTS = 600
+PROMISED_BYTES = 1 << 50
+"""What the streams of all accounts may be promised together: a promise takes no room on the disk."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer
     accounts = {
         f"T{i}": {"jetstream": "enabled", "users": [{"user": f"t{i}", "password": "test"}]} for i in range(ACCOUNTS)
     }
-    settings = ServerSettings(data_dir=tmp_path_factory.mktemp("nats"), sync_interval="2m")
+    settings = ServerSettings(
+        data_dir=tmp_path_factory.mktemp("nats"), sync_interval="2m", max_store_bytes=PROMISED_BYTES
+    )
     server = Server(settings, {"accounts": accounts})
     with asyncio.Runner() as runner:
         runner.run(server.start())

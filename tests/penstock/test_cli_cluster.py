@@ -186,7 +186,7 @@ def test_a_service_joins_the_data_folder_it_is_given(
     penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     became: list[tuple[str, dict[str, str]]] = []
-    monkeypatch.setattr(up, "_become", lambda name, env: became.append((name, env)))
+    monkeypatch.setattr(up, "become", lambda name, env: became.append((name, env)))
     assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 2
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "passwords.json").write_text('{"ranker": "s"}')

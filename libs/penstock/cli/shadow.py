@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock_shadow.scoring import Score
     from penstock_shadow.settings import Settings
 
-shadow_app = typer.Typer(help="Have another policy follow the live cluster, without a say in it.", no_args_is_help=True)
+shadow_app = typer.Typer(help="Score another policy that follows the live cluster.", no_args_is_help=True)
 Name = Annotated[str, typer.Option("--name", help="Which shadow; may be left out where there is only one.")]
 
 
