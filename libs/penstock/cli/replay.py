@@ -62,7 +62,7 @@ def replay(
     output: Out = "table",
 ) -> None:
     """
-    Run the cluster's own past again, as it might have been, and compare.
+    Run the cluster's own past again, as it might have been.
 
     For example: penstock replay --from 7d --policy 2d-las --policy fifo --cluster +8xfast
     """
