@@ -68,8 +68,8 @@ class Invariants:
                 self._note_run(self._jobs[fact.job_id], fact)
             self._cluster.apply(fact)
             touched = self._jobs.apply(fact)
-            if isinstance(fact, RoundDecided):
-                _expect(len(touched) >= len(fact.placements), f"a placement of {fact} was refused")
+            for placement in fact.placements if isinstance(fact, RoundDecided) else ():
+                _expect(self._jobs[placement.job_id].placement == placement, f"{placement} was refused")
             for job in touched:
                 self._check_job(job)
 
