@@ -247,6 +247,12 @@ def test_jobs_that_are_over_are_dropped_and_it_makes_no_difference(
     assert spare.status() == whole.status()
 
 
+def test_nothing_is_kept_of_the_ends_of_runs_whose_length_nobody_knew(log: list[Delivery]) -> None:
+    shadow = followed(plan("2d-las", **SET), log)
+    assert len(shadow.executors.tasks) > 10
+    assert len(shadow.engine.agenda) == 0
+
+
 def test_a_run_that_starts_up_for_longer_than_others_is_not_taken_to_be_ahead() -> None:
     log = commits(
         node(),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,36 @@ def test_the_same_seed_gives_the_same_log_to_the_byte(tmp_path: Path) -> None:
     for log, seed in zip(logs, (1, 1, 2), strict=True):
         simulate(jobs, parse("2x2"), "2d-las", seed=seed, failures=Failures(mtbf_s=60.0, repair_s=9.0), log=log)
     assert logs[0].read_bytes() == logs[1].read_bytes() != logs[2].read_bytes()
+
+
+_WRITE = """
+import sys
+from pathlib import Path
+import numpy as np
+from penstock_sim.cluster import parse
+from penstock_sim.trace import Trace
+from penstock_sim.virtual.costs import Costs, Failures
+from penstock_sim.virtual.simulation import simulate
+rows = np.arange(16)
+jobs = Trace(
+    "t", [f"j{row}" for row in rows], rows * 3.0, 1 + rows % 3, 20.0 + rows,
+    users=["ada", "bob", "cy", "dan"] * 4, models=["mlp", "cnn"] * 8,
+)
+simulate(
+    jobs, parse("2x2@fast+2x2@slow"), "allox+2d-gittins", profile=True, costs=Costs(iteration_s=0.1, start_s=1.0),
+    speedups={"mlp": {"fast": 4.0, "slow": 1.0}}, failures=Failures(mtbf_s=60.0, repair_s=9.0), log=Path(sys.argv[1]),
+)
+"""
+
+
+def test_the_same_seed_gives_the_same_log_however_strings_are_hashed(tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in ("a", "b")]
+    for log, hashing in zip(logs, ("1", "2"), strict=True):
+        environment = {**os.environ, "PYTHONHASHSEED": hashing}
+        subprocess.run([sys.executable, "-c", _WRITE, str(log)], env=environment, check=True, timeout=120.0)
+    assert logs[0].read_bytes() == logs[1].read_bytes()
+    assert b"profile.samples_requested.v1" in logs[0].read_bytes()
+    assert b'"lost_nodes":["n' in logs[0].read_bytes()
 
 
 def test_a_log_is_compressed_where_its_name_says_so_and_still_the_same_to_the_byte(tmp_path: Path) -> None:

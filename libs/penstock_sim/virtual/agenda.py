@@ -29,13 +29,18 @@ class Agenda:
         self._heap: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._count = 0
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     @property
     def next_s(self) -> float:
         """The time of the next thing; infinite where there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def at(self, at_s: float, what: Callable[..., Any], *arguments: Any) -> None:
-        """Note that ``what`` is to be called at a time."""
+        """Note that ``what`` is to be called at a time; what is never to be is not kept."""
+        if at_s == math.inf:
+            return
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, what, arguments))
 
