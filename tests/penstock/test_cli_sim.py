@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from penstock.cli import choosing, patience, planning, render, simulating
 from penstock.cli.asking import Asked
 from penstock.cli.comparing import Wanted
+from penstock_sim import refusal
 from penstock_sim.cluster import load
 from penstock_sim.outcome import Outcome
 from penstock_sim.report import table
@@ -92,6 +94,20 @@ def test_what_one_simulation_wrote_another_reads(sim: Run, penstock: Run, tmp_pa
     assert json.loads(again[1])["policies"]["fifo"]["sum_jct_s"] == 279
 
 
+@pytest.mark.parametrize("command", ["story", "why"])
+def test_a_compressed_log_is_read_as_one_that_is_not(sim: Run, penstock: Run, tmp_path: Path, command: str) -> None:
+    for name in ("log", "log.gz"):
+        sim("-p", "fifo", "--log", str(tmp_path / name))
+    plain = penstock(command, "d", "--log", f"{tmp_path}/log")
+    assert plain == penstock(command, "d", "--log", f"{tmp_path}/log.gz")
+    assert (plain[0], "complete" in plain[1]) == (0, True)
+
+
+def test_a_log_that_is_not_there_is_bad_input(penstock: Run) -> None:
+    code, _, err = penstock("story", "j1", "--log", "none.jsonl")
+    assert (code, err) == (2, "penstock: there is no file none.jsonl; check the path\n")
+
+
 def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:
     asked = Asked(Path(jobs), cluster="1x4", policies=("srtf", "fifo"), processes=2)
     planned = planning.plan(asked, timeline=False, spells=False)
@@ -108,7 +124,7 @@ REFUSED = {
     ("-p", "las", "--set", "threshold=1"): "there is no setting 'threshold'; expected one of",
     ("-p", "las", "--set", "thresholds_gpu_s=9,3"): "thresholds_gpu_s is [9.0, 3.0]; expected rising",
     ("-p", "las", "--set", "promote_knob"): "--set 'promote_knob' is no pair; expected NAME=VALUE",
-    ("-p", "las", "--set", "promote_knob=much"): "got `str` - at `$.promote_knob`",
+    ("-p", "las", "--set", "promote_knob=much"): "promote_knob is 'much': Expected `float | null`, got `str`",
     ("-p", "fifo", "--cluster", "3y4"): "cluster is '3y4'; expected NODESxGPUS such as 3x4",
     ("-p", "fifo", "--cluster", "none.toml"): "cluster file none.toml cannot be read",
     ("-p", "fifo", "--cluster", "1x2"): "1 of 4 jobs can never start: the largest asks for 4 GPUs at once",
@@ -136,7 +152,10 @@ REFUSED = {
     ("-p", "fifo", "--borrow"): "--borrow and --no-borrow are about quotas; give --quota FILE",
     ("-p", "fifo", "--scaling", "none.toml"): "scaling none.toml cannot be read: No such file",
     ("-p", "fifo", "--set", "most_gpus=4"): "--set most_gpus is of policy elastic, which is not named",
-    ("-p", "elastic", "--set", "most_gpus=0"): "Expected `int` >= 1",
+    ("-p", "elastic", "--set", "most_gpus=0"): "most_gpus is '0': Expected `int` >= 1",
+    ("-p", "las", "--set", "thresholds_gpu_s=1,b"): "thresholds_gpu_s is '1,b': Expected `float`, got `str`; settings",
+    ("-p", "allox", "--set", "patience_s=soon"): "patience_s is 'soon': Expected `float`, got `str`",
+    ("-p", "fifo", "--log", "none/log"): "there is no folder none; make it first",
     ("-p", "elastic", "--length-error", "0.5"): "--policy elastic can only be counted, and --length-error needs the",
     ("-p", "elastic", "--compat", "tiresias-2019"): "--policy elastic is no part of what was published",
     ("-p", "fifo", "--placement", "consolidate", "--engine", "counted"): "--placement consolidate needs the deciders",
@@ -188,6 +207,12 @@ def test_quotas_are_kept_and_lent_where_that_is_asked_for(penstock: Run, folder:
     assert figures(penstock, *args, "--engine", "deciders")["fifo"]["makespan_s"] == 200
     lent = figures(penstock, *args, "--borrow")["fifo"]
     assert (lent["makespan_s"], lent["preemptions"]) == (150, 1)
+
+
+def test_a_quota_that_no_job_is_under_is_told(penstock: Run, folder: Path) -> None:
+    (folder / "quotas.toml").write_text("[gpus]\na = 2\nb = 1\ntypo = 1\n")
+    code, out, _ = penstock("sim", "vcs.csv", "--cluster", "1x4", "-p", "fifo", "--quota", "quotas.toml")
+    assert (code, "no job is of virtual cluster typo, which has a quota" in out) == (0, True)
 
 
 def test_quotas_that_the_trace_does_not_fit_are_refused(penstock: Run, folder: Path) -> None:
@@ -366,3 +391,7 @@ def test_progress_is_shown_on_a_terminal_only(
         err = capsys.readouterr().err
         assert ("fifo: 200 of 1,000 jobs, 20 %, 952 jobs/s, 0.8s left" in err) is terminal
         assert err.count("fifo") <= 6
+
+
+def test_examples_of_refusals_hold() -> None:
+    assert doctest.testmod(refusal).failed == 0

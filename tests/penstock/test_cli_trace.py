@@ -113,6 +113,18 @@ def test_a_broken_row_ends_with_its_line_unless_lenient(penstock: Run, tmp_path:
     assert (code, "1 broken row" in out) == (0, True)
 
 
+def test_an_empty_file_is_said_to_be_empty(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").touch()
+    code, _, err = penstock("trace", "info", f"{tmp_path}/empty.csv")
+    assert (code, "empty.csv is empty; expected rows of jobs" in err) == (2, True)
+
+
+def test_large_figures_are_written_out(penstock: Run, tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text("job_id,submit_s,num_gpus,duration_s\na,0,1000,7200000\nb,3600,1,3600\n")
+    assert "2,000,001 GPU-h: 2,000,001 GPUs busy on average" in penstock("trace", "info", str(path))[1]
+
+
 def test_generate_writes_a_trace_and_the_models_speeds(penstock: Run, tmp_path: Path) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text(

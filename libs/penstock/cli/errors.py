@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -69,6 +70,8 @@ def explain(error: Exception, url: str) -> Failure | None:
         return error
     if isinstance(error, ValueError) and _is_bad_input(error):
         return Failure(str(error), Exit.USAGE)
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return Failure(_missing(Path(os.fsdecode(error.filename))), Exit.USAGE)
     if isinstance(error, OSError) and error.strerror:
         return Failure(
             f"cannot use {error.filename or 'standard output'}: {error.strerror}; is there room, and access?"
@@ -76,6 +79,12 @@ def explain(error: Exception, url: str) -> Failure | None:
     if "penstock_bus.port" in sys.modules:
         return _explain_bus(error, url)
     return None
+
+
+def _missing(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it first, or name another"
+    return f"there is no file {path}; check the path"
 
 
 def _is_bad_input(error: ValueError) -> bool:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 def story(log: Path, job: str, at: int | float | str | None) -> views.StoryView:
     """Return a job's story."""
     from penstock_sim import looking
+    from penstock_sim.traces.source import Source
 
     moment = _moment(at)
-    with log.open("rb") as text:
+    with Source(log).raw() as text:
         try:
             return looking.tell(text, job, moment)
         except ValueError as error:
@@ -27,9 +28,10 @@ def story(log: Path, job: str, at: int | float | str | None) -> views.StoryView:
 def why(log: Path, job: str, at: int | float | str | None) -> tuple[views.WhyView, float]:
     """Return why a job is where it is, and the time of that."""
     from penstock_sim import looking
+    from penstock_sim.traces.source import Source
 
     moment = _moment(at)
-    with log.open("rb") as text:
+    with Source(log).raw() as text:
         try:
             return looking.explain(text, job, moment)
         except ValueError as error:

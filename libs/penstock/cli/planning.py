@@ -144,6 +144,8 @@ class Plan:
             found.append(f"elastic may give a job fewer GPUs than it asks for; throughput goes by {how}{counting}")
         if self.quotas is not None and not self.quotas.borrow:
             found.append("virtual clusters lend nothing: each is a cluster by itself")
+        if self.quotas is not None and (unused := sorted(self.quotas.gpus.keys() - set(map(str, self.trace.vcs)))):
+            found.append(f"no job is of virtual cluster {', '.join(unused[:5])}, which has a quota")
         if self.trace.gpu_share is not None and (parts := int((self.trace.gpu_share < 1).sum())):
             found.append(f"{parts:,} jobs ask for a part of one GPU and are given a whole one")
         return found

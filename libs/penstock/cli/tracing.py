@@ -56,8 +56,8 @@ def about_lines(about: About) -> list[str]:
         ("rows", str(about.rows)),
         ("jobs", str(about.jobs)),
         ("dropped", _reasons(about.dropped) or "none"),
-        ("span", f"{span(about.span_s)}, {render.number(about.jobs_per_h)} jobs an hour"),
-        ("device time", f"{render.number(about.gpu_h)} GPU-h: {render.number(about.busy_gpus)} GPUs busy on average"),
+        ("span", f"{span(about.span_s)}, {_figure(about.jobs_per_h)} jobs an hour"),
+        ("device time", f"{_figure(about.gpu_h)} GPU-h: {_figure(about.busy_gpus)} GPUs busy on average"),
         *((f"load on {gpus}", f"{load:.3f}") for gpus, load in about.load.items()),
         ("length", _quantiles(about.duration_s)),
         ("GPU-time", _quantiles(about.gpu_time_s)),
@@ -69,6 +69,11 @@ def about_lines(about: About) -> list[str]:
         ("kinds", _parties(about.kinds)),
     ]
     return [*render.labelled(pairs), "", *_sizes(about)]
+
+
+def _figure(value: float) -> str:
+    """Return three figures or more, never in powers of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _sizes(about: About) -> list[str]:

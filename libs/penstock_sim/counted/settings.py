@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock_sim.refusal import said
+
 GoOn = Callable[[int, int], bool]
 """Told now and then how many jobs are over and how many there are; the simulation ends where it says no."""
 
@@ -65,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         try:
             return msgspec.convert(told, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{error}; settings are {', '.join(cls.__struct_fields__)}") from error
+            raise ValueError(f"{said(error, values)}; settings are {', '.join(cls.__struct_fields__)}") from error
 
 
 def _parted(name: str, value: object) -> object:

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from penstock_sim.refusal import said
 from penstock_sim.trace import Floats, Trace
 
 Curves = Mapping[str, Mapping[int, float]]
@@ -90,7 +91,9 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         try:
             return msgspec.convert(told, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{error}; settings of elastic are {', '.join(cls.__struct_fields__)}") from error
+            raise ValueError(
+                f"{said(error, values)}; settings of elastic are {', '.join(cls.__struct_fields__)}"
+            ) from error
 
 
 def read(path: Path) -> Curves:

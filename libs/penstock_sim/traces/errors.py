@@ -12,5 +12,6 @@ class TraceError(BadInput):
 def broken_row(path: str, line: int, wrong: str, expected: str) -> TraceError:
     """Return the error of one row, by its line in the (uncompressed) file."""
     return TraceError(
-        f"{path}:{line}: {wrong}; expected {expected}; correct the row, or drop broken rows and count them (--lenient)"
+        f"{path}:{line}: {wrong}; expected {expected}; correct the row, "
+        "or drop broken rows and count them (--lenient of `penstock trace`)"
     )

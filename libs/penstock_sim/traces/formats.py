@@ -102,6 +102,8 @@ def detect(source: Source) -> str:
     TraceError
         If it is in none that is known.
     """
+    if not source.head(1):
+        raise TraceError(f"{source.path} is empty; expected rows of jobs")
     first = next((line for line in source.head().splitlines() if line.strip() and not line.startswith("#")), "")
     cells = {cell.strip() for cell in first.split(",")}
     signs = (

@@ -59,7 +59,7 @@ def read(source: Source) -> Trace:
     if source.beside is None:
         raise TraceError(
             f"{source.path} counts steps, not seconds; give the measured steps per second, as published with Gavel "
-            "in simulation_throughputs.json (--with FILE)"
+            "in simulation_throughputs.json (--with FILE of `penstock trace`)"
         )
     speeds = throughputs(source.beside, source.kind)
     jobs = Gathering(source.name)

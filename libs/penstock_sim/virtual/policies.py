@@ -30,6 +30,7 @@ import msgspec
 
 from penstock_matcher.settings import Settings as MatcherSettings
 from penstock_ranker.settings import Settings as RankerSettings
+from penstock_sim.refusal import said
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -122,7 +123,7 @@ def _converted(wanted: Mapping[str, Any], form: type[T]) -> T:
     try:
         return msgspec.convert(mine, form, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(f"settings {mine}: {error}") from error
+        raise ValueError(said(error, wanted)) from error
 
 
 def _parsed(key: str, value: Any) -> Any:
