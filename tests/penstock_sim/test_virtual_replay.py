@@ -26,6 +26,7 @@ from penstock_sim.cluster import parse
 from penstock_sim.history import read_log
 from penstock_sim.outcome import Outcome
 from penstock_sim.replay import replay
+from penstock_sim.replaying.worth import Book
 from penstock_sim.trace import Trace
 from penstock_sim.virtual import lines
 from penstock_sim.virtual.costs import Costs, Failures
@@ -200,6 +201,11 @@ def test_what_a_preempted_run_lost_is_no_work_and_is_lost_again_where_it_is_pree
     assert by_length.replayed.preemptions.tolist() == [1, 0]
     again_s = 0.0 if steps else 10.0
     assert by_length.replayed.executed_s.tolist() == pytest.approx([work_s + again_s, 5.0])
+
+
+def test_a_first_run_that_goes_on_is_not_taken_to_count_no_iterations() -> None:
+    whole, cut = (read_log(log) for log in (preempted_log(0, 0), preempted_log(0, 0)[:4]))
+    assert [Book(history, history.replayable()).tasks[0].saves for history in (whole, cut)] == [False, True]
 
 
 def test_a_job_without_iterations_that_was_never_done_is_as_long_as_its_longest_run() -> None:

@@ -7,12 +7,13 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Final
 
-from penstock_events import Job, Sample, SamplesRequested
+from penstock_events import Job, Sample, SamplesRequested, State
 from penstock_sim.history import History, Ran, key_of
 from penstock_sim.saving import uncounted_work_s
 from penstock_sim.virtual.tasks import Task
 
 _LEAST_S: Final = 1e-3
+_KNOWN: Final = frozenset({State.COMPLETED, State.FAILED})  # who ended otherwise may count iterations all the same
 
 
 class Book:
@@ -58,9 +59,10 @@ class Book:
         runs = self.history.runs[job.id]
         rests_s = [run.rest_s for run in runs if run.loop_steps]
         iteration_s = _iterations_s(runs)
-        if not iteration_s:  # a command that counts no iterations: whatever it held its devices for is work
+        if not iteration_s:  # it counts none, or its first run goes on: whatever it held its devices for is work
             work_s = uncounted_work_s(runs, lambda kind: self.speed(job.id, kind))
-            return Task(job.id, row, job.spec.gpus, job.id, max(work_s, _LEAST_S), saves=False)
+            saves = job.state not in _KNOWN and self.history.saving.of(self._keys[job.id])
+            return Task(job.id, row, job.spec.gpus, job.id, max(work_s, _LEAST_S), saves=saves)
         fastest_s = min(iteration_s.values())
         self._speeds[job.id] = {kind: fastest_s / each_s for kind, each_s in iteration_s.items()}
         return Task(
