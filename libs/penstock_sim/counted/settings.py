@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -43,8 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tick_s: Annotated[float, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
-            raise ValueError(f"thresholds_gpu_s is {list(self.thresholds_gpu_s)}; expected rising numbers above 0")
+        check_rising(self.thresholds_gpu_s)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Settings:
@@ -61,13 +60,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         >>> Settings.of({"thresholds_gpu_s": "10,20", "promote_knob": "2"}).thresholds_gpu_s
         (10.0, 20.0)
         """
-        told = {name: _parted(name, value) for name, value in values.items()}
+        told = dict(values)
         if "thresholds_gpu_s" in told:
             told.setdefault("levels", 0)
-        try:
-            return msgspec.convert(told, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{said(error, values)}; settings are {', '.join(cls.__struct_fields__)}") from error
+        return converted(told, cls, "settings")
+
+
+Made = TypeVar("Made", bound=msgspec.Struct)
+
+
+def converted(values: Mapping[str, object], to: type[Made], what: str) -> Made:
+    """
+    Return settings of names and values, text among them; several thresholds stand between commas.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or a value is not what it should be; it names ``what`` there is.
+    """
+    told = {name: _parted(name, value) for name, value in values.items()}
+    try:
+        return msgspec.convert(told, to, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{said(error, values)}; {what} are {', '.join(to.__struct_fields__)}") from error
+
+
+def check_rising(thresholds_gpu_s: tuple[float, ...]) -> None:
+    """Raise a ``ValueError`` if thresholds do not rise from above 0."""
+    if any(low >= high for low, high in pairwise((0.0, *thresholds_gpu_s))):
+        raise ValueError(f"thresholds_gpu_s is {list(thresholds_gpu_s)}; expected rising numbers above 0")
 
 
 def _parted(name: str, value: object) -> object:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -28,7 +27,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from penstock_sim.refusal import said
+from penstock_sim.counted.settings import check_rising, converted
 from penstock_sim.trace import Floats, Trace
 
 Curves = Mapping[str, Mapping[int, float]]
@@ -67,8 +66,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     horizon_s: Annotated[float, Meta(ge=0)] = 3600.0
 
     def __post_init__(self) -> None:
-        if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
-            raise ValueError(f"thresholds_gpu_s is {list(self.thresholds_gpu_s)}; expected rising numbers above 0")
+        check_rising(self.thresholds_gpu_s)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Sizing:
@@ -85,15 +83,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         >>> Sizing.of({"most_gpus": "8", "thresholds_gpu_s": "60,600"}).thresholds_gpu_s
         (60.0, 600.0)
         """
-        told = dict(values)
-        if isinstance(limits := told.get("thresholds_gpu_s"), str):
-            told["thresholds_gpu_s"] = [part.strip() for part in limits.split(",") if part.strip()]
-        try:
-            return msgspec.convert(told, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise ValueError(
-                f"{said(error, values)}; settings of elastic are {', '.join(cls.__struct_fields__)}"
-            ) from error
+        return converted(values, cls, "settings of elastic")
 
 
 def read(path: Path) -> Curves:
