@@ -10,8 +10,19 @@ from penstock_events.profile import KindSpeed, Sample, SamplesRequested, Workloa
 from penstock_events.rank import JobsRanked, Rank
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
-from penstock_events.run import RunCheckpointed, RunEnded, RunStarted, RunWarned
-from penstock_events.spec import Choice, Device, Dimension, Integers, JobSpec, Outcome, Param, SweepSpec, Uniform
+from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
+from penstock_events.spec import (
+    Choice,
+    Device,
+    Dimension,
+    Integers,
+    JobSpec,
+    MemoryNeed,
+    Outcome,
+    Param,
+    SweepSpec,
+    Uniform,
+)
 from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened
 
 __all__ = [
@@ -37,6 +48,8 @@ __all__ = [
     "Jobs",
     "JobsRanked",
     "KindSpeed",
+    "LaneChanged",
+    "MemoryNeed",
     "NodeDrained",
     "NodeJoined",
     "NodeLeft",
@@ -50,6 +63,7 @@ __all__ = [
     "RoundDecided",
     "RunCheckpointed",
     "RunEnded",
+    "RunMeasured",
     "RunStarted",
     "RunWarned",
     "Sample",

@@ -15,7 +15,7 @@ from penstock_events.profile import SamplesRequested, WorkloadProfiled
 from penstock_events.rank import JobsRanked
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import RoundDecided
-from penstock_events.run import RunCheckpointed, RunEnded, RunStarted, RunWarned
+from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
 from penstock_events.sweep import SweepFinished, TrialFinished, TrialGroupOpened
 from penstock_events.upcasts import upcast
 
@@ -29,6 +29,8 @@ AnyEvent = (
     | RunCheckpointed
     | RunEnded
     | RunWarned
+    | RunMeasured
+    | LaneChanged
     | NodeJoined
     | NodeLeft
     | SamplesRequested

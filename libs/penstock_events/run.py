@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from penstock_events.base import Event
-from penstock_events.spec import Outcome
+from penstock_events.spec import MemoryNeed, Outcome
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
@@ -65,3 +67,37 @@ class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):
     epoch: int
     node_id: str
     warning: str
+
+
+class RunMeasured(Event, frozen=True, kw_only=True, tag="run.measured.v1"):
+    """What a run needs of one device's memory, measured at its iterations' boundaries; again where it has changed."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    need: MemoryNeed
+    iterations: int
+
+
+class LaneChanged(Event, frozen=True, kw_only=True, tag="run.lane_changed.v1"):
+    """
+    A run that shares its device came into a lane, left it, or has to wait at a boundary until there is memory for it.
+
+    Attributes
+    ----------
+    device : int
+        Of the node.
+    lane : int
+        Number of the lane, counted from 0 over the device's life; -1 while it is in none.
+    change : {"entered", "moved", "parked", "left"}
+    reason : str
+        In one sentence.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    device: int
+    lane: int
+    change: Literal["entered", "moved", "parked", "left"]
+    reason: str = ""

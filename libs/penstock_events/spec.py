@@ -26,6 +26,44 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 
 
+class MemoryNeed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    What a job needs of one device's memory.
+
+    Attributes
+    ----------
+    persistent_bytes : int
+        Held from the first iteration to the last (P): model, optimizer.
+    framework_bytes : int
+        Held beside what the framework's allocator sees (F): its context, its libraries.
+    ephemeral_bytes : int
+        The most that an iteration takes and gives back at its end (E).
+
+    Raises
+    ------
+    ValueError
+        If one of them is negative.
+    """
+
+    persistent_bytes: Size = 0
+    framework_bytes: Size = 0
+    ephemeral_bytes: Size = 0
+
+    def __post_init__(self) -> None:
+        if min(self.persistent_bytes, self.framework_bytes, self.ephemeral_bytes) < 0:
+            raise ValueError(f"{self} has a negative part; expected 0 or more bytes of each")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Held between iterations too: P + F."""
+        return self.persistent_bytes + self.framework_bytes
+
+    @property
+    def alone_bytes(self) -> int:
+        """What it takes to run at all: P + F + E."""
+        return self.persistent_bytes + self.framework_bytes + self.ephemeral_bytes
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     One job, as its user describes it. Nothing here asks how long it will run.
@@ -71,6 +109,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
     env, cwd, params
         Environment, working directory, and hyper-parameters (``session.params``).
+    sharing : {"exclusive", "lane", "fraction"}
+        ``lane``: the script uses :func:`penstock.session` and takes turns with others on its devices, iteration by
+        iteration. ``fraction``: the command runs beside others, in a part of one device's memory.
+    fraction : float
+        That part, for ``fraction``.
+    memory : MemoryNeed or None
+        For ``lane``: what it needs of each device, where its user knows; None: it is measured.
+    share_with : {"user", "team", "anyone"}
+        With whose jobs it may share a device.
+    priority : int
+        The higher, the sooner its turn, on devices whose turns go by priority.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
     parent : str
@@ -100,6 +149,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: dict[str, str] = {}
     cwd: str = ""
     params: dict[str, Param] = {}
+    sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    memory: MemoryNeed | None = None
+    share_with: Literal["user", "team", "anyone"] = "team"
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     hold: bool = False
     parent: str = ""
 

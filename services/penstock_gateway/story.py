@@ -16,6 +16,7 @@ from penstock_events import (
     JobsRanked,
     JobSubmitted,
     KindSpeed,
+    LaneChanged,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -24,6 +25,7 @@ from penstock_events import (
     RoundDecided,
     RunCheckpointed,
     RunEnded,
+    RunMeasured,
     RunStarted,
     RunWarned,
     SamplesRequested,
@@ -37,6 +39,7 @@ from penstock_events import (
     workload,
 )
 from penstock_events.views import StoryLine
+from penstock_gateway import lanes
 from penstock_gateway.history import device_names
 from penstock_gateway.words import count, duration, listed, pairs
 
@@ -82,6 +85,8 @@ class Teller:
                 yield from self._of_job(fact)
             case RunStarted() | RunCheckpointed() | RunEnded() | RunWarned():
                 yield from self._of_run(fact)
+            case RunMeasured() | LaneChanged():
+                yield lanes.sentence(fact)
             case SamplesRequested() | WorkloadProfiled():
                 yield from self._of_profile(fact)
             case JobsRanked():

@@ -14,6 +14,7 @@ from penstock_events import (
     Commit,
     Device,
     JobSpec,
+    MemoryNeed,
     NodeJoined,
     RunEnded,
     SweepSpec,
@@ -27,6 +28,11 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
 NAME = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,20}\Z")
 st.register_type_strategy(float, FINITE)
+
+
+def needs() -> st.SearchStrategy[MemoryNeed]:
+    size = st.integers(0, 2**40)
+    return st.builds(MemoryNeed, persistent_bytes=size, framework_bytes=size, ephemeral_bytes=size)
 
 
 def specs() -> st.SearchStrategy[JobSpec]:
@@ -46,11 +52,16 @@ def specs() -> st.SearchStrategy[JobSpec]:
         grace_s=st.floats(0, 1e6),
         checkpoint_s=st.floats(0, 1e6),
         duration_s=st.floats(0, 1e6),
+        sharing=st.sampled_from(("exclusive", "lane", "fraction")),
+        fraction=st.floats(0.01, 1.0),
+        memory=st.none() | needs(),
+        priority=st.integers(-1000, 1000),
         env=st.dictionaries(TEXT, TEXT, max_size=2),
         params=st.dictionaries(TEXT, parameter, max_size=2),
     )
 
 
+st.register_type_strategy(MemoryNeed, needs())
 st.register_type_strategy(JobSpec, specs())
 st.register_type_strategy(Choice, st.builds(Choice, values=st.lists(FINITE, min_size=1, max_size=3).map(tuple)))
 st.register_type_strategy(

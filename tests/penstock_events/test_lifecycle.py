@@ -119,7 +119,7 @@ def test_a_sample_is_a_job_of_its_own_bound_to_one_kind():
     assert (job.spec.gpus, job.spec.kinds, job.spec.retries, job.profile_key) == (1, ("slow",), 0, "k")
 
 
-@pytest.mark.parametrize("state", TERMINAL)
+@pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_nothing_leads_out_of_a_terminal_state(state):
     assert TRANSITIONS[state] == {}
 

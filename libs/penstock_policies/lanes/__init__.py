@@ -1,5 +1,6 @@
 """GPU lanes: many jobs share one device's memory, and take turns iteration by iteration."""
 
+from penstock_events import MemoryNeed
 from penstock_policies.lanes.board import Board, LaneView
 from penstock_policies.lanes.changes import (
     Change,
@@ -16,7 +17,7 @@ from penstock_policies.lanes.changes import (
     Waits,
 )
 from penstock_policies.lanes.gangs import Complete, Gangs, On, Told, Turn
-from penstock_policies.lanes.need import Estimate, MemoryNeed, Sample, differs
+from penstock_policies.lanes.need import Estimate, Sample, differs
 from penstock_policies.lanes.packing import Load, best_fit, fullest, holds
 from penstock_policies.lanes.rules import Rules
 from penstock_policies.lanes.turns import POLICIES, quantum

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from penstock_events import MemoryNeed
 from penstock_policies.lanes.changes import Change, Waits
 from penstock_policies.lanes.deck import Deck
 from penstock_policies.lanes.lane import Member
-from penstock_policies.lanes.need import MemoryNeed
 from penstock_policies.lanes.roster import Roster
 from penstock_policies.lanes.rules import Rules
 from penstock_policies.lanes.turns import Standing

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
+from penstock_events import MemoryNeed
 from penstock_policies.lanes.changes import Change, Closed, Entered, Granted, Moved, Opened, Resized, Unparked
 from penstock_policies.lanes.find import Lot, best, find, to_close
 from penstock_policies.lanes.gain import Gains
 from penstock_policies.lanes.lane import Lane, Member, Whereabouts
-from penstock_policies.lanes.need import MemoryNeed
 from penstock_policies.lanes.rules import Rules
 from penstock_policies.lanes.turns import POLICIES, Asking
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock_policies.lanes.need import MemoryNeed
+from penstock_events import MemoryNeed
 
 
 class Lot(NamedTuple):

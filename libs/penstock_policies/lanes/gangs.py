@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from penstock_events import MemoryNeed
 from penstock_policies.lanes.board import Board
 from penstock_policies.lanes.changes import Change, Entered, Evicted, Granted, Parked, Refused, Unparked
-from penstock_policies.lanes.need import MemoryNeed
 
 
 class Complete(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock_events import MemoryNeed
 from penstock_policies.lanes.find import Lot
-from penstock_policies.lanes.need import MemoryNeed
 from penstock_policies.lanes.turns import Asking, Standing
 
 Whereabouts = Literal["waiting", "lane", "parked", "leaving"]

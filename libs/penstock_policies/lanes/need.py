@@ -1,52 +1,14 @@
-"""What a job needs of one device's memory, and how that is known from what its iterations have shown."""
+"""How a job's need of memory is known from what its iterations have shown."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from penstock_events import MemoryNeed
 
 WARM_UP: Final = 1
 """Iterations that are not counted: optimizer state appears during the first, and looks like a peak of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """
-    What a job needs of one device's memory.
-
-    Parameters
-    ----------
-    persistent_bytes : int
-        Held from the first iteration to the last (P): model, optimizer.
-    framework_bytes : int
-        Held beside what the framework's allocator sees (F): its context, its libraries.
-    ephemeral_bytes : int
-        The most that an iteration takes and gives back at its end (E).
-
-    Raises
-    ------
-    ValueError
-        If one of them is negative.
-    """
-
-    persistent_bytes: int
-    framework_bytes: int
-    ephemeral_bytes: int
-
-    def __post_init__(self) -> None:
-        if min(self.persistent_bytes, self.framework_bytes, self.ephemeral_bytes) < 0:
-            raise ValueError(f"{self} has a negative part; expected 0 or more bytes of each")
-
-    @property
-    def resident_bytes(self) -> int:
-        """Held between iterations too: P + F."""
-        return self.persistent_bytes + self.framework_bytes
-
-    @property
-    def alone_bytes(self) -> int:
-        """What it takes to run at all: P + F + E."""
-        return self.persistent_bytes + self.framework_bytes + self.ephemeral_bytes
 
 
 class Sample(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from penstock_policies.lanes.need import MemoryNeed
+from penstock_events import MemoryNeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import assert_never
 
+from penstock_events import MemoryNeed
 from penstock_policies.lanes.changes import Evicted, Parked, Refused
 from penstock_policies.lanes.deck import Deck
 from penstock_policies.lanes.lane import Member
-from penstock_policies.lanes.need import MemoryNeed
 
 
 class Roster:
