@@ -15,7 +15,7 @@ demo: $(VENV)/.examples $(VENV)/.kernels ## Run the main job on an embedded NATS
 	@cd examples && ../$(BIN)/python -m demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.kernels ## Install what the tests need and run them
-	@$(PYTEST) -q -m "not compose and not bench" $(ARGS)
+	@$(PYTEST) -q -n 2 --dist loadfile -m "not compose and not bench" $(ARGS)
 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .
