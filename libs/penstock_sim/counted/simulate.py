@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, cast, get_args
 
 from penstock_policies.orders import Name
@@ -84,53 +85,66 @@ def simulate(
     """
     _check("policy", policy, (*POLICIES, ELASTIC))
     _check("placement", placement, PLACEMENTS)
-    if quotas is not None:
+    one = partial(
+        _undivided,
+        policy=policy,
+        settings=settings or {},
+        placement=placement,
+        compat=compat,
+        gpu_time_samples=gpu_time_samples,
+        scaling=scaling,
+        overhead_s=overhead_s,
+        timeline=timeline,
+    )
+    if quotas is None:
+        return one(trace, cluster, go_on)
+    return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
 
-        def one(part: Trace, nodes: Nodes, go_on: GoOn) -> Outcome:
-            return simulate(
-                part,
-                nodes,
-                policy,
-                settings=settings,
-                placement=placement,
-                compat=compat,
-                gpu_time_samples=gpu_time_samples,
-                scaling=scaling,
-                overhead_s=overhead_s,
-                timeline=timeline,
-                go_on=go_on,
-            )
 
-        return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
+def _undivided(
+    trace: Trace,
+    cluster: Nodes,
+    go_on: GoOn,
+    *,
+    policy: str,
+    settings: Mapping[str, object],
+    placement: str,
+    compat: str | None,
+    gpu_time_samples: Floats | None,
+    scaling: Curves | None,
+    overhead_s: float,
+    timeline: bool,
+) -> Outcome:
+    """Return what becomes of a trace on a cluster that is nobody's in particular."""
+    samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
     if policy == ELASTIC:
         if compat is not None or placement != "count":
             raise ValueError(
                 f"{ELASTIC} is no part of what was published and knows no nodes; leave compat, placement out"
             )
-        sizing = Sizing.of(settings or {})
+        sizing = Sizing.of(settings)
         found = simulate_sized(trace, cluster.gpus, sizing, scaling, overhead_s=overhead_s, go_on=go_on)
-        return found if timeline else replace(found, timeline=None)
-    name, chosen = cast("Name", policy), Settings.of(settings or {})
-    samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
-    if compat is None:
+    elif compat is not None:
+        _check("compat", compat, COMPATS)
+        if overhead_s:
+            raise ValueError(f"overhead_s is {overhead_s}; {compat} knows none: leave it out, or leave compat out")
+        name, chosen = cast("Name", policy), Settings.of(settings)
+        found = simulate_published(
+            trace, cluster, name, chosen, placement=placement, samples_gpu_s=samples, go_on=go_on
+        )
+    else:
         if placement == "yarn":
             raise ValueError("placement yarn is part of what was published; add compat tiresias-2019, or count")
+        name, chosen, samples = cast("Name", policy), Settings.of(settings), samples[samples > 0]
         found = simulate_events(
             trace,
             cluster.gpus,
             name,
             chosen,
-            samples_gpu_s=samples[samples > 0],
+            samples_gpu_s=samples,
             overhead_s=overhead_s,
             go_on=go_on,
             timeline=timeline,
-        )
-    else:
-        _check("compat", compat, COMPATS)
-        if overhead_s:
-            raise ValueError(f"overhead_s is {overhead_s}; {compat} knows none: leave it out, or leave compat out")
-        found = simulate_published(
-            trace, cluster, name, chosen, placement=placement, samples_gpu_s=samples, go_on=go_on
         )
     return found if timeline else replace(found, timeline=None)
 
