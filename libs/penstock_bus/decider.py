@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -30,11 +30,10 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     cause: int = 0
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What to append now, and when to decide again even if nothing happens (None: only when something happens)."""
 
-    proposals: list[Proposal] = field(default_factory=list)
+    proposals: list[Proposal] = msgspec.field(default_factory=list)
     wake_at_s: float | None = None
 
 

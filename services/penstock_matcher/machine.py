@@ -77,16 +77,9 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
     """
     proposals, wake_s = [], math.inf
     for name in sorted(state.pools()):
-        silent_s = _silent_s(state, name, heard)
-        lost = tuple(sorted(node for node, since_s in silent_s.items() if since_s + settings.node_timeout_s <= now_s))
-        next_s = min((since_s + settings.node_timeout_s for since_s in silent_s.values()), default=math.inf)
-        if lost:  # in a round of their own: the next one places their jobs again, from a fold that knows it
-            found: RoundDecided | None = RoundDecided(at_s=now_s, pool=name, lost_nodes=lost)
-        else:
-            rules = rules_of(state, name, settings)
-            pool = state.pool(name, state.jobs, rules.topology)
-            found, pool_s = decide_pool(pool, now_s, rules)
-            found = named(pool, found, now_s, rules) if found is not None else None
+        found, next_s = _lost(state, name, now_s, heard, settings) if heard else (None, math.inf)
+        if found is None:  # else in a round of its own: the next one places their jobs again, from a fold that knows it
+            found, pool_s = _round(state, name, now_s, settings)
             next_s = min(next_s, pool_s)
         wake_s = min(wake_s, next_s)
         if found is not None:
@@ -94,10 +87,25 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
 
+def _round(state: State, name: str, now_s: float, settings: Settings) -> tuple[RoundDecided | None, float]:
+    rules = rules_of(state, name, settings)
+    pool = state.pool(name, state.jobs, rules.topology)
+    found, next_s = decide_pool(pool, now_s, rules)
+    return (found and named(pool, found, now_s, rules)), next_s
+
+
+def _lost(
+    state: State, name: str, now_s: float, heard: Mapping[str, float], settings: Settings
+) -> tuple[RoundDecided | None, float]:
+    """Return a round that says which nodes of a pool are lost, if any are, and when the next one would be."""
+    until_s = {node: since_s + settings.node_timeout_s for node, since_s in _silent_s(state, name, heard).items()}
+    lost = tuple(sorted(node for node, lost_s in until_s.items() if lost_s <= now_s))
+    next_s = min(until_s.values(), default=math.inf)
+    return RoundDecided(at_s=now_s, pool=name, lost_nodes=lost) if lost else None, next_s
+
+
 def _silent_s(state: State, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
     """Return since when each of the pool's nodes has not been heard, for those whose silence means anything."""
-    if not heard:
-        return {}
     mine = [node for node in state.cluster.nodes.values() if node.pool == pool and node.id in heard]
     leased: set[str] = set()
     if any(node.gone == "left" for node in mine):

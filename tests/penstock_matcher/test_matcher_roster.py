@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_facts import ended, job, matcher, node, queued, rounds, run_all, slot, started
+from msgspec.structs import replace
 
 from penstock_bus.fold import Fold
 from penstock_events import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +23,7 @@ from penstock_policies.speeds import Speeds
 from penstock_policies.stopping import Cost
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True):
     """
     One pool's share of what the matcher knows.
 
@@ -79,7 +78,7 @@ class Pool:
     def among(self, jobs: Iterable[Job]) -> Pool:
         """Return the same pool with other jobs, to see what a round would do."""
         roster = Roster(self.name, self.cluster, self.ranks, jobs, self.roster.topology)
-        return replace(self, roster=roster)
+        return msgspec.structs.replace(self, roster=roster)
 
     def evicted(self) -> list[Running]:
         """Return the runs that are to move because one of their nodes is being emptied."""

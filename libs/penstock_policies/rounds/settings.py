@@ -6,10 +6,12 @@ The matcher goes by it, and so does whoever asks what its round would do.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock_events import Setting
 from penstock_policies.order import Rules, Seconds
 from penstock_policies.pools import overlaid
 from penstock_policies.rounds.known import Known
@@ -58,6 +60,18 @@ class Settings(Rules, frozen=True, kw_only=True):
             raise ValueError(f"pools.{pool}: {error}") from error
 
 
+class _Kept(NamedTuple):
+    """Rules, and what they were worked out from."""
+
+    settings: Settings
+    live: Mapping[str, Setting] | None
+    rules: Rules
+
+
 def rules_of(known: Known, pool: str, settings: Settings) -> Rules:
     """Return what holds in a pool's rounds: what is set live for it, else what the file says of it, else of all."""
-    return overlaid(settings.of(pool), known.policies.get(pool, {}))
+    live, of_pools = known.policies.get(pool), known.__dict__.setdefault("rules", {})
+    kept: _Kept | None = of_pools.get(pool)
+    if kept is None or kept.settings is not settings or kept.live is not live:  # as at every other round it is
+        kept = of_pools[pool] = _Kept(settings, live, overlaid(settings.of(pool), live or {}))
+    return kept.rules

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -30,7 +29,7 @@ def start_of(pool: Pool, job_id: str, now_s: float, rules: Rules) -> Placement |
 
 def wait_of(pool: Pool, job_id: str, now_s: float, rules: Rules) -> Wait | None:
     """Return why a job of the pool waits if a round is decided now; None if it starts."""
-    unsaid = replace(pool, explained={}, explained_s=0.0)
+    unsaid = msgspec.structs.replace(pool, explained={}, explained_s=0.0)
     found, _ = decide_pool(unsaid, now_s, msgspec.structs.replace(rules, max_waits=_ALL_WAITS, explain_every_s=0.0))
     waits = found.waits if found is not None else ()
     return next((wait for wait in waits if wait.job_id == job_id), None)
@@ -50,7 +49,7 @@ def changed(pool: Pool, *jobs: Job) -> Iterator[Pool]:
         pool.roster.note(job)
     keys = {job.id: job.profile_key or workload.key(job.spec) for job in jobs}
     try:
-        yield pool if keys.items() <= pool.keys.items() else replace(pool, keys={**pool.keys, **keys})
+        yield pool if keys.items() <= pool.keys.items() else msgspec.structs.replace(pool, keys={**pool.keys, **keys})
     finally:
         for job, entry in before:
             pool.roster.note(entry.ranked.job if entry is not None else _gone(job))
@@ -63,7 +62,7 @@ def submitted(pool: Pool, spec: JobSpec, now_s: float, instead_of: Job | None = 
     progress = _with_user(pool.progress, spec.user, now_s, again=instead_of is not None)
     books = msgspec.structs.replace(pool.books, progress={**pool.books.progress, pool.name: progress})
     gone = [_gone(instead_of)] if instead_of is not None else []
-    with changed(replace(pool, books=books), *gone, job) as tried:
+    with changed(msgspec.structs.replace(pool, books=books), *gone, job) as tried:
         yield tried
 
 
@@ -76,7 +75,7 @@ def decided(pool: Pool, found: RoundDecided) -> Iterator[Pool]:
     started = {placement.job_id for placement in found.placements}
     promised = {*pool.promised, *(p.for_job for p in found.preemptions)} - started
     books = msgspec.structs.replace(pool.books, staying={**pool.books.staying, pool.name: found.keeps})
-    with changed(replace(pool, promised=promised, books=books), *jobs) as then:
+    with changed(msgspec.structs.replace(pool, promised=promised, books=books), *jobs) as then:
         yield then
 
 
