@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+import msgspec
+
 from penstock_events import Device
 
 
@@ -36,3 +38,72 @@ class Backend(Protocol):
 
 class DeviceError(Exception):
     """Devices cannot be read, or their description cannot be understood; says what to do."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What processes under one cap hold of the host's memory.
+
+    Attributes
+    ----------
+    current_bytes, peak_bytes : int
+        As the enforcer counts it; a peak of 0 is unknown.
+    killed : int
+        Processes that the kernel has killed for want of memory; always 0 where it refuses instead.
+    """
+
+    current_bytes: int = 0
+    peak_bytes: int = 0
+    killed: int = 0
+
+
+class Caps(Protocol):
+    """
+    A way of capping what processes hold of the host's memory.
+
+    ``key`` names the processes under one cap: letters, digits, ``-`` and ``_``.
+    """
+
+    @property
+    def name(self) -> Literal["cgroup", "rlimit"]:
+        """For logs and ``penstock top``."""
+
+    @property
+    def reason(self) -> str:
+        """Where it is, or why it is no better one."""
+
+    def command(self, key: str, argv: Sequence[str], cap_bytes: int, most_bytes: int = 0) -> list[str]:
+        """
+        Return the command line that starts ``argv`` under its cap.
+
+        Parameters
+        ----------
+        most_bytes : int
+            Up to where :meth:`change` may raise the cap later; 0: never above ``cap_bytes``.
+
+        Raises
+        ------
+        DeviceError
+            If the cap cannot be set.
+        """
+
+    def change(self, key: str, leader: int, cap_bytes: int) -> None:
+        """
+        Set another cap for processes that run; never so low that what they hold already would kill them.
+
+        Parameters
+        ----------
+        leader : int
+            The session they are of.
+
+        Raises
+        ------
+        DeviceError
+            If the kernel refuses.
+        """
+
+    def usage(self, key: str, leader: int) -> Usage:
+        """Return what they hold; zeros where nobody is left."""
+
+    def forget(self, key: str) -> None:
+        """Clean up after the last of them has ended."""

@@ -114,3 +114,5 @@ class Env:
     DEVICES: Final = "PENSTOCK_DEVICES"  # this process's device numbers, with commas
     BACKEND: Final = "PENSTOCK_BACKEND"
     EMULATED_SPEED: Final = "PENSTOCK_EMULATED_SPEED"  # only on an emulated device
+    MEMORY_BYTES: Final = "PENSTOCK_MEMORY_BYTES"  # most of each device's memory; only of a job that shares it
+    MEMORY_FRACTION: Final = "PENSTOCK_MEMORY_FRACTION"  # the same for torch's allocator, as part of the device

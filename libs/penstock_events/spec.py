@@ -234,6 +234,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         The driver's own name for it, if it has one.
     speed : float
         Of an emulated device: its speed relative to this host, shown as emulated everywhere.
+    mig : str
+        Profile of a MIG instance, such as ``1g.10gb``; empty for a whole device.
+    parent : str
+        Of a MIG instance: the driver's name for the GPU that it is a part of.
+    mps : bool
+        The operator runs NVIDIA's multi-process service on it.
     """
 
     index: int
@@ -242,3 +248,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     backend: Literal["cuda", "cpu", "emulated"]
     uuid: str = ""
     speed: float = 1.0
+    mig: str = ""
+    parent: str = ""
+    mps: bool = False
