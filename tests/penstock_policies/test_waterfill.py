@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_policies.waterfill import allot, packing_c, run_time_s, worth_resizing
+from penstock_policies.waterfill import (
+    Mechanisms,
+    allot,
+    fill,
+    hand_out,
+    list_schedule,
+    packing_c,
+    penalties,
+    resized,
+    run_time_s,
+    run_times_s,
+    starting,
+    worth_resizing,
+)
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "fluid.json"
 
@@ -98,3 +114,128 @@ def test_no_trials_get_no_devices():
 def test_inputs_out_of_range_are_named(h1_s, gpus, c, d, name):
     with pytest.raises(ValueError, match=f"{name} is out of range; expected"):
         allot(np.array(h1_s), gpus, c, d)
+
+
+# --- the mechanisms
+
+groups = st.lists(st.floats(min_value=1.0, max_value=1000.0), min_size=1, max_size=12).map(np.array)
+
+
+@given(h1_s=groups, gpus=st.integers(0, 40), c=st.integers(1, 4), d=st.integers(1, 8))
+def test_each_mechanism_is_switched_off_alone(h1_s, gpus, c, d):
+    assert fill(h1_s, gpus, c, d).tolist() == allot(h1_s, gpus, c, d).tolist()
+    assert fill(h1_s, gpus, c, d, mechanisms=Mechanisms(intra=False)).min() >= 1
+    assert fill(h1_s, gpus, c, d, mechanisms=Mechanisms(inter=False)).max() <= 1
+    widths = fill(h1_s, gpus, c, d, mechanisms=Mechanisms(intra=False, inter=False))
+    assert widths.tolist() == [1.0] * len(h1_s), "one trial a device is water-filling with both off"
+    still = resized(h1_s, widths, gpus, c, d, overhead_s=0.0, alpha=1.1, beta=1.1, mechanisms=Mechanisms(dynamic=False))
+    assert still.tolist() == widths.tolist()
+
+
+@given(h1_s=groups, gpus=st.integers(1, 40), c=st.integers(1, 4), d=st.integers(1, 8))
+def test_a_longer_trial_never_gets_less(h1_s, gpus, c, d):
+    widths = allot(h1_s, gpus, c, d)
+    order = np.argsort(h1_s)
+    assert all(before <= after for before, after in pairwise(widths[order]))
+
+
+@given(h1_s=groups, gpus=st.integers(1, 40), c=st.integers(1, 4), d=st.integers(1, 8), beta=st.floats(1.0, 1.5))
+def test_devices_left_over_go_where_they_help_and_no_further(h1_s, gpus, c, d, beta):
+    before = allot(h1_s, gpus, c, d)
+    after = hand_out(h1_s, before, gpus, d, alpha=1.3, beta=beta)
+    assert (after >= before).all()
+    assert after.max() <= max(d, before.max())
+    assert after.sum() <= max(gpus, before.sum()) + 1e-6
+    assert (run_times_s(h1_s, after, 1.3, beta) <= run_times_s(h1_s, before, 1.3, beta) + 1e-9).all()
+
+
+def test_the_whole_cluster_is_used_where_scaling_out_is_free():
+    h1_s = np.array([40.0, 10.0, 6.0, 4.0])
+    assert hand_out(h1_s, allot(h1_s, 16, 2, 16), 16, 16, alpha=1.0, beta=1.0).sum() == 16
+
+
+# --- growing and shrinking
+
+
+@given(
+    h1_s=groups,
+    gpus=st.integers(1, 24),
+    c=st.integers(1, 3),
+    d=st.integers(1, 6),
+    costs=st.fixed_dictionaries(
+        {"overhead_s": st.floats(0.0, 50.0), "alpha": st.just(1.2), "beta": st.floats(1.0, 2.0)}
+    ),
+)
+def test_whoever_was_moved_stays_and_nobody_is_moved_to_and_fro(h1_s, gpus, c, d, costs):
+    first = allot(h1_s[::-1].copy(), gpus, c, d)
+    if first.sum() > gpus:
+        return
+    once = resized(h1_s, first, gpus, c, d, **costs)
+    assert resized(h1_s, once, gpus, c, d, **costs).tolist() == once.tolist()
+    assert once.sum() <= gpus + 1e-6
+
+
+@given(h1_s=groups, gpus=st.integers(1, 24), d=st.integers(1, 6))
+def test_a_restart_dearer_than_the_rest_of_the_trial_is_never_worth_it(h1_s, gpus, d):
+    widths = np.minimum(allot(h1_s, gpus, 1, d) + 1, d)
+    assert resized(h1_s, widths, gpus, 1, d, overhead_s=1e6, alpha=1.0, beta=1.0).tolist() == widths.tolist()
+
+
+def test_a_trial_left_alone_takes_the_devices_that_the_others_gave_back():
+    widths = resized(np.array([30.0]), np.array([1.0]), 4, 2, 4, overhead_s=5.0, alpha=1.3, beta=1.05)
+    assert widths.tolist() == [4.0]
+
+
+# --- what does not fit
+
+
+def test_the_longest_start_first_and_short_ones_fill_the_gaps():
+    case = next(case for case in reference("allotment") if case["name"] == "4t4g_one_straggler")
+    widths = np.array(list(case["w"].values()))
+    run_s = run_times_s(np.array(list(case["h1"].values())), widths, 1.3, 1.05)
+    assert starting(run_s, widths, case["n"]).tolist() == [0, 1, 2], "0.5 of a device too much: the last one waits"
+    starts = list_schedule(run_s, widths, case["n"])
+    assert starts.tolist() == pytest.approx([0.0, 0.0, 0.0, run_s[1]])
+
+
+@given(h1_s=groups, gpus=st.integers(1, 8), c=st.integers(1, 4))
+def test_a_list_schedule_never_uses_more_than_there_is_and_is_ends_within_three_times_the_bound(h1_s, gpus, c):
+    widths = allot(h1_s, gpus, c, gpus)
+    run_s = run_times_s(h1_s, widths, 1.0, 1.0)
+    starts = list_schedule(run_s, widths, gpus)
+    for now_s in starts:
+        assert widths[(starts <= now_s) & (now_s < starts + run_s)].sum() <= gpus + 1e-6
+    bound = max(run_s.max(), (run_s * widths).sum() / gpus)
+    assert (starts + run_s).max() <= 3 * bound, "gangs and packed places cost at most another bound"
+
+
+def test_a_trial_that_could_never_start_is_refused():
+    with pytest.raises(ValueError, match="widths is out of range; expected no trial wider than the 2 devices"):
+        list_schedule(np.ones(1), np.array([3.0]), 2)
+
+
+# --- the model
+
+
+@given(alpha=st.floats(1.0, 2.0), beta=st.floats(1.0, 1.5), h1_s=st.floats(1.0, 1e4))
+def test_penalties_are_found_again_in_the_times_that_they_make(alpha, beta, h1_s):
+    widths = np.array([1 / 3, 0.5, 1.0, 2.0, 4.0])
+    h1 = np.full(5, h1_s)
+    assert penalties(h1, widths, run_times_s(h1, widths, alpha, beta)) == pytest.approx((alpha, beta))
+
+
+def test_what_was_never_measured_has_no_penalty():
+    assert penalties(np.array([3.0]), np.array([1.0]), np.array([3.0])) == (1.0, 1.0)
+
+
+@given(width=st.sampled_from([0.25, 0.5, 1.0, 3.0]), alpha=st.floats(1.0, 2.0), beta=st.floats(1.0, 2.0))
+def test_run_times_of_many_are_those_of_each(width, alpha, beta):
+    many = run_times_s(np.array([30.0]), np.array([width]), alpha, beta)
+    assert many[0] == pytest.approx(run_time_s(30.0, width, alpha, beta))
+
+
+@pytest.mark.parametrize("module", ["model", "fill", "listing", "resize"])
+def test_examples_in_the_docstrings_hold(module):
+    result = doctest.testmod(importlib.import_module(f"penstock_policies.waterfill.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,26 @@
+"""
+How many devices each trial of a group gets: filled like water, after Fluid (MLSys 2021).
+
+:mod:`.model` says how long a trial takes on a width, :mod:`.fill` which width each gets, :mod:`.listing` who has to
+wait, and :mod:`.resize` when a running one is worth being moved. :class:`Mechanisms` switches each off alone.
+"""
+
+from penstock_policies.waterfill.fill import Mechanisms, allot, fill, hand_out
+from penstock_policies.waterfill.listing import list_schedule, starting
+from penstock_policies.waterfill.model import packing_c, penalties, run_time_s, run_times_s
+from penstock_policies.waterfill.resize import resized, worth_resizing
+
+__all__ = [
+    "Mechanisms",
+    "allot",
+    "fill",
+    "hand_out",
+    "list_schedule",
+    "packing_c",
+    "penalties",
+    "resized",
+    "run_time_s",
+    "run_times_s",
+    "starting",
+    "worth_resizing",
+]

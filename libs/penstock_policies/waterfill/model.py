@@ -1,0 +1,130 @@
+"""How long a trial takes on a share of one device or on several, and how many are worth packing on one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def run_time_s(h1_s: float, width: float, alpha: float, beta: float) -> float:
+    """
+    Return the run time of a trial on ``width`` devices, in seconds.
+
+    Parameters
+    ----------
+    h1_s : float, seconds
+        Run time on one whole device.
+    width : float
+        Devices; below 1, a share of one.
+    alpha, beta : float
+        Penalty factors of packing and of scaling out, 1 or more.
+
+    References
+    ----------
+    Yu et al., Fluid: Resource-aware hyperparameter tuning engine, MLSys 2021, section 4.2.
+
+    Examples
+    --------
+    >>> run_time_s(30.0, 0.5, alpha=1.3, beta=1.05), run_time_s(30.0, 2.0, alpha=1.3, beta=1.05)
+    (39.0, 15.75)
+    """
+    expect(width > 0, "width", "a positive number of devices")
+    if width < 1.0:
+        return float(h1_s * alpha ** (1.0 / width - 1.0))
+    return float(h1_s / width * beta ** (width - 1.0))
+
+
+def run_times_s(h1_s: Floats, widths: Floats, alpha: float, beta: float) -> Floats:
+    """
+    Return :func:`run_time_s` of many trials at once.
+
+    Parameters
+    ----------
+    h1_s, widths : (T,) float arrays
+
+    Returns
+    -------
+    (T,) float array, seconds
+    """
+    packed = alpha ** (1.0 / np.minimum(widths, 1.0) - 1.0)
+    spread = beta ** (np.maximum(widths, 1.0) - 1.0) / np.maximum(widths, 1.0)
+    return np.asarray(h1_s * packed * spread, dtype=np.float64)
+
+
+def penalties(h1_s: Floats, widths: Floats, seen_s: Floats) -> tuple[float, float]:
+    """
+    Return the alpha and beta that fit measured run times best.
+
+    Parameters
+    ----------
+    h1_s : (M,) float array, seconds
+        Run time on one whole device.
+    widths : (M,) float array
+        On how many it was measured.
+    seen_s : (M,) float array, seconds
+        What was measured there.
+
+    Returns
+    -------
+    (float, float)
+        1.0 or more each; 1.0 (no penalty) of what has not been measured.
+
+    Notes
+    -----
+    The model is a line through the origin in logarithms: ``log h/h1 = (1/w - 1) log alpha`` below one device and
+    ``log wh/h1 = (w - 1) log beta`` above. Least squares, O(M).
+
+    Examples
+    --------
+    >>> penalties(np.array([30.0, 30.0]), np.array([0.5, 2.0]), np.array([39.0, 15.75]))
+    (1.3, 1.05)
+    """
+    over = np.log(seen_s * np.maximum(widths, 1.0) / h1_s)
+    packed, spread = widths < 1, widths > 1
+    alpha = _slope(1.0 / widths[packed] - 1.0, over[packed])
+    beta = _slope(widths[spread] - 1.0, over[spread])
+    return round(max(1.0, math.exp(alpha)), 9), round(max(1.0, math.exp(beta)), 9)
+
+
+def packing_c(iteration_s: Floats, least_gain: float) -> int:
+    """
+    Return how many trials to pack on one device at most.
+
+    Parameters
+    ----------
+    iteration_s : (P,) float array, seconds
+        Average iteration time with 1, 2, …, P trials on one device.
+    least_gain : float
+        Least gain by the p-th trial (the published threshold ``O_th``).
+
+    Notes
+    -----
+    The gain is ``1 - (p-1)/p · t_p/t_{p-1}``; the answer is the largest p whose gain is above the threshold.
+
+    References
+    ----------
+    Yu et al., MLSys 2021, section 4.2.
+
+    Examples
+    --------
+    >>> packing_c(np.array([10.0, 12.0, 16.0, 22.0, 31.0]), least_gain=0.1)
+    3
+    """
+    p = np.arange(2, iteration_s.size + 1)
+    gain = 1.0 - (p - 1) / p * iteration_s[1:] / iteration_s[:-1]
+    worth = p[gain > least_gain]
+    return int(worth[-1]) if worth.size else 1
+
+
+def expect(holds: bool, name: str, expected: str) -> None:
+    """Refuse an argument by its name."""
+    if not holds:
+        raise ValueError(f"{name} is out of range; expected {expected}")
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    return float(x @ y / (x @ x)) if x.size else 0.0
