@@ -104,7 +104,7 @@ def fill(
     >>> fill(h1_s, 4, 2, 4, mechanisms=Mechanisms(intra=False)).tolist()
     [2.0, 1.0, 1.0, 1.0]
     >>> fill(h1_s, 16, 2, 8, mechanisms=Mechanisms(leftover=True)).tolist()
-    [8.0, 4.0, 2.0, 2.0]
+    [8.0, 3.0, 3.0, 2.0]
     """
     c = packing_c if mechanisms.intra else 1
     d = max_gpus_d if mechanisms.inter else 1
