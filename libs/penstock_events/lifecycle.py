@@ -8,18 +8,19 @@ nothing in the same way in every service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from penstock_events import shares
 from penstock_events.base import Event
 from penstock_events.job import JobCancelled, JobHeld, JobReleased, JobSubmitted
 from penstock_events.profile import Sample, SamplesRequested
 from penstock_events.round import Placement, RoundDecided
-from penstock_events.run import RunCheckpointed, RunEnded, RunStarted
-from penstock_events.spec import JobSpec, Outcome
+from penstock_events.run import RunCheckpointed, RunEnded, RunMeasured, RunStarted
+from penstock_events.spec import JobSpec, MemoryNeed, Outcome
 
 
 class State(StrEnum):
@@ -79,6 +80,12 @@ class Job(msgspec.Struct, kw_only=True):
         Start of the present run; 0 while none has started.
     pending_since_s, waited_s, executed_s : float
         Since when it waits, how long it waited before that, and how long it ran in ended runs.
+    share, share_since_s : float
+        Part of its devices' time that the present run is reckoned to have, and since when; 1 where it shares none.
+    forgone_s : float
+        Of all that it ran up to then, what others had on devices that it shared: see :mod:`penstock_events.shares`.
+    need : MemoryNeed or None
+        Of one device's memory, as its last run that measured it says.
     checkpointed_s : float
         When its last checkpoint was complete; 0 before the first.
     not_before_s : float
@@ -101,6 +108,10 @@ class Job(msgspec.Struct, kw_only=True):
     pending_since_s: float = 0.0
     waited_s: float = 0.0
     executed_s: float = 0.0
+    share: float = 1.0
+    share_since_s: float = 0.0
+    forgone_s: float = 0.0
+    need: MemoryNeed | None = None
     not_before_s: float = 0.0
     attempts: int = 0
     failures: int = 0
@@ -122,9 +133,19 @@ class Job(msgspec.Struct, kw_only=True):
         """Return the seconds of the present run since its last checkpoint up to ``now_s``; 0 where none has started."""
         return max(0.0, now_s - max(self.started_s, self.checkpointed_s)) if self.started_s else 0.0
 
+    def forgone_by(self, now_s: float) -> float:
+        """Return the seconds that others have had of the devices that it shared, up to ``now_s``."""
+        if self.share == 1.0:
+            return self.forgone_s
+        return self.forgone_s + (1.0 - self.share) * max(0.0, now_s - self.share_since_s)
+
+    def served_by(self, now_s: float) -> float:
+        """Return the seconds executed over all runs up to ``now_s``, with its share only where it shared devices."""
+        return self.executed_by(now_s) - self.forgone_by(now_s)
+
     def attained_gpu_s(self, now_s: float) -> float:
         """Return the two-dimensional attained service up to ``now_s``, in GPU-seconds."""
-        return self.spec.gpus * self.executed_by(now_s)
+        return self.spec.gpus * self.served_by(now_s)
 
     def waited_by(self, now_s: float) -> float:
         """Return the seconds spent waiting up to ``now_s``."""
@@ -145,9 +166,18 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 class Jobs(msgspec.Struct):
-    """All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`."""
+    """
+    All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`.
+
+    Attributes
+    ----------
+    by_id : dict of str to Job
+    sharers : dict of str to list of str
+        Node → the jobs whose runs are under way there and share its devices.
+    """
 
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
+    sharers: shares.Sharers = msgspec.field(default_factory=dict)
 
     def __getitem__(self, job_id: str) -> Job:
         return self.by_id[job_id]
@@ -177,10 +207,14 @@ class Jobs(msgspec.Struct):
                 touched = _apply_round(self, event)
             case RunEnded():
                 touched = self._known(event.job_id, _end_run, event)
+                _leave_sharers(self, touched, event.node_id, event.at_s)
             case RunStarted():
                 touched = self._known(event.job_id, _start_run, event)
+                _enter_sharers(self, touched, event)
             case RunCheckpointed():
                 touched = self._known(event.job_id, _checkpoint, event)
+            case RunMeasured():
+                touched = self._known(event.job_id, _measure, event)
             case JobCancelled():
                 touched = self._known(event.job_id, _cancel, event)
             case JobHeld() | JobReleased():
@@ -204,6 +238,7 @@ def _submit_sample(jobs: Jobs, event: SamplesRequested, sample: Sample) -> Job:
         event.spec,
         id=sample.sample_id,
         kinds=(sample.kind,),
+        sharing="exclusive",
         gpus=1,
         retries=0,
         checkpoint_s=0.0,
@@ -220,6 +255,7 @@ def _apply_round(jobs: Jobs, event: RoundDecided) -> list[Job]:
     touched = []
     for node_id in event.lost_nodes:
         touched += [job for job in jobs if node_id in job.open_nodes and _leave_node(job, node_id, "lost", event.at_s)]
+        _leave_sharers(jobs, touched, node_id, event.at_s)
     for preemption in event.preemptions:
         job = jobs.get(preemption.job_id)
         if job is not None and job.epoch == preemption.epoch and _move(job, "preempt"):
@@ -252,6 +288,25 @@ def _start_run(job: Job, event: RunStarted) -> bool:
     return True
 
 
+def _enter_sharers(jobs: Jobs, entered: Iterable[Job], event: RunStarted) -> None:
+    for job in entered:
+        if job.spec.sharing != "exclusive":
+            shares.enter(jobs, job, event.node_id, event.at_s)
+
+
+def _leave_sharers(jobs: Jobs, left: Iterable[Job], node_id: str, at_s: float) -> None:
+    for job in left:
+        if job.spec.sharing != "exclusive":
+            shares.leave(jobs, job, node_id, at_s)
+
+
+def _measure(job: Job, event: RunMeasured) -> bool:
+    if not job.may_run(event.epoch, event.node_id) or job.need == event.need:
+        return False
+    job.need = event.need
+    return True
+
+
 def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
     if job.placement is None or job.placement.epoch != event.epoch:
         return False
@@ -277,6 +332,8 @@ def _leave_node(job: Job, node_id: str, outcome: Outcome, at_s: float) -> bool:
     job.outcome = max(job.outcome, outcome, key=_WORST.index)
     if job.open_nodes:
         return True
+    if job.share != 1.0:
+        job.forgone_s, job.share = job.forgone_by(at_s), 1.0
     job.executed_s = job.executed_by(at_s)
     job.placement, job.started_s = None, 0.0
     _conclude(job, at_s)
