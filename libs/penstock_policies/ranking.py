@@ -79,6 +79,8 @@ class Entry(Standing[float], kw_only=True):
     ----------
     since_s : float
         Since when it is in this phase.
+    rate : float
+        Seconds of service that it gathers in a second of running: less than 1 where it shares its devices.
     waited_s : float
         Waited before that, over all.
     executed_before_s, waited_before_s : float
@@ -88,6 +90,7 @@ class Entry(Standing[float], kw_only=True):
     id: str
     phase: Phase = "waiting"
     since_s: float
+    rate: float = 1.0
     waited_s: float = 0.0
     executed_before_s: float = 0.0
     waited_before_s: float = 0.0
@@ -102,7 +105,7 @@ class Entry(Standing[float], kw_only=True):
 
     def executed_by(self, now_s: float) -> float:
         """Return the seconds executed up to ``now_s``."""
-        return self.executed_s + (max(0.0, now_s - self.since_s) if self.phase == "running" else 0.0)
+        return self.executed_s + (self.rate * max(0.0, now_s - self.since_s) if self.phase == "running" else 0.0)
 
     def waited_by(self, now_s: float) -> float:
         """Return the seconds waited up to ``now_s``."""
@@ -175,10 +178,12 @@ class Ranking:
         self._entries[job_id] = entry
         self._alarms.add((entry.alarm_s, job_id))
 
-    def note(self, job_id: str, phase: Phase, since_s: float, *, executed_s: float, waited_s: float) -> None:
+    def note(
+        self, job_id: str, phase: Phase, since_s: float, *, executed_s: float, waited_s: float, rate: float = 1.0
+    ) -> None:
         """Say in which phase a job is since when, and what it had executed and waited by then, over all."""
         entry = self._entries[job_id]
-        entry.phase, entry.since_s = phase, since_s
+        entry.phase, entry.since_s, entry.rate = phase, since_s, rate
         entry.executed_s, entry.waited_s = executed_s, waited_s
         entry.served_s = executed_s - entry.executed_before_s
         self._set_alarm(entry)
@@ -307,12 +312,14 @@ class Ranking:
             return math.inf
         left_s = self._limits[queue] / self.ladder.order.weight(entry.gpus) - entry.served_s
         if entry.phase == "running":
-            return entry.since_s + left_s
+            return entry.since_s + left_s / entry.rate
         return -math.inf if left_s <= 0 else math.inf
 
     def _crossings_s(self, entry: Entry) -> tuple[float, ...]:
         weight = int(self.ladder.order.weight(entry.gpus))
         since_s = entry.since_s if entry.phase == "running" else math.inf
+        if entry.rate != 1.0 and math.isfinite(since_s):  # to the bit as in `_crossing_s`
+            return tuple(since_s + (limit / weight - entry.served_s) / entry.rate for limit in self._limits)
         return las.crossings_s(weight, entry.served_s, since_s, self._limits)
 
     def _promotion_s(self, entry: Entry) -> float:

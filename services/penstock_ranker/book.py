@@ -73,7 +73,11 @@ class Book:
         if job.id not in ranking:
             ranking.add(job.id, gpus=job.spec.gpus, submitted_s=job.submitted_s, length_s=job.spec.duration_s)
         phase, since_s = _phase(job)
-        ranking.note(job.id, phase, since_s, executed_s=job.executed_s, waited_s=job.waited_s)
+        served_s = job.executed_s - job.forgone_s
+        if job.share != 1.0:  # reckoned anew whenever somebody comes or goes beside it
+            since_s = job.share_since_s
+            served_s = job.served_by(since_s)
+        ranking.note(job.id, phase, since_s, executed_s=served_s, waited_s=job.waited_s, rate=job.share)
 
     def put(self, job: Job, place: Place) -> None:
         """Follow a job's published place."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, Job, Jobs, JobsRanked, PolicySet, Rank, Setting, subjects
+from penstock_events import TERMINAL, Event, Job, Jobs, JobsRanked, PolicySet, Rank, Setting, shares, subjects
 from penstock_events import State as JobState
 from penstock_policies.lengths import Lengths
 from penstock_policies.order import BY_QUEUE, Manner
@@ -75,7 +75,7 @@ def decider(
     return Decider(
         name="ranker",
         state=State,
-        schema="ranker.4",
+        schema="ranker.5",
         apply=apply,
         decide=partial(decide, chosen=chosen),
     )
@@ -94,6 +94,16 @@ def apply(state: State, event: Event, seq: int) -> None:
         if job.state in TERMINAL:
             _conclude(state, job)
         elif job.sample is None and (book := _open_book(state)) is not None:
+            book.note(job)
+    _note_beside(state, event, seq)
+
+
+def _note_beside(state: State, event: Event, seq: int) -> None:
+    """Follow the jobs that have another share of a device because somebody came or went there."""
+    book = _open_book(state)
+    for job in shares.beside(state.jobs, event):
+        state.seq = seq
+        if book is not None:
             book.note(job)
 
 
@@ -134,7 +144,7 @@ def _conclude(state: State, job: Job) -> None:
         book.remove(job)
     if job.state is JobState.COMPLETED:
         lengths = state.lengths.setdefault(job.spec.pool, Lengths())
-        if lengths.add(job.id, job.spec.gpus * job.executed_s) and book is not None:
+        if lengths.add(job.id, job.attained_gpu_s(job.finished_s)) and book is not None:
             book.learn(job.spec.pool)
 
 
