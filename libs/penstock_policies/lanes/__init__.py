@@ -20,10 +20,11 @@ from penstock_policies.lanes.gangs import Complete, Gangs, On, Told, Turn
 from penstock_policies.lanes.need import Estimate, Sample, differs
 from penstock_policies.lanes.packing import Load, best_fit, fullest, holds
 from penstock_policies.lanes.rules import Rules
-from penstock_policies.lanes.turns import POLICIES, quantum
+from penstock_policies.lanes.turns import POLICIES, Ahead, quantum
 
 __all__ = [
     "POLICIES",
+    "Ahead",
     "Board",
     "Change",
     "Closed",

@@ -19,7 +19,7 @@ from penstock_policies.lanes.deck import Deck
 from penstock_policies.lanes.lane import Member
 from penstock_policies.lanes.roster import Roster
 from penstock_policies.lanes.rules import Rules
-from penstock_policies.lanes.turns import Standing
+from penstock_policies.lanes.turns import Ahead, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,56 @@ class Board:
         else:
             self._roster.settle(now_s)
         return self._told()
+
+    def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Change]:
+        """
+        A job's turn is over, and it has handed it straight to another member of its lane, as :meth:`ahead` had said.
+
+        Who is next may have changed since; the turn is that of whoever has it. Whatever else is to be done at a
+        boundary of this lane waits for the next one.
+
+        Parameters
+        ----------
+        wants : bool
+            Whether the first one is ready for another turn.
+
+        Raises
+        ------
+        ValueError
+            If it was not its turn, or the other one is in another lane.
+        """
+        member, other = self._member(job_id), self._member(to)
+        lane = member.lane
+        if lane is None or lane.holder is not member or other.lane is not lane or other is member:
+            raise ValueError(f"job {job_id} cannot hand its turn to {to}; expected the holder, and another of its lane")
+        lane.release(now_s)
+        if wants:
+            lane.asking.ask(member.standing, now_s)
+        lane.hand(other, now_s)
+        if not lane.settled or self._deck.tight:
+            self._roster.settle(now_s)
+        return self._told()
+
+    def ahead(self, job_id: str, now_s: float) -> Ahead | None:
+        """
+        Return who is next after a job whose turn begins now, as far as can be said.
+
+        None where nobody else asks, or where something else is to be done at the end of this turn: then
+        :meth:`boundary` has to say who is next.
+        """
+        lane = self._member(job_id).lane
+        if lane is None or lane.holder is None or lane.holder.job_id != job_id:
+            raise ValueError(f"it is not the turn of job {job_id}; expected the holder of a turn")
+        if not lane.settled or self._deck.tight:
+            return None
+        return lane.asking.ahead(lane.holder.standing, now_s)
+
+    def hurry(self, job_id: str) -> None:
+        """A job is to stop at a boundary: until it has left, its requests go before those of others."""
+        member = self._member(job_id)
+        member.standing.hurried = True
+        if member.lane is not None:
+            member.lane.asking.hurry(member.standing)
 
     def measured(self, job_id: str, need: MemoryNeed, now_s: float) -> list[Change]:
         """A job turns out to need more, or less. For whoever has the turn, this is a boundary."""

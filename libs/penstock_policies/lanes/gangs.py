@@ -135,6 +135,33 @@ class Gangs:
             told += _on(device, self.boards[device].boundary(job_id, now_s, need=need, wants=False))
         return [*self._follow(told, now_s), *self._follow(self._ask(gang, now_s), now_s)]
 
+    def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Told]:
+        """A job on one device has handed its turn there straight to another such job (:meth:`Board.passed`)."""
+        gang, other = self._gang(job_id), self._gang(to)
+        if len(gang.devices) > 1 or gang.devices != other.devices:
+            raise ValueError(f"job {job_id} cannot hand its turn to {to}; expected two jobs on the same single device")
+        gang.held, gang.wants, other.held, other.wants = 0, wants, 1, False
+        (device,) = gang.devices
+        return self._follow(_on(device, self.boards[device].passed(job_id, to, now_s, wants=wants)), now_s)
+
+    def measured(self, job_id: str, needs: Mapping[int, MemoryNeed], now_s: float) -> list[Told]:
+        """A job that has no turn on any device turns out to need something else on some of them."""
+        gang = self._gang(job_id)
+        if gang.held:
+            raise ValueError(f"job {job_id} has a turn; expected its need at the boundary")
+        gang.needs.update(needs)
+        told: list[On] = []
+        for device, need in sorted(needs.items()):
+            if job_id in self.boards[device]:
+                told += _on(device, self.boards[device].measured(job_id, need, now_s))
+        return self._follow(told, now_s)
+
+    def hurry(self, job_id: str) -> None:
+        """A job is to stop at a boundary: its requests go before those of others, on all of its devices."""
+        for device in self._gang(job_id).devices:
+            if job_id in self.boards[device]:
+                self.boards[device].hurry(job_id)
+
     def finish(self, job_id: str, now_s: float) -> list[Told]:
         """A job is over on all of its devices."""
         return self._follow(self._withdraw(self._gang(job_id), now_s), now_s)

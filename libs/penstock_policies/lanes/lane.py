@@ -131,3 +131,8 @@ class Lane:
             return None
         self.holder, self._held_since_s = self.members[standing.job_id], now_s
         return self.holder
+
+    def hand(self, member: Member, now_s: float) -> None:
+        """Note that a member has the turn, whoever was next."""
+        self.asking.pick(member.standing)
+        self.holder, self._held_since_s = member, now_s

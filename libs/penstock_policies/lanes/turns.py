@@ -28,12 +28,13 @@ Gu et al., Tiresias, NSDI 2019 (``las``).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 Name = Literal["fifo", "srtf", "las", "fair", "round-robin", "priority"]
 
+_LONG_S: Final = 1e9
 HANDOVER_SHARE: Final = 0.02
 """Of a turn: the most that handing over may cost."""
 
@@ -60,6 +61,8 @@ class Standing:
         Number of its request, among all of its lane.
     asked_s : float or None
         Since when it asks for a turn in this lane; None while it does not.
+    hurried : bool
+        It is to stop at its next boundary: it goes before all others, whatever the policy.
     """
 
     job_id: str
@@ -70,6 +73,23 @@ class Standing:
     lane_s: float = 0.0
     asked: int = 0
     asked_s: float | None = None
+    hurried: bool = False
+
+
+class Ahead(NamedTuple):
+    """
+    Who comes after the holder of a turn, and when.
+
+    Attributes
+    ----------
+    job_id : str
+    lead_s : float, seconds
+        For how long the holder may go on before, from the beginning of its turn; infinite where nobody's waiting ends
+        it. The least turn is for whoever hands turns over to say.
+    """
+
+    job_id: str
+    lead_s: float
 
 
 class Policy(Protocol):
@@ -149,6 +169,7 @@ class Asking:
     def __init__(self, policy: Policy, patience_s: float | None) -> None:
         self._policy, self._patience_s = policy, patience_s
         self._since: dict[str, Standing] = {}  # who has asked longest comes first
+        self._hurried: dict[str, None] = {}
         self._heap: list[tuple[float, int, Standing]] = []
         self._asked = 0
         self._clock_s = 0.0  # the time in this lane of whoever had the last turn, when he got it
@@ -169,19 +190,63 @@ class Asking:
 
     def take(self, now_s: float) -> Standing | None:
         """Return who is next, who then asks no more; None where nobody asks."""
+        member = self.first(now_s)
+        return None if member is None else self.pick(member)
+
+    def first(self, now_s: float) -> Standing | None:
+        """Return who is next, who goes on asking; None where nobody asks."""
         if not self._since:
             return None
-        member = next(iter(self._since.values()))
-        if self._patience_s is None or member.asked_s is None or now_s - member.asked_s < self._patience_s:
-            member = self._lowest()
+        if self._hurried:
+            return self._since[next(iter(self._hurried))]
+        longest = next(iter(self._since.values()))
+        return longest if self._patience_left_s(longest, now_s) <= 0.0 else self._lowest()
+
+    def pick(self, member: Standing) -> Standing:
+        """Return a member that gets the turn, whoever is next; it asks no more."""
         self.forget(member)
         member.asked_s = None
         self._clock_s = max(self._clock_s, member.lane_s)
         return member
 
+    def ahead(self, holder: Standing, now_s: float) -> Ahead | None:
+        """Return who is next after a holder whose turn begins now and who asks again; None where nobody else asks."""
+        member = self.first(now_s)
+        if member is None:
+            return None
+        if member.hurried:
+            return Ahead(member.job_id, 0.0)
+        longest, lead_s = next(iter(self._since.values())), max(0.0, self._lead_s(holder, member))
+        patient_s = max(0.0, self._patience_left_s(longest, now_s))
+        return Ahead(longest.job_id, patient_s) if patient_s < lead_s else Ahead(member.job_id, lead_s)
+
+    def _lead_s(self, holder: Standing, member: Standing) -> float:
+        """Return how long the holder stays before another one by the policy alone; places change by 1 a second."""
+        served = replace(
+            holder,
+            service_s=holder.service_s + _LONG_S,
+            lane_s=holder.lane_s + _LONG_S,
+            remaining_s=max(0.0, holder.remaining_s - _LONG_S),
+        )
+        now, later, other = self._policy(holder), self._policy(served), self._policy(member)
+        if later > now:
+            return other - now
+        return math.inf if now < other or (now == other and later < now) else 0.0
+
+    def _patience_left_s(self, member: Standing, now_s: float) -> float:
+        if self._patience_s is None or member.asked_s is None:
+            return math.inf
+        return self._patience_s - (now_s - member.asked_s)
+
+    def hurry(self, member: Standing) -> None:
+        """Let a member that is hurried come first, if it asks."""
+        if member.hurried and member.job_id in self._since:
+            self._hurried[member.job_id] = None
+
     def forget(self, member: Standing) -> None:
         """Take out a member that leaves the lane; that it asks is kept, for its next one."""
         self._since.pop(member.job_id, None)
+        self._hurried.pop(member.job_id, None)
         if len(self._heap) > 2 * len(self._since) + 16:
             self._heap = [entry for entry in self._heap if self._counts(entry)]
             heapify(self._heap)
@@ -191,6 +256,7 @@ class Asking:
         member.asked, member.asked_s = self._asked, now_s
         member.lane_s = max(member.lane_s, self._clock_s)
         self._since[member.job_id] = member
+        self.hurry(member)
         heappush(self._heap, (self._policy(member), self._asked, member))
 
     def _lowest(self) -> Standing:
