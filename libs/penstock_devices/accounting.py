@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -99,13 +99,6 @@ def _session(pid: int, proc: Path) -> int:
     except OSError:
         return -1
     return int(stat[stat.rfind(")") + 2 :].split()[3])
-
-
-class Accounting(Protocol):
-    """Tells what processes hold of a device."""
-
-    def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
-        """Return the bytes that each process holds on the device; those who hold none there are left out."""
 
 
 class HostAccounting:

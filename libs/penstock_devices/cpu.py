@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from penstock_devices.accounting import HostAccounting
 from penstock_events import Device
 
 KIND: Final = "cpu"
@@ -34,6 +35,15 @@ class Cpu:
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
         """Hide all CUDA devices, whosever they are."""
         return environment(devices)
+
+    def labels(self, first: int = 0) -> dict[str, str]:
+        """Return none: the host is not connected to itself."""
+        del first
+        return {}
+
+    def accounting(self) -> HostAccounting:
+        """Return the kernel's word."""
+        return HostAccounting()
 
 
 def environment(devices: Sequence[Device]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from penstock_devices.accounting import EmulatedAccounting
 from penstock_devices.port import DeviceError
 from penstock_events import Device
 from penstock_events.agent import Env
@@ -63,6 +64,15 @@ class Emulated:
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
         """Hide all CUDA devices, and tell the session at what speed its iterations go."""
         return environment(devices)
+
+    def labels(self, first: int = 0) -> dict[str, str]:
+        """Return none: emulated devices are not connected."""
+        del first
+        return {}
+
+    def accounting(self) -> EmulatedAccounting:
+        """Return new ledgers, one for each device."""
+        return EmulatedAccounting(self._devices)
 
 
 def environment(devices: Sequence[Device]) -> dict[str, str]:

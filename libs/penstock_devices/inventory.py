@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, assert_never
 
 import msgspec
 
 from penstock_devices import cpu, emulated, nvml
+from penstock_devices.accounting import EmulatedAccounting, Ledger
 from penstock_devices.cpu import Cpu
 from penstock_devices.emulated import Emulated, parse_bytes
 from penstock_devices.nvml import Nvml
-from penstock_devices.port import Backend, DeviceError
+from penstock_devices.port import Accounting, Backend, DeviceError
 from penstock_events import Device
 
 EXPECTED: Final = "expected auto, cuda, cpu, cpu:MEMORY or kind:count@speed:memory, separated by commas"
@@ -49,6 +50,61 @@ def _backend(part: str, column: int) -> Backend:
     return Emulated(part, column)
 
 
+class Survey:
+    """
+    What a node has: the devices of all backends, numbered through.
+
+    Attributes
+    ----------
+    devices : tuple of Device
+    labels : dict of str to str
+        How they are connected, and the modes that they are in: for :attr:`penstock_events.NodeJoined.labels`.
+    """
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.labels: dict[str, str] = {}
+        self._accounting: dict[int, tuple[Accounting, Device]] = {}
+        for backend in backends:
+            self._add(backend)
+
+    def _add(self, backend: Backend) -> None:
+        first, accounting = len(self.devices), backend.accounting()
+        self.labels |= backend.labels(first)
+        for device in backend.devices():
+            self.devices += (msgspec.structs.replace(device, index=first + device.index),)
+            self._accounting[first + device.index] = accounting, device
+
+    def held(self, index: int, pids: Iterable[int]) -> dict[int, int]:
+        """
+        Return the bytes that each process holds on a device of this node; those who hold none there are left out.
+
+        Raises
+        ------
+        DeviceError
+            If its driver cannot be asked.
+        """
+        accounting, device = self._accounting[index]
+        return accounting.held(device, pids)
+
+    def ledger(self, index: int) -> Ledger | None:
+        """Return the ledger of an emulated device; None for one that has real memory."""
+        accounting, device = self._accounting[index]
+        return accounting.ledgers[device.index] if isinstance(accounting, EmulatedAccounting) else None
+
+
+def survey(description: str) -> Survey:
+    """
+    Return what a node's ``devices`` setting stands for on this host.
+
+    Raises
+    ------
+    DeviceError
+        If the description cannot be understood, or names devices that the host has not got.
+    """
+    return Survey(backends_of(description))
+
+
 def inventory(description: str) -> tuple[Device, ...]:
     """
     Return a node's devices, numbered from 0 through all backends.
@@ -58,8 +114,7 @@ def inventory(description: str) -> tuple[Device, ...]:
     >>> [(device.index, device.kind) for device in inventory("fast:2@1.0:16GiB,cpu")]
     [(0, 'fast'), (1, 'fast'), (2, 'cpu')]
     """
-    found = [device for backend in backends_of(description) for device in backend.devices()]
-    return tuple(msgspec.structs.replace(device, index=i) for i, device in enumerate(found))
+    return survey(description).devices
 
 
 def environment(devices: Sequence[Device]) -> dict[str, str]:

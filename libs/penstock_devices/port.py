@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -34,6 +34,19 @@ class Backend(Protocol):
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
         """Return the variables that let a process see exactly these devices, or hide all others from it."""
+
+    def labels(self, first: int = 0) -> dict[str, str]:
+        """Return what is to be known of them beside, as labels of a node that numbers them from ``first``."""
+
+    def accounting(self) -> Accounting:
+        """Return who tells what processes hold of them."""
+
+
+class Accounting(Protocol):
+    """Tells what processes hold of a device."""
+
+    def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
+        """Return the bytes that each process holds on the device; those who hold none there are left out."""
 
 
 class DeviceError(Exception):

@@ -1,12 +1,15 @@
 """One conformance suite for all device backends, and what is particular to each."""
 
+import os
 import re
+import subprocess
 
 import pytest
+from fake_nvml import FakeNvml, four_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_devices import Backend, DeviceError, environment, inventory
+from penstock_devices import Backend, DeviceError, Survey, environment, inventory
 from penstock_devices.cpu import Cpu
 from penstock_devices.emulated import Emulated, Group, parse
 from penstock_devices.nvml import Nvml, kind_of
@@ -16,8 +19,10 @@ from penstock_events.agent import Env
 GIB = 2**30
 
 
-@pytest.fixture(params=["cuda", "cpu", "emulated"])
+@pytest.fixture(params=["cuda", "cuda by tables", "cpu", "emulated"])
 def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param == "cuda by tables":
+        return Nvml(FakeNvml(four_gpus()))
     if request.param == "cuda":
         cuda = Nvml()
         if not cuda.devices():
@@ -47,6 +52,22 @@ def test_a_process_sees_only_the_devices_of_its_lease(backend: Backend) -> None:
     seen = backend.environment(first)["CUDA_VISIBLE_DEVICES"]
     assert seen == (first[0].uuid if backend.name == "cuda" else "")
     assert environment(first) == backend.environment(first)
+
+
+def test_a_backend_gives_its_devices_to_a_node_that_numbers_them_on(backend: Backend) -> None:
+    node = Survey([Cpu(memory_bytes=1), backend])
+    assert [device.index for device in node.devices] == list(range(1 + len(backend.devices())))
+    assert node.labels == backend.labels(first=1)
+    assert all(name and value for name, value in node.labels.items())
+
+
+def test_what_a_process_that_has_ended_held_is_told_of_nobody(backend: Backend) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    for device in backend.devices():
+        held = backend.accounting().held(device, [os.getpid(), ended.pid])
+        assert set(held) <= {os.getpid()}
+        assert all(0 < size <= device.memory_bytes for size in held.values())
 
 
 def test_a_host_without_a_driver_has_no_cuda_devices_and_says_why() -> None:

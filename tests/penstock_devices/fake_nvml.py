@@ -1,0 +1,141 @@
+"""A driver's library that answers from tables, in the words and with the errors of ``pynvml``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pynvml
+
+GIB = 2**30
+
+
+@dataclass
+class FakePci:
+    busId: bytes  # noqa: N815
+
+
+@dataclass
+class FakeMemory:
+    total: int
+
+
+@dataclass
+class FakeProcess:
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815
+
+
+@dataclass
+class FakeGpu:
+    """``links``: where each link ends: at a bus id, at ``switch``, or nowhere (empty: not active)."""
+
+    uuid: str
+    name: str = "NVIDIA H100 80GB HBM3"
+    memory_bytes: int = 80 * GIB
+    bus: bytes = b"00000000:01:00.0"
+    numa: int = 0
+    mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
+    mig: tuple[int, int] | None = None
+    instances: Sequence[FakeGpu | None] = ()
+    links: Sequence[str] = ()
+    processes: Sequence[FakeProcess] = ()
+    mps_processes: Sequence[FakeProcess] | None = None
+
+
+@dataclass
+class FakeNvml:
+    gpus: list[FakeGpu] = field(default_factory=list)
+    absent: int = 0
+    opened: int = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.absent:
+            raise pynvml.NVMLError(self.absent)
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.opened -= 1
+
+    def _ready(self) -> None:
+        if not self.opened:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        self._ready()
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
+        self._ready()
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:  # noqa: N802
+        self._ready()
+        every = [*self.gpus, *(part for gpu in self.gpus for part in gpu.instances if part)]
+        found = next((gpu for gpu in every if gpu.uuid == uuid), None)
+        return _given(found, pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetName(self, handle: FakeGpu) -> str:  # noqa: N802
+        return handle.name
+
+    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:  # noqa: N802
+        return handle.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu) -> FakeMemory:  # noqa: N802
+        return FakeMemory(handle.memory_bytes)
+
+    def nvmlDeviceGetComputeMode(self, handle: FakeGpu) -> int:  # noqa: N802
+        return handle.mode
+
+    def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:  # noqa: N802
+        return list(_given(device.mig))
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeGpu) -> int:  # noqa: N802
+        return len(device.instances)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> FakeGpu:  # noqa: N802
+        return _given(device.instances[index], pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> FakePci:  # noqa: N802
+        return FakePci(handle.bus)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1: FakeGpu, device2: FakeGpu) -> int:  # noqa: N802
+        near = device1.numa == device2.numa
+        return int(pynvml.NVML_TOPOLOGY_HOSTBRIDGE if near else pynvml.NVML_TOPOLOGY_SYSTEM)
+
+    def nvmlDeviceGetNvLinkState(self, device: FakeGpu, link: int) -> int:  # noqa: N802
+        if not device.links:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if link >= len(device.links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(bool(device.links[link]))
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: FakeGpu, link: int) -> int:  # noqa: N802
+        switch = handle.links[link] == "switch"
+        return int(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if switch else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: FakeGpu, link: int) -> FakePci:  # noqa: N802
+        return FakePci(device.links[link].encode())
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> Sequence[FakeProcess]:  # noqa: N802
+        self._ready()
+        return handle.processes
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: FakeGpu) -> Sequence[FakeProcess]:  # noqa: N802
+        return _given(handle.mps_processes)
+
+
+T = TypeVar("T")
+
+
+def _given(value: T | None, error: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> T:
+    if value is None:
+        raise pynvml.NVMLError(error)
+    return value
+
+
+def four_gpus() -> list[FakeGpu]:
+    """Return two pairs on two sockets, each pair with two links of its own."""
+    buses = [f"00000000:0{i}:00.0" for i in range(4)]
+    return [FakeGpu(uuid=f"GPU-{i}", bus=buses[i].encode(), numa=i // 2, links=[buses[i ^ 1]] * 2) for i in range(4)]
