@@ -42,7 +42,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
     @property
     def key(self) -> tuple[int, float, float, str]:
         """What jobs are sorted by."""
-        return self.queue, self.position, self.entered_s, self.job_id
+        entered_s = self.position if self.since_s is None else self.since_s
+        return self.queue, self.position, entered_s, self.job_id
 
 
 class JobsRanked(Event, frozen=True, kw_only=True, tag="rank.jobs_ranked.v1"):

@@ -23,6 +23,8 @@ STREAM_SUBJECTS: Final[dict[str, str]] = {
     SHADOW: f"{ROOT}.shadow.>",
 }
 
+_NO_TOKEN: Final = frozenset(" .*>\t\r\n")
+
 INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
 INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
 
@@ -224,6 +226,6 @@ PROGRESS: Final = f"{ROOT}.tel.progress.*"
 
 
 def _token(text: str) -> str:
-    if not text or any(c in text for c in " .*>\t\r\n"):
+    if not text or not _NO_TOKEN.isdisjoint(text):
         raise ValueError(f"{text!r} cannot be part of a subject; expected letters, digits, - and _")
     return text

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -87,6 +88,8 @@ class Free:
     def classes(self) -> dict[Device, int]:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
         held = {like: count for like, count in self._counts.items() if count}
+        if len(held) < 2:
+            return held
         return dict(sorted(held.items(), key=lambda item: (item[0].kind, item[0].memory_bytes, item[0].backend)))
 
     def count(self, spec: JobSpec, kind: str) -> int:
@@ -156,18 +159,22 @@ class Free:
 
     def _move(self, like: Device, node_id: str, before: int, after: int) -> None:
         """Note that a node has another number of devices of a class."""
-        rooms = self._rooms[like]
+        rooms, more = self._rooms[like], after - before
         if before:
-            rooms[before].remove(node_id)
-            if not rooms[before]:
+            nodes = rooms[before]
+            nodes.remove(node_id)
+            if not nodes:
                 del rooms[before]
-        if after:
-            rooms.setdefault(after, set()).add(node_id)
-        self._size += after - before
-        self._counts[like] += after - before
-        path = self._paths.get(node_id, ())
-        for level in range(len(path)):
-            self._standing[path[: level + 1]] += after - before
+        if after in rooms:
+            rooms[after].add(node_id)
+        elif after:
+            rooms[after] = {node_id}
+        self._size += more
+        self._counts[like] += more
+        if self._paths:
+            path = self._paths.get(node_id, ())
+            for level in range(len(path)):
+                self._standing[path[: level + 1]] += more
 
     def _fitting(self, spec: JobSpec, kind: str) -> list[Device]:
         return [like for like, count in self._counts.items() if count and like.kind == kind and fits(spec, like)]
@@ -212,6 +219,7 @@ def _first_nodes(rooms: Mapping[int, Collection[str]], count: int) -> list[str]:
     return [node_id for (node_id, _), have in zip(in_order, before, strict=False) if have < count]
 
 
+@lru_cache(maxsize=4096)  # asked at every device that is taken or given
 def device_class(device: Device) -> Device:
     """Return what equal devices have in common: kind, memory and backend."""
     return Device(index=0, kind=device.kind, memory_bytes=device.memory_bytes, backend=device.backend)

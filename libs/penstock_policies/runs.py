@@ -118,6 +118,8 @@ def shape_of(run: Running) -> Shape:
 
 def in_order(counts: Mapping[Device, int]) -> Shape:
     """Return how many devices of each class there are, in the order of kind, memory and backend."""
+    if len(counts) < 2:
+        return tuple(counts.items())
     return tuple(sorted(counts.items(), key=lambda each: (each[0].kind, each[0].memory_bytes, each[0].backend)))
 
 

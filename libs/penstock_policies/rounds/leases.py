@@ -76,8 +76,9 @@ class Leases:
 
     Notes
     -----
-    Putting one in and dropping it are O(1). A round takes a few operations on whole columns, and a look at each pair
-    of a workload and a kind of device that runs are of.
+    Putting one in and dropping it are O(1); one that is over before anybody asks never comes into the columns. A round
+    takes a few operations on whole columns, and a look at each pair of a workload and a kind of device that runs are
+    of.
     """
 
     def __init__(self) -> None:
@@ -87,27 +88,18 @@ class Leases:
         self._shapes: dict[tuple[str, Shape], int] = {}
         self._pairs: dict[tuple[str, str], int] = {}  # workload and kind
         self._unpaired: dict[str, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._runs)
+        self._noted: dict[str, tuple[Running, Shape, float]] = {}  # not in the columns yet
 
     def put(self, run: Running, shape: Shape, falls_per_s: float) -> None:
         """Note a lease, new or changed; ``falls_per_s`` is what its position loses while it executes."""
-        job_id = run.ranked.job_id
-        row = self._rows.get(job_id)
-        if row is None:
-            row = self._rows[job_id] = len(self._runs)
-            self._runs.append(run)
-            self._unpaired[job_id] = None
-            if row == self._table.shape[1]:
-                self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
-        self._runs[row] = run
-        group = self._shapes.setdefault((run.kind, shape), len(self._shapes))
-        self._table[:-1, row] = _row(run, falls_per_s, group)
+        self._noted[run.ranked.job_id] = run, shape, falls_per_s
 
     def drop(self, job_id: str) -> None:
         """Drop a lease that is over; the last row takes its place."""
-        row, last = self._rows.pop(job_id), len(self._runs) - 1
+        self._noted.pop(job_id, None)
+        row, last = self._rows.pop(job_id, None), len(self._runs) - 1
+        if row is None:
+            return
         self._unpaired.pop(job_id, None)
         run = self._runs.pop()
         if row != last:
@@ -117,6 +109,7 @@ class Leases:
 
     def rows_of(self, job_ids: Sequence[str]) -> Ints:
         """Return where the leases of some jobs stand; jobs without one are left out."""
+        self._write()
         return np.array([row for job_id in job_ids if (row := self._rows.get(job_id)) is not None], dtype=np.int64)
 
     def ends_s(self, job_ids: Sequence[str], terms: Terms) -> list[float]:
@@ -150,9 +143,25 @@ class Leases:
         return found, columns.stoppable > 0
 
     def _columns(self, keys: Mapping[str, str]) -> _Columns:
+        self._write()
         if self._unpaired:
             self._pair(keys)
         return _Columns(*self._table[:, : len(self._runs)])
+
+    def _write(self) -> None:
+        """Bring what was noted into the columns."""
+        for job_id, (run, shape, falls_per_s) in self._noted.items():
+            row = self._rows.get(job_id)
+            if row is None:
+                row = self._rows[job_id] = len(self._runs)
+                self._runs.append(run)
+                self._unpaired[job_id] = None
+                if row == self._table.shape[1]:
+                    self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+            self._runs[row] = run
+            group = self._shapes.setdefault((run.kind, shape), len(self._shapes))
+            self._table[:-1, row] = _row(run, falls_per_s, group)
+        self._noted.clear()
 
     def _pair(self, keys: Mapping[str, str]) -> None:
         """Note which new leases are of one workload on one kind."""

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock_events import TERMINAL, Job, JobSpec, Rank
+import msgspec
+
+from penstock_events import TERMINAL, Device, Job, JobSpec, Placement, Rank
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Manner, Ranked, Running
 from penstock_policies.placement import Free, Located, device_class
@@ -49,9 +51,12 @@ class Group:
     since: SortedKeys[tuple[float, str]] = field(default_factory=SortedKeys)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where a job stands, as last noted; ``run`` is its lease, and ``shape`` how many devices of each class it has."""
+class Entry(msgspec.Struct, frozen=True):
+    """
+    Where a job stands, as last noted; ``run`` is its lease, and ``shape`` how many devices of each class it has.
+
+    What it holds is worked out of the ``placement``, and of on how many nodes the run has not ended.
+    """
 
     phase: Phase
     key: Key
@@ -64,6 +69,8 @@ class Entry:
     run: Running | None = None
     shape: Shape = ()
     held: tuple[tuple[str, int], ...] = ()
+    placement: Placement | None = None
+    nodes: int = 0
 
 
 class Roster:
@@ -121,7 +128,7 @@ class Roster:
         self.whole = Free({node.id: node.devices for node in usable})
         self.free = Free({node.id: node.devices for node in usable}, self.paths)
         self.evicting = any(node.evicting for node in cluster.nodes.values() if node.pool == name)
-        self._holders: Counter[tuple[str, int]] = Counter()
+        self._holders: dict[tuple[str, int], int] = {}
         self.entries: dict[str, Entry] = {}
         self.waiting: SortedKeys[Key] = SortedKeys()
         self.leased: SortedKeys[Key] = SortedKeys()
@@ -186,15 +193,39 @@ class Roster:
         spec, sample = job.spec, job.sample is not None
         demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample)
         if job.placement is not None:
-            held = tuple((s.node_id, i) for s in job.placement.slots if s.node_id in job.open_nodes for i in s.devices)
-            devices = tuple(self._located(held))
-            run = Running(ranked, job.placement.kind, devices)
-            shape = in_order(Counter(self._class_of[device] for _, device in devices))
-            return Entry("leased", key, ranked, demand, stopping=job.stopping, run=run, shape=shape, held=held)
+            return self._leased(job, job.placement, ranked, key, demand)
         if job.held:
             return Entry("held", key, ranked, demand)
         fresh = job.submitted_s if not sample and spec.profile != "off" and not job.epoch else None
         return Entry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)
+
+    def _leased(self, job: Job, placement: Placement, ranked: Ranked, key: Key, demand: Demand) -> Entry:
+        before, nodes = self.entries.get(job.id), len(job.open_nodes)
+        if before is not None and before.run is not None and before.placement is placement and before.nodes == nodes:
+            devices, shape, held = before.run.devices, before.shape, before.held
+        else:
+            held = tuple((s.node_id, i) for s in placement.slots if s.node_id in job.open_nodes for i in s.devices)
+            devices = tuple(self._located(held))
+            shape = self._shape(devices)
+        return Entry(
+            "leased",
+            key,
+            ranked,
+            demand,
+            stopping=job.stopping,
+            run=Running(ranked, placement.kind, devices),
+            shape=shape,
+            held=held,
+            placement=placement,
+            nodes=nodes,
+        )
+
+    def _shape(self, devices: Sequence[Located]) -> Shape:
+        counts: dict[Device, int] = {}
+        for _, device in devices:
+            like = self._class_of[device]
+            counts[like] = counts.get(like, 0) + 1
+        return in_order(counts)
 
     def _located(self, held: Iterable[tuple[str, int]]) -> Iterator[Located]:
         for node_id, index in held:
@@ -252,10 +283,12 @@ class Roster:
         self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
+        holders, first = self._holders, []
         for at in entry.held:
-            self._holders[at] += 1
-            if self._holders[at] == 1:
-                self.free.take(self._located([at]))
+            holders[at] = count = holders.get(at, 0) + 1
+            if count == 1:
+                first.append(at)
+        self.free.take(self._located(first))
 
     def _count(self, queue: int, devices: int) -> None:
         self.below[queue] += devices
@@ -266,11 +299,15 @@ class Roster:
         self.leased.remove(entry.key)
         self._count(entry.key[0], -len(entry.held))
         self.stopping.pop(entry.ranked.job_id, None)
+        holders, last = self._holders, []
         for at in entry.held:
-            self._holders[at] -= 1
-            if not self._holders[at]:
-                del self._holders[at]
-                self.free.give(self._located([at]))
+            count = holders[at] - 1
+            if count:
+                holders[at] = count
+            else:
+                del holders[at]
+                last.append(at)
+        self.free.give(self._located(last))
 
 
 def key_of(job: Job, ranks: Mapping[str, Rank]) -> Key:
