@@ -1,0 +1,84 @@
+"""
+Run a file of members as one process: ``python -m penstock_packed members.py``.
+
+The file defines ``members(host)``, which calls ``host.train(...)`` and ``host.serve(...)``. Run by Penstock, the
+process is a job like any other; by hand it needs nothing around it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+
+from penstock_packed import cuda
+from penstock_packed.device import CpuDevice, Device
+from penstock_packed.host import Host, Outcome
+from penstock_packed.inlet import Inlet
+from penstock_policies.lanes import POLICIES, Rules
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 where at least one member, or with ``--strict`` every one, has finished."""
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
+    module = _load(given.file)
+    host = Host(_device(given), rules=Rules(policy=given.policy))
+    module.members(host)
+    with Inlet(given.listen, host.endpoints) if given.listen else nullcontext():
+        outcomes = host.run()
+    sys.stdout.write(_table(outcomes))
+    failed = [outcome for outcome in outcomes.values() if outcome.stage == "failed"]
+    return int(bool(failed) and (given.strict or len(failed) == len(outcomes)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock_packed", description="Run many small jobs in one process."
+    )
+    parser.add_argument("file", type=Path, help="defines members(host)")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="fair", help="whose turn it is among trials")
+    parser.add_argument("--lanes", type=int, default=0, help="turns at a time; 1 on a processor, 2 on a GPU")
+    parser.add_argument("--memory-gib", type=float, default=0.0, help="what all members have; what the device has")
+    parser.add_argument("--listen", type=Path, metavar="SOCKET", help="take requests to models on a Unix socket")
+    parser.add_argument("--strict", action="store_true", help="fail if one member has failed, not only if all have")
+    return parser
+
+
+def _device(given: argparse.Namespace) -> Device:
+    capacity_bytes = int(given.memory_gib * 2**30)
+    found = cuda.here(given.lanes, capacity_bytes) if "torch" in sys.modules else None
+    return found or CpuDevice(capacity_bytes, given.lanes or 1)
+
+
+def _load(path: Path) -> ModuleType:
+    """Return the file as a module; what lies beside it can be imported from it."""
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise SystemExit(f"{path} is not a Python file that is there; expected one that defines members(host)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, "members"):
+        raise SystemExit(f"{path} defines no members(host); expected a function that calls host.train and host.serve")
+    return module
+
+
+def _table(outcomes: Mapping[str, Outcome]) -> str:
+    width = max((len(name) for name in outcomes), default=0)
+    return "".join(f"{name:<{width}}  {_row(outcome)}\n" for name, outcome in outcomes.items())
+
+
+def _row(outcome: Outcome) -> str:
+    shown = "  ".join(f"{metric} {value:.4g}" for metric, value in outcome.metrics.items())
+    return f"{outcome.stage:<8}  {outcome.steps:>6} steps  {outcome.reason or shown}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

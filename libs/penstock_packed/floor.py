@@ -1,0 +1,247 @@
+"""
+Who does what next on the device. Pure: no clock, no thread, no memory.
+
+Who may be on the device, and in which lane, says a :class:`~penstock_policies.lanes.Board`. It is told what members
+need as it turns out, and asked for a turn only by the one that is next here: whose request is due first; else, since
+then the device would be idle, the trial that the in-lane policy names, as far as a step of it leaves models the time
+for their targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, Literal, NamedTuple, TypeVar, assert_never
+
+from penstock_packed.member import Member
+from penstock_packed.order import Order
+from penstock_packed.targets import Asked, Targets
+from penstock_policies.lanes import (
+    Board,
+    Change,
+    Closed,
+    Entered,
+    Evicted,
+    Granted,
+    Moved,
+    Opened,
+    Parked,
+    Refused,
+    Resized,
+    Rules,
+    Unparked,
+    Waits,
+    differs,
+)
+
+R = TypeVar("R")
+
+
+class Go(NamedTuple, Generic[R]):
+    """A member's turn: its setup, a step of a trial, or a model's step for some requests."""
+
+    name: str
+    lane: int
+    what: Literal["setup", "step", "answer"]
+    requests: list[Asked[R]]
+
+
+class Ending(NamedTuple):
+    """A member that has to go, and why."""
+
+    name: str
+    reason: str
+
+
+class Floor(Generic[R]):
+    """
+    One device, its members, and whose turn it is.
+
+    Parameters
+    ----------
+    capacity_bytes, reserve_bytes : int
+    rules : Rules
+        ``most_lanes`` is how many turns there may be at a time.
+    quiet_s : float
+        A model that nobody has asked for so long keeps no trial from a turn.
+
+    Attributes
+    ----------
+    members : dict of str to Member
+    endings : list of Ending
+        Members that the device has no room for. Whoever runs them ends them, and says :meth:`left`.
+    """
+
+    def __init__(self, capacity_bytes: int, reserve_bytes: int, rules: Rules, quiet_s: float) -> None:
+        self.members: dict[str, Member] = {}
+        self.endings: list[Ending] = []
+        self.targets: Targets[R] = Targets(quiet_s)
+        self._rules = rules
+        self._board = Board(capacity_bytes, reserve_bytes, rules)
+        self._orders: dict[int, Order] = {}
+        self._models: dict[int, set[str]] = {}
+        self._last_s: dict[int, float] = {}
+        self._turns: dict[str, int] = {}  # in which lane somebody has its turn, or is about to
+        self._picked: dict[str, Go[R]] = {}  # whom the board has been asked to give a turn
+        self._granted: list[str] = []
+
+    def join(self, member: Member, now_s: float) -> None:
+        """A member wants to be on the device; one that is over already is only remembered."""
+        self.members[member.name] = member
+        if member.over:
+            return
+        if member.target_s is not None:
+            self.targets.add(member.name, member.target_s)
+        member.standing.asked_s = now_s  # for its setup
+        standing = member.standing
+        self._carry(
+            self._board.arrive(
+                member.name, member.need, now_s, service_s=standing.service_s, priority=standing.priority
+            ),
+            now_s,
+        )
+
+    def next(self, now_s: float) -> Go[R] | None:
+        """Return the next turn, which ends with :meth:`over` or :meth:`left`; None where there is none now."""
+        for lane in self._free_lanes():
+            if self._granted:
+                break
+            go = self._pick(lane, now_s)
+            if go is not None:
+                self._picked[go.name] = go
+                self._turns[go.name] = lane
+                self._last_s[lane] = now_s
+                self._carry(self._board.want(go.name, now_s), now_s)
+        if not self._granted:
+            return None
+        name = self._granted.pop()
+        return self._picked.pop(name)._replace(lane=self._turns[name])
+
+    def over(self, name: str, now_s: float) -> None:
+        """A member's turn is over, and what it has shown is noted in the member; it goes on if it is not over."""
+        member = self.members[name]
+        self._turns.pop(name, None)
+        need = member.need if differs(self._board.need(name), member.need) else None
+        wants = member.stage == "running" and member.trains
+        member.standing.asked_s = None
+        if name not in self._board:
+            return
+        self._carry(self._board.boundary(name, now_s, need=need, wants=False), now_s)
+        if not wants:
+            return
+        if member.lane is None:
+            member.standing.asked_s = now_s
+        else:
+            self._orders[member.lane].ask(member.standing, now_s)
+
+    def left(self, name: str, now_s: float) -> list[Asked[R]]:
+        """A member is over and holds nothing any more, in its turn or not; return the requests that it leaves."""
+        member = self.members[name]
+        self._take_out(member)
+        if name in self._board:
+            self._carry(self._board.finish(name, now_s), now_s)
+        self._turns.pop(name, None)
+        picked = self._picked.pop(name, None)
+        return [*(picked.requests if picked else ()), *self.targets.remove(name)]
+
+    def room_bytes(self, name: str) -> int:
+        """Return how much more than now a member may hold in its turn."""
+        return max(0, self._board.cap_bytes(name) - self.members[name].held_bytes)
+
+    def why(self, name: str, now_s: float) -> str:
+        """Return in one sentence why a member gets no turn; empty where it does, or is finished."""
+        member = self.members[name]
+        if name not in self._board:
+            return member.reason
+        slack_s, model = self._slack(now_s)
+        if member.trains and member.turn_s > slack_s:
+            return f"its step takes {1e3 * member.turn_s:.1f} ms; the target of {model} leaves {1e3 * slack_s:.1f} ms"
+        return self._board.why(name)
+
+    def idle(self, name: str) -> bool:
+        """Say whether a model has answered all requests, and is not in its turn."""
+        return name not in self._turns and not self.targets.pending(name)
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        return len(self._orders)
+
+    def _free_lanes(self) -> list[int]:
+        """Return the lanes without a turn under way: the one with the earliest deadline first, then in turn."""
+
+        def place(lane: int) -> tuple[float, float]:
+            first = self.targets.first(self._models[lane])
+            return (first[1] if first else float("inf")), self._last_s.get(lane, 0.0)
+
+        busy = set(self._turns.values())
+        free = [lane for lane in self._orders if lane not in busy]
+        return sorted(free, key=place) if len(free) > 1 else free
+
+    def _pick(self, lane: int, now_s: float) -> Go[R] | None:
+        order = self._orders[lane]
+        first = self.targets.first(self._models[lane])
+        if first is not None and not order.impatient(now_s):
+            name, _ = first
+            return Go(name, lane, "answer", self.targets.take(name, self.members[name].batch))
+        picked = order.take(now_s, self._allowance(now_s))
+        if picked is not None:
+            return Go(picked, lane, "setup" if self.members[picked].stage == "new" else "step", [])
+        return None
+
+    def _allowance(self, now_s: float) -> Callable[[str], bool]:
+        """Return who may have a turn: a member whose turn is too long for a target may not."""
+        slack_s, _ = self._slack(now_s)
+        return lambda name: self.members[name].turn_s <= slack_s
+
+    def _slack(self, now_s: float) -> tuple[float, str]:
+        return self.targets.slack_s(now_s, lambda name: self.members[name].turn_s)
+
+    def _carry(self, changes: list[Change], now_s: float) -> None:
+        for change in changes:
+            match change:
+                case Opened(lane=lane):
+                    self._orders[lane] = Order(self._rules.policy, self._rules.patience_s)
+                    self._models[lane] = set()
+                case Closed(lane=lane):
+                    del self._orders[lane], self._models[lane]
+                case Entered(job_id=name, lane=lane) | Moved(job_id=name, lane=lane) | Unparked(job_id=name, lane=lane):
+                    self._put(self.members[name], lane, now_s)
+                case Waits(job_id=name, reason=reason) | Parked(job_id=name, reason=reason):
+                    self._take_out(self.members[name])
+                    self.members[name].reason = reason
+                case Evicted(job_id=name, reason=reason) | Refused(job_id=name, reason=reason):
+                    self._take_out(self.members[name])
+                    self.endings.append(Ending(name, reason))
+                case Granted(job_id=name):
+                    self._granted.append(name)
+                case Resized():
+                    pass
+                case _:
+                    assert_never(change)
+
+    def _put(self, member: Member, lane: int, now_s: float) -> None:
+        self._take_out(member)
+        if member.name in self._turns:
+            self._turns[member.name] = lane
+        member.lane, member.reason = lane, ""
+        self._orders[lane].welcome(member.standing, now_s)
+        if not member.trains and member.stage == "running":
+            self._models[lane].add(member.name)
+
+    def _take_out(self, member: Member) -> None:
+        if member.lane is None:
+            return
+        if member.lane in self._orders:
+            self._orders[member.lane].forget(member.standing)
+            self._models[member.lane].discard(member.name)
+        member.lane = None
+
+    def serving(self, name: str) -> None:
+        """A model is set up: its requests are answered from now on."""
+        lane = self.members[name].lane
+        if lane is not None:
+            self._models[lane].add(name)
+
+    def waiting(self) -> Iterator[str]:
+        """Yield the members that have no place on the device."""
+        return (name for name, member in self.members.items() if member.lane is None and not member.over)

@@ -1,0 +1,174 @@
+"""
+Requests from other processes: a Unix socket, one JSON object a line.
+
+A request is ``{"id": 1, "model": "digits", "request": ...}``; its answer ``{"id": 1, "answer": ...}`` or
+``{"id": 1, "error": "..."}``. Answers come as they are ready, so in any order. One thread reads all connections.
+Only the user that runs the host may connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from penstock_packed.endpoint import Endpoint
+from penstock_packed.work import LOG, reason
+
+CHUNK: Final = 65_536
+MOST_LINE: Final = 64 * 2**20
+SEND_TIMEOUT_S: Final = 1
+"""A client that does not read its answers for so long is hung up on: the host would wait for it."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A request."""
+
+    id: int
+    model: str
+    request: Any = None
+
+
+_decoder: Final = msgspec.json.Decoder(Line)
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._rest = b""
+        self._sending = threading.Lock()
+
+    def lines(self) -> list[bytes] | None:
+        """Return the lines that have come; None where the client has hung up."""
+        try:
+            chunk = self.connection.recv(CHUNK)
+        except OSError:
+            return None
+        if not chunk or len(self._rest) > MOST_LINE:
+            return None
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return lines
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a line; a client that is gone, or does not read, is hung up on."""
+        data = msgspec.json.encode(message, enc_hook=_as_lists) + b"\n"
+        with self._sending:
+            try:
+                self.connection.sendall(data)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.connection.shutdown(socket.SHUT_RDWR)
+
+
+class Inlet:
+    """
+    The socket, from ``with`` to the end of it.
+
+    Parameters
+    ----------
+    path : Path
+        At most 107 bytes long; a socket that is there is replaced.
+    endpoints : mapping of str to Endpoint
+        The models, by name.
+    """
+
+    def __init__(self, path: Path, endpoints: Mapping[str, Endpoint[Any, Any]]) -> None:
+        self._path = path
+        self._endpoints = endpoints
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._listen, name="penstock-inlet", daemon=True)
+
+    def __enter__(self) -> Inlet:
+        """Listen."""
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(str(self._path))
+        finally:
+            os.umask(before)
+        self._listener.listen(128)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Hang up."""
+        self._wake.send(b".")
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._wake.close()
+        self._selector.close()
+        self._path.unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    return
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._read(key.data)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        self._selector.register(connection, selectors.EVENT_READ, Client(connection))
+
+    def _read(self, client: Client) -> None:
+        lines = client.lines()
+        if lines is None:
+            self._selector.unregister(client.connection)
+            client.connection.close()
+            return
+        for line in lines:
+            self._understand(client, line)
+
+    def _understand(self, client: Client, line: bytes) -> None:
+        try:
+            asked = _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            LOG.warning("request_not_understood line=%r error=%s", line[:200], error)
+            client.send({"id": -1, "error": f"{error}; expected one JSON object a line with id, model and request"})
+            return
+        endpoint = self._endpoints.get(asked.model)
+        if endpoint is None:
+            known = ", ".join(sorted(self._endpoints)) or "none"
+            client.send({"id": asked.id, "error": f"there is no model {asked.model!r} here; expected one of: {known}"})
+            return
+        endpoint.ask(asked.request).add_done_callback(lambda answer: _reply(client, asked.id, answer))
+
+
+def _reply(client: Client, number: int, answer: Future[Any]) -> None:
+    error = answer.exception()
+    if error is not None:
+        client.send({"id": number, "error": reason(error)})
+        return
+    try:
+        client.send({"id": number, "answer": answer.result()})
+    except TypeError as not_json:
+        client.send({"id": number, "error": f"its answer cannot be written as JSON: {not_json}"})
+
+
+def _as_lists(value: Any) -> Any:
+    """Write arrays, tensors and their scalars as lists and numbers."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__}; expected numbers, strings, lists, objects, arrays or tensors")
+    return value.tolist()
