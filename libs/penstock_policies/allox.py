@@ -9,9 +9,9 @@ nobody is overtaken for ever; further windows of the round double, for whoever c
 positions within a queue bind (``fifo``, ``srtf``), admission lets no more jobs come to the matching than find an idle
 device each, in their order.
 
-Each window is solved exactly, busy devices included. Two cases need no solving, because their answer is known: every
-job finds an idle device of its fastest class, which no schedule can better; and only one class is of use to any of
-them, on which the shortest go first.
+Each window is solved exactly, busy devices included. Three cases need no solving, because their answer is known: all
+devices are of one class and there is an idle one for each job; every job finds an idle device of its fastest class,
+which no schedule can better; and only one class is of use to any of them, on which the shortest go first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from penstock_events import Device
+from penstock_policies.cluster import fits
 from penstock_policies.machines import Busy, Machines, lengths_us
 from penstock_policies.matching import IMPOSSIBLE_US, Ints
 from penstock_policies.order import Outlook, Ranked, Supply
@@ -146,6 +147,9 @@ class _Walk:
         return False
 
     def visit(self, part: Sequence[Ranked]) -> None:
+        if len(self.classes) == 1 and len(part) <= len(self.free):  # however long they are, and nothing is solved later
+            self._start_on(self.classes[0], [ranked for ranked in part if fits(ranked.job.spec, self.classes[0])])
+            return
         lengths = lengths_us([ranked.job for ranked in part], self.classes, self.outlook)
         fastest = self._each_on_its_fastest(lengths)
         if fastest is not None:
@@ -179,11 +183,14 @@ class _Walk:
 
     def _start(self, part: Sequence[Ranked], lengths: Ints, seats: Sequence[tuple[int, int]]) -> None:
         for row, column in seats:
-            like = self.classes[column]
+            self._start_on(self.classes[column], [part[row]])
+            self.begun.append((column, float(lengths[row, column]) / 1e6))
+
+    def _start_on(self, like: Device, jobs: Sequence[Ranked]) -> None:
+        for ranked in jobs:
             devices = self.free.choose_like(like, first_fit=self.outlook.first_fit)
             self.free.take(devices)
-            self.found.starts.append((part[row], like.kind, devices))
-            self.begun.append((column, float(lengths[row, column]) / 1e6))
+            self.found.starts.append((ranked, like.kind, devices))
 
     def _solve(self, part: Sequence[Ranked], lengths: Ints) -> None:
         if self.machines is None:
