@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +29,7 @@ from penstock_policies.progress import Progress
 _ROUNDING: Final = 1e-9
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """
     One try of a round.
 
@@ -46,7 +45,7 @@ class Turn:
 
     entering: Sequence[Ranked]
     alpha: float = 1.0
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = {}
 
 
 def least_progressed(progress_s: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.bool_]:
@@ -97,9 +96,12 @@ def turns(
     exempt : collection of str
         Jobs that enter in any case.
     """
+    if alpha >= 1.0:
+        yield Turn(ready)
+        return
     users = dict.fromkeys(ranked.job.spec.user for ranked in ready if not ranked.sample)
-    standing = {user: progress.standing(user, now_s) for user in users} if alpha < 1.0 else {}
-    ordered = sorted(users, key=standing.__getitem__) if standing else []
+    standing = {user: progress.standing(user, now_s) for user in users}
+    ordered = sorted(users, key=standing.__getitem__)
     progress_s = np.array([standing[user].progress_s for user in ordered])
     while alpha < 1.0 and len(ordered) > 1:
         inside = least_progressed(progress_s, alpha)

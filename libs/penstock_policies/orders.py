@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Generic, Literal, Protocol, TypeVar, get_args, overload
 
 import msgspec
@@ -135,7 +136,7 @@ class Order:
     falls_by: Literal["nothing", "time", "gpu-time"] = "nothing"
     learns: bool = False
 
-    @property
+    @cached_property
     def manner(self) -> Manner:
         """How it is walked."""
         makes_way: Literal["queue", "position"] = "position" if self.within_queue else "queue"

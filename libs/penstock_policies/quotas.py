@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from penstock_policies.order import BORROWED, Manner, Outlook, Ranked
 
@@ -114,7 +116,7 @@ def reclaiming(outlook: Outlook) -> Outlook:
     """Return an outlook in which borrowers make way for those that quotas cover, although nobody else does."""
     if outlook.manner.preempts != "never":
         return outlook
-    return replace(outlook, manner=Manner(outlook.manner.backfills, "queue", in_order=True))
+    return msgspec.structs.replace(outlook, manner=Manner(outlook.manner.backfills, "queue", in_order=True))
 
 
 def _whose(team: str) -> str:

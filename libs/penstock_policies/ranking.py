@@ -242,12 +242,18 @@ class Ranking:
 
         A job that fell by several queues falls at once.
         """
+        first = self._alarms.first
+        if first is None or first[0] > now_s:  # as at most events
+            return []
         alarms = takewhile(lambda alarm: alarm[0] <= now_s, islice(self._alarms, most))
         return [self._move(self._entries[job_id], now_s) for _, job_id in alarms]
 
     def next_s(self, now_s: float) -> float:
         """Return the first time after now at which a place changes by itself; infinite if none does."""
-        return next((alarm_s for alarm_s, _ in self._alarms if alarm_s > now_s), math.inf)
+        for alarm_s, _ in self._alarms:
+            if alarm_s > now_s:
+                return alarm_s
+        return math.inf
 
     def _change(self, job_id: str, phase: Phase, now_s: float) -> None:
         entry = self._entries[job_id]

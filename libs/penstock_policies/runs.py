@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +22,7 @@ Shape = tuple[tuple[Device, int], ...]
 """How many devices of each class."""
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(msgspec.Struct, frozen=True):
     """
     Runs at one moment.
 
@@ -82,11 +81,11 @@ class Runs:
         """Return some of them."""
         columns = ("queue", "position", "started_s", "saved_s", "devices", "left_s", "overhead_s", "switch_s")
         some = {name: getattr(self, name)[which] for name in (*columns, "saves", "group", "rows")}
-        return replace(self, **some)
+        return msgspec.structs.replace(self, **some)
 
     def borrowing(self, rows: Ints) -> Runs:
         """Return the same with those in some rows of ``all`` behind all others: no quota covers them."""
-        return replace(self, queue=self.queue + BORROWED * np.isin(self.rows, rows))
+        return msgspec.structs.replace(self, queue=self.queue + BORROWED * np.isin(self.rows, rows))
 
 
 def of(running: Iterable[Running], outlook: Outlook) -> Runs:

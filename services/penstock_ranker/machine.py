@@ -128,6 +128,8 @@ def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
 
 def _due(state: State, ranking: Ranking, now_s: float) -> tuple[tuple[Rank, ...], float]:
     moves = ranking.due(now_s, MOST_RANKS + 1)
+    if not moves:
+        return (), ranking.next_s(now_s)
     next_s = ranking.next_s(now_s) if len(moves) <= MOST_RANKS else now_s
     ordered = sorted(moves[:MOST_RANKS], key=lambda move: (move.queue, move.position, move.entered_s, move.job_id))
     order = ranking.ladder.order

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock_events import Device, Job, JobSpec
 from penstock_policies.order import Manner, Outlook, Ranked, Rules, Running

@@ -156,8 +156,10 @@ def named(pool: Pool, found: RoundDecided, now_s: float, rules: Rules) -> RoundD
     At most ``max_tries`` changes are tried, fewer in a large pool (:data:`TRIED_JOBS`), none in a very large one: who
     asks about one job has them tried then.
     """
+    if not found.waits:
+        return found
     tries = min(rules.max_tries, TRIED_JOBS // max(1, len(pool.roster)))
-    if not found.waits or tries < 1:
+    if tries < 1:
         return found
     with trial.decided(pool, found) as then:
         looking = Alternatives(then, now_s, rules, tries)

@@ -9,13 +9,13 @@ these, the first impatient ones may keep a kind each. The others would be looked
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import chain, islice
 from typing import Final
+
+import msgspec
 
 from penstock_policies.order import Outlook, Ranked, Supply
 from penstock_policies.rounds import explain
@@ -25,8 +25,7 @@ from penstock_policies.rounds.roster import Group, Key, Roster
 _PASSING: Final = frozenset({"backoff", "profiling"})  # other reasons hold for all jobs of a demand
 
 
-@dataclass
-class Candidates:
+class Candidates(msgspec.Struct, frozen=True):
     """
     What a round looks at.
 
@@ -37,7 +36,7 @@ class Candidates:
     wake_s : float
         When a gang that is patient still would keep what is free; infinite if none would.
     all_in : bool
-        Whether ``ready`` is all that could start.
+        Whether ``ready`` is all that could start, and the walk goes through all of it.
     singles : callable
         Returns the first so many one-device jobs that could start, in the same order: what is matched with each other.
     """
@@ -64,12 +63,14 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
     keys: set[Key] = set()
     wake_s = out.wake_s
     acts = len(supply.free) > 0 or any(view.preemptible(group) for group in groups)
-    fair = (acts and pool.alpha(outlook.rules) < 1.0) or bool(outlook.rules.quotas)
+    all_in = fair = (acts and pool.alpha(outlook.rules) < 1.0) or bool(outlook.rules.quotas)
     if fair:
         keys.update(*map(view.members, groups))
     else:
+        all_in = outlook.manner.backfills
         for group in groups:
             some = view.able(group)
+            all_in = all_in and some >= len(group.keys)
             keys.update(islice(view.members(group), some))
             if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
                 keys.update(view.impatient(group, some))
@@ -82,7 +83,7 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
         others = (key for key in view.singles(groups) if key not in ahead)
         return list(roster.ranked(islice(chain(first, others), most)))
 
-    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s, fair, singles)
+    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s, all_in, singles)
 
 
 class _Out:
@@ -112,8 +113,7 @@ class _Out:
         return entry.key
 
 
-@dataclass(frozen=True)
-class _View:
+class _View(msgspec.Struct, frozen=True, dict=True):
     roster: Roster
     supply: Supply
     outlook: Outlook
@@ -148,11 +148,11 @@ class _View:
         return sum(count for queue, count in self.of_several.items() if queue <= first[0] or first[0] < 0)
 
     @cached_property
-    def of_several(self) -> Counter[int]:
+    def of_several(self) -> Mapping[int, int]:
         """Queue → devices of its runs that have several, for runs that somebody may preempt."""
         firsts = (key[0] for group in self.roster.groups.values() if (key := group.keys.first) is not None)
         bound = min((queue for queue in firsts if queue >= 0), default=math.inf)
-        return Counter({q: count for q, count in self.roster.of_several.items() if q > bound and count})
+        return {queue: count for queue, count in self.roster.of_several.items() if queue > bound and count}
 
     def impatient(self, group: Group, some: int) -> Iterator[Key]:
         """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""

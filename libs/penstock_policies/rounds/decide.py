@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Final
+
+import msgspec
 
 from penstock_events import Device, Placement, Preemption, RoundDecided, Wait
 from penstock_policies import allox, fairness, quotas, runs
@@ -31,8 +32,7 @@ STOPPING_S: Final = 1.0
 """Expected time until a stopping run is gone."""
 
 
-@dataclass(frozen=True)
-class _Field:
+class _Field(msgspec.Struct, frozen=True, dict=True):
     """What a round has to decide on, beside the jobs that wait."""
 
     pool: Pool
@@ -66,8 +66,7 @@ class _Field:
         return [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Draft:
+class _Draft(msgspec.Struct, frozen=True):
     """What the policies decided, before it is put into words."""
 
     admitted: Admission
@@ -208,6 +207,8 @@ def _victims(field: _Field) -> Runs:
 def _waits(moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
     """Return why the first of those wait that do not start."""
     pool, rules = moment.pool, moment.rules
+    if not rules.max_waits:
+        return ()
     left = list(_left(pool, {ranked.job_id for ranked, _, _ in draft.started}, rules.max_waits))
     if not left:
         return ()
@@ -220,8 +221,6 @@ def _waits(moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, 
 def _left(pool: Pool, started: Collection[str], most: int) -> Iterator[Ranked]:
     """Yield the first waiting jobs that do not start: those for whom others were preempted, the others, held ones."""
     roster = pool.roster
-    if not most:
-        return
     ahead = [key for job_id in pool.promised if (key := roster.key_of_waiting(job_id)) is not None]
     known = {key[3] for key in ahead}
     others = chain(sorted(ahead), (key for key in roster.waiting if key[3] not in known))
@@ -288,7 +287,7 @@ def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:
         Running(ranked._replace(queue=ranked.own_queue), kind, tuple(devices))
         for ranked, kind, devices in draft.started
     ]
-    return replace(
+    return msgspec.structs.replace(
         scene,
         idle=draft.supply.free,
         running=[*(run for run in runs if run.devices), *new],

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock_events import Job, Wait
 from penstock_policies import waiting as why
 from penstock_policies.allox import Later
@@ -30,8 +32,7 @@ class Hindered:
     wake_s: float = math.inf
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True):
     """A pool as a round finds it."""
 
     pool: Pool

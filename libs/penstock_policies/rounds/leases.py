@@ -7,9 +7,9 @@ Beside the roster, kept up to date with it, and never saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from penstock_events import State as JobState
@@ -43,8 +43,7 @@ class _Columns(NamedTuple):
 _WIDTH: Final = len(_Columns._fields)
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """
     What a round expects of runs.
 
