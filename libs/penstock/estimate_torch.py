@@ -1,0 +1,98 @@
+"""Adds up the storages of all tensors that are made, on content or without; imported only where torch is."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+torch: Any = import_module("torch")
+_fake_tensor: Any = import_module("torch._subclasses.fake_tensor")
+_dispatch: Any = import_module("torch.utils._python_dispatch")
+_pytree: Any = import_module("torch.utils._pytree")
+
+_READS_A_NUMBER = torch.ops.aten._local_scalar_dense.default
+
+
+class Storages:
+    """What lives now, and the most that lived at once; in blocks of ``block_bytes``."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._block_bytes = block_bytes
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def see(self, tensor: Any) -> None:
+        """Count a tensor's storage, unless it is known, and until it ends."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size_bytes = -(-storage.nbytes() // self._block_bytes) * self._block_bytes
+        known = self._known.get(key)
+        if known and known[0]() is not None:
+            self._count(size_bytes - known[1])  # the same, or resized
+        else:
+            self._count(size_bytes)
+        self._known[key] = weakref.ref(storage, lambda gone: self._forget(key, gone)), size_bytes
+
+    def reset_peak(self) -> None:
+        """Begin to look for the most anew."""
+        self.peak_bytes = self.live_bytes
+
+    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
+        known = self._known.get(key)
+        if known and known[0] is gone:
+            del self._known[key]
+            self._count(-known[1])
+
+    def _count(self, size_bytes: int) -> None:
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+class _Watch(_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch's classes are Any here
+    """Sees the results of every operation."""
+
+    def __init__(self, storages: Storages, *, fake: bool) -> None:
+        super().__init__()
+        self._storages = storages
+        self._fake = fake
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if self._fake and func is _READS_A_NUMBER:
+            return _number(args[0])
+        result = func(*args, **(kwargs or {}))
+        _pytree.tree_map_only(torch.Tensor, self._storages.see, result)
+        return result
+
+
+def _number(tensor: Any) -> Any:
+    constant = getattr(tensor, "constant", None)
+    if constant is not None:
+        return constant.item()
+    return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+@contextmanager
+def real(block_bytes: int) -> Iterator[Storages]:
+    """Watch what is really made."""
+    storages = Storages(block_bytes)
+    with _Watch(storages, fake=False):
+        yield storages
+
+
+@contextmanager
+def fake(block_bytes: int) -> Iterator[Storages]:
+    """Make nothing that has content, and watch what would have been made."""
+    storages = Storages(block_bytes)
+    with (
+        warnings.catch_warnings(),
+        _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
+        _Watch(storages, fake=True),
+    ):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
+        yield storages
