@@ -1,0 +1,337 @@
+"""
+The keeper of a node's lanes: it seats processes, names who is next, and takes the token back from those who lose it.
+
+It decides nothing. Whoever owns it watches :meth:`Keeper.fileno` in its loop, calls :meth:`Keeper.poll`, and answers
+the news with :meth:`Keeper.seat` and :meth:`Keeper.name`. It is not on the way of a hand-over: the holder gives the
+token straight to whoever was named while it had its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+from typing import Final
+
+from penstock_lanes.lane import Lane, open_lane
+from penstock_lanes.news import Gone, Knocked, News, View
+from penstock_lanes.page import MOST_SEATS
+from penstock_lanes.wire import VERSION, BadPacket, Join, Message, Place, Refused, Sat, Seated, Who, peer, receive, send
+
+TICK_S: Final = 0.002
+_BACKLOG: Final = 64
+
+_log = logging.getLogger("penstock.lanes")
+
+
+@dataclass(slots=True, eq=False)
+class _Guest:
+    """A connection."""
+
+    connection: socket.socket
+    pid: int
+    pidfd: int
+    who: Who | None = None
+    lanes: list[Lane] = field(default_factory=list)
+    leaving: list[Lane] = field(default_factory=list)
+
+
+class Keeper:
+    """
+    The lanes of a node.
+
+    Parameters
+    ----------
+    path : Path
+        Where its socket is; one that is there is replaced. Only processes of this user may connect.
+
+    Attributes
+    ----------
+    lanes : dict of str to Lane
+        By name.
+
+    Examples
+    --------
+    ::
+
+        keeper = Keeper(path)
+        loop.add_reader(keeper.fileno(), turn)     # and turn again after keeper.wait_s
+
+        def turn():
+            for news in keeper.poll():
+                match news:
+                    case Knocked(who, pid):        # is it who it says? then:
+                        keeper.open("cuda:0/0")
+                        keeper.seat(who, ["cuda:0/0"])
+                    case Asks(lane, who): ...      # ask the policy who is next, then: keeper.name(lane, next_one)
+                    case Passed(lane, giver, taker): ...
+                    case Gone(who): ...
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self._guests: dict[Who, _Guest] = {}
+        self._by_fd: dict[int, _Guest | Lane] = {}
+        self._news: list[News] = []
+        self._epoll = select.epoll()
+        self._listener = _listen(path)
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._again = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._again, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is something to :meth:`poll`."""
+        return self._epoll.fileno()
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long :meth:`poll` may be left uncalled although :meth:`fileno` is quiet; None: as long as you like."""
+        return TICK_S if any(lane.contended for lane in self.lanes.values()) else None
+
+    def poll(self) -> list[News]:
+        """Return what has happened since, in order; never waits."""
+        for fd, _ in self._epoll.poll(0):
+            self._attend(fd)
+        now_ns = monotonic_ns()
+        for lane in self.lanes.values():
+            if lane.contended:
+                self._news += lane.look(now_ns)
+        news, self._news = self._news, []
+        return news
+
+    def open(self, lane: str, seats: int = MOST_SEATS) -> None:
+        """Open a lane, if there is none of this name."""
+        if lane not in self.lanes:
+            opened = self.lanes[lane] = open_lane(lane, seats)
+            self._by_fd[opened.bell] = opened
+            self._epoll.register(opened.bell, select.EPOLLIN)
+
+    def close_lane(self, lane: str) -> None:
+        """
+        Close a lane that has no members any more.
+
+        Raises
+        ------
+        ValueError
+            If it has some.
+        """
+        closed = self._lane(lane)
+        if closed.view().members:
+            raise ValueError(f"lane {lane} has members; seat them elsewhere before it is closed")
+        del self.lanes[lane], self._by_fd[closed.bell]
+        self._epoll.unregister(closed.bell)
+        os.close(closed.bell)
+        closed.page.close()
+
+    def seat(self, who: Who, lanes: list[str]) -> None:
+        """
+        Seat a process that has knocked, or move one: these are its lanes from now on.
+
+        A process that moves gives up the token at its next boundary, and asks in its new lanes.
+
+        Parameters
+        ----------
+        lanes : list of str
+            In the order in which it takes them: lowest device first, the same order for everybody.
+
+        Raises
+        ------
+        ValueError
+            If the process is not there, or a lane is not open.
+        """
+        guest, wanted = self._guest(who), [self._lane(lane) for lane in lanes]
+        if not lanes:
+            raise ValueError(f"{who} is to be seated in no lane; expected one at least, or refuse() it")
+        numbers = [lane.seat_for(who, guest.pid) for lane in wanted]
+        left = [lane for lane in guest.lanes if lane not in wanted]
+        guest.lanes, guest.leaving = wanted, [*guest.leaving, *left]
+        places = tuple(Place(lane.name, number) for lane, number in zip(wanted, numbers, strict=True))
+        self._tell(guest, Seated(places), tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell)))
+        for lane in left:
+            self._add(lane.call_away(who))
+
+    def refuse(self, who: Who, reason: str) -> None:
+        """Hang up on a process, and say why; one that was seated loses its seats."""
+        guest = self._guest(who)
+        self._tell(guest, Refused(reason))
+        self._part(guest)
+
+    def name(self, lane: str, who: Who | None) -> None:
+        """
+        Name who has the token next, at the end of the holder's lease; ``None``: the holder keeps it.
+
+        Where nobody has it, or its holder is between two iterations, the named one has it (almost) at once. It stands
+        until it is replaced, or used up by a ``Passed`` to the one named.
+
+        Raises
+        ------
+        ValueError
+            If the lane is not open, or it is not a member.
+        """
+        self._add(self._lane(lane).name_next(who))
+
+    def lease(self, lane: str, iterations: int, held_ns: int = 0) -> None:
+        """Let turns be over after so many iterations, or so many nanoseconds (0: no matter), whichever is first."""
+        self._lane(lane).page.lease = iterations, held_ns
+
+    def view(self, lane: str) -> View:
+        """Return what a lane looks like now."""
+        return self._lane(lane).view()
+
+    def close(self) -> None:
+        """Hang up on everybody and stop listening; pages stay with those who have mapped them."""
+        for guest in [entry for entry in self._by_fd.values() if isinstance(entry, _Guest)]:
+            self._hang_up(guest)
+        for lane in self.lanes.values():
+            lane.page.close()
+            os.close(lane.bell)
+        self.lanes.clear()
+        self._listener.close()
+        os.close(self._again)
+        self._epoll.close()
+
+    # --- what comes in
+    def _attend(self, fd: int) -> None:
+        if fd == self._listener.fileno():
+            self._accept()
+        elif fd == self._again:
+            _drain(fd)
+        else:
+            match self._by_fd.get(fd):
+                case Lane() as lane:
+                    _drain(fd)
+                    self._news += lane.look(0)
+                case _Guest() as guest:
+                    self._hear(guest, fd)
+                case None:
+                    pass  # it went in this very poll
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            _log.warning("lane_connection_lost error=%s", error)
+            return
+        who = peer(connection)
+        if who.uid != os.getuid():
+            _log.warning("lane_connection_refused what=another_users_process pid=%s uid=%s", who.pid, who.uid)
+            connection.close()
+            return
+        try:
+            guest = _Guest(connection, who.pid, os.pidfd_open(who.pid))
+        except OSError:  # it has ended already
+            connection.close()
+            return
+        connection.setblocking(False)
+        for fd in (connection.fileno(), guest.pidfd):
+            self._by_fd[fd] = guest
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _hear(self, guest: _Guest, fd: int) -> None:
+        """Take in what a process says. Its death is told by two descriptors: a child may have kept the socket."""
+        try:
+            received = None if fd == guest.pidfd else receive(guest.connection)
+        except BlockingIOError:
+            return
+        except (OSError, BadPacket) as error:
+            _log.warning("lane_connection_refused what=%s pid=%s", error, guest.pid)
+            received = None
+        match received:
+            case None:
+                self._part(guest)
+            case Join(version, who), fds:
+                _close_all(fds)
+                self._greet(guest, version, who)
+            case Sat(), fds:
+                _close_all(fds)
+                for lane in guest.leaving:
+                    self._add(lane.leave(guest.who) if guest.who else [])
+                guest.leaving = []
+            case _, fds:
+                _close_all(fds)
+
+    def _greet(self, guest: _Guest, version: int, who: Who) -> None:
+        problem = ""
+        if version != VERSION:
+            problem = f"it speaks version {version} of the lane protocol; this is {VERSION}"
+        elif guest.who is not None or who in self._guests:
+            problem = f"{who} has joined already"
+        if problem:
+            self._tell(guest, Refused(problem))
+            self._part(guest)
+            return
+        guest.who = who
+        self._guests[who] = guest
+        self._news.append(Knocked(who, guest.pid))
+
+    # --- what goes out
+    def _tell(self, guest: _Guest, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            send(guest.connection, message, descriptors)
+        except OSError as error:  # its end is heard of by itself
+            _log.warning("lane_message_lost pid=%s error=%s", guest.pid, error)
+
+    def _part(self, guest: _Guest) -> None:
+        """A process is gone, or is to go."""
+        self._hang_up(guest)
+        if guest.who is None:
+            return
+        self._guests.pop(guest.who, None)
+        for lane in (*guest.lanes, *guest.leaving):
+            self._add(lane.leave(guest.who))
+        self._add([Gone(guest.who)])
+        guest.who = None
+
+    def _hang_up(self, guest: _Guest) -> None:
+        for fd in (guest.connection.fileno(), guest.pidfd):
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        guest.connection.close()
+        if guest.pidfd >= 0:
+            os.close(guest.pidfd)
+            guest.pidfd = -1
+
+    def _add(self, news: list[News]) -> None:
+        """Keep news for the next poll, and have it called."""
+        if news:
+            self._news += news
+            os.eventfd_write(self._again, 1)
+
+    def _guest(self, who: Who) -> _Guest:
+        if who not in self._guests:
+            raise ValueError(f"{who} is not here; expected one that has knocked and is not gone")
+        return self._guests[who]
+
+    def _lane(self, lane: str) -> Lane:
+        if lane not in self.lanes:
+            raise ValueError(f"there is no lane {lane!r}; expected one that was opened")
+        return self.lanes[lane]
+
+
+def _listen(path: Path) -> socket.socket:
+    """Return the listening socket, readable and writable for this user alone from its first moment."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _drain(fd: int) -> None:
+    try:
+        os.eventfd_read(fd)
+    except BlockingIOError:
+        return
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

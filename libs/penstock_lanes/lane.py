@@ -1,0 +1,285 @@
+"""The keeper's side of one lane's page."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from penstock_lanes.futex import fence
+from penstock_lanes.news import Asks, Counters, News, Overruled, Passed, View
+from penstock_lanes.page import (
+    ASKING,
+    BUSY,
+    HELD_NS,
+    ITERATIONS,
+    MOST_SEATS,
+    NAMED,
+    NOBODY,
+    RECALL,
+    SINCE_NS,
+    STATE,
+    TURNS,
+    Page,
+    following,
+    regenerated,
+    seat_of,
+    turn_of,
+)
+from penstock_lanes.wire import Who
+
+GRACE_NS: Final = 2_000_000
+"""For how long a holder may be between two iterations while somebody waits."""
+STOPPED_NS: Final = 20_000_000
+"""How long a turn lasts before it is looked whether the holder's process is stopped."""
+
+
+class NoRoom(Exception):
+    """All seats of a lane are taken."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sitter:
+    who: Who
+    pid: int
+    asks: bool = False
+
+
+class Lane:
+    """
+    One lane.
+
+    Parameters
+    ----------
+    name : str
+    page : Page
+    bell : int
+        The eventfd by which members call.
+    """
+
+    def __init__(self, name: str, page: Page, bell: int) -> None:
+        self.name, self.page, self.bell = name, page, bell
+        self._words = page.words
+        self._sitters: dict[int, _Sitter] = {}
+        self._left: deque[tuple[int, int]] = deque()  # turn of leaving, seat
+        self._top = page.token()
+        self._heir: int | None = None
+        self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
+        self._away_ns = 0
+        self._fenced = False
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody is named, so that :meth:`look` has to be called every few milliseconds."""
+        return self._heir is not None
+
+    def seat_for(self, who: Who, pid: int) -> int:
+        """
+        Return the number of a process's seat; it is given one if it has none.
+
+        Raises
+        ------
+        NoRoom
+            If there is none left.
+        """
+        number = self._seat(who)
+        if number is not None:
+            self.page.call(number)
+            return number
+        number = self._free()
+        self.page.used = max(self.page.used, number + 1)
+        self._sitters[number] = _Sitter(who, pid)
+        return number
+
+    def call_away(self, who: Who) -> list[News]:
+        """Have a member read that its seat is elsewhere; it gives up the token at its next boundary."""
+        number = self._seat(who)
+        if number is None:
+            return []
+        if self._heir == number:
+            self.name_next(None)
+        if seat_of(self._top) == number:
+            self.recall()
+        self.page.call(number)
+        return self.look(0)
+
+    def leave(self, who: Who) -> list[News]:
+        """A process has left its seat, or is dead."""
+        number = self._seat(who)
+        if number is None:
+            return []
+        news = self.look(0)
+        first = self.page.seat(number)
+        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS):
+            self._words[first + word] = 0
+        if self._heir == number:
+            self.name_next(None)
+        if seat_of(self._top) == number:
+            news += self._give(regenerated(self._top, NOBODY))
+        del self._sitters[number]
+        self._left.append((turn_of(self._top), number))
+        return [*news, *self._serve()]
+
+    def name_next(self, who: Who | None) -> list[News]:
+        """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
+        number = None if who is None else self._seat(who)
+        news = self.look(0)
+        self._heir = number if number != seat_of(self._top) else None
+        self._away = None
+        holder = seat_of(self._top)
+        if holder != NOBODY:
+            to = NOBODY if self._heir is None else self._heir
+            self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | to
+        return [*news, *self._serve()]
+
+    def recall(self) -> None:
+        """Let the holder give the token back at its next boundary, whatever its lease."""
+        holder = seat_of(self._top)
+        if holder != NOBODY:
+            self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | RECALL
+            self._fenced = fence()
+
+    def look(self, now_ns: int) -> list[News]:
+        """
+        See what has changed.
+
+        Parameters
+        ----------
+        now_ns : int
+            By ``CLOCK_MONOTONIC``; 0: only see, and take the token from nobody.
+        """
+        news = self._follow()
+        for number, sitter in self._sitters.items():
+            if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
+                sitter.asks = True
+                news.append(Asks(self.name, sitter.who))
+        if now_ns and self._heir is not None:
+            news += self._press(now_ns)
+        return [*news, *self._serve()]
+
+    def view(self) -> View:
+        """Return what it looks like now."""
+        holder = self._sitters.get(seat_of(self._top))
+        first = self.page.seat(seat_of(self._top)) if holder else 0
+        return View(
+            holder=holder.who if holder else None,
+            since_ns=self._words[first + SINCE_NS] if holder else 0,
+            busy=bool(holder) and self._words[first + STATE] == BUSY,
+            turn=self._top >> 8 & (1 << 40) - 1,
+            members=tuple(self._counters(number, sitter) for number, sitter in self._sitters.items()),
+        )
+
+    def _counters(self, number: int, sitter: _Sitter) -> Counters:
+        first = self.page.seat(number)
+        return Counters(
+            sitter.who, self._words[first + ITERATIONS], self._words[first + HELD_NS], self._words[first + TURNS]
+        )
+
+    def _follow(self) -> list[News]:
+        """Tell how the token has come to where it is: one successor is named, so it made two steps at most."""
+        top = self.page.token()
+        if top == self._top:
+            return []
+        way = [seat_of(self._top), seat_of(top)]
+        if turn_of(top) - turn_of(self._top) == 2 and self._heir is not None:
+            way.insert(1, self._heir)
+        self._top = top
+        news: list[News] = [self._passed(giver, taker) for giver, taker in pairwise(way)]
+        if seat_of(top) != NOBODY and seat_of(top) not in self._sitters:  # it had left when it was given the token
+            news += self._give(following(top, NOBODY))
+        return news
+
+    def _passed(self, giver: int, taker: int) -> Passed:
+        if taker == self._heir:
+            self._heir = None
+        if taker in self._sitters:
+            self._sitters[taker].asks = False
+        return Passed(self.name, self._who(giver), self._who(taker))
+
+    def _give(self, word: int) -> list[News]:
+        """Store the token; what was held is over."""
+        giver, taker = seat_of(self._top), seat_of(word)
+        self._words[self.page.row] = self._top = word
+        if taker != NOBODY:
+            self.page.ring(taker, word)
+        return [self._passed(giver, taker)]
+
+    def _serve(self) -> list[News]:
+        """Give a token that nobody has to whoever is named, if it asks."""
+        if self._heir is None or seat_of(self._top) != NOBODY or self._state(self._heir) != ASKING:
+            return []
+        return self._give(following(self._top, self._heir))
+
+    def _press(self, now_ns: int) -> list[News]:
+        """Somebody is named: take the token from a holder that does not use it."""
+        holder = seat_of(self._top)
+        if holder == NOBODY:
+            return []
+        first = self.page.seat(holder)
+        if self._words[first + STATE] == BUSY:
+            self._away = None
+            if now_ns - self._words[first + SINCE_NS] > STOPPED_NS and _is_stopped(self._sitters[holder].pid):
+                return self._overrule(holder)
+            return []
+        seen = turn_of(self._top), self._words[first + ITERATIONS]
+        if self._away != seen:
+            self._away, self._away_ns = seen, now_ns
+        elif now_ns - self._away_ns >= GRACE_NS:
+            return self._take(holder)
+        return []
+
+    def _take(self, holder: int) -> list[News]:
+        """
+        Take the token from a holder that is between two iterations.
+
+        It stores that it is busy before it looks whether it has been recalled; here it is recalled before it is looked
+        whether it is busy. With a fence between the two, or a tick, at least one of both sees the other.
+        """
+        recalled = self._words[self.page.seat(holder) + NAMED] == turn_of(self._top) << 8 | RECALL
+        if not recalled:
+            self.recall()
+        if not (recalled or self._fenced) or self._state(holder) == BUSY:
+            return []
+        return self._give(following(self._top, NOBODY))
+
+    def _overrule(self, holder: int) -> list[News]:
+        self.recall()
+        return [
+            Overruled(self.name, self._sitters[holder].who),
+            *self._give(regenerated(self._top, NOBODY)),
+        ]
+
+    def _state(self, number: int) -> int:
+        return self._words[self.page.seat(number) + STATE]
+
+    def _free(self) -> int:
+        """Return a seat; not one that somebody may still give the token to, having been told so in this turn."""
+        if self._left and self._left[0][0] < turn_of(self._top):
+            return self._left.popleft()[1]
+        number = self.page.used
+        if number >= self.page.seats:
+            raise NoRoom(f"lane {self.name} has {self.page.seats} seats, and all are taken; use another lane")
+        return number
+
+    def _seat(self, who: Who) -> int | None:
+        return next((number for number, sitter in self._sitters.items() if sitter.who == who), None)
+
+    def _who(self, number: int) -> Who | None:
+        sitter = self._sitters.get(number)
+        return sitter.who if sitter else None
+
+
+def open_lane(name: str, seats: int = MOST_SEATS) -> Lane:
+    """Return a new lane."""
+    return Lane(name, Page.make(seats), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split(None, 1)[0] in "tT"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,210 @@
+"""A process's side of its lanes: it joins, takes its turns on all of its devices together, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from penstock_lanes.futex import available, register_fences
+from penstock_lanes.page import Page
+from penstock_lanes.seat import Seat
+from penstock_lanes.wire import VERSION, Join, Place, Refused, Sat, Seated, Who, receive, send
+
+LOOK_S: Final = 0.25
+"""How often who waits for its turn looks whether the keeper is still there."""
+RECONNECT_S: Final = 0.25
+
+_log = logging.getLogger("penstock.lanes")
+
+
+class LaneError(Exception):
+    """Root of what keeps a process from taking turns."""
+
+
+class NoSeat(LaneError):
+    """The keeper has no seat for this process, or this kernel cannot share a page."""
+
+
+class Member:
+    """
+    A process's seats.
+
+    Nothing waits but :meth:`enter`. The methods are called by one thread at a time; a forked child calls
+    :meth:`detach` and never another.
+
+    Parameters
+    ----------
+    path : str
+        The keeper's socket.
+    who : Who
+    settle : callable
+        Called before the token is given to another process: returns once the device has done all that it was told.
+
+    Examples
+    --------
+    ::
+
+        member = Member(path, Who("j1", 1, 0), settle=torch.cuda.synchronize)
+        for batch in loader:         # fetched before the token is taken
+            member.enter()
+            step(batch)
+            member.exit()
+        member.close()
+    """
+
+    def __init__(self, path: str, who: Who, settle: Callable[[], object] = lambda: None) -> None:
+        if not available():
+            raise NoSeat("lanes need the futexes of Linux on x86-64 or aarch64; use sharing = exclusive here")
+        self.seats: tuple[Seat, ...] = ()
+        self._path, self._who, self._settle = path, who, settle
+        self._connection: socket.socket | None = None
+        register_fences()
+        self._connect()
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has the token of every seat."""
+        return bool(self.seats) and all(seat.holds for seat in self.seats)
+
+    def enter(self) -> None:
+        """
+        Begin an iteration: return as soon as it is this process's turn on all of its devices.
+
+        Raises
+        ------
+        NoSeat
+            If the keeper has none for it.
+        """
+        for seat in self.seats:
+            if not seat.enter():
+                break
+        else:
+            if self.seats:
+                return
+        while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
+            self.look(0.0 if self.seats else LOOK_S)
+
+    def exit(self) -> None:
+        """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
+        due = False
+        for seat in self.seats:
+            if seat.exit():
+                due = True
+        if due:
+            self._give()
+
+    def rest(self) -> None:
+        """The loop pauses or ends: who waits need not wait for the end of the lease."""
+        due = [seat.rest() for seat in self.seats]
+        if any(due):
+            self._give()
+
+    def look(self, timeout_s: float = 0.0) -> None:
+        """
+        Take in what the keeper has sent, and look for a keeper that went away; between iterations only.
+
+        Raises
+        ------
+        NoSeat
+            If there is none for this process.
+        """
+        if self._connection is None and not self._connect():
+            time.sleep(min(timeout_s, RECONNECT_S))
+            return
+        while self._connection is not None and select.select([self._connection], [], [], timeout_s)[0]:
+            self._receive(self._connection)
+            timeout_s = 0.0
+
+    def close(self) -> None:
+        """Leave: the token goes on, and the seats are free."""
+        if any(seat.holds for seat in self.seats):
+            self._give()
+        self._hang_up()
+        self._sit(())
+
+    def detach(self) -> None:
+        """In a forked child: let go of what is the parent's. The child has no token, and no seat."""
+        for seat in self.seats:
+            seat.close()
+        self.seats = ()
+        self._hang_up()
+
+    def _wait(self, seat: Seat) -> bool:
+        """Wait for the turn; False where the seats may have changed, or the keeper may be gone."""
+        return seat.wait(LOOK_S) and not seat.called
+
+    def _give(self) -> None:
+        """Give all up, the highest device first: who waits for one must not hold a higher one."""
+        self._settle()
+        for seat in reversed(self.seats):
+            seat.give()
+
+    def _connect(self) -> bool:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(self._path)
+            send(connection, Join(VERSION, self._who))
+        except OSError as error:
+            connection.close()
+            _log.warning("lanes_keeper_not_there path=%s error=%s", self._path, error)
+            return False
+        self._connection = connection
+        return True
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            received = receive(connection)
+        except OSError:
+            received = None
+        if received is None:
+            self._hang_up()
+            return
+        message, descriptors = received
+        match message:
+            case Seated(places):
+                for seat in self.seats:
+                    seat.read()
+                self._sit(tuple(zip(places, descriptors[::2], descriptors[1::2], strict=True)))
+                self._tell(connection)
+            case Refused(reason):
+                self._hang_up()
+                raise NoSeat(f"{self._who.job_id} has no seat: {reason}")
+            case Join() | Sat():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _sit(self, places: tuple[tuple[Place, int, int], ...]) -> None:
+        """Take the seats of these places, and leave all others; the token of a seat that stays is kept."""
+        kept = {(seat.lane, seat.number): seat for seat in self.seats}
+        seats = []
+        for place, page, bell in places:
+            seat = kept.pop((place.lane, place.seat), None)
+            if seat is not None and seat.is_of(page):
+                os.close(page)
+                os.close(bell)
+                seats.append(seat)
+            else:
+                seats.append(Seat(place.lane, Page(page), place.seat, bell))
+        left = [seat for seat in self.seats if seat not in seats]
+        if any(seat.holds for seat in left):
+            self._settle()
+        for seat in reversed(left):
+            seat.give()
+            seat.close()
+        self.seats = tuple(seats)
+
+    def _tell(self, connection: socket.socket) -> None:
+        try:
+            send(connection, Sat())
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

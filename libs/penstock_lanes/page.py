@@ -1,0 +1,236 @@
+"""
+The page that a lane's members and its keeper share: who has the token, who is next, who asks.
+
+Every word has one writer, and is stored and loaded as a whole; no operation is atomic beyond that, and none has to be.
+The token is *the largest word of a row*: each seat has one word in it, and the keeper has one. Whoever holds the token
+gives it away by storing, in its own word, a larger one that names the next seat. The keeper takes it back by storing
+one of a later generation. A process that was stopped meanwhile, and goes on as if it still had the token, can only
+store words of an older generation: they are not the largest, so nobody sees them, itself included.
+
+Layout (version 1, native byte order, offsets in bytes)::
+
+    0      magic, "PNSTLANE"            8     version          16     seats, how many there are room for
+    24     used, seats ever given out   32    lease, iterations       40     lease, nanoseconds
+    64     the row: the keeper's word, then one for each seat, 8 bytes each
+    64 + 8 (seats + 1), rounded up to 64: the seats, 64 bytes each
+
+    seat   0 named  (keeper)   after which turn of this seat who is next: a token, as in the row
+           8 state  (member)   away, asking or busy
+          16 bell   (anybody)  4 bytes to sleep on; changes with each token for this seat
+          24 letters (keeper)  how many messages were sent over the socket; a change means: read them
+          32 iterations, 40 held_ns, 48 turns (member): counted since it sat down
+          56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final, NamedTuple
+
+from penstock_lanes.futex import Word
+
+VERSION: Final = 1
+MAGIC: Final = int.from_bytes(b"PNSTLANE", "little")
+MOST_SEATS: Final = 250
+NOBODY: Final = 255
+"""In place of a seat: the token is the keeper's."""
+RECALL: Final = 254
+"""In place of the next seat: give the token back to the keeper before the next iteration."""
+
+AWAY: Final = 0
+"""Does not ask. It may hold the token all the same, until somebody asks: then the keeper may take it."""
+ASKING: Final = 1
+BUSY: Final = 2
+"""In an iteration, or about to look whether it holds the token."""
+
+_ROW: Final = 64
+_SEAT: Final = 64
+_BELL: Final = 0x7FFF_FFFF
+_TURN_BITS: Final = 40
+_SEAT_BITS: Final = 8
+FIRST: Final = 1 << _SEAT_BITS | NOBODY
+"""The keeper's first word: generation 0, turn 1, nobody."""
+
+
+class BadPage(Exception):
+    """What was passed as a lane's page is none, or one of another version."""
+
+
+class Token(NamedTuple):
+    """
+    Who holds the token: a word of the row, taken apart. Words compare as their tokens do.
+
+    Attributes
+    ----------
+    generation : int
+        Below 2**16. Goes up when the keeper takes the token from a process that may still believe to have it.
+    turn : int
+        Below 2**40. Goes up with every hand-over.
+    seat : int
+        Below 2**8.
+    """
+
+    generation: int
+    turn: int
+    seat: int
+
+    @property
+    def word(self) -> int:
+        """As it is stored."""
+        return (self.generation << _TURN_BITS | self.turn) << _SEAT_BITS | self.seat
+
+    @classmethod
+    def of(cls, word: int) -> Token:
+        """Take a word apart."""
+        return cls(word >> _TURN_BITS + _SEAT_BITS, word >> _SEAT_BITS & (1 << _TURN_BITS) - 1, word & NOBODY)
+
+
+def seat_of(word: int) -> int:
+    """Return the seat that a word names."""
+    return word & NOBODY
+
+
+def turn_of(word: int) -> int:
+    """Return generation and turn of a word, without the seat."""
+    return word >> _SEAT_BITS
+
+
+def following(word: int, seat: int) -> int:
+    """
+    Return the word by which the token goes on to a seat, a turn later.
+
+    Examples
+    --------
+    >>> Token.of(following(Token(generation=3, turn=7, seat=0).word, 5))
+    Token(generation=3, turn=8, seat=5)
+    """
+    return ((word >> _SEAT_BITS) + 1) << _SEAT_BITS | seat
+
+
+def regenerated(word: int, seat: int) -> int:
+    """
+    Return the word by which the keeper overrules whoever holds the token.
+
+    Examples
+    --------
+    >>> Token.of(regenerated(Token(generation=3, turn=7, seat=0).word, 5))
+    Token(generation=4, turn=8, seat=5)
+    """
+    return following(word, seat) + (1 << _TURN_BITS + _SEAT_BITS)
+
+
+class Page:
+    """
+    A lane's page, mapped.
+
+    Parameters
+    ----------
+    fd : int
+        Of the memory; the page keeps it.
+
+    Attributes
+    ----------
+    words : memoryview of 8-byte words
+        All of it. Indices are offsets divided by 8.
+    seats : int
+    row : int
+        Index of the keeper's word in the row; that of seat ``i`` is ``row + 1 + i``.
+
+    Raises
+    ------
+    BadPage
+        If the memory holds no page of this version.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        size = os.fstat(fd).st_size
+        if size < _ROW:
+            raise BadPage(f"a lane's page has {size} bytes; expected at least {_ROW}")
+        self._memory = memoryview(mmap.mmap(fd, size))
+        self.words = self._memory.cast("Q")
+        magic, version, self.seats = self.words[0], self.words[1], self.words[2]
+        if magic != MAGIC or version != VERSION:
+            raise BadPage(f"a lane's page begins with {magic:#x}, version {version}; expected {MAGIC:#x}, {VERSION}")
+        if self.seats > MOST_SEATS or size < _size(self.seats):
+            raise BadPage(
+                f"a lane's page of {size} bytes says it has {self.seats} seats; expected {MOST_SEATS} at most"
+            )
+        self.row = _ROW // 8
+        self._first = _seats_at(self.seats) // 8
+
+    @classmethod
+    def make(cls, seats: int = MOST_SEATS) -> Page:
+        """Return a new page whose token nobody has; in memory that ends with the last process that has mapped it."""
+        if not 1 <= seats <= MOST_SEATS:
+            raise ValueError(f"{seats} seats are out of range; expected 1 to {MOST_SEATS}")
+        fd = os.memfd_create("penstock-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, _size(seats))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # no member can take it from others
+        with mmap.mmap(fd, _size(seats)) as memory, memoryview(memory) as view, view.cast("Q") as words:
+            words[0], words[1], words[2], words[4] = MAGIC, VERSION, seats, 1
+            words[_ROW // 8] = FIRST
+        return cls(fd)
+
+    @property
+    def used(self) -> int:
+        """Seats that were ever given out: the row is looked at so far."""
+        return self.words[3]
+
+    @used.setter
+    def used(self, seats: int) -> None:
+        self.words[3] = seats
+
+    @property
+    def lease(self) -> tuple[int, int]:
+        """Iterations, and nanoseconds (0: any), after one of which a turn is over."""
+        return self.words[4], self.words[5]
+
+    @lease.setter
+    def lease(self, lease: tuple[int, int]) -> None:
+        self.words[4], self.words[5] = lease
+
+    def token(self) -> int:
+        """Return the word that counts: the largest of the row."""
+        return max(self.words[self.row : self.row + 1 + self.words[3]].tolist())
+
+    def seat(self, number: int) -> int:
+        """Return the index of a seat's first word."""
+        return self._first + number * (_SEAT // 8)
+
+    def bell(self, number: int) -> Word:
+        """Return the word that a seat sleeps on."""
+        return Word(self._memory, (self.seat(number) + 2) * 8)
+
+    def ring(self, number: int, token: int) -> None:
+        """Wake a seat up: it has been given a token."""
+        word = self.bell(number)
+        word.value.value = turn_of(token) & _BELL
+        word.wake()
+
+    def call(self, number: int) -> None:
+        """Wake a seat up to read what the keeper has sent it."""
+        self.words[self.seat(number) + LETTERS] += 1
+        word = self.bell(number)
+        word.value.value ^= _BELL + 1
+        word.wake()
+
+    def close(self) -> None:
+        """Let go of the descriptor; the mapping goes with the last reference to it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+NAMED, STATE, BELL, LETTERS, ITERATIONS, HELD_NS, TURNS, SINCE_NS = range(8)
+"""Words of a seat, from its first."""
+
+
+def _seats_at(seats: int) -> int:
+    return (_ROW + 8 * (seats + 1) + _SEAT - 1) // _SEAT * _SEAT
+
+
+def _size(seats: int) -> int:
+    return _seats_at(seats) + _SEAT * seats

@@ -1,0 +1,196 @@
+"""
+A member's seat in one lane: taking the token before an iteration, and giving it on after it.
+
+As long as nobody asks, an iteration costs two stores and two loads. The keeper says in one word of the seat
+(``named``) that there is something to do; what is compared is only whether this word has changed.
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic_ns
+from typing import Final
+
+from penstock_lanes.page import (
+    ASKING,
+    AWAY,
+    BUSY,
+    HELD_NS,
+    ITERATIONS,
+    LETTERS,
+    NAMED,
+    NOBODY,
+    RECALL,
+    SINCE_NS,
+    STATE,
+    TURNS,
+    Page,
+    following,
+    seat_of,
+    turn_of,
+)
+
+_CALL: Final = (1).to_bytes(8, "little")
+
+
+class Seat:
+    """
+    One seat of this process.
+
+    Parameters
+    ----------
+    lane : str
+    page : Page
+    number : int
+        Of the seat in it.
+    bell : int
+        Descriptor by which the keeper is called; the seat keeps it.
+    """
+
+    def __init__(self, lane: str, page: Page, number: int, bell: int) -> None:
+        self.lane, self.number = lane, number
+        self._page, self._words, self._bell = page, page.words, bell
+        first = page.seat(number)
+        self._named, self._state, self._iterations = first + NAMED, first + STATE, first + ITERATIONS
+        self._first, self._mine = first, page.row + 1 + number
+        self._sleep = page.bell(number)
+        self._seen = self._words[self._named]
+        self._letters = self._words[first + LETTERS]
+        self._token = 0
+        self._given = 0
+        self._done = self._begun = 0
+        self._since_ns = self._held_ns = self._turns = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it had the token when it looked last."""
+        return self._token != 0
+
+    @property
+    def called(self) -> bool:
+        """Whether the keeper has sent something over the socket since :meth:`read`."""
+        return self._words[self._first + LETTERS] != self._letters
+
+    def read(self) -> None:
+        """What was sent has been read."""
+        self._letters = self._words[self._first + LETTERS]
+
+    def is_of(self, page: int) -> bool:
+        """Return whether a descriptor is of this seat's page."""
+        return os.path.sameopenfile(page, self._page.fd)
+
+    def enter(self) -> bool:
+        """
+        Begin an iteration; return whether it has the token, or else has to :meth:`wait` for it.
+
+        One that had it before, and has not been asked to give it up, has it.
+        """
+        self._words[self._state] = BUSY  # before the load: see Lane.recall of the keeper
+        if self._token and self._words[self._named] == self._seen:
+            return True
+        return self._look()
+
+    def exit(self) -> bool:
+        """End an iteration; return whether somebody is to have the token, so that :meth:`give` is to be called."""
+        words = self._words
+        self._done += 1
+        words[self._iterations] = self._done
+        if words[self._named] != self._seen and self._due():
+            return True
+        words[self._state] = AWAY
+        return False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Ask for the token, and sleep until it comes; return whether it has. Also returns where :attr:`called`."""
+        words = self._words
+        if words[self._state] != ASKING:
+            words[self._state] = ASKING
+            self._call()
+        seen = self._sleep.value.value
+        if self._look():
+            return True
+        if not self.called:
+            self._sleep.wait(seen, timeout_s)
+        return self._look()
+
+    def give(self) -> None:
+        """Give the token to whoever is named, or back to the keeper; what was begun on the device has ended."""
+        token, words = self._token, self._words
+        if token and self._page.token() == token:
+            named = words[self._named]
+            to = seat_of(named) if turn_of(named) == turn_of(token) else NOBODY
+            self._pass(token, NOBODY if to == RECALL else to)
+        elif token:  # it was taken while this process was stopped
+            self._forget()
+        words[self._state] = AWAY
+
+    def rest(self) -> bool:
+        """The loop pauses or ends: return whether somebody waits, so that :meth:`give` is to be called."""
+        self._words[self._state] = BUSY
+        named = self._words[self._named]
+        if self._token and turn_of(named) == turn_of(self._token) and seat_of(named) != NOBODY:
+            return True
+        self._words[self._state] = AWAY
+        return False
+
+    def close(self) -> None:
+        """Let go of the descriptors; the keeper learns of it by the socket."""
+        self._token = 0
+        self._page.close()
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
+
+    def _due(self) -> bool:
+        """Whether this boundary is the one at which the token goes on."""
+        words = self._words
+        named = words[self._named]
+        if turn_of(named) != turn_of(self._token) or seat_of(named) == NOBODY:
+            self._seen = named  # of a turn that is over: nothing to do until it changes
+            return False
+        to = seat_of(named)
+        if to == RECALL:
+            return True
+        iterations, held_ns = self._page.lease
+        over = self._done - self._begun >= iterations or (held_ns and monotonic_ns() - self._since_ns >= held_ns)
+        return bool(over) and words[self._page.seat(to) + STATE] == ASKING
+
+    def _look(self) -> bool:
+        """Whether the token is here; if so, and it was not before, a turn begins."""
+        named = self._words[self._named]
+        top = self._page.token()
+        if seat_of(top) != self.number or top <= self._given:
+            self._forget()
+            return False
+        if turn_of(named) == turn_of(top) and seat_of(named) == RECALL:
+            self._given = top
+            self._forget()
+            return False
+        if top != self._token:
+            self._begin(top)
+        self._words[self._state] = BUSY
+        return True
+
+    def _begin(self, token: int) -> None:
+        words, first = self._words, self._first
+        self._token, self._begun, self._since_ns = token, self._done, monotonic_ns()
+        self._turns += 1
+        words[first + SINCE_NS], words[first + TURNS] = self._since_ns, self._turns
+
+    def _forget(self) -> None:
+        if self._token:
+            self._held_ns += monotonic_ns() - self._since_ns
+            self._words[self._first + HELD_NS] = self._held_ns
+            self._token = 0
+
+    def _pass(self, token: int, to: int) -> None:
+        word = following(token, to)
+        self._words[self._mine] = word
+        if to != NOBODY:
+            self._page.ring(to, word)
+        self._given = token
+        self._forget()
+        self._call()
+
+    def _call(self) -> None:
+        os.write(self._bell, _CALL)
