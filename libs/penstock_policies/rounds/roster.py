@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
-from penstock_events import TERMINAL, Device, Job, JobSpec, MemoryNeed, Placement, Rank
+from penstock_events import TERMINAL, Device, Job, JobSpec, Placement, Rank
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Manner, Ranked, Running
 from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.rounds.leases import Leases
 from penstock_policies.runs import Shape, in_order
-from penstock_policies.sharing.index import Index
-from penstock_policies.sharing.tenants import Tenant
 from penstock_policies.sortedkeys import SortedKeys
 
 Key = tuple[int, float, float, str]
@@ -32,8 +29,6 @@ Demand = tuple[tuple[str, ...], int, int, bool]
 """Kinds, memory and number of devices, and whether it is a sample: equal ones fit, or do not, together."""
 
 Phase = Literal["waiting", "held", "leased"]
-
-_NO_NEEDS: Final[Mapping[str, MemoryNeed]] = MappingProxyType({})
 
 
 @dataclass
@@ -60,8 +55,7 @@ class Entry(msgspec.Struct, frozen=True):
     """
     Where a job stands, as last noted; ``run`` is its lease, and ``shape`` how many devices of each class it has.
 
-    What it holds is worked out of the ``placement``, and of on how many nodes the run has not ended. ``tenant`` says how
-    it shares, if it does.
+    What it holds is worked out of the ``placement``, and of on how many nodes the run has not ended.
     """
 
     phase: Phase
@@ -77,7 +71,6 @@ class Entry(msgspec.Struct, frozen=True):
     held: tuple[tuple[str, int], ...] = ()
     placement: Placement | None = None
     nodes: int = 0
-    tenant: Tenant | None = None
 
 
 class Roster:
@@ -94,8 +87,6 @@ class Roster:
         Those of the pool that are not over.
     topology : sequence of str
         Levels of domains that the pool's rules name.
-    needs : mapping of str to MemoryNeed
-        What runs of each workload have needed.
 
     Attributes
     ----------
@@ -112,10 +103,8 @@ class Roster:
         Waiting jobs that have never run and may be waiting for their speeds, by submission.
     delayed, stopping : dict of str to None
         Waiting jobs that have failed before; leases whose processes are to end.
-    sharing : Index of dict of Demand to Group
-        Those jobs that share devices, which are not in ``groups``.
     leases : Leases
-        The same leases as columns, without those of jobs that share devices.
+        The same leases as columns.
     below, of_several : Counter
         Queue → devices of its runs; of those that hold several.
     evicting : bool
@@ -127,13 +116,7 @@ class Roster:
     """
 
     def __init__(
-        self,
-        name: str,
-        cluster: Cluster,
-        ranks: Mapping[str, Rank],
-        jobs: Iterable[Job],
-        topology: Sequence[str] = (),
-        needs: Mapping[str, MemoryNeed] = _NO_NEEDS,
+        self, name: str, cluster: Cluster, ranks: Mapping[str, Rank], jobs: Iterable[Job], topology: Sequence[str] = ()
     ) -> None:
         self.name, self.topology = name, tuple(topology)
         self._ranks = ranks
@@ -151,7 +134,6 @@ class Roster:
         self.leased: SortedKeys[Key] = SortedKeys()
         self.leases = Leases()
         self.groups: dict[Demand, Group] = {}
-        self.sharing: Index[dict[Demand, Group]] = Index(needs)
         self.held: set[str] = set()
         self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
         self.delayed: dict[str, None] = {}
@@ -168,8 +150,6 @@ class Roster:
         """Follow a job that a fact was about, or that has another rank."""
         before = self.entries.get(job.id)
         now = None if job.state in TERMINAL else self._entry(job)
-        if now is not None and job.spec.sharing != "exclusive":
-            now = msgspec.structs.replace(now, tenant=self.sharing.tenant(job))
         if now is not None and now.run is not None:
             self._reckon(now)
         if now == before:
@@ -256,8 +236,6 @@ class Roster:
     def _put_in(self, entry: Entry) -> None:
         job_id = entry.ranked.job_id
         self.entries[job_id] = entry
-        if entry.tenant is not None:
-            self.sharing.tenants[job_id] = entry.tenant
         if entry.phase == "leased":
             self._lease(entry)
             return
@@ -265,10 +243,9 @@ class Roster:
         if entry.phase == "held":
             self.held.add(job_id)
             return
-        groups = self.groups if entry.tenant is None else self.sharing.waiting.setdefault(entry.tenant, {})
-        group = groups.get(entry.demand)
+        group = self.groups.get(entry.demand)
         if group is None:
-            group = groups[entry.demand] = Group(entry.ranked.job.spec)
+            group = self.groups[entry.demand] = Group(entry.ranked.job.spec)
         group.keys.add(entry.key)
         group.since.add((entry.since_s, job_id))
         if entry.fresh_s is not None:
@@ -279,7 +256,6 @@ class Roster:
     def _take_out(self, entry: Entry) -> None:
         job_id = entry.ranked.job_id
         del self.entries[job_id]
-        self.sharing.tenants.pop(job_id, None)
         if entry.phase == "leased":
             self._release(entry)
             return
@@ -287,14 +263,11 @@ class Roster:
         if entry.phase == "held":
             self.held.discard(job_id)
             return
-        groups = self.groups if entry.tenant is None else self.sharing.waiting[entry.tenant]
-        group = groups[entry.demand]
+        group = self.groups[entry.demand]
         group.keys.remove(entry.key)
         group.since.remove((entry.since_s, job_id))
         if not len(group.keys):
-            del groups[entry.demand]
-            if entry.tenant is not None and not groups:
-                del self.sharing.waiting[entry.tenant]
+            del self.groups[entry.demand]
         if entry.fresh_s is not None:
             self.fresh.remove((entry.fresh_s, job_id))
         self.delayed.pop(job_id, None)
@@ -302,7 +275,7 @@ class Roster:
     def _reckon(self, entry: Entry) -> None:
         """Note in columns what stands in the job and its rank, and may change although its entry does not."""
         rank = self._ranks.get(entry.ranked.job_id)
-        if entry.run is not None and entry.tenant is None:
+        if entry.run is not None:
             self.leases.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
     def _lease(self, entry: Entry) -> None:
@@ -310,8 +283,6 @@ class Roster:
         self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
-        if entry.tenant is not None and entry.run is not None:
-            self.sharing.lease(entry.run, stopping=entry.stopping)
         holders, first = self._holders, []
         for at in entry.held:
             holders[at] = count = holders.get(at, 0) + 1
@@ -328,8 +299,6 @@ class Roster:
         self.leased.remove(entry.key)
         self._count(entry.key[0], -len(entry.held))
         self.stopping.pop(entry.ranked.job_id, None)
-        if entry.tenant is not None:
-            self.sharing.release(entry.ranked.job_id)
         holders, last = self._holders, []
         for at in entry.held:
             count = holders[at] - 1
