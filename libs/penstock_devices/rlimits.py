@@ -6,7 +6,7 @@ import resource
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from penstock_devices.accounting import family, total
+from penstock_devices.accounting import family, host, total
 from penstock_devices.port import DeviceError, Usage
 
 _LIMITED: Final = (
@@ -18,9 +18,10 @@ class Rlimit:
     """
     ``RLIMIT_DATA``: private writable mappings of each process, touched or not (Linux 4.7 and later).
 
-    Weaker than a cgroup. It counts process by process, so children have the same cap each; it does not see shared
-    memory; and it sees what is reserved and never used, such as 8 MiB for each thread's stack. ``RLIMIT_AS`` would
-    count libraries and address space too, which CUDA reserves by the terabyte.
+    Weaker than a cgroup. It counts process by process, so children have the same cap each, and it does not see shared
+    memory. At the start it also counts what is mapped and never touched, such as 8 MiB for each thread's stack: leave
+    room for it, or start with much and :meth:`change` it. ``RLIMIT_AS`` would count libraries and address space too,
+    which CUDA reserves by the terabyte.
     """
 
     name: Literal["rlimit"] = "rlimit"
@@ -35,10 +36,17 @@ class Rlimit:
         return ["/bin/sh", "-c", _LIMITED, str(most_kib), str(cap_kib), *argv]
 
     def change(self, key: str, leader: int, cap_bytes: int) -> None:
-        """Set the soft limit of each process of the session; what a process holds beyond it, it keeps."""
+        """
+        Let each process of the session grow until so much of it is resident; what it holds beyond that, it keeps.
+
+        The limit is what it has mapped now and so much more; what it has mapped and not touched is not held against it.
+        So a cap is right if it is set between two iterations, and too high by what an iteration holds if within one.
+        """
         del key
         for pid in family(leader):
-            _set_soft(pid, _kib(cap_bytes) * 1024)
+            held = host(pid)
+            if held is not None and held.data_bytes:  # neither gone nor a zombie
+                _set_soft(pid, cap_bytes, held.data_bytes + max(cap_bytes - held.resident_bytes, 0))
 
     def usage(self, key: str, leader: int) -> Usage:
         """Return the sum over the session."""
@@ -56,12 +64,13 @@ def _kib(size_bytes: int) -> int:
     return -(-size_bytes // 1024)
 
 
-def _set_soft(pid: int, cap_bytes: int) -> None:
+def _set_soft(pid: int, cap_bytes: int, limit_bytes: int) -> None:
     try:
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-        if hard not in {resource.RLIM_INFINITY, -1} and cap_bytes > hard:
+        bounded = hard != resource.RLIM_INFINITY
+        if bounded and cap_bytes > hard:
             raise DeviceError(f"process {pid} may get {hard} bytes at most, not {cap_bytes}; it was started with less")
-        resource.prlimit(pid, resource.RLIMIT_DATA, (cap_bytes, hard))
+        resource.prlimit(pid, resource.RLIMIT_DATA, (min(limit_bytes, hard) if bounded else limit_bytes, hard))
     except ProcessLookupError:
         return  # it ended meanwhile
     except PermissionError as error:

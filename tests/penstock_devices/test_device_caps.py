@@ -24,11 +24,12 @@ BY_TURNS = """\
 for line in iter(input, "end"):
     try:
         taken = bytearray(int(line) << 20)
+        taken = None
         print("taken", flush=True)
     except MemoryError:
         print("refused", flush=True)
-    taken = None
 """
+MAP_300_MIB = "import mmap; kept = mmap.mmap(-1, 300 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
 
 
 @pytest.fixture(params=["rlimit", "cgroup"])
@@ -74,9 +75,9 @@ Ask = Callable[[int], str]
 
 
 @contextmanager
-def speaking(caps: Caps, cap_mib: int, most_mib: int) -> Iterator[tuple[int, Ask]]:
+def speaking(caps: Caps, cap_mib: int, most_mib: int, first: str = "") -> Iterator[tuple[int, Ask]]:
     """Yield a process that takes memory when it is asked to."""
-    argv = [sys.executable, "-S", "-u", "-c", BY_TURNS]
+    argv = [sys.executable, "-S", "-u", "-c", first + BY_TURNS]
     with ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen(
@@ -109,6 +110,24 @@ def test_a_cap_rises_and_falls_while_its_process_runs() -> None:
         caps.change("test-speaking", pid, 100 * MIB)
         assert ask(200) == "refused"
         assert ask(10) == "taken"
+
+
+def test_what_a_process_has_mapped_and_not_touched_is_not_held_against_it() -> None:
+    caps = Rlimit()
+    with speaking(caps, cap_mib=600, most_mib=600, first=MAP_300_MIB) as (pid, ask):
+        assert ask(1) == "taken"
+        caps.change("test-speaking", pid, 200 * MIB)
+        assert ask(100) == "taken"
+        assert ask(250) == "refused"
+
+
+def test_a_cap_below_what_is_held_takes_nothing_away_and_gives_nothing_more() -> None:
+    caps = Rlimit()
+    with speaking(caps, cap_mib=300, most_mib=300, first="kept = bytearray(100 << 20)\n") as (pid, ask):
+        assert ask(1) == "taken"
+        caps.change("test-speaking", pid, 50 * MIB)
+        assert ask(50) == "refused"
+        assert ask(0) == "taken"
 
 
 def test_a_cap_does_not_rise_above_what_its_process_was_started_with() -> None:
