@@ -9,6 +9,7 @@ for their targets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Generic, Literal, NamedTuple, TypeVar, assert_never
 
@@ -91,8 +92,9 @@ class Floor(Generic[R]):
             return
         if member.target_s is not None:
             self.targets.add(member.name, member.target_s)
-        member.standing.asked_s = now_s  # for its setup
         standing = member.standing
+        standing.asked_s = now_s  # for its setup
+        standing.remaining_s = 0.0 if member.steps else math.inf  # not known before its first step: to be found out
         self._carry(
             self._board.arrive(
                 member.name, member.need, now_s, service_s=standing.service_s, priority=standing.priority
@@ -102,7 +104,7 @@ class Floor(Generic[R]):
 
     def next(self, now_s: float) -> Go[R] | None:
         """Return the next turn, which ends with :meth:`over` or :meth:`left`; None where there is none now."""
-        for lane in self._free_lanes():
+        for lane in self._free_lanes(now_s):
             if self._granted:
                 break
             go = self._pick(lane, now_s)
@@ -135,8 +137,7 @@ class Floor(Generic[R]):
 
     def left(self, name: str, now_s: float) -> list[Asked[R]]:
         """A member is over and holds nothing any more, in its turn or not; return the requests that it leaves."""
-        member = self.members[name]
-        self._take_out(member)
+        self._take_out(self.members[name])
         if name in self._board:
             self._carry(self._board.finish(name, now_s), now_s)
         self._turns.pop(name, None)
@@ -166,12 +167,13 @@ class Floor(Generic[R]):
         """How many lanes there are."""
         return len(self._orders)
 
-    def _free_lanes(self) -> list[int]:
-        """Return the lanes without a turn under way: the one with the earliest deadline first, then in turn."""
+    def _free_lanes(self, now_s: float) -> list[int]:
+        """Return the lanes without a turn under way: with somebody impatient, with the earliest deadline, in turn."""
 
-        def place(lane: int) -> tuple[float, float]:
+        def place(lane: int) -> tuple[bool, float, float]:
             first = self.targets.first(self._models[lane])
-            return (first[1] if first else float("inf")), self._last_s.get(lane, 0.0)
+            due_s = first[1] if first else math.inf
+            return not self._orders[lane].impatient(now_s), due_s, self._last_s.get(lane, 0.0)
 
         busy = set(self._turns.values())
         free = [lane for lane in self._orders if lane not in busy]

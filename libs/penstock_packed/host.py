@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -20,15 +19,14 @@ from penstock import Session, session
 from penstock_events import MemoryNeed
 from penstock_events.spec import Param
 from penstock_packed import cuda
+from penstock_packed.desk import Desk
 from penstock_packed.device import CpuDevice, Device
-from penstock_packed.endpoint import Endpoint, MemberEnded, Request
-from penstock_packed.floor import Floor, Go
-from penstock_packed.keeping import Keeping
+from penstock_packed.endpoint import Endpoint, Request
+from penstock_packed.floor import Floor
 from penstock_packed.latency import Latency
 from penstock_packed.member import Member, Stage
 from penstock_packed.roles import Model, Trial
-from penstock_packed.targets import Asked
-from penstock_packed.work import LOG, Done, Job, carry_out
+from penstock_packed.work import Job
 from penstock_policies.lanes import Rules
 from penstock_policies.lanes.turns import Standing
 
@@ -37,9 +35,8 @@ A = TypeVar("A")
 FOREVER: Final = range(2**53)
 ROUND_S: Final = 0.2
 """Longest time without a boundary of the session, at which the host can be asked to stop."""
-NAP_S: Final = 0.02
-"""Where nobody may have a turn now: how soon it is looked at again."""
 TELL_S: Final = 0.25
+"""Between two reports of all metrics."""
 
 
 class Outcome(NamedTuple):
@@ -104,15 +101,10 @@ class Host:
         capacity_bytes, reserve_bytes = self._device.capacity_bytes, self._device.reserve_bytes
         self._assumed = assumed or MemoryNeed(0, 0, (capacity_bytes - reserve_bytes) // 8)
         rules = replace(rules or Rules(), most_lanes=self._device.lanes)
-        self._floor: Floor[Request] = Floor(capacity_bytes, reserve_bytes, rules, quiet_s)
+        floor: Floor[Request] = Floor(capacity_bytes, reserve_bytes, rules, quiet_s)
+        self._desk = Desk(self._device, floor, self._session.checkpoint_dir, clock)
         self.endpoints: dict[str, Endpoint[Any, Any]] = {}
-        self._jobs: dict[str, Job] = {}
-        self._members: dict[str, Member] = {}
-        self._changed = threading.Condition()
-        self._running = 0
-        self._resting = self._closing = False
         self._broken: BaseException | None = None
-        self._keeping = Keeping(self._members, self._jobs, self._session.checkpoint_dir)
         self._told_s = -math.inf
 
     @property
@@ -144,7 +136,8 @@ class Host:
         """
         if steps is not None and steps < 1:
             raise ValueError(f"steps of {name} is {steps}; expected 1 or more, or None until the trial says finish()")
-        self._add(Member(name, self._standing(name, priority), memory or self._assumed, steps), Job(name, trial))
+        member = Member(name, self._standing(name, priority), memory or self._assumed, steps)
+        self._desk.add(member, Job(name, trial))
 
     def serve(
         self, name: str, model: Model[Q, A], *, target_s: float, batch: int = 1, memory: MemoryNeed | None = None
@@ -167,9 +160,8 @@ class Host:
         if not target_s > 0 or batch < 1:
             raise ValueError(f"target_s={target_s}, batch={batch} of {name}; expected more than 0, and 1 or more")
         member = Member(name, self._standing(name, 0), memory or self._assumed, None, target_s, batch)
-        self._add(member, Job(name, model, Latency(target_s)))
-        self._floor.targets.add(name, target_s)
-        self.endpoints[name] = endpoint = Endpoint[Q, A](name, self._ask, self._close)
+        self._desk.add(member, Job(name, model, Latency(target_s)))
+        self.endpoints[name] = endpoint = Endpoint[Q, A](name, self._desk.ask, self._desk.close_model)
         return endpoint
 
     def run(self) -> dict[str, Outcome]:
@@ -184,210 +176,54 @@ class Host:
             Where the host's job has been asked to stop, and its checkpoint is complete.
         """
         with self._session as entered:
-            entered.on_checkpoint(self._save, self._keeping.load)
-            with self._changed:
-                for member in self._members.values():
-                    self._floor.join(member, self._clock())
+            entered.on_checkpoint(self._desk.save, self._desk.load)
+            self._desk.begin()
             with self._crew():
                 for _ in entered.iterations(FOREVER):
                     over = self._round()
                     if over or self._clock() >= self._told_s + TELL_S:
-                        entered.report(**self._metrics())
+                        self._told_s = self._clock()
+                        entered.report(**self._desk.metrics())
                     if over:
                         break
-        return {m.name: Outcome(m.stage, m.done, m.reason, dict(m.metrics)) for m in self._members.values()}
+        return {m.name: Outcome(m.stage, m.done, m.reason, dict(m.metrics)) for m in self._desk.members}
 
     def why(self, name: str) -> str:
         """Return in one sentence why a member gets no turn; empty where it does, or is finished."""
-        with self._changed:
-            return self._floor.why(name, self._clock())
+        return self._desk.why(name)
 
-    # --- the crew
+    def _round(self) -> bool:
+        """Take a turn, or let the crew take turns for a while; return whether all are over."""
+        if self._device.lanes == 1:
+            self._desk.take_turn(0, ROUND_S)
+        else:
+            self._desk.wait_over(ROUND_S, lambda: self._broken is not None)
+        if self._broken is not None:
+            raise self._broken
+        return self._desk.over()
+
     @contextmanager
     def _crew(self) -> Iterator[None]:
         """Have a thread for each lane, where there are several."""
+        slots = range(self._device.lanes if self._device.lanes > 1 else 0)
         threads = [
-            threading.Thread(target=self._work, name=f"penstock-lane-{number}", daemon=True)
-            for number in range(self._device.lanes if self._device.lanes > 1 else 0)
+            threading.Thread(target=self._work, args=(slot,), name=f"lane-{slot}", daemon=True) for slot in slots
         ]
         for thread in threads:
             thread.start()
         try:
             yield
         finally:
-            with self._changed:
-                self._closing = True
-                self._changed.notify_all()
+            self._desk.close()
             for thread in threads:
                 thread.join()
 
-    def _work(self) -> None:
+    def _work(self, slot: int) -> None:
         try:
-            while not self._closing:
-                self._take_turn(ROUND_S)
-        except BaseException as error:
-            with self._changed:
-                self._broken = error
-                self._changed.notify_all()
-
-    def _round(self) -> bool:
-        """Take a turn, or let the crew take turns for a while; return whether all are over."""
-        if self._device.lanes == 1:
-            self._take_turn(ROUND_S)
-        with self._changed:
-            if self._device.lanes > 1:
-                self._changed.wait_for(lambda: self._broken or self._all_over(), ROUND_S)
-            if self._broken is not None:
-                raise self._broken
-            return self._all_over()
-
-    def _take_turn(self, wait_s: float) -> None:
-        with self._changed:
-            go = self._next(self._clock() + wait_s)
-            if go is None:
-                return
-            self._running += 1
-            step, room_bytes = self._members[go.name].done, self._floor.room_bytes(go.name)
-        begun_s = self._clock()
-        done = carry_out(go, self._jobs[go.name], self._device, step, room_bytes)
-        self._answer(go, done)
-        ended = self._note(go, done, self._clock() - begun_s)
-        if ended:
-            self._jobs[go.name].end(self._device, go.lane)
-        with self._changed:
-            self._running -= 1
-            self._settle(go.name, ended, done.error)
-            self._changed.notify_all()
-
-    def _next(self, until_s: float) -> Go[Request] | None:
-        while not self._closing:
-            self._dismiss()
-            go = None if self._resting else self._floor.next(self._clock())
-            if go is not None or self._all_over() or self._clock() >= until_s:
-                return go
-            self._changed.wait(NAP_S)
-        return None
-
-    def _note(self, go: Go[Request], done: Done, took_s: float) -> Stage | None:
-        """Take in what a turn has shown; return how its member has ended, if it has."""
-        with self._changed:
-            member = self._members[go.name]
-            if go.what == "step" and not done.error:
-                member.done += 1
-                member.metrics.update(done.metrics)
-            member.ran(took_s)
-            member.grew(done.reading.grew_bytes, done.reading.peak_bytes)
-            if done.error:
-                return "failed"
-            if go.what == "setup":
-                member.stage = "running"
-                self._keeping.taken(go.name)
-            return "finished" if done.last or (member.steps is not None and member.done >= member.steps) else None
-
-    def _settle(self, name: str, ended: Stage | None, reason: str) -> None:
-        if ended:
-            self._leave(name, ended, reason)
-            return
-        self._floor.over(name, self._clock())
-        if not self._members[name].trains:
-            self._floor.serving(name)
-
-    def _answer(self, go: Go[Request], done: Done) -> None:
-        if done.error:
-            refuse(go.requests, MemberEnded(f"{go.name} has failed: {done.error}"))
-            return
-        now_s, latency = self._clock(), self._jobs[go.name].latency
-        for asked, answer in zip(go.requests, done.answers, strict=True) if go.requests else ():
-            if latency is not None:
-                latency.see(now_s - asked.came_s)
-            future = asked.request.answer
-            if not future.set_running_or_notify_cancel():
-                continue
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-    def _dismiss(self) -> None:
-        """End those for whom the device has no room, and models that are closed and have answered all."""
-        while self._floor.endings:
-            name, reason = self._floor.endings.pop()
-            self._jobs[name].end(self._device, 0)
-            self._leave(name, "failed", f"no room: {reason}")
-        for name, job in self._jobs.items():
-            if job.closed and not self._members[name].over and self._floor.idle(name):
-                job.end(self._device, 0)
-                self._leave(name, "finished", "")
-
-    def _leave(self, name: str, stage: Stage, reason: str) -> None:
-        member = self._members[name]
-        member.stage, member.reason = stage, reason
-        refuse(self._floor.left(name, self._clock()), MemberEnded(f"{name} has {stage}: {reason}"))
-        if stage == "failed":
-            LOG.warning("member_ended member=%s stage=failed steps=%s reason=%s", name, member.done, reason)
-
-    # --- requests
-    def _ask(self, name: str, request: Request) -> None:
-        with self._changed:
-            member = self._members[name]
-            if member.over or self._jobs[name].closed:
-                request.answer.set_exception(MemberEnded(f"{name} has {member.stage}: {member.reason or 'closed'}"))
-                return
-            self._floor.targets.ask(name, request, self._clock())
-            self._changed.notify_all()
-
-    def _close(self, name: str) -> None:
-        with self._changed:
-            self._jobs[name].closed = True
-            self._changed.notify_all()
-
-    # --- checkpoints and metrics
-    def _save(self, folder: Path) -> None:
-        with self._rest():
-            failed = self._keeping.save(folder)
-            for name, reason in failed.items():
-                self._jobs[name].end(self._device, 0)
-                self._leave(name, "failed", reason)
-
-    @contextmanager
-    def _rest(self) -> Iterator[None]:
-        """Let turns that are under way end, and none begin."""
-        with self._changed:
-            self._resting = True
-            self._changed.wait_for(lambda: not self._running)
-            try:
-                yield
-            finally:
-                self._resting = False
-                self._changed.notify_all()
-
-    def _metrics(self) -> dict[str, float]:
-        """Return each member's metrics under its name, and how many are in which stage."""
-        self._told_s = self._clock()
-        with self._changed:
-            for name, job in self._jobs.items():
-                if job.latency is not None:
-                    self._members[name].metrics.update(job.latency.metrics())
-            members = self._members.values()
-            stages = {
-                f"members/{stage}": float(sum(m.stage == stage for m in members)) for stage in ("finished", "failed")
-            }
-            return stages | {f"{m.name}/{metric}": value for m in members for metric, value in m.metrics.items()}
-
-    def _all_over(self) -> bool:
-        return all(member.over for member in self._members.values())
+            while not (self._desk.closing or self._broken):
+                self._desk.take_turn(slot, ROUND_S)
+        except BaseException as error:  # told to the main thread, which raises it
+            self._broken = error
 
     def _standing(self, name: str, priority: int) -> Standing:
-        return Standing(name, len(self._members), priority=priority)
-
-    def _add(self, member: Member, job: Job) -> None:
-        if member.name in self._members:
-            raise ValueError(f"there is a member {member.name!r} already; expected names that differ")
-        self._members[member.name], self._jobs[member.name] = member, job
-
-
-def refuse(requests: list[Asked[Any]], error: MemberEnded) -> None:
-    """Answer requests with an error."""
-    for asked in requests:
-        if asked.request.answer.set_running_or_notify_cancel():
-            asked.request.answer.set_exception(error)
+        return Standing(name, len(self._desk.members), priority=priority)
