@@ -31,6 +31,7 @@ from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Running, Supply
 from penstock_policies.placement import Free, Located
 from penstock_policies.runs import Runs
+from penstock_policies.sharing.choice import Sharing
 from penstock_policies.victims import Choice, Victims
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -44,7 +45,9 @@ class Admission:
     Attributes
     ----------
     gangs : list of (Ranked, kind, devices)
-        Start now on these devices.
+        Start now on these devices; so do jobs that share, where nobody is yet.
+    joined : list of (Ranked, kind, devices)
+        Start now on devices that others share already.
     singles : list of Ranked
         One-device jobs in rank order, for the matching; at least the first of them find a free device, and where
         positions within a queue bind, all of them.
@@ -60,6 +63,7 @@ class Admission:
     """
 
     gangs: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
+    joined: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
     singles: list[Ranked] = field(default_factory=list)
     preempted: list[tuple[Running, Ranked]] = field(default_factory=list)
     keeps: dict[str, str] = field(default_factory=dict)
@@ -106,7 +110,9 @@ def admit(
     for ranked in waiting:
         lent = len(walk.lent)
         served = walk.visit(ranked)
-        if ranked.job.spec.gpus == 1 and (len(walk.lent) > lent or not outlook.manner.positions_bind):
+        if walk.shares(ranked):
+            pass  # it is placed, or waits, without the matching
+        elif ranked.job.spec.gpus == 1 and (len(walk.lent) > lent or not outlook.manner.positions_bind):
             walk.found.singles.append(ranked)
         if not served and not outlook.manner.backfills:
             break
@@ -126,6 +132,7 @@ class _Walk:
         self.speed, self.together, self.first_fit = outlook.speed, outlook.together, outlook.first_fit
         self.now_s, self.rules = outlook.now_s, outlook.rules
         self.outlook, self.running, self.stays = outlook, running, stays
+        self.sharing = supply.sharing
         self.lent: list[Located] = []
         self.found = Admission()
         self.first_left: Ranked | None = None
@@ -139,11 +146,19 @@ class _Walk:
 
     def visit(self, ranked: Ranked) -> bool:
         """Give the job what it can get; return whether that is all of its devices, now or when others have stopped."""
-        if self._open_to(ranked) and self._serve(ranked):
+        if self.sharing is not None and ranked.job_id in self.sharing.tenants:
+            served = self._share(ranked, self.sharing)
+        else:
+            served = self._open_to(ranked) and self._serve(ranked)
+        if served:
             return True
         if not ranked.sample and (self.first_left is None or ranked < self.first_left):
             self.first_left = ranked
         return False
+
+    def shares(self, ranked: Ranked) -> bool:
+        """Say whether a job shares its devices with others."""
+        return self.sharing is not None and ranked.job_id in self.sharing.tenants
 
     def finish(self) -> None:
         """Give back what was only lent, and say when a run will be ripe for whom nothing was found."""
@@ -182,6 +197,49 @@ class _Walk:
             self.found.gangs.append((ranked, kind, devices))
         return True
 
+    def _share(self, ranked: Ranked, sharing: Sharing) -> bool:
+        """Give a job room on devices that others share, else devices of its own, which others may share later."""
+        if devices := sharing.join(ranked):
+            self.found.joined.append((ranked, devices[0][1].kind, devices))
+            return True
+        asking = sharing.asking(ranked)
+        if self._open(asking, sharing):
+            return True
+        if ranked.job.spec.gpus > 1:  # a gang of lanes is of one node: it waits for one that has room
+            return False
+        if sharing.awaits(ranked) or self._keep_stopping(asking) or self._make_room(ranked, sharing):
+            return True
+        return self._preempt_for(asking) or self._keep_room(ranked, sharing)
+
+    def _open(self, ranked: Ranked, sharing: Sharing) -> bool:
+        """Start a job that shares on free devices of one node."""
+        job, gpus = ranked.job, ranked.job.spec.gpus
+        kinds = self.free.kinds(job.spec)
+        enough = [kind for kind, count in kinds.items() if count >= gpus]
+        for kind in sorted(enough, key=lambda kind: (-self.speed(job, kind), kinds[kind], kind)):
+            devices = self._choose(self.free, ranked, kind, gpus)
+            if len({node_id for node_id, _ in devices}) == 1:
+                self.free.take(devices)
+                self.found.gangs.append((ranked, kind, devices))
+                sharing.open(ranked, devices)
+                return True
+        return False
+
+    def _make_room(self, ranked: Ranked, sharing: Sharing) -> bool:
+        """Preempt some of those that share a device, so that a job can join the others there."""
+        chosen = sharing.make_room(ranked, lambda sharer: sharer.yields_to(ranked, self.outlook))
+        self.found.preempted += [(sharer.run, ranked) for sharer in chosen]
+        return bool(chosen)
+
+    def _keep_room(self, ranked: Ranked, sharing: Sharing) -> bool:
+        """Let nobody else onto the device that has most room for a job whose patience is over; it has to wait."""
+        until_s = ranked.job.pending_since_s + self.rules.patience_s
+        if until_s > self.now_s:
+            self.found.wake_s = min(self.found.wake_s, until_s)
+        else:
+            sharing.keep(ranked)
+        return False
+
     def _keep_stopping(self, ranked: Ranked) -> bool:
         job = ranked.job
         kinds = self.coming.kinds(job.spec)
@@ -200,6 +258,8 @@ class _Walk:
         job = ranked.job
         kind, chosen = min(options, key=lambda o: (o[1].loss_gpu_s, len(o[1].runs), -self.speed(job, o[0]), o[0]))
         self.victims.take(chosen)
+        if self.sharing is not None:
+            self.sharing.close(device for victim in chosen.runs for device in victim.devices)
         self.found.preempted += [(victim, ranked) for victim in chosen.runs]
         self._keep_with(ranked, kind, [device for victim in chosen.runs for device in victim.devices])
         self.futile.clear()  # a gang that is preempted may leave more than was needed
@@ -209,7 +269,16 @@ class _Walk:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""
         spec = ranked.job.spec
         there = self.free.count(spec, kind) + self.coming.count(spec, kind) if spec.gpus > 1 else 0
-        return self.victims.choose(ranked, kind, spec.gpus - there)
+        found = self.victims.choose(ranked, kind, spec.gpus - there)
+        while self.sharing is not None and found is not None and (gone := self._joined_by_others(found)).runs:
+            self.victims.take(gone)
+            found = self.victims.choose(ranked, kind, spec.gpus - there)
+        return found
+
+    def _joined_by_others(self, choice: Choice) -> Choice:
+        """Return those of a choice whose devices somebody has joined in this round: they would not fall free."""
+        touched = self.sharing.touched if self.sharing is not None else lambda _: False
+        return Choice(0.0, tuple(run for run in choice.runs if touched(run.devices)))
 
     def _keep_with(self, ranked: Ranked, kind: str, freed: Sequence[Located]) -> None:
         """Keep all of a kind that is free or stopping, and of what is freed as much as is lacking; leave the rest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,9 @@ from penstock_events import Job
 from penstock_policies import skew
 from penstock_policies.placement import PLACEMENTS, Free, Located
 from penstock_policies.stopping import Cost
+
+if TYPE_CHECKING:
+    from penstock_policies.sharing.choice import Sharing
 
 ASSIGNS: Final = ("allox", "first-fit", "load-balance")
 """Names of :data:`penstock_policies.assignments.ASSIGNMENTS`."""
@@ -110,6 +113,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         How nodes are chosen: one of :data:`penstock_policies.placement.PLACEMENTS`.
     topology : tuple of str
         Levels of domains, outermost first: a node's label ``topology.rack`` names its domain of level ``rack``.
+    lane_reserve_share : float
+        Of a device's memory: what jobs that take turns on it leave alone.
+    most_sharers : int
+        Most jobs on one device.
     quotas : dict of str to int
         Team → devices that are its own; what nobody claims is lent. Empty: there are no quotas.
     """
@@ -128,6 +135,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     skew_threshold: float = skew.THRESHOLD
     placement: str = "best-fit"
     topology: tuple[str, ...] = ("zone", "rack")
+    lane_reserve_share: Annotated[float, Meta(ge=0, lt=1)] = 0.05
+    most_sharers: Annotated[int, Meta(ge=1, le=1000)] = 64
     quotas: dict[str, Annotated[int, Meta(ge=0)]] = {}
 
     def __post_init__(self) -> None:
@@ -205,8 +214,11 @@ class Supply(msgspec.Struct, frozen=True):
         Free now, and held by runs that are stopping; a round takes from both.
     whole : Free
         All of them, whoever holds them.
+    sharing : Sharing or None
+        Those that jobs share; None where no job does.
     """
 
     free: Free
     coming: Free
     whole: Free
+    sharing: Sharing | None = None

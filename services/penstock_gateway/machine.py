@@ -35,7 +35,7 @@ from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v3"
+SCHEMA: Final = "gateway.v4"
 
 
 class State(Known):

@@ -53,7 +53,7 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     def decide_now(state: State, now_s: float) -> Decision:
         return decide(state, now_s, heard(state.cluster.nodes, now_s) if heard else {}, chosen)
 
-    return Decider(name="matcher", state=State, schema="matcher.7", apply=apply, decide=decide_now)
+    return Decider(name="matcher", state=State, schema="matcher.8", apply=apply, decide=decide_now)
 
 
 def apply(state: State, event: Event, seq: int) -> None:

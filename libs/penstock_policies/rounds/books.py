@@ -63,9 +63,12 @@ class Books(msgspec.Struct):
         book, user = self.progress[job.spec.pool], job.spec.user
         if job.placement is None or not job.started_s:
             book.stop(job.id, user, at_s)
-        elif job.id not in book.rates:
+        elif job.id not in book.rates or job.spec.sharing != "exclusive":
             classes = self._classes(job.spec.pool, cluster)
-            book.start(job.id, user, progress.rate(job.spec, job.placement.kind, speed, classes), at_s)
+            rate = job.share * progress.rate(job.spec, job.placement.kind, speed, classes)
+            if book.rates.get(job.id, rate) != rate:  # somebody came or went beside it
+                book.stop(job.id, user, at_s)
+            book.start(job.id, user, rate, at_s)
 
     def leave(self, job: Job, at_s: float) -> None:
         """Note that a job is over."""

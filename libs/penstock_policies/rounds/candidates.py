@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from penstock_policies.order import Outlook, Ranked, Supply
-from penstock_policies.rounds import explain
+from penstock_policies.rounds import explain, sharing
 from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.roster import Group, Key, Roster
 
@@ -75,11 +75,14 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
             if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
                 keys.update(view.impatient(group, some))
                 wake_s = min(wake_s, view.patient_until_s(group))
+    if roster.sharing.waiting:
+        keys.update(sharing.waiting(pool, view.members))
     ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
     keys.update(key for job_id in pool.staying if (key := out.startable(job_id)) is not None)
 
     def singles(most: int) -> list[Ranked]:
-        first = sorted(key for key in ahead if roster.entries[key[3]].demand[2] == 1)
+        alone = (key for key in ahead if key[3] not in roster.sharing.tenants)
+        first = sorted(key for key in alone if roster.entries[key[3]].demand[2] == 1)
         others = (key for key in view.singles(groups) if key not in ahead)
         return list(roster.ranked(islice(chain(first, others), most)))
 

@@ -21,11 +21,12 @@ from penstock_policies.machines import Busy
 from penstock_policies.order import Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Located, slots
 from penstock_policies.quotas import NO_QUOTAS, Coverage
-from penstock_policies.rounds import covering, explain
+from penstock_policies.rounds import covering, explain, sharing
 from penstock_policies.rounds.candidates import Candidates, candidates
 from penstock_policies.rounds.explain import Moment
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.runs import Runs, Shape
+from penstock_policies.sharing import tied
 from penstock_policies.waiting import Reason, Scene
 
 STOPPING_S: Final = 1.0
@@ -60,10 +61,17 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
     def ends(self) -> list[tuple[str, Shape, float]]:
         """The runs that go on: their jobs, what they hold, and in how many seconds they are expected to end."""
         roster = self.pool.roster
-        going_on = [entry for key in roster.leased if not (entry := roster.entries[key[3]]).stopping]
+        leased = (roster.entries[key[3]] for key in roster.leased)
+        going_on = [entry for entry in leased if not entry.stopping and entry.tenant is None]
         terms = self.pool.terms(self.outlook)
         ends_s = roster.leases.ends_s([entry.ranked.job_id for entry in going_on], terms)
-        return [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
+        found = [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
+        return [*found, *sharing.ends(self.pool, self.sharers)]
+
+    @cached_property
+    def sharers(self) -> sharing.Known:
+        """Tells of the runs that share devices."""
+        return sharing.known(self.pool, self.outlook, self.covered.borrowers)
 
 
 class _Draft(msgspec.Struct, frozen=True):
@@ -77,18 +85,19 @@ class _Draft(msgspec.Struct, frozen=True):
 
     def undo(self) -> None:
         """Give back all that was taken from what is free: it comes true, or does not, in the log."""
-        for _, _, devices in self.started:
+        for _, _, devices in (*self.admitted.gangs, *self.matched.starts):
             self.supply.free.give(devices)
         self.supply.free.give(self.admitted.kept)
 
     @property
     def acts(self) -> bool:
         """Whether anything starts, or will when others have stopped for it."""
-        return bool(self.admitted.gangs or self.matched.starts or self.admitted.preempted)
+        found = self.admitted
+        return bool(found.gangs or found.joined or self.matched.starts or found.preempted)
 
     @property
     def started(self) -> list[tuple[Ranked, str, list[Located]]]:
-        return sorted([*self.admitted.gangs, *self.matched.starts])
+        return sorted([*self.admitted.gangs, *self.admitted.joined, *self.matched.starts])
 
 
 def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | None, float]:
@@ -145,7 +154,7 @@ def _decided(
 def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out at first."""
     pool, supply, outlook = field.pool, field.supply, field.outlook
-    acts = len(supply.free) > 0 or len(field.victims) > 0
+    acts = len(supply.free) > 0 or bool(pool.roster.sharing.waiting) or len(field.victims) > 0
     alpha = pool.alpha(outlook.rules) if acts else 1.0  # where nothing can start, all are in
     left_out: Mapping[str, int] = {}
     for turn in _turns(field, alpha):
@@ -168,7 +177,8 @@ def _turns(field: _Field, alpha: float) -> Iterator[Turn]:
 
 
 def _try(field: _Field, entering: Sequence[Ranked]) -> _Draft:
-    supply, outlook = field.supply, field.outlook
+    outlook = field.outlook
+    supply = sharing.supply(field.pool, field.supply, outlook, field.sharers)
     admitted = admit(entering, lambda: field.victims, supply, outlook, field.pool.staying)
 
     def busy() -> dict[Device, list[float]]:
@@ -198,6 +208,8 @@ def _victims(field: _Field) -> Runs:
     every, stoppable = roster.leases.runs(pool.terms(outlook))
     if field.covered.borrowers:
         every = every.borrowing(roster.leases.rows_of(list(field.covered.borrowers)))
+    if roster.sharing.runs:
+        every, stoppable = tied.beside(every, stoppable, roster.sharing.ties, field.sharers())
     below = every.queue > first[0]
     if outlook.manner.preempts == "position":
         below |= (every.queue == first[0]) & (every.position > first[1])
@@ -270,7 +282,8 @@ def _preemptions(field: _Field, admitted: Admission, evicted: Sequence[Running])
         if victim.ranked.borrows and not ranked.borrows:
             team = victim.ranked.job.spec.team
             because = f"for job {ranked.job_id}, whom a quota covers; {field.covered.in_use(team)}"
-        reasons.setdefault(victim.ranked.job_id, (victim, because, ranked.job_id))
+        for run in sharing.each(field.pool, victim):
+            reasons.setdefault(run.ranked.job_id, (run, because, ranked.job_id))
     return tuple(
         Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason, for_job=for_job)
         for job_id, (run, reason, for_job) in sorted(reasons.items())

@@ -15,12 +15,15 @@ from penstock_events import (
     Job,
     Jobs,
     JobsRanked,
+    MemoryNeed,
     PolicySet,
     Rank,
     RoundDecided,
     RunEnded,
+    RunMeasured,
     Setting,
     WorkloadProfiled,
+    shares,
     workload,
 )
 from penstock_events import State as JobState
@@ -68,6 +71,8 @@ class Known(msgspec.Struct, dict=True):
         Pool → what is set live.
     manners : dict of str to Manner
         Pool → how its order is walked, as the ranker last said.
+    needs : dict of str to MemoryNeed
+        Workload → what its last run that measured it needed of a device's memory.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -81,6 +86,7 @@ class Known(msgspec.Struct, dict=True):
     explained: dict[str, Explained] = msgspec.field(default_factory=dict)
     policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
     manners: dict[str, Manner] = msgspec.field(default_factory=dict)
+    needs: dict[str, MemoryNeed] = msgspec.field(default_factory=dict)
 
     def pools(self) -> set[str]:
         """Return the names of all pools that have or had a node, or have a job that is not over."""
@@ -116,7 +122,7 @@ class Known(msgspec.Struct, dict=True):
         roster = rosters.get(name)
         if roster is None or roster.topology != topology:
             found = self.jobs_of(name, jobs)
-            roster = rosters[name] = Roster(name, self.cluster, self.ranks, found, topology)
+            roster = rosters[name] = Roster(name, self.cluster, self.ranks, found, topology, self.needs)
         return roster
 
 
@@ -159,11 +165,15 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
             known.books.decided(event)
         case RunEnded():
             _learn_costs(known, jobs, event)
+        case RunMeasured():
+            matters = _learn_need(known, jobs, event)
         case _:
             pass
     kind = _kind_of_run(jobs, event)
     changed = list(jobs.apply(event))
     _sort_in(known, changed, kind, event.at_s)
+    for job in shares.beside(jobs, event):
+        known.books.note(job, event.at_s, known.cluster, partial(known.speeds.of, known.keys[job.id]))
     _note(known, jobs, changed, event)
     return changed, matters or bool(changed)
 
@@ -176,6 +186,8 @@ def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> Non
     if isinstance(event, JobsRanked):
         ranked = (jobs.get(rank.job_id) for rank in event.ranks if rank.job_id in known.keys)
         changed = [job for job in ranked if job is not None]
+    if isinstance(event, RunMeasured):
+        changed = [jobs[job_id] for roster in rosters.values() for job_id in roster.sharing.tenants]
     for job in changed:
         if (roster := rosters.get(job.spec.pool)) is not None:
             roster.note(job)
@@ -191,6 +203,17 @@ def _learn_costs(known: Known, jobs: Jobs, event: RunEnded) -> None:
     job = jobs.get(event.job_id)
     if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
         known.books.costs.end(job, known.keys[job.id], event)
+
+
+def _learn_need(known: Known, jobs: Jobs, event: RunMeasured) -> bool:
+    """Note what a workload needs of a device's memory; return whether that is news."""
+    job = jobs.get(event.job_id)
+    if job is None or not job.may_run(event.epoch, event.node_id):
+        return False
+    key = known.keys[job.id]
+    news = known.needs.get(key) != event.need
+    known.needs[key] = event.need
+    return news
 
 
 def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
@@ -210,7 +233,7 @@ def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
 
 def _forget(known: Known, job: Job, kind: str) -> None:
     if job.state is JobState.COMPLETED and job.sample is None and kind:
-        service_s = job.executed_s * known.speeds.of(known.keys[job.id], kind)
+        service_s = job.served_by(job.finished_s) * known.speeds.of(known.keys[job.id], kind)
         samples = known.finished_s.setdefault(job.spec.pool, [])
         samples.append(service_s)
         del samples[:-REMEMBERED]

@@ -100,7 +100,9 @@ class Pool(msgspec.Struct, frozen=True):
         """Return the devices, with those of the runs that are coming to an end apart."""
         roster = self.roster
         stopping = Free({}, roster.paths)
-        stopping.give(device for job_id in roster.stopping for device in roster.run(job_id).devices)
+        own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
+        stopping.give(device for job_id in own for device in roster.run(job_id).devices)
+        stopping.give(roster.sharing.leaving())
         return Supply(free=roster.free, coming=stopping, whole=roster.whole)
 
     def outlook(self, now_s: float, rules: Rules) -> Outlook:

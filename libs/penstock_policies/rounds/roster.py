@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 import msgspec
 
-from penstock_events import TERMINAL, Device, Job, JobSpec, Placement, Rank
+from penstock_events import TERMINAL, Device, Job, JobSpec, MemoryNeed, Placement, Rank
 from penstock_policies.cluster import Cluster, Node
 from penstock_policies.order import Manner, Ranked, Running
 from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.rounds.leases import Leases
 from penstock_policies.runs import Shape, in_order
+from penstock_policies.sharing.index import Index
+from penstock_policies.sharing.tenants import Tenant
 from penstock_policies.sortedkeys import SortedKeys
 
 Key = tuple[int, float, float, str]
@@ -29,6 +32,8 @@ Demand = tuple[tuple[str, ...], int, int, bool]
 """Kinds, memory and number of devices, and whether it is a sample: equal ones fit, or do not, together."""
 
 Phase = Literal["waiting", "held", "leased"]
+
+_NO_NEEDS: Final[Mapping[str, MemoryNeed]] = MappingProxyType({})
 
 
 @dataclass
@@ -55,7 +60,8 @@ class Entry(msgspec.Struct, frozen=True):
     """
     Where a job stands, as last noted; ``run`` is its lease, and ``shape`` how many devices of each class it has.
 
-    What it holds is worked out of the ``placement``, and of on how many nodes the run has not ended.
+    What it holds is worked out of the ``placement``, and of on how many nodes the run has not ended. ``tenant`` is for
+    a job that shares its devices.
     """
 
     phase: Phase
@@ -71,6 +77,7 @@ class Entry(msgspec.Struct, frozen=True):
     held: tuple[tuple[str, int], ...] = ()
     placement: Placement | None = None
     nodes: int = 0
+    tenant: Tenant | None = None
 
 
 class Roster:
@@ -87,6 +94,8 @@ class Roster:
         Those of the pool that are not over.
     topology : sequence of str
         Levels of domains that the pool's rules name.
+    needs : mapping of str to MemoryNeed
+        What runs of each workload have needed.
 
     Attributes
     ----------
@@ -103,8 +112,10 @@ class Roster:
         Waiting jobs that have never run and may be waiting for their speeds, by submission.
     delayed, stopping : dict of str to None
         Waiting jobs that have failed before; leases whose processes are to end.
+    sharing : Index of dict of Demand to Group
+        Those jobs that share devices, which are not in ``groups``.
     leases : Leases
-        The same leases as columns.
+        The same leases as columns, without those of jobs that share devices.
     below, of_several : Counter
         Queue → devices of its runs; of those that hold several.
     evicting : bool
@@ -115,8 +126,14 @@ class Roster:
     Noting a job is O(log J).
     """
 
-    def __init__(
-        self, name: str, cluster: Cluster, ranks: Mapping[str, Rank], jobs: Iterable[Job], topology: Sequence[str] = ()
+    def __init__(  # noqa: PLR0917 - what a pool is made of
+        self,
+        name: str,
+        cluster: Cluster,
+        ranks: Mapping[str, Rank],
+        jobs: Iterable[Job],
+        topology: Sequence[str] = (),
+        needs: Mapping[str, MemoryNeed] = _NO_NEEDS,
     ) -> None:
         self.name, self.topology = name, tuple(topology)
         self._ranks = ranks
@@ -134,6 +151,7 @@ class Roster:
         self.leased: SortedKeys[Key] = SortedKeys()
         self.leases = Leases()
         self.groups: dict[Demand, Group] = {}
+        self.sharing: Index[dict[Demand, Group]] = Index(needs)
         self.held: set[str] = set()
         self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
         self.delayed: dict[str, None] = {}
@@ -150,6 +168,8 @@ class Roster:
         """Follow a job that a fact was about, or that has another rank."""
         before = self.entries.get(job.id)
         now = None if job.state in TERMINAL else self._entry(job)
+        if now is not None and job.spec.sharing != "exclusive":
+            now = msgspec.structs.replace(now, tenant=self.sharing.tenant(job))
         if now is not None and now.run is not None:
             self._reckon(now)
         if now == before:
@@ -236,6 +256,8 @@ class Roster:
     def _put_in(self, entry: Entry) -> None:
         job_id = entry.ranked.job_id
         self.entries[job_id] = entry
+        if entry.tenant is not None:
+            self.sharing.tenants[job_id] = entry.tenant
         if entry.phase == "leased":
             self._lease(entry)
             return
@@ -243,9 +265,10 @@ class Roster:
         if entry.phase == "held":
             self.held.add(job_id)
             return
-        group = self.groups.get(entry.demand)
+        groups = self.groups if entry.tenant is None else self.sharing.waiting.setdefault(entry.tenant, {})
+        group = groups.get(entry.demand)
         if group is None:
-            group = self.groups[entry.demand] = Group(entry.ranked.job.spec)
+            group = groups[entry.demand] = Group(entry.ranked.job.spec)
         group.keys.add(entry.key)
         group.since.add((entry.since_s, job_id))
         if entry.fresh_s is not None:
@@ -256,6 +279,7 @@ class Roster:
     def _take_out(self, entry: Entry) -> None:
         job_id = entry.ranked.job_id
         del self.entries[job_id]
+        self.sharing.tenants.pop(job_id, None)
         if entry.phase == "leased":
             self._release(entry)
             return
@@ -263,11 +287,14 @@ class Roster:
         if entry.phase == "held":
             self.held.discard(job_id)
             return
-        group = self.groups[entry.demand]
+        groups = self.groups if entry.tenant is None else self.sharing.waiting[entry.tenant]
+        group = groups[entry.demand]
         group.keys.remove(entry.key)
         group.since.remove((entry.since_s, job_id))
         if not len(group.keys):
-            del self.groups[entry.demand]
+            del groups[entry.demand]
+            if entry.tenant is not None and not groups:
+                del self.sharing.waiting[entry.tenant]
         if entry.fresh_s is not None:
             self.fresh.remove((entry.fresh_s, job_id))
         self.delayed.pop(job_id, None)
@@ -275,7 +302,7 @@ class Roster:
     def _reckon(self, entry: Entry) -> None:
         """Note in columns what stands in the job and its rank, and may change although its entry does not."""
         rank = self._ranks.get(entry.ranked.job_id)
-        if entry.run is not None:
+        if entry.run is not None and entry.tenant is None:
             self.leases.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
     def _lease(self, entry: Entry) -> None:
@@ -283,6 +310,8 @@ class Roster:
         self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
+        if entry.tenant is not None and entry.run is not None:
+            self.sharing.lease(entry.run, stopping=entry.stopping)
         holders, first = self._holders, []
         for at in entry.held:
             holders[at] = count = holders.get(at, 0) + 1
@@ -299,6 +328,8 @@ class Roster:
         self.leased.remove(entry.key)
         self._count(entry.key[0], -len(entry.held))
         self.stopping.pop(entry.ranked.job_id, None)
+        if entry.tenant is not None:
+            self.sharing.release(entry.ranked.job_id)
         holders, last = self._holders, []
         for at in entry.held:
             count = holders[at] - 1

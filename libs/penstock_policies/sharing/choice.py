@@ -1,0 +1,237 @@
+"""Where jobs that share go, in the course of one round: onto devices that others share already, best fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock_events import Device
+from penstock_policies.cluster import fits
+from penstock_policies.order import Ranked, Speed
+from penstock_policies.placement import Located
+from penstock_policies.sharing.devices import Limits, Shared
+from penstock_policies.sharing.tenants import Tenant, asking
+from penstock_policies.sharing.tied import Sharer
+
+At = tuple[str, int]
+"""A node's id and the number of one of its devices."""
+
+
+class Room(NamedTuple):
+    """Sharers of a device that make room for another job there."""
+
+    loss_gpu_s: float
+    number: int
+    slowness: float
+    at: At
+    runs: tuple[Sharer, ...]
+
+
+class Sharing:
+    """
+    The shared devices of a pool while a round decides.
+
+    Parameters
+    ----------
+    devices : mapping of At to Shared
+        With all jobs that are on them, but for devices that all of their jobs are leaving.
+    tenants : mapping of str to Tenant
+        Of the jobs that wait and of those that are on devices.
+    stopping : collection of str
+        Jobs on devices that are asked to stop.
+    sharers : callable
+        What preempting each of the jobs on devices would cost; asked for at most once.
+    speed : callable
+        Of a job on a kind.
+    limits : Limits
+
+    Notes
+    -----
+    A look costs O(shared devices); equal demands that found nothing are not looked for again.
+    """
+
+    def __init__(
+        self,
+        devices: Mapping[At, Shared],
+        tenants: Mapping[str, Tenant],
+        *,
+        stopping: Iterable[str],
+        sharers: Callable[[], Mapping[str, Sharer]],
+        speed: Speed,
+        limits: Limits,
+    ) -> None:
+        self.tenants, self.limits = tenants, limits
+        self._devices, self._sharers, self._speed = devices, sharers, speed
+        self._changed: dict[At, Shared] = {}
+        self._stopping = set(stopping)
+        self._closed: set[At] = set()
+        self._kept: set[str] = set()  # kinds
+        self._futile: set[tuple[object, ...]] = set()
+
+    def __iter__(self) -> Iterator[tuple[At, Shared]]:
+        """Yield the devices as they are by now, those that were opened in this round last."""
+        for at, shared in self._devices.items():
+            yield at, self._changed.get(at, shared)
+        yield from ((at, shared) for at, shared in self._changed.items() if at not in self._devices)
+
+    def asking(self, ranked: Ranked) -> Ranked:
+        """Return a job as one that asks for devices to itself, with enough memory for all that it needs."""
+        job, tenant = ranked.job, self.tenants[ranked.job_id]
+        spec = asking(job.spec, tenant, self.limits.reserve_share)
+        return ranked if spec is job.spec else ranked._replace(job=msgspec.structs.replace(job, spec=spec))
+
+    def join(self, ranked: Ranked) -> list[Located]:
+        """Return shared devices that have room for a job, which has them from now on; none if too few have."""
+        tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
+        demand = (spec.kinds, spec.memory_bytes, tenant)
+        if tenant.alone or demand in self._futile:
+            return []
+        open_to = [shared for shared in self._open_to(ranked) if shared.holds(tenant)]
+        chosen = self._together(ranked, open_to) if tenant.gpus > 1 else self._best(ranked, open_to)
+        if not chosen:
+            self._futile.add(demand)
+        for shared in chosen:
+            self._put(ranked, shared)
+        return [shared.at for shared in chosen]
+
+    def open(self, ranked: Ranked, devices: Iterable[Located]) -> None:
+        """Note that a job has devices that nobody had; others may join it."""
+        for located in devices:
+            self._changed[_at(located)] = Shared.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits)
+        self._futile.clear()
+
+    def awaits(self, ranked: Ranked) -> bool:
+        """Keep room for a job where there will be enough once those have stopped that are asked to; say if there is."""
+        tenant = self.tenants[ranked.job_id]
+        if not self._stopping or tenant.alone or tenant.gpus > 1:
+            return False
+        later = [
+            shared
+            for shared in self._open_to(ranked)
+            if (left := shared.without(self._stopping)).tenants and left.holds(tenant)
+        ]
+        for shared in self._best(ranked, later):
+            self._put(ranked, shared)
+            return True
+        return False
+
+    def make_room(self, ranked: Ranked, yields: Callable[[Sharer], bool]) -> tuple[Sharer, ...]:
+        """
+        Return the sharers of one device that make room for a job with the least loss; from now on it is kept for it.
+
+        Parameters
+        ----------
+        yields : callable
+            Whether a run makes way for the job.
+        """
+        tenant = self.tenants[ranked.job_id]
+        if tenant.alone or tenant.gpus > 1:
+            return ()
+        rooms = (self._room(ranked, tenant, shared, yields) for shared in self._open_to(ranked))
+        best = min((room for room in rooms if room is not None), key=lambda room: room[:4], default=None)
+        if best is None:
+            return ()
+        self._stopping.update(sharer.job_id for sharer in best.runs)
+        self._put(ranked, self._shared(best.at))
+        return best.runs
+
+    def keep(self, ranked: Ranked) -> None:
+        """Let nobody else onto the device that has most room for a job that has lost its patience: one of a kind."""
+        tenant = self.tenants[ranked.job_id]
+        if tenant.alone or tenant.gpus > 1:
+            return
+        open_to = [
+            shared
+            for shared in self._open_to(ranked)
+            if not shared.refuses(tenant) and shared.at[1].kind not in self._kept
+        ]
+        if open_to:
+            most = max(open_to, key=lambda shared: (shared.room_bytes, _at(shared.at)))
+            self._closed.add(_at(most.at))
+            self._kept.add(most.at[1].kind)
+
+    def close(self, devices: Iterable[Located]) -> None:
+        """Let nobody onto devices that have been promised to others."""
+        self._closed.update(_at(located) for located in devices)
+
+    def touched(self, devices: Iterable[Located]) -> bool:
+        """Say whether any of these devices has been given or promised to somebody in this round."""
+        return any(_at(located) in self._changed for located in devices)
+
+    def _open_to(self, ranked: Ranked) -> Iterator[Shared]:
+        spec = ranked.job.spec
+        return (shared for at, shared in self if at not in self._closed and fits(spec, shared.at[1]))
+
+    def _best(self, ranked: Ranked, open_to: Sequence[Shared]) -> list[Shared]:
+        """Return the fastest device, then that on which the job takes least, then that with least left over."""
+        tenant = self.tenants[ranked.job_id]
+
+        def key(shared: Shared) -> tuple[float, int, int, At]:
+            speed = self._speed(ranked.job, shared.at[1].kind)
+            return -speed, shared.growth_bytes(tenant), shared.room_bytes, _at(shared.at)
+
+        return [min(open_to, key=key)] if open_to else []
+
+    def _together(self, ranked: Ranked, open_to: Sequence[Shared]) -> list[Shared]:
+        """Return devices of one node and kind, of as few sets of jobs as possible; none if no node has enough."""
+        count = self.tenants[ranked.job_id].gpus
+        places: defaultdict[tuple[str, str], list[Shared]] = defaultdict(list)
+        for shared in open_to:
+            places[shared.at[0], shared.at[1].kind].append(shared)
+        options = []
+        for (node_id, kind), found in places.items():
+            if len(found) >= count:
+                chosen, sets = _fewest_sets(found, count)
+                options.append((-self._speed(ranked.job, kind), sets, len(found), node_id, kind, chosen))
+        return min(options, key=lambda option: option[:5])[5] if options else []
+
+    def _room(self, ranked: Ranked, tenant: Tenant, shared: Shared, yields: Callable[[Sharer], bool]) -> Room | None:
+        """Return who would have to leave a device; None if it would not do, or if nobody were left there."""
+        sharers = self._sharers()
+        there = (sharers[job_id] for job_id in shared.tenants if job_id in sharers and job_id not in self._stopping)
+        gone, chosen = set(self._stopping), list[Sharer]()
+        for sharer in sorted(filter(yields, there), key=lambda sharer: sharer.key):
+            chosen.append(sharer)
+            gone.add(sharer.job_id)
+            left = shared.without(gone)
+            if not left.tenants:
+                return None
+            if left.holds(tenant):
+                break
+        else:
+            return None
+        for sharer in chosen[:-1]:  # the lighter ones may have become superfluous
+            if shared.without(gone - {sharer.job_id}).holds(tenant):
+                gone.discard(sharer.job_id)
+        runs = tuple(sharer for sharer in chosen if sharer.job_id in gone)
+        slowness = -self._speed(ranked.job, shared.at[1].kind)
+        return Room(sum(sharer.loss_gpu_s for sharer in runs), len(runs), slowness, _at(shared.at), runs)
+
+    def _shared(self, at: At) -> Shared:
+        return self._changed.get(at) or self._devices[at]
+
+    def _put(self, ranked: Ranked, shared: Shared) -> None:
+        self._changed[_at(shared.at)] = shared.plus(ranked.job_id, self.tenants[ranked.job_id])
+
+
+def _fewest_sets(found: Sequence[Shared], count: int) -> tuple[list[Shared], int]:
+    """Return so many devices, those with the same jobs together, and how many sets of jobs they have."""
+    by_set: defaultdict[frozenset[str], list[Shared]] = defaultdict(list)
+    for shared in sorted(found, key=lambda shared: _at(shared.at)):
+        by_set[frozenset(shared.tenants)].append(shared)
+    enough = [same for same in by_set.values() if len(same) >= count]
+    if enough:
+        return min(enough, key=len)[:count], 1
+    chosen: list[Shared] = []
+    sets = 0
+    for same in sorted(by_set.values(), key=len, reverse=True):
+        if len(chosen) < count:
+            chosen, sets = [*chosen, *same][:count], sets + 1
+    return chosen, sets
+
+
+def _at(located: tuple[str, Device]) -> At:
+    return located[0], located[1].index

@@ -1,0 +1,210 @@
+"""
+Runs that share devices, for whoever might preempt them or waits for their end.
+
+A device that is shared falls free when all of its jobs have stopped, and a gang of lanes ties its devices together: so
+for a job that wants a device to itself, all runs that are tied to each other count as one, of the first of their
+queues, and what is lost with it is what each of them loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_events import Job
+from penstock_events import State as JobState
+from penstock_policies import estimates
+from penstock_policies.order import BORROWED, Outlook, Ranked, Running
+from penstock_policies.placement import Located
+from penstock_policies.runs import Bools, Runs, shape_of
+from penstock_policies.stopping import Cost
+
+
+class Sharer(NamedTuple):
+    """
+    A run that shares its devices, as preemption sees it.
+
+    Attributes
+    ----------
+    queue : int
+        With quotas: behind all others, if none covers it.
+    loss_gpu_s : float
+        Device-seconds that preempting it wastes, its share of the devices taken into account.
+    left_s : float
+        In how many seconds it is expected to end.
+    overhead_s : float
+        What preempting a run of its workload costs, as measured.
+    """
+
+    run: Running
+    queue: int
+    loss_gpu_s: float
+    left_s: float
+    overhead_s: float
+
+    @property
+    def job_id(self) -> str:
+        """Whose run it is."""
+        return self.run.ranked.job_id
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether it runs, and may be asked to stop."""
+        job = self.run.ranked.job
+        return job.state is JobState.RUNNING and not job.stopping and job.started_s > 0
+
+    def yields_to(self, ranked: Ranked, outlook: Outlook) -> bool:
+        """Say whether it makes way for a job: by the same rules as runs that share nothing."""
+        queue, position, job = self.queue, self.run.ranked.position, self.run.ranked.job
+        rules = outlook.rules
+        if ranked.sample or outlook.manner.preempts == "never" or not self.stoppable:
+            return False
+        least = max(rules.min_run_s, self.overhead_s / rules.overhead_share)
+        if job.started_s + least > outlook.now_s:
+            return False
+        before = ranked.queue < queue or (outlook.manner.preempts == "position" and ranked[:2] < (queue, position))
+        waste_s = self.loss_gpu_s / max(1, len(self.run.devices))
+        return before and (queue >= BORROWED or self.left_s > waste_s)
+
+    @property
+    def key(self) -> tuple[float, int, float]:
+        """The lightest loss first, then the lowest ranked."""
+        return self.loss_gpu_s, -self.queue, -self.run.ranked.position
+
+
+@dataclass(frozen=True)
+class Expected:
+    """
+    What is expected of the sharing jobs' runs, in their order.
+
+    Attributes
+    ----------
+    speeds : sequence of float
+        Of each on its kind.
+    costs : sequence of Cost
+        Of preempting each.
+    """
+
+    now_s: float
+    speeds: Sequence[float]
+    costs: Sequence[Cost]
+    finished_s: Sequence[float]
+    prior_s: float
+
+
+def sharers(runs: Sequence[Running], expected: Expected, borrowers: Collection[str]) -> dict[str, Sharer]:
+    """Return what is known of the runs that share devices, by job."""
+    jobs = [run.ranked.job for run in runs]
+    left_s = _left_s(jobs, expected)
+    return {
+        run.ranked.job_id: Sharer(
+            run,
+            run.ranked.queue + BORROWED * (run.ranked.job_id in borrowers),
+            len(run.devices) * run.ranked.job.share * (cost.switch_s + cost.lost_s(run.ranked.job, expected.now_s)),
+            left,
+            cost.overhead_s,
+        )
+        for run, cost, left in zip(runs, expected.costs, left_s, strict=True)
+    }
+
+
+def tied(runs: Iterable[Running]) -> dict[str, tuple[str, ...]]:
+    """
+    Return the runs that are tied to each other by devices that they share: name of their first device → jobs.
+
+    Those that are stopping are to be left out: nobody has to be asked to stop for their sake.
+
+    Examples
+    --------
+    >>> from penstock_events import Device, JobSpec
+    >>> def run(name, *indices):
+    ...     job = Job(id=name, spec=JobSpec(name=name, command=("true",)), submitted_s=0.0)
+    ...     gpus = [Device(index=i, kind="fast", memory_bytes=8, backend="emulated") for i in indices]
+    ...     return Running(Ranked(0, 0.0, name, job), "fast", tuple(("n1", gpu) for gpu in gpus))
+    >>> tied([run("a", 0), run("b", 2), run("g", 1, 2), run("c", 1)])
+    {'n1/0': ('a',), 'n1/1': ('b', 'c', 'g')}
+    """
+    of_device: dict[tuple[str, int], list[str]] = {}
+    devices = {run.ranked.job_id: sorted((node_id, device.index) for node_id, device in run.devices) for run in runs}
+    for job_id, held in devices.items():
+        for at in held:
+            of_device.setdefault(at, []).append(job_id)
+    found: dict[str, tuple[str, ...]] = {}
+    seen: set[str] = set()
+    for at in sorted(of_device):
+        if of_device[at][0] not in seen:
+            jobs = _reached(of_device[at][0], devices, of_device)
+            seen |= jobs
+            found[f"{at[0]}/{at[1]}"] = tuple(sorted(jobs))
+    return found
+
+
+def _reached(
+    first: str, devices: Mapping[str, Sequence[tuple[str, int]]], of_device: Mapping[tuple[str, int], Sequence[str]]
+) -> set[str]:
+    found, ahead = {first}, [first]
+    while ahead:
+        beside = {job_id for at in devices[ahead.pop()] for job_id in of_device[at]} - found
+        found |= beside
+        ahead += beside
+    return found
+
+
+def as_one(name: str, members: Sequence[Sharer]) -> Running:
+    """Return runs that are tied to each other as one, named after a device of theirs."""
+    first = min(members, key=lambda sharer: (sharer.queue, sharer.run.ranked.position))
+    devices: dict[tuple[str, int], Located] = {
+        (node_id, device.index): (node_id, device) for sharer in members for node_id, device in sharer.run.devices
+    }
+    ranked = Ranked(first.queue, first.run.ranked.position, name, first.run.ranked.job)
+    in_order = tuple(devices[at] for at in sorted(devices))
+    return Running(ranked, first.run.kind, in_order, max(sharer.left_s for sharer in members))
+
+
+def beside(
+    every: Runs, stoppable: Bools, ties: Mapping[str, Sequence[str]], known: Mapping[str, Sharer]
+) -> tuple[Runs, Bools]:
+    """Return the runs that may be preempted with those that share devices among them, tied ones as one."""
+    groups = [(name, [known[job_id] for job_id in jobs]) for name, jobs in ties.items()]
+    found = [(as_one(name, group), group) for name, group in groups if all(sharer.stoppable for sharer in group)]
+    if not found:
+        return every, stoppable
+    return _appended(every, found), np.append(stoppable, np.ones(len(found), dtype=np.bool_))
+
+
+def _appended(every: Runs, found: Sequence[tuple[Running, Sequence[Sharer]]]) -> Runs:
+    shapes = list(every.shapes)
+    kinds = [(run.kind, shape_of(run)) for run, _ in found]
+    shapes += [kind for kind in dict.fromkeys(kinds) if kind not in every.shapes]
+    started_s = [max(sharer.run.ranked.job.started_s for sharer in members) for _, members in found]
+    lost_s = [sum(sharer.loss_gpu_s for sharer in members) / max(1, len(run.devices)) for run, members in found]
+    return replace(
+        every,
+        queue=np.append(every.queue, [float(run.ranked.queue) for run, _ in found]),
+        position=np.append(every.position, [run.ranked.position for run, _ in found]),
+        started_s=np.append(every.started_s, started_s),
+        saved_s=np.append(every.saved_s, started_s),
+        devices=np.append(every.devices, [float(len(run.devices)) for run, _ in found]),
+        left_s=np.append(every.left_s, [run.left_s for run, _ in found]),
+        overhead_s=np.append(every.overhead_s, [max(s.overhead_s for s in members) for _, members in found]),
+        switch_s=np.append(every.switch_s, lost_s),
+        saves=np.append(every.saves, np.ones(len(found), dtype=np.bool_)),  # what is lost is reckoned already
+        group=np.append(every.group, np.array([shapes.index(kind) for kind in kinds], dtype=np.int64)),
+        shapes=shapes,
+        rows=np.append(every.rows, len(every.all) + np.arange(len(found))),
+        all=[*every.all, *(run for run, _ in found)],
+    )
+
+
+def _left_s(jobs: Sequence[Job], expected: Expected) -> list[float]:
+    """Return in how many seconds each is expected to end, if its share stays as it is."""
+    speeds = np.array(expected.speeds, dtype=np.float64)
+    had_s = np.array([job.served_by(expected.now_s) for job in jobs]) * speeds
+    unknown_s = estimates.remaining_s(had_s, expected.finished_s, expected.prior_s)
+    declared_s = np.array([job.spec.duration_s for job in jobs], dtype=np.float64)
+    share = np.array([job.share for job in jobs], dtype=np.float64)
+    found: list[float] = (estimates.left_s(declared_s, had_s, unknown_s) / (speeds * share)).tolist()
+    return found
