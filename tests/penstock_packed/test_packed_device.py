@@ -1,0 +1,71 @@
+"""The processor as a device: what a turn takes is measured and limited, on real memory."""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+import pytest
+from packed_cases import Count
+
+from penstock_packed import CpuDevice, Host, MemoryNeed
+from penstock_packed.device import available_bytes
+
+MIB = 2**20
+
+
+def test_what_a_turn_keeps_and_what_it_only_used_are_told_apart() -> None:
+    device = CpuDevice(2**30)
+    kept = []
+    with device.turn(0, 2**30) as reading:
+        kept.append(np.ones(48 * MIB, np.uint8))
+        np.ones(64 * MIB, np.uint8).sum()
+    assert reading.grew_bytes == pytest.approx(48 * MIB, abs=8 * MIB)
+    assert reading.peak_bytes == pytest.approx(112 * MIB, abs=8 * MIB)
+    with device.turn(0, 2**30) as reading:
+        kept.clear()
+    assert reading.grew_bytes == pytest.approx(-48 * MIB, abs=8 * MIB)
+
+
+def test_a_turn_that_takes_far_more_than_its_room_gets_a_memory_error_and_later_turns_do_not() -> None:
+    device = CpuDevice(2**30)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(MemoryError), device.turn(0, 10 * MIB):
+        np.ones(600 * MIB, np.uint8)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    with device.turn(0, 600 * MIB):
+        np.empty(600 * MIB, np.uint8)
+
+
+def test_a_member_that_takes_all_memory_at_once_ends_alone() -> None:
+    host = Host(CpuDevice(512 * MIB))
+    good = Count()
+    host.train("greedy", Count(lambda step: step == 3 and np.ones(2000 * MIB, np.uint8)), steps=10)
+    host.train("good", good, steps=10)
+    outcomes = host.run()
+    assert outcomes["greedy"].stage == "failed"
+    assert "MemoryError" in outcomes["greedy"].reason
+    assert (outcomes["good"].stage, good.count) == ("finished", 10)
+
+
+def test_a_member_that_leaks_real_memory_is_ended_before_it_takes_its_neighbours() -> None:
+    leaked: list[object] = []
+    leak, good = Count(lambda _: leaked.append(np.ones(8 * MIB, np.uint8))), Count()
+    leak.teardown = leaked.clear
+    host = Host(CpuDevice(128 * MIB))
+    host.train("leak", leak, steps=1000, memory=MemoryNeed(0, 0, 16 * MIB))
+    host.train("good", good, steps=100, memory=MemoryNeed(32 * MIB, 0, 16 * MIB))
+    outcomes = host.run()
+    assert "no room" in outcomes["leak"].reason
+    assert 3 <= outcomes["leak"].steps <= 20
+    assert (outcomes["good"].stage, good.count) == ("finished", 100)
+
+
+def test_with_several_lanes_nothing_is_measured_since_nobody_could_say_whose_it_is() -> None:
+    with CpuDevice(2**30, lanes=2).turn(0, 0) as reading:
+        np.ones(32 * MIB, np.uint8)
+    assert (reading.grew_bytes, reading.peak_bytes) == (0, None)
+
+
+def test_a_device_of_no_given_size_has_most_of_what_is_available() -> None:
+    assert 0.5 * available_bytes() < CpuDevice().capacity_bytes < available_bytes()
