@@ -38,6 +38,29 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     step: Count = 0
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a process holds of its device's memory, measured between two steps.
+
+    Attributes
+    ----------
+    allocated_bytes : int
+        What stays from step to step: P, once optimizer state is there.
+    peak_bytes : int
+        The most that was allocated since the last measurement: P + E.
+    reserved_bytes : int
+        What the framework's allocator has taken from the device. What the device says that the process holds, less
+        this, is F.
+    on_device : bool
+        Whether it was measured on a device; else it is the process's resident memory on the host.
+    """
+
+    allocated_bytes: Count
+    peak_bytes: Count
+    reserved_bytes: Count = 0
+    on_device: bool = False
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning."""
 
@@ -46,6 +69,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     loop_s: Seconds
     metrics: dict[str, float] = {}
     skew: Share = 0.0
+    memory: Memory | None = None
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
@@ -76,6 +100,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     loop_s: Seconds
     metrics: dict[str, float] = {}
     skew: Share = 0.0
+    memory: Memory | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -105,6 +130,7 @@ class Env:
     LOCAL_RANK: Final = "PENSTOCK_LOCAL_RANK"
     WORLD_SIZE: Final = "PENSTOCK_WORLD_SIZE"
     SOCKET: Final = "PENSTOCK_SOCKET"
+    LANES: Final = "PENSTOCK_LANES"  # path of the lane keeper's socket; only where the job takes turns on its devices
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
     PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object

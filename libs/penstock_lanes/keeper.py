@@ -22,7 +22,7 @@ from penstock_lanes.news import Gone, Knocked, News, View
 from penstock_lanes.page import MOST_SEATS
 from penstock_lanes.wire import VERSION, BadPacket, Join, Message, Place, Refused, Sat, Seated, Who, peer, receive, send
 
-TICK_S: Final = 0.002
+TICK_S: Final = 0.004
 _BACKLOG: Final = 64
 
 _log = logging.getLogger("penstock.lanes")
@@ -160,19 +160,38 @@ class Keeper:
         self._tell(guest, Refused(reason))
         self._part(guest)
 
-    def name(self, lane: str, who: Who | None) -> None:
+    def name(self, lane: str, who: Who | None, least_ns: int = 0) -> None:
         """
         Name who has the token next, at the end of the holder's lease; ``None``: the holder keeps it.
 
-        Where nobody has it, or its holder is between two iterations, the named one has it (almost) at once. It stands
-        until it is replaced, or used up by a ``Passed`` to the one named.
+        Where the keeper has it, the one that is named has it at once, or as soon as it asks. A holder that is long
+        between two iterations loses it to the keeper. What is said here stands until it is replaced, or until the next
+        ``Passed``. One that has gone, of which ``Gone`` may not have been heard yet, is nobody.
+
+        Parameters
+        ----------
+        least_ns : int
+            For how long the holder's turn goes on at least, counted from its beginning, whatever its lease.
 
         Raises
         ------
         ValueError
-            If the lane is not open, or it is not a member.
+            If the lane is not open.
         """
-        self._add(self._lane(lane).name_next(who))
+        self._add(self._lane(lane).name_next(who, least_ns))
+
+    def recall(self, lane: str) -> None:
+        """Let the holder give the token back at its next boundary, whatever its lease; nobody is named then."""
+        self._add(self._lane(lane).recall())
+
+    def overrule(self, lane: str) -> None:
+        """
+        Take the token from its holder, wherever it is.
+
+        Only for one whose process is stopped, which this keeper sees by itself, or is killed: any other would go on
+        with its iteration beside the next holder, and find out at its end.
+        """
+        self._add(self._lane(lane).overrule())
 
     def lease(self, lane: str, iterations: int, held_ns: int = 0) -> None:
         """Let turns be over after so many iterations, or so many nanoseconds (0: no matter), whichever is first."""

@@ -15,6 +15,7 @@ from penstock_lanes.page import (
     BUSY,
     HELD_NS,
     ITERATIONS,
+    LEAST_NS,
     MOST_SEATS,
     NAMED,
     NOBODY,
@@ -30,7 +31,7 @@ from penstock_lanes.page import (
 )
 from penstock_lanes.wire import Who
 
-GRACE_NS: Final = 2_000_000
+GRACE_NS: Final = 4_000_000
 """For how long a holder may be between two iterations while somebody waits."""
 STOPPED_NS: Final = 20_000_000
 """How long a turn lasts before it is looked whether the holder's process is stopped."""
@@ -68,12 +69,12 @@ class Lane:
         self._heir: int | None = None
         self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
         self._away_ns = 0
-        self._fenced = False
+        self._recalled = self._fenced = False
 
     @property
     def contended(self) -> bool:
-        """Whether somebody is named, so that :meth:`look` has to be called every few milliseconds."""
-        return self._heir is not None
+        """Whether somebody waits for the holder, so that :meth:`look` has to be called every few milliseconds."""
+        return seat_of(self._top) != NOBODY and (self._heir is not None or self._recalled)
 
     def seat_for(self, who: Who, pid: int) -> int:
         """
@@ -98,12 +99,11 @@ class Lane:
         number = self._seat(who)
         if number is None:
             return []
-        if self._heir == number:
-            self.name_next(None)
+        news = self.name_next(None) if self._heir == number else []
         if seat_of(self._top) == number:
-            self.recall()
+            news += self.recall()
         self.page.call(number)
-        return self.look(0)
+        return news
 
     def leave(self, who: Who) -> list[News]:
         """A process has left its seat, or is dead."""
@@ -112,17 +112,17 @@ class Lane:
             return []
         news = self.look(0)
         first = self.page.seat(number)
-        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS):
+        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS):
             self._words[first + word] = 0
         if self._heir == number:
-            self.name_next(None)
+            news += self.name_next(None)
         if seat_of(self._top) == number:
             news += self._give(regenerated(self._top, NOBODY))
         del self._sitters[number]
         self._left.append((turn_of(self._top), number))
         return [*news, *self._serve()]
 
-    def name_next(self, who: Who | None) -> list[News]:
+    def name_next(self, who: Who | None, least_ns: int = 0) -> list[News]:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
         number = None if who is None else self._seat(who)
         news = self.look(0)
@@ -130,16 +130,36 @@ class Lane:
         self._away = None
         holder = seat_of(self._top)
         if holder != NOBODY:
-            to = NOBODY if self._heir is None else self._heir
-            self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | to
+            self._words[self.page.seat(holder) + LEAST_NS] = least_ns
+            self._tell(holder, NOBODY if self._heir is None else self._heir)
         return [*news, *self._serve()]
 
-    def recall(self) -> None:
-        """Let the holder give the token back at its next boundary, whatever its lease."""
+    def recall(self) -> list[News]:
+        """
+        Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
+
+        Notes
+        -----
+        If it is between two iterations, the token is taken from it. It stores that it is busy before it looks whether
+        it has been recalled; here it is recalled before it is looked whether it is busy. With a fence between the two,
+        or a tick, at least one of both sees the other.
+        """
+        news = self.look(0)
         holder = seat_of(self._top)
         if holder != NOBODY:
-            self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | RECALL
+            self._heir, self._recalled = None, True
+            self._tell(holder, RECALL)
             self._fenced = fence()
+            news += self._collect()
+        return news
+
+    def overrule(self) -> list[News]:
+        """Take the token from its holder, wherever it is: one that is stopped, or is about to be killed."""
+        news = self.look(0)
+        if seat_of(self._top) != NOBODY:
+            self._tell(seat_of(self._top), RECALL)
+            news += self._give(regenerated(self._top, NOBODY))
+        return news
 
     def look(self, now_ns: int) -> list[News]:
         """
@@ -155,7 +175,10 @@ class Lane:
             if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
                 sitter.asks = True
                 news.append(Asks(self.name, sitter.who))
-        if now_ns and self._heir is not None:
+        if self._recalled:
+            self._fenced = self._fenced or now_ns > 0
+            news += self._collect()
+        if now_ns and self.contended:
             news += self._press(now_ns)
         return [*news, *self._serve()]
 
@@ -174,7 +197,11 @@ class Lane:
     def _counters(self, number: int, sitter: _Sitter) -> Counters:
         first = self.page.seat(number)
         return Counters(
-            sitter.who, self._words[first + ITERATIONS], self._words[first + HELD_NS], self._words[first + TURNS]
+            who=sitter.who,
+            iterations=self._words[first + ITERATIONS],
+            busy=self._words[first + STATE] == BUSY,
+            held_ns=self._words[first + HELD_NS],
+            turns=self._words[first + TURNS],
         )
 
     def _follow(self) -> list[News]:
@@ -192,8 +219,7 @@ class Lane:
         return news
 
     def _passed(self, giver: int, taker: int) -> Passed:
-        if taker == self._heir:
-            self._heir = None
+        self._heir, self._recalled = None, False
         if taker in self._sitters:
             self._sitters[taker].asks = False
         return Passed(self.name, self._who(giver), self._who(taker))
@@ -212,44 +238,31 @@ class Lane:
             return []
         return self._give(following(self._top, self._heir))
 
-    def _press(self, now_ns: int) -> list[News]:
-        """Somebody is named: take the token from a holder that does not use it."""
+    def _collect(self) -> list[News]:
+        """Take a recalled token from a holder that is not busy."""
         holder = seat_of(self._top)
-        if holder == NOBODY:
+        if not self._fenced or holder == NOBODY or self._state(holder) == BUSY:
             return []
+        return self._give(following(self._top, NOBODY))
+
+    def _press(self, now_ns: int) -> list[News]:
+        """Somebody waits for the holder: take the token from one that does not use it."""
+        holder = seat_of(self._top)
         first = self.page.seat(holder)
         if self._words[first + STATE] == BUSY:
             self._away = None
             if now_ns - self._words[first + SINCE_NS] > STOPPED_NS and _is_stopped(self._sitters[holder].pid):
-                return self._overrule(holder)
+                return [Overruled(self.name, self._sitters[holder].who), *self.overrule()]
             return []
         seen = turn_of(self._top), self._words[first + ITERATIONS]
         if self._away != seen:
             self._away, self._away_ns = seen, now_ns
         elif now_ns - self._away_ns >= GRACE_NS:
-            return self._take(holder)
+            return self.recall()
         return []
 
-    def _take(self, holder: int) -> list[News]:
-        """
-        Take the token from a holder that is between two iterations.
-
-        It stores that it is busy before it looks whether it has been recalled; here it is recalled before it is looked
-        whether it is busy. With a fence between the two, or a tick, at least one of both sees the other.
-        """
-        recalled = self._words[self.page.seat(holder) + NAMED] == turn_of(self._top) << 8 | RECALL
-        if not recalled:
-            self.recall()
-        if not (recalled or self._fenced) or self._state(holder) == BUSY:
-            return []
-        return self._give(following(self._top, NOBODY))
-
-    def _overrule(self, holder: int) -> list[News]:
-        self.recall()
-        return [
-            Overruled(self.name, self._sitters[holder].who),
-            *self._give(regenerated(self._top, NOBODY)),
-        ]
+    def _tell(self, holder: int, to: int) -> None:
+        self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | to
 
     def _state(self, number: int) -> int:
         return self._words[self.page.seat(number) + STATE]

@@ -22,7 +22,7 @@ class Asks(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """The token went from one to another; ``None`` is the keeper. The successor that was named is used up with it."""
+    """The token went from one to another; ``None`` is the keeper. From then on nobody is named."""
 
     lane: str
     giver: Who | None
@@ -53,6 +53,9 @@ class Counters(NamedTuple):
     ----------
     who : Who
     iterations : int
+        That it has done.
+    busy : bool
+        Whether it is in another one.
     held_ns : int
         In turns that have ended.
     turns : int
@@ -60,6 +63,7 @@ class Counters(NamedTuple):
 
     who: Who
     iterations: int
+    busy: bool
     held_ns: int
     turns: int
 

@@ -12,7 +12,7 @@ Layout (version 1, native byte order, offsets in bytes)::
     0      magic, "PNSTLANE"            8     version          16     seats, how many there are room for
     24     used, seats ever given out   32    lease, iterations       40     lease, nanoseconds
     64     the row: the keeper's word, then one for each seat, 8 bytes each
-    64 + 8 (seats + 1), rounded up to 64: the seats, 64 bytes each
+    64 + 8 (seats + 1), rounded up to 128: the seats, 128 bytes each
 
     seat   0 named  (keeper)   after which turn of this seat who is next: a token, as in the row
            8 state  (member)   away, asking or busy
@@ -20,6 +20,7 @@ Layout (version 1, native byte order, offsets in bytes)::
           24 letters (keeper)  how many messages were sent over the socket; a change means: read them
           32 iterations, 40 held_ns, 48 turns (member): counted since it sat down
           56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
+          64 least_ns (keeper): for how long the turn goes on at least, whoever is named
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ BUSY: Final = 2
 """In an iteration, or about to look whether it holds the token."""
 
 _ROW: Final = 64
-_SEAT: Final = 64
+_SEAT: Final = 128
 _BELL: Final = 0x7FFF_FFFF
 _TURN_BITS: Final = 40
 _SEAT_BITS: Final = 8
@@ -224,7 +225,7 @@ class Page:
             self.fd = -1
 
 
-NAMED, STATE, BELL, LETTERS, ITERATIONS, HELD_NS, TURNS, SINCE_NS = range(8)
+NAMED, STATE, BELL, LETTERS, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS = range(9)
 """Words of a seat, from its first."""
 
 

@@ -17,6 +17,7 @@ from penstock_lanes.page import (
     BUSY,
     HELD_NS,
     ITERATIONS,
+    LEAST_NS,
     LETTERS,
     NAMED,
     NOBODY,
@@ -151,9 +152,14 @@ class Seat:
         to = seat_of(named)
         if to == RECALL:
             return True
-        iterations, held_ns = self._page.lease
-        over = self._done - self._begun >= iterations or (held_ns and monotonic_ns() - self._since_ns >= held_ns)
-        return bool(over) and words[self._page.seat(to) + STATE] == ASKING
+        return words[self._page.seat(to) + STATE] == ASKING and self._lease_is_over()
+
+    def _lease_is_over(self) -> bool:
+        iterations, most_ns = self._page.lease
+        held_ns = monotonic_ns() - self._since_ns
+        if held_ns < self._words[self._first + LEAST_NS]:
+            return False
+        return self._done - self._begun >= iterations or 0 < most_ns <= held_ns
 
     def _look(self) -> bool:
         """Whether the token is here; if so, and it was not before, a turn begins."""
