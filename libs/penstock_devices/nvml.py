@@ -1,7 +1,8 @@
 """
 CUDA devices as NVIDIA's management library reports them. Nothing is changed: MIG, MPS and modes are the operator's.
 
-A GPU in MIG mode is not a device; each of its instances is one.
+A GPU in MIG mode is not a device; each of its instances is one. Compute instances of one GPU instance share its memory,
+which nothing divides between them: each is given an equal part of it here, so that together they are given no more.
 """
 
 from __future__ import annotations
@@ -34,18 +35,22 @@ _MODES: Final = {
 
 
 class _Gpu(msgspec.Struct, frozen=True):
-    """One GPU as the driver lists it; its instances, where it is in MIG mode."""
+    """
+    One GPU as the driver lists it; its instances, where it is in MIG mode.
+
+    An instance has beside it how many compute instances, with itself, have the memory of one GPU instance together.
+    """
 
     handle: object
     uuid: str
     mig: bool
     pending: bool
-    instances: list[Handle]
+    instances: list[tuple[Handle, int]]
 
     @property
-    def parts(self) -> list[Handle]:
+    def parts(self) -> list[tuple[Handle, int]]:
         """What of it is a device."""
-        return self.instances if self.mig else [self.handle]
+        return self.instances if self.mig else [(self.handle, 1)]
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -155,11 +160,11 @@ class Nvml:
 
     def _read(self) -> _Found:
         gpus = [self._gpu(i) for i in range(self._library.nvmlDeviceGetCount())]
-        parts = [(part, gpu) for gpu in gpus for part in gpu.parts]
-        whole = [(number, gpu.handle) for number, (_, gpu) in enumerate(parts) if not gpu.mig]
+        parts = [(part, among, gpu) for gpu in gpus for part, among in gpu.parts]
+        whole = [(number, gpu.handle) for number, (_, _, gpu) in enumerate(parts) if not gpu.mig]
         handles = [handle for _, handle in whole]
         return _Found(
-            devices=tuple(self._device(number, part, gpu) for number, (part, gpu) in enumerate(parts)),
+            devices=tuple(self._device(number, *part) for number, part in enumerate(parts)),
             whole=[number for number, _ in whole],
             modes=[self._mode(handle) for handle in handles],
             links=topology.links(self._library, handles),
@@ -172,10 +177,12 @@ class Nvml:
         uuid = text(self._library.nvmlDeviceGetUUID(handle))
         return _Gpu(handle, uuid, bool(now), bool(pending), self._instances(handle) if now else [])
 
-    def _instances(self, gpu: Handle) -> list[Handle]:
+    def _instances(self, gpu: Handle) -> list[tuple[Handle, int]]:
         most = answer(lambda: self._library.nvmlDeviceGetMaxMigDeviceCount(gpu), 0)
-        found = [self._instance(gpu, i) for i in range(most)]  # there are gaps where instances were destroyed
-        return [handle for handle in found if handle is not None]
+        every = [self._instance(gpu, i) for i in range(most)]  # there are gaps where instances were destroyed
+        found = [handle for handle in every if handle is not None]
+        homes = [self._library.nvmlDeviceGetGpuInstanceId(handle) for handle in found]
+        return [(handle, homes.count(home)) for handle, home in zip(found, homes, strict=True)]
 
     def _instance(self, gpu: Handle, index: int) -> Handle | None:
         return answer(lambda: self._library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index), None)
@@ -183,12 +190,12 @@ class Nvml:
     def _mode(self, gpu: Handle) -> int:
         return answer(lambda: self._library.nvmlDeviceGetComputeMode(gpu), 0)  # the default mode
 
-    def _device(self, index: int, handle: Handle, gpu: _Gpu) -> Device:
+    def _device(self, index: int, handle: Handle, among: int, gpu: _Gpu) -> Device:
         product, _, profile = text(self._library.nvmlDeviceGetName(handle)).partition(" MIG ")
         return Device(
             index=index,
             kind=f"{kind_of(product)}-{_word(profile or 'mig')}" if gpu.mig else kind_of(product),
-            memory_bytes=int(self._library.nvmlDeviceGetMemoryInfo(handle).total),
+            memory_bytes=int(self._library.nvmlDeviceGetMemoryInfo(handle).total) // among,
             backend="cuda",
             uuid=text(self._library.nvmlDeviceGetUUID(handle)),
             mig=(profile or "mig") if gpu.mig else "",

@@ -63,6 +63,7 @@ class Library(Protocol):
     def nvmlDeviceGetMigMode(self, device: Handle) -> Sequence[int]: ...  # noqa: N802, D102
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle: ...  # noqa: N802, D102
+    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Pci: ...  # noqa: N802, D102
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: N802, D102

@@ -39,6 +39,7 @@ class FakeGpu:
     mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
     mig: tuple[int, int] | None = None
     instances: Sequence[FakeGpu | None] = ()
+    gpu_instance: int = 0
     links: Sequence[str] = ()
     processes: Sequence[FakeProcess] = ()
     mps_processes: Sequence[FakeProcess] | None = None
@@ -96,6 +97,10 @@ class FakeNvml:
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> FakeGpu:  # noqa: N802
         return _given(device.instances[index], pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetGpuInstanceId(self, device: FakeGpu) -> int:  # noqa: N802
+        self._ready()
+        return device.gpu_instance
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> FakePci:  # noqa: N802
         return FakePci(handle.bus)

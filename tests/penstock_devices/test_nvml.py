@@ -23,9 +23,9 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sliced(**state: tuple[int, int]) -> FakeGpu:
     parts = [
-        FakeGpu("MIG-a", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40 * GIB),
+        FakeGpu("MIG-a", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40 * GIB, gpu_instance=1),
         None,  # destroyed
-        FakeGpu("MIG-b", "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", 10 * GIB),
+        FakeGpu("MIG-b", "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", 10 * GIB, gpu_instance=9),
     ]
     return FakeGpu("GPU-m", mig=state.get("mig", (1, 1)), instances=parts)
 
@@ -46,6 +46,18 @@ def test_each_instance_of_a_gpu_in_mig_mode_is_a_device_and_the_gpu_is_none() ->
     ]
     assert [d.memory_bytes // GIB for d in devices] == [80, 40, 10, 80]
     assert environment(devices[1:2]) == {"CUDA_VISIBLE_DEVICES": "MIG-a"}
+
+
+def test_compute_instances_of_one_gpu_instance_are_not_given_its_memory_twice() -> None:
+    product = "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"
+    parts = [FakeGpu(f"MIG-{i}", product, 20 * GIB, gpu_instance=1) for i in range(2)]
+    other = FakeGpu("MIG-2", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20 * GIB, gpu_instance=2)
+    devices = Nvml(FakeNvml([FakeGpu("GPU-m", mig=(1, 1), instances=[*parts, other])])).devices()
+    assert [(d.kind, d.memory_bytes // GIB) for d in devices] == [
+        ("a100-1c-3g-20gb", 10),
+        ("a100-1c-3g-20gb", 10),
+        ("a100-3g-20gb", 20),
+    ]
 
 
 @pytest.mark.parametrize(
