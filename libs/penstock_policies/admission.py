@@ -48,6 +48,8 @@ class Admission:
         Start now on these devices; so do jobs that share, where nobody is yet.
     joined : list of (Ranked, kind, devices)
         Start now on devices that others share already.
+    opened : list of Located
+        Free devices that some of these take as well.
     singles : list of Ranked
         One-device jobs in rank order, for the matching; at least the first of them find a free device, and where
         positions within a queue bind, all of them.
@@ -64,6 +66,7 @@ class Admission:
 
     gangs: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
     joined: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
+    opened: list[Located] = field(default_factory=list)
     singles: list[Ranked] = field(default_factory=list)
     preempted: list[tuple[Running, Ranked]] = field(default_factory=list)
     keeps: dict[str, str] = field(default_factory=dict)
@@ -206,7 +209,7 @@ class _Walk:
         if self._open(asking, sharing):
             return True
         if ranked.job.spec.gpus > 1:  # a gang of lanes is of one node: it waits for one that has room
-            return False
+            return self._complete(asking, sharing)
         if sharing.awaits(ranked) or self._keep_stopping(asking) or self._make_room(ranked, sharing):
             return True
         return self._preempt_for(asking) or self._keep_room(ranked, sharing)
@@ -224,6 +227,15 @@ class _Walk:
                 sharing.open(ranked, devices)
                 return True
         return False
+
+    def _complete(self, ranked: Ranked, sharing: Sharing) -> bool:
+        """Start a gang of lanes on shared and on free devices of one node."""
+        joined, opened = sharing.complete(ranked, self.free)
+        if opened:
+            self.free.take(opened)
+            self.found.opened += opened
+            self.found.joined.append((ranked, opened[0][1].kind, [*joined, *opened]))
+        return bool(opened)
 
     def _make_room(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Preempt some of those that share a device, so that a job can join the others there."""

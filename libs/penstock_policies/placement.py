@@ -96,6 +96,17 @@ class Free:
         """Return how many free devices of one kind the job fits."""
         return sum(self._counts[like] for like in self._fitting(spec, kind))
 
+    def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
+        """Return the free devices of one kind that the job fits, by node: the smallest memory that will do first."""
+        found: defaultdict[str, list[Device]] = defaultdict(list)
+        for like in self._fitting(spec, kind):
+            for node_id, held in self._held[like].items():
+                found[node_id] += held.values()
+        return {
+            node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))
+            for node_id, held in found.items()
+        }
+
     def choose(
         self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None, first_fit: bool = False
     ) -> list[Located]:

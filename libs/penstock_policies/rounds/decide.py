@@ -87,7 +87,7 @@ class _Draft(msgspec.Struct, frozen=True):
         """Give back all that was taken from what is free: it comes true, or does not, in the log."""
         for _, _, devices in (*self.admitted.gangs, *self.matched.starts):
             self.supply.free.give(devices)
-        self.supply.free.give(self.admitted.kept)
+        self.supply.free.give([*self.admitted.opened, *self.admitted.kept])
 
     @property
     def acts(self) -> bool:

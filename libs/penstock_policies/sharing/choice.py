@@ -11,7 +11,7 @@ import msgspec
 from penstock_events import Device
 from penstock_policies.cluster import fits
 from penstock_policies.order import Ranked, Speed
-from penstock_policies.placement import Located
+from penstock_policies.placement import Free, Located
 from penstock_policies.sharing.devices import Limits, Shared
 from penstock_policies.sharing.tenants import Tenant, asking
 from penstock_policies.sharing.tied import Sharer
@@ -96,6 +96,32 @@ class Sharing:
         for shared in chosen:
             self._put(ranked, shared)
         return [shared.at for shared in chosen]
+
+    def complete(self, ranked: Ranked, free: Free) -> tuple[list[Located], list[Located]]:
+        """
+        Return devices of one node for a gang of lanes: shared ones as far as there are any, and free ones for the rest.
+
+        Nothing where no node has enough. The shared ones it has from now on; the free ones are to be taken.
+        """
+        tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
+        shared: defaultdict[tuple[str, str], list[Shared]] = defaultdict(list)
+        for one in self._open_to(ranked) if not tenant.alone else ():
+            if one.holds(tenant):
+                shared[one.at[1].kind, one.at[0]].append(one)
+        options = []
+        for kind in free.kinds(spec):
+            for node_id, devices in free.standing(spec, kind).items():
+                lacking = tenant.gpus - len(shared[kind, node_id])
+                if 0 < lacking <= len(devices):
+                    options.append((-self._speed(ranked.job, kind), lacking, len(devices), node_id, kind))
+        if not options:
+            return [], []
+        _, lacking, _, node_id, kind = min(options)
+        for one in shared[kind, node_id]:
+            self._put(ranked, one)
+        opened = [(node_id, device) for device in free.standing(spec, kind)[node_id][:lacking]]
+        self.open(ranked, opened)
+        return [one.at for one in shared[kind, node_id]], opened
 
     def open(self, ranked: Ranked, devices: Iterable[Located]) -> None:
         """Note that a job has devices that nobody had; others may join it."""

@@ -9,9 +9,10 @@ queues, and what is lost with it is what each of them loses.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from penstock_events import Job
@@ -181,7 +182,7 @@ def _appended(every: Runs, found: Sequence[tuple[Running, Sequence[Sharer]]]) ->
     shapes += [kind for kind in dict.fromkeys(kinds) if kind not in every.shapes]
     started_s = [max(sharer.run.ranked.job.started_s for sharer in members) for _, members in found]
     lost_s = [sum(sharer.loss_gpu_s for sharer in members) / max(1, len(run.devices)) for run, members in found]
-    return replace(
+    return msgspec.structs.replace(
         every,
         queue=np.append(every.queue, [float(run.ranked.queue) for run, _ in found]),
         position=np.append(every.position, [run.ranked.position for run, _ in found]),
