@@ -12,6 +12,7 @@ from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, Sw
 from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
 from penstock_events.spec import (
+    Budget,
     Choice,
     Device,
     Dimension,
@@ -30,6 +31,7 @@ __all__ = [
     "TERMINAL",
     "Alternative",
     "AnyEvent",
+    "Budget",
     "Cause",
     "Choice",
     "CodecError",

@@ -182,6 +182,27 @@ class Integers(msgspec.Struct, frozen=True, kw_only=True, tag="int", tag_field="
 Dimension = Choice | Uniform | Integers
 
 
+class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    How long trials train, for searches that stop early: in whatever their script counts.
+
+    Attributes
+    ----------
+    param : str
+        The hyper-parameter by which a trial's script is told how far to train, counted from its very beginning.
+    least, most : int
+        What a trial gets before it can be stopped, and what the best get. In population-based training ``least`` is the
+        length of a generation.
+    eta : int
+        One trial in so many goes on, with so many times the budget.
+    """
+
+    most: Annotated[int, Meta(ge=1, le=10**9)]
+    param: str = "steps"
+    least: Annotated[int, Meta(ge=1, le=10**9)] = 1
+    eta: Annotated[int, Meta(ge=2, le=1000)] = 3
+
+
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     A search over hyper-parameters: one job template, one space, one metric.
@@ -196,14 +217,26 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Name of each hyper-parameter and where its values come from.
     metric, mode
         What ``session.report`` calls the result, and which end of it is better.
-    search : {"random", "grid"}
-        ``grid`` walks the product of the choices and ignores ``trials`` where it is 0.
+    search : str
+        ``random``, ``grid``, ``tpe`` or ``cmaes`` train each trial to its end. ``halving``, ``hyperband``, ``asha``,
+        ``bohb``, ``bohb-async`` and ``pbt`` stop early and need a ``budget``. Or the name of an installed sampler.
+    sampler : str
+        Where new points come from, if not as the search has it: ``random``, ``grid``, ``tpe``, ``cmaes``, ``model``.
+    pruner : str
+        ``median``, ``percentile`` or ``halving``: stops single trials early, with any sampler; needs a ``budget``.
+    budget : Budget or None
+        How long trials train.
     trials : int
-        How many points are tried.
+        How many points are tried; 0: a whole grid, or as many as the brackets of the search have. Of ``pbt``, the
+        population.
+    concurrency : int
+        Trials open at a time; 0: a batch or an asynchronous search takes as many as there are devices.
     max_gpus : int
         Most devices for one trial (Fluid's d).
+    filling : {"water", "one", "fixed"}
+        How devices are given to trials: by water-filling; or, to compare with, one each, or an equal part for each.
     seed : int
-        Of the random search: the same seed gives the same trials.
+        The same seed gives the same trials.
     """
 
     name: Name
@@ -212,9 +245,14 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metric: str
     id: EntityId = ""
     mode: Literal["max", "min"] = "max"
-    search: Literal["random", "grid"] = "random"
+    search: Name = "random"
+    sampler: Annotated[str, Meta(max_length=63)] = ""
+    pruner: Annotated[str, Meta(max_length=63)] = ""
+    budget: Budget | None = None
     trials: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    concurrency: Annotated[int, Meta(ge=0, le=100_000)] = 0
     max_gpus: Gpus = 1
+    filling: Literal["water", "one", "fixed"] = "water"
     seed: int = 0
 
 

@@ -9,17 +9,42 @@ import msgspec
 from penstock_events.base import Event
 from penstock_events.spec import Param
 
+Problem = Literal["", "crashed", "diverged", "no_report", "out_of_memory", "refused"]
+"""Why a trial gave no value."""
+
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of the space; it runs as the job ``job_id``."""
+    """
+    One run of a point of the space; it runs as the job ``job_id``.
+
+    Attributes
+    ----------
+    number : int
+        Of the point; a trial that is promoted runs again under the same number, as another job.
+    bracket, rung : int
+        Where it stands, in a search that stops early; the generations of population-based training are rungs.
+    budget : int
+        Up to which it trains, counted from its very beginning; 0 where the sweep has no budget.
+    origin : str
+        The job whose last checkpoint it goes on from; empty where it starts afresh.
+    """
 
     job_id: str
     params: dict[str, Param]
     gpus: int = 1
+    number: int = 0
+    bracket: int = 0
+    rung: int = 0
+    budget: int = 0
+    origin: str = ""
 
 
 class TrialGroupOpened(Event, frozen=True, kw_only=True, tag="sweep.group_opened.v1"):
-    """The tuner chose these trials and their widths; it submits each as a job, again if need be, under the same id."""
+    """
+    The tuner chose these trials and their widths; it submits each as a job, again if need be, under the same id.
+
+    A group is a batch, a rung, a generation, or whatever an asynchronous search has room for.
+    """
 
     sweep_id: str
     group: int
@@ -34,8 +59,11 @@ class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.
     ----------
     value : float or None
         Its metric; None where it reported none.
+    problem : str
+        Why there is no value: it crashed, its metric was no number in the end (``diverged``), it reported nothing, it
+        took more memory than there was, or the gateway refused it. Empty where there is one, or it was cancelled.
     reason : str
-        Why there is no job: the gateway's refusal.
+        The same in a sentence, where there is more to say.
     """
 
     sweep_id: str
@@ -43,6 +71,7 @@ class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.
     state: Literal["completed", "failed", "cancelled"]
     value: float | None = None
     reason: str = ""
+    problem: Problem = ""
 
 
 class SweepFinished(Event, frozen=True, kw_only=True, tag="sweep.finished.v1"):

@@ -70,7 +70,7 @@ def sweep(state: State, spec: SweepSpec, *, strict: bool, now_s: float) -> Known
     try:
         search.check(spec)
     except search.BadSpace as error:
-        raise BadInput(f"$.{error}" if str(error).startswith(("space", "trials")) else str(error)) from error
+        raise BadInput(f"$.{error}" if error.field else str(error)) from error
     warnings = fit.warnings(state.cluster, spec.job)
     there = state.sweeps.get(spec.id)
     if there is not None:
@@ -93,7 +93,9 @@ def largest_trial(spec: SweepSpec) -> JobSpec:
     >>> largest_trial(SweepSpec(name="s", id="s1", job=job, space=space, metric="m")).params
     {'a': 1, 'b': 22}
     """
-    point = {name: _longest(dimension) for name, dimension in spec.space.items()}
+    point: dict[str, Param] = {name: _longest(dimension) for name, dimension in spec.space.items()}
+    if spec.budget is not None:
+        point[spec.budget.param] = spec.budget.most
     longest = "x" * _LONGEST_NAME
     return msgspec.structs.replace(
         spec.job, id=longest, name=longest, parent=spec.id, params={**spec.job.params, **point}

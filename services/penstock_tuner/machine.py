@@ -8,6 +8,7 @@ has not accepted yet, and the runner submits those, again and again under the sa
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -21,6 +22,11 @@ from penstock_events import (
     Jobs,
     JobSpec,
     JobSubmitted,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeResumed,
+    RoundDecided,
     SamplesRequested,
     SweepCancelled,
     SweepFinished,
@@ -33,13 +39,15 @@ from penstock_policies import search
 from penstock_policies.cluster import Cluster
 from penstock_tuner import trials
 from penstock_tuner.settings import Settings
-from penstock_tuner.sweep import Ended, Sweep
+from penstock_tuner.sweep import Sweep
 
 REPORTS: Final = 1000
 """Ends of trials reported in one commit, so that it stays well below a message's limit."""
 
 
-_LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}$")
+_LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?$")
+_TAKEN: Final = "its id belongs to another job"
+_ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
 
 
 class State(msgspec.Struct):
@@ -54,8 +62,8 @@ class State(msgspec.Struct):
         The part of it that the gateway has not accepted and that is still wanted, oldest first.
     strangers : set of str
         Ids that look like a trial's but were taken by other jobs.
-    due : set of str
-        Sweeps with something to decide.
+    nodes_seq : int
+        Sequence of the last fact about nodes.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -64,20 +72,19 @@ class State(msgspec.Struct):
     sweep_of: dict[str, str] = msgspec.field(default_factory=dict)
     unaccepted: dict[str, str] = msgspec.field(default_factory=dict)
     strangers: set[str] = msgspec.field(default_factory=set)
-    due: set[str] = msgspec.field(default_factory=set)
+    nodes_seq: int = 0
 
 
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.1", apply=apply, decide=decide)
+    return Decider(name="tuner", state=State, schema="tuner.2", apply=apply, decide=_remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:
     """Fold one fact in."""
     match event:
         case SweepSubmitted():
-            state.sweeps.setdefault(event.sweep_id, Sweep(id=event.sweep_id, spec=event.spec))
-            _settle(state, event.sweep_id, seq)
+            state.sweeps.setdefault(event.sweep_id, Sweep(id=event.sweep_id, spec=event.spec)).cause = seq
         case SweepCancelled():
             _cancel(state, event.sweep_id, seq)
         case TrialGroupOpened():
@@ -95,13 +102,8 @@ def apply(state: State, event: Event, seq: int) -> None:
 
 
 def decide(state: State, now_s: float) -> Decision:
-    """Return what each due sweep makes true next."""
-    proposals = []
-    for sweep_id in sorted(state.due):
-        sweep = state.sweeps[sweep_id]
-        facts = _next_facts(state, sweep, now_s)
-        proposals.append(Proposal(subject=subjects.sweep(sweep_id), facts=facts, cause=sweep.cause))
-    return Decision(proposals)
+    """Return what each sweep makes true next."""
+    return _remembering()(state, now_s)
 
 
 def submission(state: State, job_id: str) -> JobSpec | None:
@@ -110,42 +112,75 @@ def submission(state: State, job_id: str) -> JobSpec | None:
     return trials.job_spec(sweep.id, sweep.spec, sweep.running[job_id]) if sweep is not None else None
 
 
+def _remembering() -> Callable[[State, float], Decision]:
+    """
+    Return a :func:`decide` that asks a search once only as long as nothing changes.
+
+    A search may take milliseconds to say that it waits, and is asked after every fact. That it waits, given the same
+    facts about its sweep and the nodes, need not be found out again; forgetting it changes nothing.
+    """
+    waits: dict[str, tuple[int, int]] = {}
+
+    def decide(state: State, now_s: float) -> Decision:
+        proposals = []
+        for sweep in state.sweeps.values():
+            asked = (sweep.cause, state.nodes_seq)
+            if waits.get(sweep.id) == asked:
+                continue
+            if facts := _next_facts(state, sweep, now_s):
+                proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
+            else:
+                waits[sweep.id] = asked
+        for gone in waits.keys() - state.sweeps.keys():
+            del waits[gone]
+        return Decision(proposals)
+
+    return decide
+
+
 def _next_facts(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
     if sweep.ended:
-        ended = list(sweep.ended.items())[:REPORTS]
-        return tuple(
-            TrialFinished(at_s=now_s, sweep_id=sweep.id, job_id=job_id, state=end.state, value=end.value)
-            for job_id, end in ended
-        )
-    if not _wants_trials(sweep):
-        return (sweep.finish(now_s),)
+        return _reports(sweep, now_s)
     try:
-        group = trials.group(sweep.id, sweep.spec, sweep.groups, state.cluster)
+        opened = () if sweep.cancelled else _next_group(state, sweep, now_s)
     except search.BadSpace as error:
+        if sweep.running:  # of a search whose library is gone: what runs is not lost
+            return ()
         return (SweepFinished(at_s=now_s, sweep_id=sweep.id, state="failed", reason=str(error)),)
+    return opened or (() if sweep.running else (sweep.finish(now_s),))
+
+
+def _reports(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
+    return tuple(
+        TrialFinished(
+            at_s=now_s,
+            sweep_id=sweep.id,
+            job_id=job_id,
+            state=end.state,
+            value=end.value,
+            problem=end.problem,
+            reason=end.reason,
+        )
+        for job_id, end in list(sweep.ended.items())[:REPORTS]
+    )
+
+
+def _next_group(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
+    if not sweep.groups:
+        search.check(sweep.spec)
+    there = trials.devices(sweep.spec, state.cluster)
+    wanted = search.next_runs(sweep.spec, sweep.past, there.all)
+    if not wanted:
+        return ()
+    group = trials.group(sweep, wanted, there)
     return (TrialGroupOpened(at_s=now_s, sweep_id=sweep.id, group=sweep.groups, trials=group),)
-
-
-def _wants_trials(sweep: Sweep) -> bool:
-    return not sweep.cancelled and (sweep.groups == 0 or sweep.opened < search.size(sweep.spec))
-
-
-def _settle(state: State, sweep_id: str, seq: int) -> None:
-    """Keep ``due`` true to a sweep that something happened to."""
-    sweep = state.sweeps[sweep_id]
-    sweep.cause = seq
-    if sweep.ended or not sweep.running or _wants_trials(sweep):
-        state.due.add(sweep_id)
-    else:
-        state.due.discard(sweep_id)
 
 
 def _cancel(state: State, sweep_id: str, seq: int) -> None:
     sweep = state.sweeps.get(sweep_id)
     if sweep is not None:
-        sweep.cancelled = True
+        sweep.cancelled, sweep.cause = True, seq
         _drop_unaccepted(state, sweep)
-        _settle(state, sweep_id, seq)
 
 
 def _open(state: State, event: TrialGroupOpened, seq: int) -> None:
@@ -155,18 +190,18 @@ def _open(state: State, event: TrialGroupOpened, seq: int) -> None:
     for job_id in sweep.open(event):
         state.sweep_of[job_id] = sweep.id
         if job_id in state.strangers:
-            sweep.drop(job_id, Ended("failed"))
+            sweep.drop(job_id, "failed", problem="refused", reason=_TAKEN)
         else:
             state.unaccepted[job_id] = sweep.id
     if sweep.cancelled:
         _drop_unaccepted(state, sweep)
-    _settle(state, sweep.id, seq)
+    sweep.cause = seq
 
 
 def _drop_unaccepted(state: State, sweep: Sweep) -> None:
     for job_id in [job_id for job_id in sweep.running if job_id in state.unaccepted]:
         del state.unaccepted[job_id]
-        sweep.drop(job_id, Ended("cancelled"))
+        sweep.drop(job_id, "cancelled")
 
 
 def _report(state: State, event: TrialFinished, seq: int) -> None:
@@ -176,12 +211,11 @@ def _report(state: State, event: TrialFinished, seq: int) -> None:
     sweep.report(event)
     state.unaccepted.pop(event.job_id, None)
     state.jobs.forget(event.job_id)
-    _settle(state, sweep.id, seq)
+    sweep.cause = seq
 
 
 def _forget(state: State, sweep_id: str) -> None:
     sweep = state.sweeps.pop(sweep_id, None)
-    state.due.discard(sweep_id)
     for job_id in (*sweep.running, *sweep.ended) if sweep is not None else ():
         state.sweep_of.pop(job_id, None)
         state.unaccepted.pop(job_id, None)
@@ -198,12 +232,14 @@ def _accept(state: State, event: JobSubmitted, seq: int) -> None:
     if event.spec.parent == sweep.id:
         state.jobs.apply(event)
     else:  # somebody took the id: the gateway will refuse the trial for ever
-        sweep.drop(event.job_id, Ended("failed"))
-        _settle(state, sweep.id, seq)
+        sweep.drop(event.job_id, "failed", problem="refused", reason=_TAKEN)
+        sweep.cause = seq
 
 
 def _note_rest(state: State, event: Event, seq: int) -> None:
     state.cluster.apply(event)
+    if isinstance(event, _ABOUT_NODES) or (isinstance(event, RoundDecided) and event.lost_nodes):
+        state.nodes_seq = seq
     for job in state.jobs.apply(event):
         if job.state in TERMINAL:
             _end(state, job, seq)
@@ -213,4 +249,4 @@ def _end(state: State, job: Job, seq: int) -> None:
     sweep = state.sweeps[state.sweep_of[job.id]]
     sweep.end(job)
     state.jobs.forget(job.id)
-    _settle(state, sweep.id, seq)
+    sweep.cause = seq

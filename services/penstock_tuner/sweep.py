@@ -8,6 +8,9 @@ from typing import Final, Literal
 import msgspec
 
 from penstock_events import Job, State, SweepFinished, SweepSpec, Trial, TrialFinished, TrialGroupOpened
+from penstock_events.sweep import Problem
+from penstock_policies import search
+from penstock_policies.search import Past, Wanted
 
 Ending = Literal["completed", "failed", "cancelled"]
 ENDINGS: Final[dict[State, Ending]] = {
@@ -20,8 +23,11 @@ ENDINGS: Final[dict[State, Ending]] = {
 class Ended(msgspec.Struct, frozen=True):
     """How a trial's job ended, before it is reported."""
 
+    trial: Trial
     state: Ending
     value: float | None = None
+    problem: Problem = ""
+    reason: str = ""
 
 
 class Sweep(msgspec.Struct, kw_only=True):
@@ -32,18 +38,24 @@ class Sweep(msgspec.Struct, kw_only=True):
     ----------
     groups : int
         How many have been opened.
-    opened : int
-        Trials in them.
+    past : Past
+        What the search has tried.
+    job_ids : list of str
+        Of the runs in ``past``, in its order.
     running : dict of str to Trial
         Opened trials that are not over, by job id.
     ended : dict of str to Ended
         Trials that are over but not reported.
+    unit_s : dict of str to float
+        Job id of a run → device-seconds that it took for one unit of its budget.
     reported : dict of str to int
         Reported trials by how they ended.
     seen_metrics : set of str
         What completed trials reported, for the message where none reported the right one.
     refusal : str
-        The last trial that the gateway refused, and why.
+        The last trial that never ran, or gave no value, with the reason.
+    best_budget : int
+        Of the best trial: whoever trained longer is preferred.
     cause : int
         Sequence of the last fact that mattered.
     """
@@ -51,14 +63,17 @@ class Sweep(msgspec.Struct, kw_only=True):
     id: str
     spec: SweepSpec
     groups: int = 0
-    opened: int = 0
+    past: Past = msgspec.field(default_factory=Past)
+    job_ids: list[str] = msgspec.field(default_factory=list)
     running: dict[str, Trial] = msgspec.field(default_factory=dict)
     ended: dict[str, Ended] = msgspec.field(default_factory=dict)
+    unit_s: dict[str, float] = msgspec.field(default_factory=dict)
     reported: dict[str, int] = msgspec.field(default_factory=dict)
     seen_metrics: set[str] = msgspec.field(default_factory=set)
     refusal: str = ""
     best_job_id: str = ""
     best_value: float | None = None
+    best_budget: int = 0
     cancelled: bool = False
     cause: int = 0
 
@@ -67,32 +82,40 @@ class Sweep(msgspec.Struct, kw_only=True):
         if event.group != self.groups:
             return []
         self.groups += 1
-        self.opened += len(event.trials)
-        self.running.update({trial.job_id: trial for trial in event.trials})
+        for trial in event.trials:
+            self._open(trial)
         return [trial.job_id for trial in event.trials]
 
     def end(self, job: Job) -> None:
         """Note that a trial's job is over."""
-        value = job.metrics.get(self.spec.metric)
-        usable = value is not None and math.isfinite(value)
-        self.drop(job.id, Ended(ENDINGS[job.state], value if usable else None))
+        trial = self.running.get(job.id)
+        if trial is None:
+            return
+        value, problem = self._outcome(job)
+        self.drop(job.id, ENDINGS[job.state], value, problem, job.reason if problem else "")
         if job.state is State.COMPLETED:
             self.seen_metrics.update(job.metrics)
+            self._measure(trial, job)
 
-    def drop(self, job_id: str, ended: Ended) -> None:
+    def drop(
+        self, job_id: str, state: Ending, value: float | None = None, problem: Problem = "", reason: str = ""
+    ) -> None:
         """Note that a trial is over in this way."""
-        if self.running.pop(job_id, None) is not None:
-            self.ended[job_id] = ended
+        trial = self.running.pop(job_id, None)
+        if trial is not None:
+            self.ended[job_id] = Ended(trial, state, value, problem, reason)
 
     def report(self, event: TrialFinished) -> None:
         """Note that a trial's end was reported; only completed ones can be the best, the first of equal ones is."""
-        self.running.pop(event.job_id, None)
-        self.ended.pop(event.job_id, None)
+        ended = self.ended.pop(event.job_id, None)
+        trial = ended.trial if ended is not None else self.running.pop(event.job_id)
         self.reported[event.state] = self.reported.get(event.state, 0) + 1
+        value = event.value if event.state == "completed" else None
+        self.past.end(self._number(event.job_id), value)
         if event.reason:
             self.refusal = f"; {event.job_id}: {event.reason}"
-        if event.state == "completed" and event.value is not None and self._beats(event.value):
-            self.best_job_id, self.best_value = event.job_id, event.value
+        if value is not None and self._beats(value, trial.budget):
+            self.best_job_id, self.best_value, self.best_budget = event.job_id, value, trial.budget
 
     def finish(self, now_s: float) -> SweepFinished:
         """Return the end of a sweep all of whose trials are reported."""
@@ -110,12 +133,56 @@ class Sweep(msgspec.Struct, kw_only=True):
             reason=self._why_no_best() if state == "failed" else "",
         )
 
-    def _beats(self, value: float) -> bool:
-        if self.best_value is None:
-            return True
+    def _open(self, trial: Trial) -> None:
+        self.running[trial.job_id] = trial
+        if not _looks_back(self.spec):
+            self.past.count()
+            return
+        self.past.open(
+            Wanted(
+                trial=trial.number,
+                params=trial.params,
+                budget=trial.budget,
+                bracket=trial.bracket,
+                rung=trial.rung,
+                origin=self._number(trial.origin),
+            )
+        )
+        self.job_ids.append(trial.job_id)
+
+    def _number(self, job_id: str) -> int:
+        """Return the number of a run in the past, -1 where it is not there."""
+        return self.job_ids.index(job_id) if job_id in self.job_ids else -1
+
+    def _outcome(self, job: Job) -> tuple[float | None, Problem]:
+        """Return a trial's value, where it has one, and what was wrong with it."""
+        value = job.metrics.get(self.spec.metric)
+        usable = value is not None and math.isfinite(value)
+        if job.state is not State.COMPLETED:
+            return value if usable else None, "crashed" if job.state is State.FAILED else ""
+        if value is None:
+            return None, "no_report"
+        return (value, "") if usable else (None, "diverged")
+
+    def _measure(self, trial: Trial, job: Job) -> None:
+        origin = self._number(trial.origin)
+        before = self.past.runs[origin].budget if origin >= 0 else 0
+        if trial.budget > before and job.executed_s > 0:
+            self.unit_s[trial.job_id] = job.executed_s * trial.gpus / (trial.budget - before)
+
+    def _beats(self, value: float, budget: int) -> bool:
+        if self.best_value is None or budget != self.best_budget:
+            return self.best_value is None or budget > self.best_budget
         return value > self.best_value if self.spec.mode == "max" else value < self.best_value
 
     def _why_no_best(self) -> str:
         ends = ", ".join(f"{count} {state}" for state, count in sorted(self.reported.items()))
         instead = f"; completed trials reported {', '.join(sorted(self.seen_metrics))}" if self.seen_metrics else ""
         return f"no completed trial reported {self.spec.metric!r} ({ends}){instead}{self.refusal}"
+
+
+def _looks_back(spec: SweepSpec) -> bool:
+    try:
+        return search.algorithm(spec).looks_back
+    except search.BadSpace:  # of a library that is not installed here: deciding will say so
+        return True

@@ -1,81 +1,126 @@
-"""From a sweep to its trials: which points, how many devices each, and the job that each becomes."""
+"""From what a search wants to trials: how many devices each gets, and the job that each becomes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from penstock_events import JobSpec, SweepSpec, Trial
-from penstock_policies import search, waterfill
+from penstock_policies import waterfill
 from penstock_policies.cluster import Cluster, fits
+from penstock_policies.search import Wanted
+from penstock_policies.search.drivers import GROUP
+from penstock_tuner.sweep import Sweep
 
-GROUP: Final = 500
-"""Trials opened in one fact, so that it stays well below a message's limit."""
-
-_LONGEST: Final = 56  # of the part of a job's id or name before "-t00000"; 63 characters in all
+_LONGEST: Final = 51  # of the part of a job's id or name before "-t00000-r000"; 63 characters in all
 
 
-def group(sweep_id: str, spec: SweepSpec, number: int, cluster: Cluster) -> tuple[Trial, ...]:
+class Devices(msgspec.Struct, frozen=True):
     """
-    Return a group's trials: the same for the same sweep, and as wide as the cluster's present devices suggest.
+    What a sweep could use.
 
-    Raises
-    ------
-    BadSpace
-        If the sweep's space makes no sense.
+    Attributes
+    ----------
+    all : int
+        Devices on usable nodes that its trials fit.
+    of_one_kind : int
+        The most of one kind: a trial on several devices is a gang, and a gang sits on one kind.
     """
-    search.check(spec)
-    rng = np.random.default_rng([spec.seed % 2**64, number])
-    points = search.points(spec, number * GROUP, GROUP, rng)
-    gpus = width(spec, cluster)
-    return tuple(
-        Trial(job_id=trial_id(sweep_id, number * GROUP + place), params=params, gpus=gpus)
-        for place, params in enumerate(points)
-    )
+
+    all: int
+    of_one_kind: int
 
 
-def width(spec: SweepSpec, cluster: Cluster) -> int:
-    """
-    Return how many devices each trial gets.
-
-    Before anything has run, all trials are expected to take equally long, so water-filling gives all the same. No
-    trial gets more than the devices of one kind, for a gang sits on one kind, nor less than its template asks for.
-    """
+def devices(spec: SweepSpec, cluster: Cluster) -> Devices:
+    """Return what the sweep could use at present."""
     nodes = cluster.usable(spec.job.pool)
     by_kind = Counter(device.kind for node in nodes for device in node.devices if fits(spec.job, device))
-    most = max(1, min(spec.max_gpus, max(by_kind.values(), default=1)))
-    h1_s = np.ones(search.size(spec))
-    shares = waterfill.allot(h1_s, by_kind.total(), packing_c=1, max_gpus_d=most)  # c is 1 while lanes hold one job
-    return max(spec.job.gpus, int(shares[0]))
+    return Devices(by_kind.total(), max(by_kind.values(), default=0))
 
 
-def trial_id(sweep_id: str, number: int) -> str:
+def group(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> tuple[Trial, ...]:
+    """Return the trials of a group, :data:`GROUP` at most, each as wide as the sweep's idle devices suggest."""
+    some = wanted[:GROUP]
+    widths = _widths(sweep, some, there)
+    return tuple(_trial(sweep, one, width) for one, width in zip(some, widths, strict=True))
+
+
+def trial_id(sweep_id: str, number: int, rung: int = 0) -> str:
     """
-    Return the id of a sweep's trial; always the same, so that submitting it twice is submitting it once.
+    Return the id of a run of a sweep's trial; always the same, so that submitting it twice is submitting it once.
 
     Examples
     --------
-    >>> trial_id("digits", 7)
-    'digits-t007'
+    >>> trial_id("digits", 7), trial_id("digits", 7, rung=2)
+    ('digits-t007', 'digits-t007-r2')
     """
-    return f"{_shortened(sweep_id)}-t{number:03d}"
+    return f"{_shortened(sweep_id)}-{_label(number, rung)}"
 
 
 def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
-    """Return the job that a trial runs as: the template, overlaid with the trial's point and width."""
-    number = trial.job_id.rpartition("-")[2]
+    """Return the job that a trial runs as: the template, overlaid with the trial's point, budget and width."""
+    budget = {spec.budget.param: trial.budget} if spec.budget is not None and trial.budget else {}
     return msgspec.structs.replace(
         spec.job,
         id=trial.job_id,
-        name=f"{spec.name[:_LONGEST]}-{number}",
+        name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}",
         parent=sweep_id,
         gpus=trial.gpus,
-        params={**spec.job.params, **trial.params},
+        params={**spec.job.params, **trial.params, **budget},
     )
+
+
+def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]:
+    """
+    Return how many devices each run gets: its share of the work, by what the trials have been seen to take.
+
+    Before anything has run, all are expected to take equally long for a unit of budget. No run gets less than the
+    template asks for.
+    """
+    spec = sweep.spec
+    most = max(1, min(spec.max_gpus, there.of_one_kind))
+    idle = max(0, there.all - sum(trial.gpus for trial in sweep.running.values()))
+    match spec.filling:
+        case "water":
+            h1_s = np.array([_left(sweep, one) for one in wanted])
+            widths = waterfill.allot(h1_s, idle, packing_c=1, max_gpus_d=most).tolist()
+        case "fixed":
+            widths = [min(most, max(1, idle // len(wanted)))] * len(wanted)
+        case "one":
+            widths = [1] * len(wanted)
+    return [max(spec.job.gpus, int(width)) for width in widths]
+
+
+def _left(sweep: Sweep, wanted: Wanted) -> float:
+    """Return the device-seconds that a run is expected to take; where nothing was measured, in units of its budget."""
+    typical = median(sweep.unit_s.values()) if sweep.unit_s else 1.0
+    if wanted.origin < 0:
+        return max(1, wanted.budget) * typical
+    left = wanted.budget - sweep.past.runs[wanted.origin].budget
+    return max(1, left) * sweep.unit_s.get(sweep.job_ids[wanted.origin], typical)
+
+
+def _trial(sweep: Sweep, wanted: Wanted, gpus: int) -> Trial:
+    return Trial(
+        job_id=trial_id(sweep.id, wanted.trial, wanted.rung),
+        params=wanted.params,
+        gpus=gpus,
+        number=wanted.trial,
+        bracket=wanted.bracket,
+        rung=wanted.rung,
+        budget=wanted.budget,
+        origin=sweep.job_ids[wanted.origin] if wanted.origin >= 0 else "",
+    )
+
+
+def _label(number: int, rung: int) -> str:
+    return f"t{number:03d}" + (f"-r{rung}" if rung else "")
 
 
 def _shortened(sweep_id: str) -> str:

@@ -23,7 +23,8 @@ def sweep(space: dict[str, Dimension] | None = None, **more: Any) -> SweepSpec:
 
 def drawn(spec: SweepSpec, seed: int = 0) -> list[dict[str, Any]]:
     check(spec)
-    return points(spec, 0, size(spec), np.random.default_rng(seed))
+    whole = spec.search == "grid"
+    return points(spec, 0, size(spec) if whole else spec.trials, np.random.default_rng(seed), whole=whole)
 
 
 @given(trials=st.integers(1, 50), seed=st.integers(0, 2**32))
@@ -67,7 +68,7 @@ def test_a_grid_can_be_cut_short():
 @given(start=st.integers(0, 12), count=st.integers(0, 12))
 def test_a_grid_in_pieces_is_the_grid_in_one(start, count):
     spec = sweep({"act": ACT, "width": Integers(low=1, high=5)}, search="grid", trials=0)
-    piece = points(spec, start, count, np.random.default_rng(0))
+    piece = points(spec, start, count, np.random.default_rng(0), whole=True)
     assert piece == drawn(spec)[start : start + count]
 
 

@@ -120,13 +120,14 @@ def test_a_tuner_that_starts_again_submits_the_same_ids_with_the_same_content(tu
 
 def test_a_trial_whose_id_somebody_takes_first_has_failed(tuner):
     tuner.at(5.0).given(swept(), opened(), accepted(FIRST, parent=""))
-    tuner.then(reported(FIRST, "failed"))
+    tuner.then(reported(FIRST, "failed", problem="refused", reason="its id belongs to another job"))
     assert list(tuner.state.unaccepted) == [SECOND]
     tuner.given(*ended(FIRST, acc=0.99)).then()
 
 
 def test_a_trial_whose_id_was_taken_long_before_has_failed(tuner):
-    tuner.at(5.0).given(accepted(FIRST, parent=""), swept(), opened()).then(reported(FIRST, "failed"))
+    tuner.at(5.0).given(accepted(FIRST, parent=""), swept(), opened())
+    tuner.then(reported(FIRST, "failed", problem="refused", reason="its id belongs to another job"))
     assert list(tuner.state.unaccepted) == [SECOND]
 
 
@@ -147,12 +148,14 @@ def test_where_less_is_better_the_least_value_is_the_best(tuner):
 
 def test_a_failed_trial_is_never_the_best(tuner):
     tuner.at(5.0).given(swept(), opened(), *ran(FIRST, "failed", acc=0.99), *ran(SECOND, acc=0.5))
-    tuner.then(reported(FIRST, "failed", 0.99), reported(SECOND, value=0.5)).then(finished("completed", SECOND, 0.5))
+    tuner.then(reported(FIRST, "failed", 0.99, "crashed"), reported(SECOND, value=0.5)).then(
+        finished("completed", SECOND, 0.5)
+    )
 
 
 def test_a_sweep_without_any_value_has_failed_and_says_what_was_reported_instead(tuner):
     tuner.at(5.0).given(swept(), opened(), *ran(FIRST, loss=0.1), *ran(SECOND, "failed"))
-    tuner.then(reported(FIRST), reported(SECOND, "failed"))
+    tuner.then(reported(FIRST, problem="no_report"), reported(SECOND, "failed", problem="crashed"))
     reason = "no completed trial reported 'acc' (1 completed, 1 failed); completed trials reported loss"
     tuner.then(finished("failed", reason=reason))
 
@@ -163,7 +166,7 @@ def test_a_value_that_is_no_finite_number_counts_as_none(tuner, value):
     tuner.at(5.0).given(swept(), opened(), accepted(FIRST), run_ended[0])
     tuner.decider.apply(tuner.state, run_ended[1], tuner.fold.last_seq)  # the log itself refuses such a number
     (proposal,) = tuner.decider.decide(tuner.state, 5.0).proposals
-    assert proposal.facts == (reported(FIRST),)
+    assert proposal.facts == (reported(FIRST, problem="diverged"),)
 
 
 def test_a_trial_cancelled_by_hand_leaves_the_others(tuner):
@@ -200,7 +203,7 @@ def test_trials_opened_while_the_sweep_was_being_cancelled_are_dropped(tuner):
 def test_a_finished_sweep_leaves_nothing_behind(tuner):
     tuner.at(5.0).given(swept(), opened(), *ran(FIRST, acc=0.7), *ran(SECOND, acc=0.9)).settle()
     state = tuner.state
-    left = [state.sweeps, state.sweep_of, state.unaccepted, state.due, state.jobs.by_id]
+    left = [state.sweeps, state.sweep_of, state.unaccepted, state.jobs.by_id]
     assert not any(left), left
     tuner.when(SweepCancelled(at_s=9.0, sweep_id="s1"), reported(FIRST)).then()
 

@@ -44,7 +44,9 @@ def node(node_id: str = "n1", *kinds: str) -> NodeJoined:
 
 
 def opened(sweep_id: str = "s1", at_s: float = 1.0, gpus: int = 1) -> TrialGroupOpened:
-    trials = tuple(Trial(job_id=f"{sweep_id}-t00{i}", params={"lr": lr}, gpus=gpus) for i, lr in enumerate((0.1, 0.2)))
+    trials = tuple(
+        Trial(job_id=f"{sweep_id}-t00{i}", number=i, params={"lr": lr}, gpus=gpus) for i, lr in enumerate((0.1, 0.2))
+    )
     return TrialGroupOpened(at_s=at_s, sweep_id=sweep_id, group=0, trials=trials)
 
 
@@ -65,5 +67,8 @@ def ran(job_id: str, outcome: Any = "completed", **metrics: float) -> list[Any]:
     return [accepted(job_id), *ended(job_id, outcome, **metrics)]
 
 
-def reported(job_id: str, state: Any = "completed", value: float | None = None, at_s: float = 5.0) -> TrialFinished:
-    return TrialFinished(at_s=at_s, sweep_id="s1", job_id=job_id, state=state, value=value)
+def reported(
+    job_id: str, state: Any = "completed", value: float | None = None, problem: Any = "", **fields: Any
+) -> TrialFinished:
+    about = {"at_s": 5.0, "sweep_id": "s1", "job_id": job_id, "state": state, "value": value, "problem": problem}
+    return TrialFinished(**{**about, **fields})

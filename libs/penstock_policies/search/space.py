@@ -1,4 +1,4 @@
-"""Which points of a hyper-parameter space a sweep tries: all of a grid, or random ones."""
+"""The points of a hyper-parameter space: all of a grid, or random ones; and which spaces make sense."""
 
 from __future__ import annotations
 
@@ -16,60 +16,48 @@ _64_BITS: Final = "whole numbers of 64 bits"
 
 
 class BadSpace(ValueError):
-    """The sweep's search cannot be carried out as written; the message names the dimension and what was expected."""
+    """The sweep's search cannot be carried out as written; the message begins with the field, and says what helps."""
+
+    @property
+    def field(self) -> tuple[str, ...]:
+        """The field of the specification that is to be changed; empty where it is none in particular."""
+        path = str(self).partition(" ")[0].rstrip(":").split(".", 1)
+        return tuple(path) if path[0] in SweepSpec.__struct_fields__ else ()
 
 
-def check(spec: SweepSpec) -> None:
-    """
-    Refuse a sweep whose space or number of trials makes no sense.
-
-    Raises
-    ------
-    BadSpace
-        Naming the dimension, what it was, and what was expected.
-
-    Examples
-    --------
-    >>> from penstock_events import JobSpec
-    >>> job = JobSpec(name="j", command=("true",))
-    >>> try:
-    ...     check(SweepSpec(name="s", job=job, space={"lr": Uniform(low=1.0, high=0.0)}, metric="acc", trials=3))
-    ... except BadSpace as error:
-    ...     error
-    BadSpace('space.lr: low 1.0 is not below high 0.0; expected low < high')
-    """
+def check(spec: SweepSpec, *, grid: bool) -> None:
+    """Refuse a space, or a number of trials of a grid over it, that makes no sense, by raising :class:`BadSpace`."""
     if not spec.space:
         raise BadSpace(
             "space has no dimension; expected at least one, such as lr = {kind = 'choice', values = [0.1, 0.2]}"
         )
     _expect(_is_64_bit(spec.seed), "seed", "beyond 64 bits", _64_BITS)
     for name, dimension in sorted(spec.space.items()):
-        _check_dimension(f"space.{name}", dimension, spec.search)
-    if spec.search == "random" and spec.trials == 0:
-        raise BadSpace("trials is 0; expected 1 or more for search = 'random'")
-    if size(spec) > MOST_TRIALS:
+        _check_dimension(f"space.{name}", dimension, grid=grid)
+    if grid and size(spec) > MOST_TRIALS:
         raise BadSpace(f"the grid has {size(spec)} points; expected {MOST_TRIALS} at most: set trials, or fewer values")
 
 
 def size(spec: SweepSpec) -> int:
-    """Return how many trials the sweep has; a grid may be cut short by ``trials``."""
-    if spec.search == "random":
-        return spec.trials
+    """Return how many points the sweep's grid has; it may be cut short by ``trials``."""
     product = math.prod(_length(_values(dimension)) for dimension in spec.space.values())
     return min(product, spec.trials) if spec.trials else product
 
 
-def points(spec: SweepSpec, start: int, count: int, rng: np.random.Generator) -> list[Params]:
+def points(spec: SweepSpec, start: int, count: int, rng: np.random.Generator, *, whole: bool = False) -> list[Params]:
     """
-    Return ``count`` points of the sweep from the ``start``-th on, fewer at its end.
+    Return ``count`` points of the sweep's space: random ones, or those of the whole grid from the ``start``-th on.
 
     Parameters
     ----------
     spec : SweepSpec
         One that :func:`check` lets pass.
     start, count : int
+        Of a grid; it gives fewer at its end.
     rng : numpy Generator
-        Source of a random search; the same generator state gives the same points. A grid does not use it.
+        The same state gives the same points. A grid does not use it.
+    whole : bool
+        Walk the grid.
 
     Examples
     --------
@@ -77,15 +65,15 @@ def points(spec: SweepSpec, start: int, count: int, rng: np.random.Generator) ->
     >>> space = {"lr": Choice(values=(0.1, 0.2)), "width": Integers(low=1, high=2)}
     >>> job = JobSpec(name="j", command=("true",))
     >>> spec = SweepSpec(name="s", job=job, space=space, metric="acc", search="grid")
-    >>> points(spec, 1, 2, np.random.default_rng(0))
+    >>> points(spec, 1, 2, np.random.default_rng(0), whole=True)
     [{'lr': 0.1, 'width': 2}, {'lr': 0.2, 'width': 1}]
     """
-    count = max(0, min(count, size(spec) - start))
     names = sorted(spec.space)
-    if spec.search == "random":
+    if not whole:
         columns = [_draw(spec.space[name], count, rng) for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     walks = [_values(spec.space[name]) for name in names]
+    count = max(0, min(count, size(spec) - start))
     return [dict(zip(names, _grid_point(walks, i), strict=True)) for i in range(start, start + count)]
 
 
@@ -132,7 +120,7 @@ def _length(walk: tuple[Param, ...] | range) -> int:
     return walk.stop - walk.start if isinstance(walk, range) else len(walk)  # len() of a range ends at 63 bits
 
 
-def _check_dimension(where: str, dimension: Dimension, search: str) -> None:
+def _check_dimension(where: str, dimension: Dimension, *, grid: bool) -> None:
     match dimension:
         case Choice():
             _expect(len(dimension.values) > 0, where, "without values", "at least one")
@@ -142,7 +130,7 @@ def _check_dimension(where: str, dimension: Dimension, search: str) -> None:
             _check_range(where, dimension.low, dimension.high)
             _expect(_is_64_bit(dimension.low) and _is_64_bit(dimension.high), where, "beyond 64 bits", _64_BITS)
         case Uniform():
-            _expect(search != "grid", where, "continuous and search is 'grid'", "a choice or int, or search = 'random'")
+            _expect(not grid, where, "continuous and search is 'grid'", "a choice or int, or search = 'random'")
             _check_uniform(where, dimension)
         case _:
             assert_never(dimension)

@@ -1,0 +1,28 @@
+"""
+What a sweep tries next: which points of its space, each for how long, and which of them go on.
+
+Two questions with two answers. A *sampler* (:mod:`.samplers`) says which new points are tried; a *driver*
+(:mod:`.drivers`) says when, in which groups, with which budget, and who is promoted. :mod:`.algorithms` joins them
+under the names that people write: ``tpe``, ``hyperband``, ``bohb`` … All are pure functions of the specification and of
+what was tried, so a tuner that takes over from another goes on with the same trials.
+"""
+
+from penstock_policies.search.algorithms import ALGORITHMS, Algorithm, algorithm, check, next_runs
+from penstock_policies.search.past import Params, Past, Tried, Wanted
+from penstock_policies.search.space import MOST_TRIALS, BadSpace, points, size
+
+__all__ = [
+    "ALGORITHMS",
+    "MOST_TRIALS",
+    "Algorithm",
+    "BadSpace",
+    "Params",
+    "Past",
+    "Tried",
+    "Wanted",
+    "algorithm",
+    "check",
+    "next_runs",
+    "points",
+    "size",
+]

@@ -1,0 +1,157 @@
+"""The searches by the names that people write, and what each needs of a sweep's specification."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock_events.problems import nearest
+from penstock_events.spec import Budget, SweepSpec
+from penstock_policies.search import drivers, space
+from penstock_policies.search.drivers import Driver
+from penstock_policies.search.past import Params, Past, Wanted
+from penstock_policies.search.population import generations
+from penstock_policies.search.pruning import check_pruner, climbing
+from penstock_policies.search.samplers import sampler
+from penstock_policies.search.space import BadSpace
+
+
+class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A search: where new points come from, and a driver.
+
+    Attributes
+    ----------
+    sampler : str
+        Unless the sweep names another one.
+    drive : Driver
+    staged : bool
+        Needs a budget: its trials run in rungs or generations.
+    looks_back : bool
+        Depends on what was tried before.
+    trials : bool
+        Has to be told how many trials there are.
+    """
+
+    sampler: str
+    drive: Driver
+    staged: bool = True
+    looks_back: bool = True
+    trials: bool = False
+
+
+ALGORITHMS: Final = {
+    "random": Algorithm(sampler="random", drive=drivers.at_once, staged=False, looks_back=False, trials=True),
+    "grid": Algorithm(sampler="grid", drive=drivers.at_once, staged=False, looks_back=False),
+    "tpe": Algorithm(sampler="tpe", drive=drivers.in_batches, staged=False, trials=True),
+    "cmaes": Algorithm(sampler="cmaes", drive=drivers.in_batches, staged=False, trials=True),
+    "halving": Algorithm(sampler="random", drive=drivers.successive_halving),
+    "hyperband": Algorithm(sampler="random", drive=drivers.all_brackets),
+    "asha": Algorithm(sampler="random", drive=drivers.asynchronous, trials=True),
+    "bohb": Algorithm(sampler="model", drive=drivers.bracket_by_bracket),
+    "bohb-async": Algorithm(sampler="model", drive=drivers.asynchronous_brackets, trials=True),
+    "pbt": Algorithm(sampler="random", drive=generations, trials=True),
+}
+
+
+def algorithm(spec: SweepSpec) -> Algorithm:
+    """
+    Return a sweep's search, with the sampler and the pruner that it names.
+
+    A name that is no search but that of an installed sampler is that sampler, in batches.
+
+    Raises
+    ------
+    BadSpace
+        If there is none of that name.
+    """
+    found = ALGORITHMS.get(spec.search)
+    if found is None:
+        found = _installed(spec.search)
+    if spec.pruner:
+        found = msgspec.structs.replace(found, drive=climbing, staged=True, looks_back=True, trials=True)
+    return msgspec.structs.replace(found, sampler=spec.sampler) if spec.sampler else found
+
+
+def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
+    """
+    Return the runs that a sweep opens now; with none of them and nothing running, it is over.
+
+    Parameters
+    ----------
+    spec : SweepSpec
+        One that :func:`check` lets pass.
+    past : Past
+    devices : int
+        That the sweep could use: what an asynchronous search keeps busy unless the sweep says otherwise.
+
+    Examples
+    --------
+    >>> from penstock_events import Choice, JobSpec
+    >>> job = JobSpec(name="j", command=("true",))
+    >>> spec = SweepSpec(name="s", job=job, space={"lr": Choice(values=(0.1, 0.2))}, metric="acc", search="grid")
+    >>> [wanted.params for wanted in next_runs(spec, Past(), devices=4)]
+    [{'lr': 0.1}, {'lr': 0.2}]
+    """
+    chosen = algorithm(spec)
+    draw = sampler(chosen.sampler)
+
+    def sample(count: int) -> list[Params]:
+        return draw(spec, past, count)
+
+    return chosen.drive(spec, past, devices, sample)
+
+
+def check(spec: SweepSpec) -> None:
+    """
+    Refuse a sweep that cannot be carried out as written.
+
+    Raises
+    ------
+    BadSpace
+        Naming the field, what it was, and what was expected.
+
+    Examples
+    --------
+    >>> from penstock_events import JobSpec, Uniform
+    >>> job = JobSpec(name="j", command=("true",))
+    >>> try:
+    ...     check(SweepSpec(name="s", job=job, space={"lr": Uniform(low=1.0, high=0.0)}, metric="acc", trials=3))
+    ... except BadSpace as error:
+    ...     error
+    BadSpace('space.lr: low 1.0 is not below high 0.0; expected low < high')
+    """
+    chosen = algorithm(spec)
+    if spec.pruner:
+        check_pruner(spec.pruner)
+        sampler("tpe")  # the pruners are Optuna's
+    space.check(spec, grid=chosen.sampler == "grid")
+    sampler(chosen.sampler)
+    if chosen.trials and spec.trials == 0 and chosen.sampler != "grid":
+        raise BadSpace(f"trials is 0; expected 1 or more for search = {spec.search!r}")
+    if chosen.staged:
+        _check_budget(spec, drivers.budget_of(spec))
+    if spec.search == "pbt" and spec.trials < 2:
+        raise BadSpace(f"trials is {spec.trials}; expected a population of 2 or more for search = 'pbt'")
+
+
+def _check_budget(spec: SweepSpec, budget: Budget) -> None:
+    if budget.least > budget.most:
+        raise BadSpace(f"budget.least is {budget.least}, above most = {budget.most}; expected least <= most")
+    if budget.param in spec.space:
+        raise BadSpace(f"space.{budget.param} is the budget as well; expected it in one of them: rename budget.param")
+
+
+def _installed(name: str) -> Algorithm:
+    try:
+        sampler(name)
+    except BadSpace as error:
+        if "needs" in str(error):
+            raise
+        known = ", ".join(ALGORITHMS)
+        raise BadSpace(
+            f"search {name!r} is not known; expected one of {known}, or the name of an installed sampler"
+            f"{nearest(name, ALGORITHMS)}"
+        ) from error
+    return Algorithm(sampler=name, drive=drivers.in_batches, staged=False, trials=True)

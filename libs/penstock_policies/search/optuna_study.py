@@ -1,0 +1,207 @@
+"""
+Optuna's samplers and pruners, behind the ports of this package.
+
+The log is the only truth: a study is made for each question, told what was tried, asked, and thrown away. Chance comes
+from the sweep's seed and the number of trials so far, so that whoever asks with the same past gets the same points.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Final, assert_never
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from penstock_events.spec import Choice, Dimension, Integers, Param, SweepSpec, Uniform
+from penstock_policies.search.past import Params, Past, Tried
+from penstock_policies.search.samplers import point_of
+
+RANDOM_SHARE: Final = 1 / 3
+"""Of the points that a model-based search draws at random all the same (Falkner et al., BOHB, ICML 2018)."""
+
+optuna.logging.disable_default_handler()
+
+
+def tpe(spec: SweepSpec, past: Past, count: int) -> list[Params]:
+    """
+    Draw points by a tree-structured Parzen estimator; running trials count as bad ones, so that points differ.
+
+    References
+    ----------
+    Bergstra et al., Algorithms for hyper-parameter optimization, NeurIPS 2011.
+    """
+    return _ask(_study(spec, past, _told(spec, past), startup=10), spec, count)
+
+
+def model(spec: SweepSpec, past: Past, count: int) -> list[Params]:
+    """
+    Draw points by the same estimator, of the runs with the largest budget that has enough; one in three at random.
+
+    References
+    ----------
+    Falkner, Klein and Hutter, BOHB: robust and efficient hyperparameter optimization at scale, ICML 2018, section 3.2.
+    """
+    told = _told(spec, past)
+    study = _study(spec, past, told, startup=0) if any(run.over for run in told) else None
+    drawn = []
+    for trial in range(past.trials, past.trials + count):
+        lucky = np.random.default_rng([spec.seed % 2**64, trial, 1]).random() < RANDOM_SHARE
+        drawn.append(point_of(spec, trial) if study is None or lucky else _ask(study, spec, 1)[0])
+    return drawn
+
+
+def cmaes(spec: SweepSpec, past: Past, count: int) -> list[Params]:
+    """
+    Draw points by CMA-ES; choices, which have no distance, are drawn independently.
+
+    The strategy's state is worked out again by asking for each past trial and telling what became of it, in the order
+    in which that happened. Should another version of the library draw other points, the strategy starts over from them.
+
+    References
+    ----------
+    Hansen, The CMA evolution strategy: a tutorial, arXiv 1604.00772, 2016.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        sampler = optuna.samplers.CmaEsSampler(seed=spec.seed % 2**32, warn_independent_sampling=False)
+        study = optuna.create_study(direction=_direction(spec), sampler=sampler)
+        ends = sorted((run.ended, i) for i, run in enumerate(past.runs) if run.over)
+        asked: list[optuna.Trial] = []
+        for after in [*(run.after for run in past.runs), past.ended]:
+            while ends and ends[0][0] <= after:
+                _, i = ends.pop(0)
+                _tell(study, spec, past.runs[i], asked[i])
+            if len(asked) < len(past.runs):
+                asked.append(study.ask(distributions(spec)))
+        return _ask(study, spec, count)
+
+
+def _tell(study: optuna.Study, spec: SweepSpec, run: Tried, asked: optuna.Trial) -> None:
+    same = asked.params == _encoded(spec, run.params)
+    study.tell(asked, run.value if same else None, state=_state(run) if same else TrialState.FAIL)
+    if not same:
+        study.add_trial(_trial(spec, run))
+
+
+def prunes(pruner: optuna.pruners.BasePruner, spec: SweepSpec, past: Past, number: int, top: int) -> bool:
+    """
+    Say whether a pruner stops a trial after one of its runs.
+
+    It is shown what had ended when that run ended, so that the answer stays the same ever after.
+
+    Parameters
+    ----------
+    number : int
+        Of the run.
+    top : int
+        The highest rung: whoever has a value there is complete, and the others are measured against those.
+    """
+    seen = [run for run in past.runs if 0 < run.ended <= past.runs[number].ended]
+    trials = sorted({run.trial for run in seen})
+    with warnings.catch_warnings(action="ignore"):
+        study = optuna.create_study(direction=_direction(spec), pruner=pruner)
+        for trial in trials:
+            study.add_trial(_with_steps(spec, [run for run in seen if run.trial == trial], top))
+        return pruner.prune(study, study.trials[trials.index(past.runs[number].trial)])
+
+
+def distributions(spec: SweepSpec) -> dict[str, BaseDistribution]:
+    """Return a space as Optuna writes it; choices by their places, since 1, 1.0 and True are equal to Python."""
+    return {name: _distribution(dimension) for name, dimension in sorted(spec.space.items())}
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    match dimension:
+        case Choice():
+            return CategoricalDistribution(tuple(range(len(dimension.values))))
+        case Integers():
+            return IntDistribution(dimension.low, dimension.high)
+        case Uniform():
+            return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+        case _:
+            assert_never(dimension)
+
+
+def _told(spec: SweepSpec, past: Past) -> list[Tried]:
+    """Return what a model is made of: the runs at the largest budget with enough values, and what still runs."""
+    for budget in sorted({run.budget for run in past.runs}, reverse=True):
+        told = [run for run in past.runs if run.budget == budget and run.over]
+        if not budget or sum(run.value is not None for run in told) >= len(spec.space) + 2:
+            done = {run.trial for run in told}
+            return told + [run for run in past.runs if not run.over and run.trial not in done]
+    return []
+
+
+def _study(spec: SweepSpec, past: Past, told: Iterable[Tried], startup: int) -> optuna.Study:
+    with warnings.catch_warnings(action="ignore"):
+        study = optuna.create_study(direction=_direction(spec), sampler=_sampler(spec, past, startup))
+        for run in told:
+            study.add_trial(_trial(spec, run))
+    return study
+
+
+def _sampler(spec: SweepSpec, past: Past, startup: int) -> optuna.samplers.TPESampler:
+    seed = int(np.random.default_rng([spec.seed % 2**64, past.trials]).integers(2**32))
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, constant_liar=True)
+
+
+def _trial(spec: SweepSpec, run: Tried) -> FrozenTrial:
+    params = _encoded(spec, run.params)
+    return create_trial(state=_state(run), value=run.value, params=params, distributions=distributions(spec))
+
+
+def _state(run: Tried) -> TrialState:
+    if not run.over:
+        return TrialState.RUNNING
+    return TrialState.FAIL if run.value is None else TrialState.COMPLETE
+
+
+def _with_steps(spec: SweepSpec, runs: list[Tried], top: int) -> FrozenTrial:
+    complete = runs[-1].rung == top and runs[-1].value is not None
+    return create_trial(
+        state=TrialState.COMPLETE if complete else TrialState.RUNNING,
+        value=runs[-1].value if complete else None,
+        params=_encoded(spec, runs[0].params),
+        distributions=distributions(spec),
+        intermediate_values={run.budget: run.value for run in runs if run.value is not None},
+    )
+
+
+def _ask(study: optuna.Study, spec: SweepSpec, count: int) -> list[Params]:
+    with warnings.catch_warnings(action="ignore"):
+        return [_decoded(spec, study.ask(distributions(spec)).params) for _ in range(count)]
+
+
+def _direction(spec: SweepSpec) -> StudyDirection:
+    return StudyDirection.MAXIMIZE if spec.mode == "max" else StudyDirection.MINIMIZE
+
+
+def _encoded(spec: SweepSpec, params: Params) -> Params:
+    return {name: _place(dimension, params[name]) for name, dimension in sorted(spec.space.items())}
+
+
+def _place(dimension: Dimension, value: Param) -> Param:
+    if not isinstance(dimension, Choice):
+        return value
+    same = (i for i, one in enumerate(dimension.values) if type(one) is type(value) and one == value)
+    return next(same, dimension.values.index(value))
+
+
+def _decoded(spec: SweepSpec, params: dict[str, Param]) -> Params:
+    return {name: _value(dimension, params[name]) for name, dimension in sorted(spec.space.items())}
+
+
+def _value(dimension: Dimension, drawn: Param) -> Param:
+    match dimension:
+        case Choice():
+            return dimension.values[int(drawn)]
+        case Integers():
+            return int(drawn)
+        case Uniform():
+            return float(drawn)
+        case _:
+            assert_never(dimension)

@@ -1,0 +1,57 @@
+"""Trials that climb one by one, each stopped where one of Optuna's pruners says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock_events.problems import nearest
+from penstock_events.spec import SweepSpec
+from penstock_policies.search.drivers import Sample, budget_of, promoted, room
+from penstock_policies.search.past import Past, Wanted
+from penstock_policies.search.rungs import halvings
+from penstock_policies.search.space import BadSpace
+
+if TYPE_CHECKING:
+    import optuna
+
+PRUNERS: Final = ("median", "percentile", "halving")
+
+
+def climbing(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:
+    """Let each trial train to the next budget unless it is pruned; where there is room, begin another one."""
+    budget, places = budget_of(spec), room(spec, past, devices)
+    top, wanted = halvings(budget), []
+    gone = {(run.trial, run.rung) for run in past.runs}
+    for number, run in enumerate(past.runs):
+        climbs = run.value is not None and run.rung < top and (run.trial, run.rung + 1) not in gone
+        if climbs and not _pruned(spec, past, number, top):
+            wanted.append(promoted(past, number, run.rung + 1, budget.least * budget.eta ** (run.rung + 1)))
+    wanted = wanted[:places]
+    fresh = min(places - len(wanted), spec.trials - past.trials)
+    drawn = sample(fresh) if fresh > 0 else []
+    return wanted + [Wanted(trial=past.trials + i, params=p, budget=budget.least) for i, p in enumerate(drawn)]
+
+
+def check_pruner(name: str) -> None:
+    """Refuse a pruner that is not known."""
+    if name not in PRUNERS:
+        raise BadSpace(f"pruner {name!r} is not known; expected one of {', '.join(PRUNERS)}{nearest(name, PRUNERS)}")
+
+
+def _pruned(spec: SweepSpec, past: Past, number: int, top: int) -> bool:
+    from penstock_policies.search import optuna_study  # noqa: PLC0415 - an extra, and half a second
+
+    return optuna_study.prunes(_made(spec), spec, past, number, top)
+
+
+def _made(spec: SweepSpec) -> optuna.pruners.BasePruner:
+    import optuna  # noqa: PLC0415 - an extra, and half a second
+
+    match spec.pruner:
+        case "percentile":
+            return optuna.pruners.PercentilePruner(25.0, n_startup_trials=4)
+        case "halving":
+            budget = budget_of(spec)
+            return optuna.pruners.SuccessiveHalvingPruner(budget.least, budget.eta)
+        case _:
+            return optuna.pruners.MedianPruner(n_startup_trials=4)

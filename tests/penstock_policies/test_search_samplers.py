@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import doctest
+import importlib
+import logging
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from sweeping import LR, budget, hill, play, sweep
+
+from penstock_events import Choice, Integers, SweepSpec
+from penstock_policies.search import BadSpace, Past, Tried, next_runs, samplers
+from penstock_policies.search.samplers import sampler
+
+optuna = pytest.importorskip("optuna", reason="Optuna's searches are not checked: pip install 'penstock[optuna]'")
+
+from penstock_policies.search import optuna_study  # noqa: E402 - needs Optuna
+
+MIXED = {"lr": LR, "layers": Integers(low=1, high=4), "act": Choice(values=(True, 1, 1.0, "x"))}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+
+
+def best(search: str, seed: int, **fields: Any) -> float:
+    past = play(sweep(search, trials=40, seed=seed, **fields), lambda params, _: hill(params, 100), devices=1)
+    return max(run.value for run in past.runs if run.value is not None)
+
+
+@pytest.mark.parametrize("search", ["tpe", "cmaes"])
+def test_a_search_with_a_model_does_better_than_chance(search):
+    assert np.median([best(search, seed) for seed in range(2)]) > np.median([best("random", s) for s in range(15)])
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "model", "cmaes"])
+def test_points_lie_in_the_space_and_have_its_types(name):
+    spec = sweep("tpe", trials=30, space=MIXED)
+    past = Past()
+    for number in range(14):
+        past.runs.append(Tried(trial=number, params=sampler("random")(spec, past, 1)[0]))
+        past.trials += 1
+        past.end(number, float(number))
+    for point in sampler(name)(spec, past, 6):
+        assert LR.low <= point["lr"] <= LR.high
+        assert point["layers"] in (1, 2, 3, 4)
+        assert (type(point["act"]), point["act"]) in {(bool, True), (int, 1), (float, 1.0), (str, "x")}
+
+
+def test_cma_es_worked_out_again_for_each_question_is_optunas_own():
+    spec = sweep("cmaes", trials=20, seed=3)
+    past = play(spec, lambda params, _: hill(params, 100), devices=1)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.CmaEsSampler(seed=3))
+    for run in past.runs:
+        trial = study.ask(optuna_study.distributions(spec))
+        assert trial.params == run.params
+        study.tell(trial, hill(trial.params, 100))
+
+
+def test_points_asked_for_together_differ():
+    past = play(sweep("tpe", trials=16, concurrency=8))
+    assert len({run.params["lr"] for run in past.runs}) == 16
+
+
+def test_the_kth_random_trial_of_a_seed_is_the_same_in_every_search():
+    first = play(sweep("random", trials=9, seed=7))
+    second = play(sweep("hyperband", budget=budget(), seed=7))
+    assert [run.params for run in first.runs] == [run.params for run in second.runs if run.rung == 0][:9]
+
+
+def test_a_model_learns_from_the_largest_budget_that_tells_enough():
+    spec = sweep("bohb", budget=budget(most=81), trials=200, seed=1)
+    past = Past()
+
+    def add(count: int, run_budget: int, centre: float) -> None:
+        for _ in range(count):
+            lr = float(10 ** np.random.default_rng(len(past.runs)).normal(centre, 0.3))
+            params: dict[str, Any] = {"lr": min(max(lr, LR.low), LR.high), "momentum": 0.9}
+            past.runs.append(Tried(trial=past.trials, params=params, budget=run_budget))
+            past.trials += 1
+            past.end(len(past.runs) - 1, -abs(float(np.log10(lr)) - centre))
+
+    add(20, run_budget=1, centre=-1.0)
+    add(3, run_budget=9, centre=-3.0)  # too few
+    few = [point["lr"] for point in sampler("model")(spec, past, 12)]
+    add(20, run_budget=9, centre=-3.0)
+    many = [point["lr"] for point in sampler("model")(spec, past, 12)]
+    assert np.median(many) < 1e-2 < np.median(few)
+
+
+class Corner:
+    """A third library: always the same corner of the space."""
+
+    def __call__(self, spec: SweepSpec, past: Past, count: int) -> list[dict[str, Any]]:
+        return [{"lr": LR.low, "momentum": 0.0}] * min(count, spec.trials - past.trials)
+
+
+def test_a_third_library_is_one_function_with_an_entry_point(monkeypatch):
+    class Entry:
+        name = "corner"
+
+        def load(self) -> Corner:
+            return Corner()
+
+    monkeypatch.setattr(samplers, "entry_points", lambda name="corner", **_: [Entry()] if name == "corner" else [])
+    samplers.sampler.cache_clear()
+    try:
+        past = play(sweep("corner", trials=3))
+        with pytest.raises(BadSpace, match="expected one of cmaes, corner, grid"):
+            sampler("corners")
+    finally:
+        samplers.sampler.cache_clear()
+    assert [run.params["lr"] for run in past.runs] == [LR.low] * 3
+
+
+def test_a_library_that_is_not_installed_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(samplers, "find_spec", lambda _: None)
+    samplers.sampler.cache_clear()
+    with pytest.raises(BadSpace, match=r"'cmaes' needs optuna; .* pip install 'penstock\[optuna\]'"):
+        sampler("cmaes")
+
+
+@pytest.mark.parametrize("search", ["tpe", "cmaes", "bohb"])
+def test_a_study_made_again_from_the_log_asks_the_same(search):
+    spec = sweep(search, trials=25, budget=budget() if search == "bohb" else None, seed=3)
+    past = play(msgspec.structs.replace(spec, trials=20))
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(past), type=Past)
+    assert next_runs(spec, past, 4) == next_runs(spec, again, 4) != []
+
+
+@pytest.mark.parametrize("module", ["algorithms", "drivers", "rungs", "space"])
+def test_examples_in_docstrings_hold(module):
+    result = doctest.testmod(importlib.import_module(f"penstock_policies.search.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
