@@ -104,6 +104,17 @@ def test_an_emulated_device_has_a_ledger_of_its_declared_size() -> None:
     assert accounting.held(slow, [7]) == {}
 
 
+def test_a_ledger_gives_its_last_byte_and_not_one_more() -> None:
+    ledger = Ledger(100)
+    ledger.hold(1, 60)
+    ledger.hold(2, 40)
+    with pytest.raises(OverCapacity):
+        ledger.hold(2, 41)
+    with pytest.raises(OverCapacity):
+        ledger.hold(3, 1)
+    assert (ledger.of(1), ledger.of(2), ledger.of(3), ledger.free_bytes) == (60, 40, 0, 0)
+
+
 def test_a_negative_holding_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 0 or more"):
         Ledger(100).hold(1, -1)
