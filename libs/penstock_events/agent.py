@@ -62,12 +62,17 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning."""
+    """
+    Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning.
+
+    ``diverged`` names the metrics whose last value is no finite number.
+    """
 
     step: Count
     loop_steps: Count
     loop_s: Seconds
     metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
     skew: Share = 0.0
     memory: Memory | None = None
 
@@ -99,6 +104,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     loop_steps: Count
     loop_s: Seconds
     metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
     skew: Share = 0.0
     memory: Memory | None = None
 
@@ -133,6 +139,8 @@ class Env:
     LANES: Final = "PENSTOCK_LANES"  # path of the lane keeper's socket; only where the job takes turns on its devices
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
+    BEGIN_DIR: Final = "PENSTOCK_BEGIN_DIR"  # another job's checkpoints, to begin from where there are none
+    SAVE_AT_END: Final = "PENSTOCK_SAVE_AT_END"  # 1: save a checkpoint when all is done as well
     PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
     BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"
     SAMPLE_ITERATIONS: Final = "PENSTOCK_SAMPLE_ITERATIONS"  # only in a profiler's sample

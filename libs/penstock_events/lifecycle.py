@@ -90,6 +90,8 @@ class Job(msgspec.Struct, kw_only=True):
         When its last checkpoint was complete; 0 before the first.
     not_before_s : float
         End of the back-off after a failure.
+    diverged : tuple of str
+        Metrics whose last value was no finite number.
     """
 
     id: str
@@ -120,6 +122,7 @@ class Job(msgspec.Struct, kw_only=True):
     checkpoint_step: int = 0
     checkpointed_s: float = 0.0
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    diverged: tuple[str, ...] = ()
     reason: str = ""
     exit_code: int | None = None
     finished_s: float = 0.0
@@ -319,7 +322,9 @@ def _end_run(job: Job, event: RunEnded) -> bool:
     if not job.may_run(event.epoch, event.node_id):
         return False
     job.steps = max(job.steps, event.steps)
-    job.metrics = {**job.metrics, **event.metrics}
+    job.metrics, job.diverged = {**job.metrics, **event.metrics}, event.diverged or job.diverged
+    for name in event.diverged:
+        job.metrics.pop(name, None)
     if _WORST.index(event.outcome) >= _WORST.index(job.outcome):
         job.reason = event.reason
         job.exit_code = event.exit_code

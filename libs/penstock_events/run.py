@@ -41,7 +41,9 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     loop_steps, loop_s : int, float
         Iterations of this run and the seconds between the first one's start and the last one's end.
     metrics : dict
-        The last value of each reported metric.
+        The last value of each reported metric, where that was a finite number.
+    diverged : tuple of str
+        Metrics whose last value was none.
     skew : float
         Share of the model's largest tensor in all of its tensors, as the script described it; 0 where it did not.
     """
@@ -57,6 +59,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     loop_s: float = 0.0
     peak_memory_bytes: int = 0
     metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
     skew: float = 0.0
 
 

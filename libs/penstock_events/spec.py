@@ -120,6 +120,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         With whose jobs it may share a device.
     priority : int
         The higher, the sooner its turn, on devices whose turns go by priority.
+    begins_from : str
+        Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
+        go on where they ended, if they are longer now.
+    keep_checkpoint : bool
+        Save a checkpoint at its end too; kept until its sweep is over, or for good where it belongs to none.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
     parent : str
@@ -154,6 +159,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: MemoryNeed | None = None
     share_with: Literal["user", "team", "anyone"] = "team"
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    begins_from: EntityId = ""
+    keep_checkpoint: bool = False
     hold: bool = False
     parent: str = ""
 

@@ -49,7 +49,9 @@ def hear(run: Run, index: int, message: FromJob) -> None:
 
 def _progress(rank: Rank, message: Progress | Done) -> None:
     rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
-    rank.metrics = {**rank.metrics, **message.metrics}
+    metrics = {**rank.metrics, **message.metrics}
+    rank.metrics = {name: value for name, value in metrics.items() if name not in message.diverged}
+    rank.diverged = message.diverged
     rank.skew = message.skew or rank.skew
 
 

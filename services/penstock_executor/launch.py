@@ -98,6 +98,10 @@ def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str
         "RANK": str(member.rank),
         "LOCAL_RANK": str(member.local_rank),
     }
+    if spec.begins_from:
+        ours[Env.BEGIN_DIR] = str(site.checkpoints / spec.begins_from)
+    if spec.keep_checkpoint:
+        ours[Env.SAVE_AT_END] = "1"
     if job.sample:
         ours[Env.SAMPLE_ITERATIONS] = str(job.sample.iterations)
     return {**inherited(site.pass_env), **threads, **spec.env, **ours, **rendezvous, **environment(devices)}

@@ -29,7 +29,7 @@ class Rank(msgspec.Struct, kw_only=True):
         When the executor learned of its end; 0 while it runs.
     greeted : bool
         It speaks the agent protocol.
-    step, loop_steps, loop_s, metrics, skew
+    step, loop_steps, loop_s, metrics, diverged, skew
         From its last words.
     saved_step : int
         Of its last complete checkpoint in this run.
@@ -46,6 +46,7 @@ class Rank(msgspec.Struct, kw_only=True):
     loop_steps: int = 0
     loop_s: float = 0.0
     metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
     skew: float = 0.0
     saved_step: int = 0
     leaving: bool = False

@@ -10,6 +10,7 @@ import msgspec
 from penstock_bus import Decider, Decision
 from penstock_events import TERMINAL, Event, Job, Jobs, Outcome, RunEnded, RunStarted
 from penstock_events import State as JobState
+from penstock_events.sweep import SweepFinished
 from penstock_executor import outcome
 from penstock_executor.local import Ending, Observed, Run
 from penstock_policies.cluster import Cluster
@@ -29,7 +30,9 @@ class State(msgspec.Struct):
     leased : dict of str to int
         Jobs that have a lease somewhere, with the sequence of the commit that gave it.
     finished : list of str
-        The last finished jobs.
+        The last finished jobs whose checkpoints nobody needs any more.
+    kept : dict of str to list of str
+        Sweep → its finished jobs from whose checkpoints others may go on.
     """
 
     jobs: Jobs = msgspec.field(default_factory=Jobs)
@@ -37,6 +40,7 @@ class State(msgspec.Struct):
     started: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     leased: dict[str, int] = msgspec.field(default_factory=dict)
     finished: list[str] = msgspec.field(default_factory=list)
+    kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +126,19 @@ def apply(state: State, event: Event, seq: int) -> None:
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
             state.started.pop(job.id, None)
-            state.finished = [*state.finished[1 - REMEMBERED :], job.id]
+            _finish(state, job)
+    if isinstance(event, SweepFinished) and (kept := state.kept.pop(event.sweep_id, [])):
+        state.finished = [*state.finished, *kept][-max(REMEMBERED, len(kept)) :]
     if isinstance(event, RunStarted) and state.jobs.get(event.job_id) is not None:
         state.started.setdefault(event.job_id, {})[event.node_id] = event.epoch
+
+
+def _finish(state: State, job: Job) -> None:
+    """Note whether anybody may still need the checkpoints of a job that is over."""
+    if not job.spec.keep_checkpoint:
+        state.finished = [*state.finished[1 - REMEMBERED :], job.id]
+    elif job.spec.parent:
+        state.kept.setdefault(job.spec.parent, []).append(job.id)
 
 
 def decide(state: State, node_id: str, observed: Observed, now_s: float, sample_limit_s: float = 60.0) -> Plan:

@@ -40,6 +40,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         loop_steps=first.loop_steps,
         loop_s=first.loop_s,
         metrics=first.metrics,
+        diverged=first.diverged,
         skew=first.skew,
     )
 

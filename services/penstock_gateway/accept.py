@@ -60,6 +60,7 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
         _same(there.spec, spec, f"job {spec.id}")
         return Known(id=spec.id, seq=state.histories[spec.id].seq, warnings=warnings)
     _strictly(strict, warnings)
+    _check_beginning(state, spec)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Fresh(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
@@ -144,6 +145,19 @@ def _same(before: msgspec.Struct, now: msgspec.Struct, what: str) -> None:
 def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
     if strict and warnings:
         raise Refused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
+
+
+def _check_beginning(state: State, spec: JobSpec) -> None:
+    """Refuse a job that would begin from the checkpoint of a job that is not there, or is somebody else's."""
+    if not spec.begins_from:
+        return
+    origin = state.jobs.get(spec.begins_from)
+    if origin is None or origin.spec.user != spec.user:
+        whose = "is not there" if origin is None else f"is {origin.spec.user or 'nobody'}'s"
+        raise BadInput(
+            f"$.begins_from: job {spec.begins_from} {whose}; expected a job of the same user, of which a "
+            "checkpoint is kept (keep_checkpoint = true)"
+        )
 
 
 def check(spec: JobSpec, path: str = "$") -> None:

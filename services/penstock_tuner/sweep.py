@@ -161,7 +161,7 @@ class Sweep(msgspec.Struct, kw_only=True):
         if job.state is not State.COMPLETED:
             return value if usable else None, "crashed" if job.state is State.FAILED else ""
         if value is None:
-            return None, "no_report"
+            return None, "diverged" if self.spec.metric in job.diverged else "no_report"
         return (value, "") if usable else (None, "diverged")
 
     def _measure(self, trial: Trial, job: Job) -> None:

@@ -73,6 +73,8 @@ def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
         parent=sweep_id,
         gpus=trial.gpus,
         params={**spec.job.params, **trial.params, **budget},
+        begins_from=trial.origin,
+        keep_checkpoint=spec.job.keep_checkpoint or _may_go_on(spec, trial),
     )
 
 
@@ -117,6 +119,10 @@ def _trial(sweep: Sweep, wanted: Wanted, gpus: int) -> Trial:
         budget=wanted.budget,
         origin=sweep.job_ids[wanted.origin] if wanted.origin >= 0 else "",
     )
+
+
+def _may_go_on(spec: SweepSpec, trial: Trial) -> bool:
+    return spec.budget is not None and trial.budget < spec.budget.most
 
 
 def _label(number: int, rung: int) -> str:

@@ -31,6 +31,13 @@ def test_a_job_that_exits_with_zero_is_completed():
     assert job.attained_gpu_s(100.0) == 6.0
 
 
+def test_a_metric_that_diverged_has_no_value_of_an_earlier_run():
+    jobs = fold(submitted(), placed(), started(), ended(outcome="preempted", at_s=5, metrics={"loss": 0.5, "acc": 0.7}))
+    for event in (placed(epoch=2), started(epoch=2), ended(epoch=2, at_s=9, diverged=("loss",))):
+        jobs.apply(event)
+    assert (jobs["j1"].metrics, jobs["j1"].diverged) == ({"acc": 0.7}, ("loss",))
+
+
 def test_a_failed_run_is_tried_again_after_a_back_off_that_doubles():
     jobs = fold(submitted(retries=2, backoff_s=1.0), placed(), started(), ended(outcome="failed", at_s=5, exit_code=3))
     assert (jobs["j1"].state, jobs["j1"].not_before_s) == (State.PENDING, 6.0)

@@ -78,12 +78,21 @@ def test_each_rung_is_a_group_and_its_trials_go_on_from_the_one_before(tuner):
     assert third[0].origin == f"s1-t{third[0].number:03d}-r1"
 
 
-def test_a_run_is_told_its_budget_by_the_parameter_that_the_sweep_names(tuner):
+def test_a_run_is_told_its_budget_and_where_to_begin(tuner):
     tuner.given(staged()).settle()
-    spec = submission(tuner.state, "s1-t004")
-    assert spec is not None
-    assert spec.params["epochs"] == 1
-    tuner.given(staged(name="hyperband"))
+    first = [submission(tuner.state, job_id) for job_id in tuner.state.unaccepted]
+    assert [(spec.params["epochs"], spec.begins_from, spec.keep_checkpoint) for spec in first] == [(1, "", True)] * 9
+    for trial in list(tuner.state.sweeps["s1"].running.values()):
+        tuner.given(*took(trial))
+    tuner.settle()
+    for job_id in tuner.state.unaccepted:
+        spec = submission(tuner.state, job_id)
+        assert (spec.params["epochs"], spec.begins_from) == (3, job_id.removesuffix("-r1"))
+    for trial in list(tuner.state.sweeps["s1"].running.values()):
+        tuner.given(*took(trial))
+    tuner.settle()
+    (last,) = (submission(tuner.state, job_id) for job_id in tuner.state.unaccepted)
+    assert not last.keep_checkpoint, "nobody goes on from the last rung"
 
 
 def test_the_best_is_whoever_trained_longest_and_then_the_best_value(tuner):

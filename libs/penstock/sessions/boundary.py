@@ -14,8 +14,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, SupportsFloat
 
+import msgspec
+
 from penstock.sessions.agent import Agent, make_current
-from penstock.sessions.checkpoint import Checkpoints, Superseded
+from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
 from penstock.sessions.pace import EmulatedPace, HostPace, Pace
 from penstock.sessions.replay import Course
 from penstock.sessions.setup import Setup
@@ -104,6 +106,16 @@ class Boundary:
         except OSError as error:
             _log.warning("checkpoints_not_writable error=%r; training goes on without", error)
 
+    def inherit(self, load: Callable[[Path], object]) -> Manifest | None:
+        """Begin from the last checkpoint of the job that this one goes on from, if it is to; its last loop is open."""
+        if self._setup.begin_dir is None:
+            return None
+        found = Checkpoints(self._setup.begin_dir).load(load)
+        if found is None:
+            _log.warning("nothing_to_begin_from folder=%s; training starts from the beginning", self._setup.begin_dir)
+            return None
+        return msgspec.structs.replace(found, history=found.history.reopened())
+
     def put_off_checkpoint(self) -> None:
         """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
         if self._setup.checkpoint_s and not self._setup.rank:
@@ -119,12 +131,14 @@ class Boundary:
                 loop_steps=course.loop_steps,
                 loop_s=self.pace.loop_s,
                 metrics=self._finite(),
+                diverged=self._diverged(),
                 skew=self.skew,
             )
         )
 
     def disconnect(self, error: BaseException | None) -> None:
         """Say how the session ended, and hang up."""
+        self._save_last(error)
         if self._agent is None:
             return
         try:
@@ -192,6 +206,12 @@ class Boundary:
         self._tell(Saved(step=step, leaving=leaving))
         return True
 
+    def _save_last(self, error: BaseException | None) -> None:
+        """Save what another job will go on from."""
+        wanted = self._setup.save_at_end and not self._setup.rank and not self._setup.sample_iterations
+        if wanted and error is None and not self._leaving:
+            self._checkpoint(leaving=False)
+
     def _say_goodbye(self, agent: Agent, error: BaseException | None) -> None:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.pace.settle()
@@ -216,9 +236,13 @@ class Boundary:
             loop_steps=course.loop_steps,
             loop_s=self.pace.loop_s,
             metrics=self._finite(),
+            diverged=self._diverged(),
             skew=self.skew,
         )
 
     def _finite(self) -> dict[str, float]:
         numbers = {name: float(value) for name, value in self.metrics.items()}
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+    def _diverged(self) -> tuple[str, ...]:
+        return tuple(name for name, value in self.metrics.items() if not math.isfinite(float(value)))

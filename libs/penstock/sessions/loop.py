@@ -10,13 +10,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Protocol, SupportsFloat, TypeVar
 
 from penstock.sessions.boundary import Boundary
 from penstock.sessions.replay import Course, skip
 from penstock.sessions.setup import SessionError, Setup, read
 from penstock_events.spec import Param
 from penstock_policies.skew import skew
+
+if TYPE_CHECKING:
+    from penstock_lanes.member import Member
 
 T = TypeVar("T")
 
@@ -174,7 +177,7 @@ class Session:
         if boundary.checkpoints is None:
             return
         boundary.claim_checkpoints()
-        manifest = boundary.checkpoints.load(load)
+        manifest = boundary.checkpoints.load(load) or boundary.inherit(load)
         if manifest is not None:
             self._course.resume(manifest.step, manifest.history)
             boundary.tell_progress()

@@ -43,6 +43,20 @@ class History(msgspec.Struct):
         """Return a history that later loops do not change."""
         return History(list(self.ended), self.items)
 
+    def reopened(self) -> History:
+        """
+        Return a history in which the last loop has not ended: it goes on if it is longer now.
+
+        Examples
+        --------
+        >>> History([Done(items=10, loops=3)]).reopened()
+        History(ended=[Done(items=10, loops=2)], items=10)
+        """
+        if self.items or not self.ended:
+            return self.copy()
+        *before, last = self.ended
+        return History([*before, Done(last.items, last.loops - 1)] if last.loops > 1 else before, last.items)
+
     def replay(self) -> Iterator[tuple[int, bool]]:
         """Yield, for each loop that had begun, its items done and whether it had ended."""
         for run in self.ended:

@@ -29,6 +29,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         Path of the executor's Unix socket; empty without an executor.
     checkpoint_dir : Path or None
         Where checkpoints live; None where none are kept, as in a profiler's sample.
+    begin_dir : Path or None
+        The checkpoints of another job, from which this one begins where it has none.
+    save_at_end : bool
+        Save a checkpoint when all is done as well.
     checkpoint_s : float
         Least seconds between two periodic checkpoints; 0 for none.
     sample_iterations : int
@@ -44,6 +48,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     socket: str = ""
     checkpoint_dir: Path | None = None
+    begin_dir: Path | None = None
+    save_at_end: bool = False
     checkpoint_s: float = 0.0
     params: dict[str, Param] = {}
     batch_size: int = 0
@@ -67,7 +73,7 @@ def read(environ: Mapping[str, str]) -> Setup:
         If a value has the wrong form, is negative, or the rank is outside of the world.
     """
     sample = _whole(environ, Env.SAMPLE_ITERATIONS)
-    folder = environ.get(Env.CHECKPOINT_DIR, "")
+    folder, begin = environ.get(Env.CHECKPOINT_DIR, ""), environ.get(Env.BEGIN_DIR, "")
     setup = Setup(
         job_id=environ.get(Env.JOB_ID, ""),
         epoch=_whole(environ, Env.EPOCH),
@@ -76,6 +82,8 @@ def read(environ: Mapping[str, str]) -> Setup:
         world_size=_whole(environ, Env.WORLD_SIZE) or 1,
         socket=environ.get(Env.SOCKET, ""),
         checkpoint_dir=Path(folder) if folder and not sample else None,
+        begin_dir=Path(begin) if begin and not sample else None,
+        save_at_end=bool(_whole(environ, Env.SAVE_AT_END)),
         checkpoint_s=_number(environ, Env.CHECKPOINT_S),
         params=_params(environ),
         batch_size=_whole(environ, Env.BATCH_SIZE),
