@@ -10,6 +10,7 @@ from penstock_lanes.keeper import Keeper
 from penstock_lanes.member import LaneError, Member, NoSeat
 from penstock_lanes.news import Asks, Counters, Gone, Knocked, News, Overruled, Passed, View
 from penstock_lanes.page import VERSION
+from penstock_lanes.rota import Rota
 from penstock_lanes.wire import Who
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "NoSeat",
     "Overruled",
     "Passed",
+    "Rota",
     "View",
     "Who",
 ]

@@ -12,6 +12,7 @@ import errno
 import os
 import platform
 import sys
+import time
 from typing import Final
 
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -26,6 +27,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
+LOOK_S: Final = 0.0005
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _syscall: Final = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -36,15 +38,12 @@ _ONE: Final = ctypes.c_int(1)
 
 def available() -> bool:
     """Return whether this kernel has futexes that we know how to call: Linux on x86-64 or aarch64."""
-    if _FUTEX is None or not sys.platform.startswith("linux"):
-        return False
-    word = ctypes.c_uint32(0)
-    return bool(_syscall(_FUTEX, ctypes.byref(word), _WAKE, _ONE, _NULL, _NULL, _ZERO) >= 0)
+    return _FUTEX is not None and sys.platform.startswith("linux")
 
 
 class Word:
     """
-    A word of 4 bytes to sleep on.
+    A word of 4 bytes to sleep on. Where futexes are not :func:`available`, it is looked at every :data:`LOOK_S`.
 
     Parameters
     ----------
@@ -60,6 +59,8 @@ class Word:
 
     def wake(self) -> None:
         """Wake whoever sleeps on it."""
+        if _FUTEX is None:
+            return
         _syscall(_FUTEX, self._at, _WAKE, _ONE, _NULL, _NULL, _ZERO)
 
     def wait(self, seen: int, timeout_s: float) -> None:
@@ -73,6 +74,9 @@ class Word:
         OSError
             If the kernel refuses.
         """
+        if _FUTEX is None:
+            time.sleep(min(LOOK_S, timeout_s))
+            return
         whole = int(timeout_s)
         limit = _Timespec(whole, int((timeout_s - whole) * 1e9))
         expected = ctypes.c_uint32(seen)

@@ -126,8 +126,9 @@ class Lane:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
         number = None if who is None else self._seat(who)
         news = self.look(0)
-        self._heir = number if number != seat_of(self._top) else None
-        self._away = None
+        heir = number if number != seat_of(self._top) else None
+        if heir != self._heir:
+            self._heir, self._away = heir, None
         holder = seat_of(self._top)
         if holder != NOBODY:
             self._words[self.page.seat(holder) + LEAST_NS] = least_ns

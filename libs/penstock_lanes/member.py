@@ -7,10 +7,11 @@ import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
-from penstock_lanes.futex import available, register_fences
+from penstock_lanes.futex import register_fences
 from penstock_lanes.page import Page
 from penstock_lanes.seat import Seat
 from penstock_lanes.wire import VERSION, Join, Place, Refused, Sat, Seated, Who, receive, send
@@ -27,15 +28,15 @@ class LaneError(Exception):
 
 
 class NoSeat(LaneError):
-    """The keeper has no seat for this process, or this kernel cannot share a page."""
+    """The keeper has no seat for this process."""
 
 
 class Member:
     """
     A process's seats.
 
-    Nothing waits but :meth:`enter`. The methods are called by one thread at a time; a forked child calls
-    :meth:`detach` and never another.
+    Nothing waits but :meth:`enter`. The methods are called by one thread at a time. A forked child has no seat and no
+    token: there, :meth:`enter` returns at once and nothing else does anything.
 
     Parameters
     ----------
@@ -58,22 +59,27 @@ class Member:
     """
 
     def __init__(self, path: str, who: Who, settle: Callable[[], object] = lambda: None) -> None:
-        if not available():
-            raise NoSeat("lanes need the futexes of Linux on x86-64 or aarch64; use sharing = exclusive here")
         self.seats: tuple[Seat, ...] = ()
         self._path, self._who, self._settle = path, who, settle
         self._connection: socket.socket | None = None
+        self._detached = False
         register_fences()
         self._connect()
+        _members.add(self)
 
     @property
     def holds(self) -> bool:
         """Whether it has the token of every seat."""
         return bool(self.seats) and all(seat.holds for seat in self.seats)
 
-    def enter(self) -> None:
+    def enter(self) -> bool:
         """
         Begin an iteration: return as soon as it is this process's turn on all of its devices.
+
+        Returns
+        -------
+        bool
+            Whether it had to wait.
 
         Raises
         ------
@@ -84,10 +90,11 @@ class Member:
             if not seat.enter():
                 break
         else:
-            if self.seats:
-                return
+            if self.seats or self._detached:
+                return False
         while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
             self.look(0.0 if self.seats else LOOK_S)
+        return True
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
@@ -132,6 +139,7 @@ class Member:
         for seat in self.seats:
             seat.close()
         self.seats = ()
+        self._detached = True
         self._hang_up()
 
     def _wait(self, seat: Seat) -> bool:
@@ -208,3 +216,14 @@ class Member:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+_members: Final[weakref.WeakSet[Member]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for member in list(_members):
+        member.detach()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

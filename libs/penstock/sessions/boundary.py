@@ -12,16 +12,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Final, SupportsFloat
+from typing import TYPE_CHECKING, Final, SupportsFloat
 
 import msgspec
 
+from penstock.sessions import device
 from penstock.sessions.agent import Agent, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
 from penstock.sessions.pace import EmulatedPace, HostPace, Pace
 from penstock.sessions.replay import Course
 from penstock.sessions.setup import Setup
 from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
+
+if TYPE_CHECKING:
+    from penstock_lanes.member import Member
 
 PROGRESS_S: Final = 0.25
 """Least seconds between two lines of progress."""
@@ -41,6 +45,8 @@ class Boundary:
         Of the loop.
     save : callable or None
         How the script's state is saved, once the script has said it.
+    turns : Member or None
+        By which it takes turns with other jobs on its devices; None where it has them to itself.
     skew : float
         Share of the model's largest tensor, once the script has described it; 0 before.
     """
@@ -53,6 +59,7 @@ class Boundary:
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
         self._setup = setup
         self._course = course
+        self.turns: Member | None = None
         self._agent: Agent | None = None
         self._progress_due = self._checkpoint_due = self._due = math.inf
         self._leaving = False
@@ -64,6 +71,8 @@ class Boundary:
             self._agent = Agent(self._setup.socket, self._hello, lambda: self._course.step)
             make_current(self._agent)
             self._progress_due = self._due = 0.0
+        if self._setup.lanes:
+            self.turns = _member(self._setup)
 
     def begin(self) -> None:
         """A loop begins; a boundary that a ``break`` left out is made up for."""
@@ -86,6 +95,11 @@ class Boundary:
         ):
             self._attend(now)
             self.pace.resume()
+
+    def pause(self) -> None:
+        """A loop has ended, in whatever way: who waits for the turn has it."""
+        if self.turns is not None:
+            self.turns.rest()
 
     def checkpoint_comes(self) -> bool:
         """Return whether the step that is running ends with a checkpoint."""
@@ -133,11 +147,14 @@ class Boundary:
                 metrics=self._finite(),
                 diverged=self._diverged(),
                 skew=self.skew,
+                memory=device.measure(),
             )
         )
 
     def disconnect(self, error: BaseException | None) -> None:
-        """Say how the session ended, and hang up."""
+        """Say how the session ended, and hang up; the token goes first, since nobody has to wait for the rest."""
+        if self.turns is not None:
+            self.turns.close()
         self._save_last(error)
         if self._agent is None:
             return
@@ -156,6 +173,8 @@ class Boundary:
             self._end_sample()
         if now >= self._progress_due:
             self.tell_progress()
+            if self.turns is not None:
+                self.turns.look()
             self._progress_due = now + PROGRESS_S
         if self._agent is not None and self._agent.attention and self._agent.verdict(self._course.step) == "leave":
             self._leave(self._agent)
@@ -238,6 +257,7 @@ class Boundary:
             metrics=self._finite(),
             diverged=self._diverged(),
             skew=self.skew,
+            memory=device.measure(),
         )
 
     def _finite(self) -> dict[str, float]:
@@ -246,3 +266,9 @@ class Boundary:
 
     def _diverged(self) -> tuple[str, ...]:
         return tuple(name for name, value in self.metrics.items() if not math.isfinite(float(value)))
+
+
+def _member(setup: Setup) -> Member:
+    from penstock_lanes import Member, Who  # noqa: PLC0415 - a process that has its devices to itself does not pay for it
+
+    return Member(setup.lanes, Who(setup.job_id, setup.epoch, setup.rank), settle=device.settle)

@@ -241,6 +241,8 @@ class Session:
                 for item in rest:
                     yield item
                     course.step += 1
+            elif boundary.turns is not None:
+                yield from _in_turn(rest, boundary, boundary.turns)
             else:
                 for item in rest:
                     yield item
@@ -252,6 +254,7 @@ class Session:
             raise
         finally:
             course.close_loop()
+            boundary.pause()
 
     def __enter__(self) -> Session:
         """Connect to the executor, if there is one."""
@@ -279,6 +282,16 @@ class Session:
                 "for epoch in range(n): for batch in session.iterations(loader): ..."
             )
             raise SessionError(message)
+
+
+def _in_turn(items: Iterable[T], boundary: Boundary, turns: Member) -> Iterator[T]:
+    """Yield each item when it is this process's turn; it has been fetched before."""
+    for item in items:
+        if turns.enter():
+            boundary.pace.resume()
+        yield item
+        boundary.cross()
+        turns.exit()
 
 
 def _number(name: str, value: SupportsFloat) -> float:

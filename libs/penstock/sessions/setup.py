@@ -27,6 +27,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     socket : str
         Path of the executor's Unix socket; empty without an executor.
+    lanes : str
+        Path of the lane keeper's socket; empty where the job does not take turns with others.
     checkpoint_dir : Path or None
         Where checkpoints live; None where none are kept, as in a profiler's sample.
     begin_dir : Path or None
@@ -47,6 +49,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int = 0
     world_size: int = 1
     socket: str = ""
+    lanes: str = ""
     checkpoint_dir: Path | None = None
     begin_dir: Path | None = None
     save_at_end: bool = False
@@ -60,7 +63,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain(self) -> bool:
         """Whether nothing has to happen at the boundary of a step."""
-        return not (self.socket or self.checkpoint_dir or self.sample_iterations or self.emulated_speed)
+        return not (self.socket or self.lanes or self.checkpoint_dir or self.sample_iterations or self.emulated_speed)
 
 
 def read(environ: Mapping[str, str]) -> Setup:
@@ -81,6 +84,7 @@ def read(environ: Mapping[str, str]) -> Setup:
         local_rank=_whole(environ, Env.LOCAL_RANK),
         world_size=_whole(environ, Env.WORLD_SIZE) or 1,
         socket=environ.get(Env.SOCKET, ""),
+        lanes=environ.get(Env.LANES, ""),
         checkpoint_dir=Path(folder) if folder and not sample else None,
         begin_dir=Path(begin) if begin and not sample else None,
         save_at_end=bool(_whole(environ, Env.SAVE_AT_END)),

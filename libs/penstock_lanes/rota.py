@@ -1,0 +1,106 @@
+"""
+The simplest owner of a keeper: who asks longest is next. For benches and tests, and to read how a keeper is driven.
+
+A node's executor asks the policies instead, and seats only whom it has started itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+from penstock_lanes.keeper import Keeper
+from penstock_lanes.news import Asks, Gone, Knocked, News, Overruled, Passed
+from penstock_lanes.wire import Who
+
+
+class Rota:
+    """
+    Serve processes in the order in which they ask.
+
+    Parameters
+    ----------
+    keeper : Keeper
+    lanes_of : callable
+        Returns the lanes of a process that knocks, in the order in which it takes them; none: it is refused.
+
+    Attributes
+    ----------
+    told : list of News
+        All that has happened, in order.
+    gone : int
+        How many processes have left.
+    """
+
+    def __init__(self, keeper: Keeper, lanes_of: Callable[[Who], list[str]]) -> None:
+        self.keeper = keeper
+        self.told: list[News] = []
+        self.gone = 0
+        self._lanes_of = lanes_of
+        self._asking: dict[str, deque[Who]] = {}
+        self._poll = select.poll()
+        self._poll.register(keeper.fileno(), select.POLLIN)
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC)
+        self._poll.register(self._woken, select.POLLIN)
+
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Go on until it is over, which is asked each time that something happened, or :meth:`wake` was called."""
+        while not until():
+            wait_s = self.keeper.wait_s
+            for fd, _ in self._poll.poll(None if wait_s is None else 1e3 * wait_s):
+                if fd == self._woken:
+                    os.eventfd_read(fd)
+            self.turn()
+
+    def wake(self) -> None:
+        """Have :meth:`serve` ask whether it is over, from any thread."""
+        os.eventfd_write(self._woken, 1)
+
+    def close(self) -> None:
+        """Let go of its descriptor."""
+        os.close(self._woken)
+
+    def turn(self) -> None:
+        """Take in what has happened."""
+        for news in self.keeper.poll():
+            self.told.append(news)
+            match news:
+                case Knocked(who):
+                    self._seat(who)
+                case Asks(lane, who):
+                    self._asking.setdefault(lane, deque()).append(who)
+                    self._name(lane)
+                case Passed(lane, _, taker):
+                    self._drop(lane, taker)
+                    self._name(lane)
+                case Gone(who):
+                    self.gone += 1
+                    for lane in self._asking:
+                        self._drop(lane, who)
+                        self._name(lane)
+                case Overruled():
+                    pass
+                case _:
+                    assert_never(news)
+
+    def _seat(self, who: Who) -> None:
+        lanes = self._lanes_of(who)
+        if not lanes:
+            self.keeper.refuse(who, "it is not on the rota")
+            return
+        for lane in lanes:
+            self.keeper.open(lane)
+        self.keeper.seat(who, lanes)
+
+    def _name(self, lane: str) -> None:
+        asking = self._asking.get(lane)
+        if asking:
+            self.keeper.name(lane, asking[0])
+
+    def _drop(self, lane: str, who: Who | None) -> None:
+        asking = self._asking.get(lane)
+        if asking and who is not None and who in asking:
+            asking.remove(who)

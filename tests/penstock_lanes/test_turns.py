@@ -1,0 +1,198 @@
+"""Processes that share a lane take turns, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from turning import House, Process, house, who
+
+from penstock_lanes import Asks, Gone, Knocked, Overruled, Passed
+from penstock_lanes.wire import Who
+
+LANE = "0/0"
+
+
+def intervals(*processes: Process) -> list[tuple[int, int]]:
+    """Return when the iterations of some processes began and ended, in order."""
+    texts = [text for process in processes for text in process.hear().split()]
+    return sorted((int(text.split("-")[0]), int(text.split("-")[1])) for text in texts)
+
+
+def moment(answer: str) -> int:
+    return int(answer.rsplit(maxsplit=1)[-1])
+
+
+def contended(served: House) -> tuple[Process, Process]:
+    """Return a process that is in its iteration, and another that waits for its turn."""
+    holder, other = served.process("holder"), served.process("other")
+    holder.do("enter")
+    other.tell("enter")
+    served.asks(other)
+    return holder, other
+
+
+def test_never_two_at_once_in_a_lane(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        processes = [served.process(name) for name in "abc"]
+        for process in processes:
+            process.tell("work 60 300")
+        found = intervals(*processes)
+    assert len(found) == 180
+    assert all(before[1] <= after[0] for before, after in pairwise(found))
+    assert served.count(Passed) > 5
+
+
+def test_processes_in_different_lanes_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    with house(tmp_path, lambda member: [member.job_id]) as served:
+        a, b = served.process("a"), served.process("b")
+        assert a.do("enter")[0].startswith("entered")
+        assert b.do("enter")[0].startswith("entered")
+
+
+def test_the_token_goes_straight_to_whoever_is_named(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        served.wait_for(Asks(LANE, other.who))
+        assert holder.do("exit")[0].startswith("exited False")
+        assert other.hear().startswith("entered")
+        served.wait_for(Passed(LANE, holder.who, other.who))
+
+
+def test_who_is_alone_keeps_the_token_without_anybody_hearing_of_it(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        only = served.process("only")
+        intervals_ = only.do("work 50 0")[0].split()
+        (counters,) = served.keeper.view(LANE).members
+    assert len(intervals_) == 50
+    assert (counters.iterations, counters.turns) == (50, 1)
+    assert served.rota.told[:3] == [
+        Knocked(only.who, only.popen.pid),
+        Asks(LANE, only.who),
+        Passed(LANE, None, only.who),
+    ]
+
+
+def test_when_the_holder_is_killed_its_neighbour_goes_on(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        holder.popen.kill()
+        assert other.hear().startswith("entered")
+        served.wait_for(Gone(holder.who))
+
+
+def test_when_the_one_that_is_next_is_killed_the_token_is_not_lost_with_it(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        third = served.process("third")
+        third.tell("enter")
+        served.asks(third)
+        other.popen.kill()
+        other.popen.wait()
+        holder.do("exit")
+        assert third.hear().startswith("entered")
+
+
+def test_a_stopped_holder_loses_the_token_and_notices_before_its_next_iteration(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        os.kill(holder.popen.pid, signal.SIGSTOP)
+        assert other.hear().startswith("entered")
+        served.wait_for(Overruled(LANE, holder.who))
+        os.kill(holder.popen.pid, signal.SIGCONT)
+        holder.tell("exit", "enter")
+        assert holder.hear().startswith("exited False")
+        served.wait_for(Asks(LANE, holder.who), count=2)  # it waits, as anybody else
+        assert served.keeper.view(LANE).holder == other.who
+        left = moment(other.do("exit")[0])
+        assert moment(holder.hear()) >= left - 1_000_000_000
+
+
+def test_who_fetches_its_next_batch_for_long_loses_the_token_meanwhile(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        slow, other = served.process("slow"), served.process("other")
+        assert slow.do("enter", "exit")[1].startswith("exited True")
+        assert other.do("enter")[0].startswith("entered")
+        slow.tell("enter")
+        served.wait_for(Asks(LANE, slow.who), count=2)
+        other.do("exit")
+        assert slow.hear().startswith("entered")
+
+
+def test_who_leaves_its_loop_gives_the_token_to_who_waits(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        served.order(lambda keeper: keeper.open(LANE))
+        served.order(lambda keeper: keeper.lease(LANE, 1_000_000))
+        holder, other = contended(served)
+        assert holder.do("rest") == ["rested False"]
+        assert other.hear().startswith("entered")
+
+
+def test_who_closes_gives_the_token_to_who_waits(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        holder.do("close")
+        assert other.hear().startswith("entered")
+
+
+def test_a_turn_lasts_as_many_iterations_as_its_lease(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        served.order(lambda keeper: keeper.open(LANE))
+        served.order(lambda keeper: keeper.lease(LANE, 3))
+        holder, _ = contended(served)
+        answers = holder.do("exit", "enter", "exit", "enter", "exit")
+    assert [answer.split()[1] for answer in answers if answer.startswith("exited")] == ["True", "True", "False"]
+
+
+def test_a_forked_child_has_no_token_and_does_not_keep_that_of_its_parent(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        assert holder.do("fork") == ["child False"]
+        holder.popen.kill()
+        assert other.hear().startswith("entered")
+
+
+def test_gangs_take_their_devices_in_one_order_and_never_wait_in_a_circle(tmp_path: Path) -> None:
+    lanes = {"a": ["0/0", "1/0"], "b": ["0/0", "1/0"], "c": ["1/0", "2/0"], "d": ["0/0", "2/0"]}
+    with house(tmp_path, lambda member: lanes[member.job_id]) as served:
+        processes = {name: served.process(name) for name in lanes}
+        for process in processes.values():
+            process.tell("work 25 200")
+        found = {name: intervals(process) for name, process in processes.items()}
+    for device in ("0/0", "1/0", "2/0"):
+        on_it = sorted(each for name in lanes if device in lanes[name] for each in found[name])
+        assert all(before[1] <= after[0] for before, after in pairwise(on_it))
+
+
+def test_a_process_moves_to_another_lane_at_its_boundary(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        served.order(lambda keeper: keeper.open("0/1"))
+        served.order(lambda keeper: keeper.seat(holder.who, ["0/1"]))
+        assert holder.do("exit")[0].startswith("exited False")
+        assert other.hear().startswith("entered")
+        assert holder.do("enter")[0].startswith("entered")
+        assert served.keeper.view("0/1").holder == holder.who
+
+
+def test_one_that_waits_moves_at_once(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        served.order(lambda keeper: keeper.open("0/1"))
+        served.order(lambda keeper: keeper.seat(other.who, ["0/1"]))
+        assert other.hear().startswith("entered")
+        assert served.keeper.view(LANE).holder == holder.who
+
+
+@pytest.mark.parametrize("strangers", [("nobody",), ("a", "a")])
+def test_a_process_that_has_no_place_is_told_why(tmp_path: Path, strangers: tuple[str, ...]) -> None:
+    with house(tmp_path, lambda member: [LANE] if member == Who("a", 1, 0) else []) as served:
+        processes = []
+        for name in strangers:
+            processes.append(served.process(name))
+            processes[-1].tell("enter")
+            served.wait_for(Knocked) if name == "nobody" else served.wait_for(Asks(LANE, who("a")))
+        assert processes[-1].hear().startswith("no seat")
