@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from penstock_events import AnyEvent, Event
+from penstock_events import AnyEvent, Commit, Event
 
 S = TypeVar("S")
 
@@ -57,6 +57,9 @@ class Decider(Generic[S]):
     leads : bool
         True where only one replica may decide (the others keep a hot fold); False where all decide, and conflicts
         sort it out.
+    ignores : frozenset of type
+        Kinds of facts after which it need not be asked: they are folded in as any other, and there is nothing that it
+        would propose then and would not have proposed before, nor anything that it would propose sooner.
     """
 
     name: str
@@ -65,3 +68,8 @@ class Decider(Generic[S]):
     apply: Callable[[S, Event, int], None]
     decide: Callable[[S, float], Decision]
     leads: bool = True
+    ignores: frozenset[type[Event]] = frozenset()
+
+    def heeds(self, commit: Commit) -> bool:
+        """Say whether it may have something new to propose after a commit."""
+        return not self.ignores.issuperset(map(type, commit.facts))

@@ -184,7 +184,8 @@ class Replica(Generic[S]):
         self._last_seq.set(delivery.seq)
         if self._on_delivery is not None:
             self._on_delivery(delivery)
-        self._wake.set()
+        if self._decider.heeds(delivery.commit):
+            self._wake.set()
 
     async def _watch_stopping(self) -> None:
         await self._shell.stopping.wait()

@@ -12,7 +12,20 @@ from typing import Final, Literal
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, Job, JobFinished, Jobs, lifecycle, subjects
+from penstock_events import (
+    TERMINAL,
+    Event,
+    Job,
+    JobFinished,
+    Jobs,
+    JobsRanked,
+    JobSubmitted,
+    RunCheckpointed,
+    RunStarted,
+    RunWarned,
+    lifecycle,
+    subjects,
+)
 
 _ENDED: Final[dict[lifecycle.State, Literal["completed", "failed", "cancelled"]]] = {
     lifecycle.State.COMPLETED: "completed",
@@ -57,7 +70,15 @@ def decide(state: State, now_s: float) -> Decision:  # noqa: ARG001 - all decide
 
 def announcer() -> Decider[State]:
     """Return a decider that announces what the gateway would, as long as no sweep is cancelled."""
-    return Decider(name="gateway", state=State, schema="announcer.v1", apply=apply, decide=decide, leads=False)
+    return Decider(
+        name="gateway",
+        state=State,
+        schema="announcer.v1",
+        apply=apply,
+        decide=decide,
+        leads=False,
+        ignores=frozenset({JobSubmitted, JobsRanked, RunStarted, RunCheckpointed, RunWarned, JobFinished}),
+    )
 
 
 def announcement(job: Job, cause: int) -> Proposal:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, Jobs, RoundDecided, subjects
+from penstock_events import TERMINAL, Event, JobFinished, Jobs, RoundDecided, RunWarned, subjects
 from penstock_matcher.settings import Settings
 from penstock_policies.cluster import Node
 from penstock_policies.rounds.alternatives import named
@@ -53,7 +53,14 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     def decide_now(state: State, now_s: float) -> Decision:
         return decide(state, now_s, heard(state.cluster.nodes, now_s) if heard else {}, chosen)
 
-    return Decider(name="matcher", state=State, schema="matcher.8", apply=apply, decide=decide_now)
+    return Decider(
+        name="matcher",
+        state=State,
+        schema="matcher.8",
+        apply=apply,
+        decide=decide_now,
+        ignores=frozenset({JobFinished, RunWarned}),
+    )
 
 
 def apply(state: State, event: Event, seq: int) -> None:

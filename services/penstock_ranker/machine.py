@@ -17,7 +17,21 @@ import msgspec
 from msgspec import UNSET
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, Job, Jobs, JobsRanked, PolicySet, Rank, Setting, shares, subjects
+from penstock_events import (
+    TERMINAL,
+    Event,
+    Job,
+    JobFinished,
+    Jobs,
+    JobsRanked,
+    PolicySet,
+    Rank,
+    RunWarned,
+    Setting,
+    WorkloadProfiled,
+    shares,
+    subjects,
+)
 from penstock_events import State as JobState
 from penstock_policies.lengths import Lengths
 from penstock_policies.order import BY_QUEUE, Manner
@@ -78,6 +92,7 @@ def decider(
         schema="ranker.5",
         apply=apply,
         decide=partial(decide, chosen=chosen),
+        ignores=frozenset({JobFinished, RunWarned, WorkloadProfiled}),
     )
 
 

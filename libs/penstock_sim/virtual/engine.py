@@ -113,6 +113,5 @@ class Engine:
     def _spread(self, delivery: Delivery) -> None:
         for station in self._stations:
             station.deliver(delivery)
-            station.woken = True
         for witness in self._witnesses:
             witness(delivery)

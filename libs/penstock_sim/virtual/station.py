@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from penstock_bus import Decider
+from penstock_bus import Decider, Delivery
 from penstock_bus.decider import Proposal
 from penstock_bus.fold import Fold
 from penstock_bus.replica import Pace
@@ -22,16 +22,21 @@ class Station:
     wake_at_s : float
         When it asked to be asked again; infinite where it did not.
     woken : bool
-        Whether something was delivered since it was asked last; set by whoever delivers.
+        Whether something that it heeds was delivered since it was asked last, or somebody has woken it.
     """
 
     def __init__(self, decider: Decider[Any]) -> None:
         self.name = decider.name
         self.fold: Fold[Any] = Fold(decider)
-        self.deliver = self.fold.apply
+        self._heard: list[Delivery] = []
         self.wake_at_s = math.inf
         self.woken = True
-        self._decide = decider.decide
+        self._decide, self._heeds = decider.decide, decider.heeds
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Take in a commit, to be folded in with others before it is asked."""
+        self._heard.append(delivery)
+        self.woken = self.woken or self._heeds(delivery.commit)
 
     def due(self, now_s: float) -> bool:
         """Say whether it is to be asked now."""
@@ -39,6 +44,9 @@ class Station:
 
     def decide(self, now_s: float) -> list[tuple[Proposal, int]]:
         """Ask it; return its proposals, each with the sequence that it expects of its subject."""
+        for delivery in self._heard:
+            self.fold.apply(delivery)
+        self._heard.clear()
         decision = self._decide(self.fold.state, now_s)
         self.woken = False
         wake_s = decision.wake_at_s

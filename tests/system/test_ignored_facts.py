@@ -1,0 +1,45 @@
+"""After a fact that it ignores a decider has nothing new to propose: nobody need ask it because of such a fact."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import facts
+
+from penstock_bus import Decider
+from penstock_bus.fold import Fold
+from penstock_events import AnyEvent
+from penstock_gateway.announcements import announcer
+from penstock_matcher import machine as matcher
+from penstock_ranker import machine as ranker
+from penstock_testing import delivery
+
+DECIDERS = {"announcer": announcer(), "matcher": matcher.decider(), "ranker": ranker.decider()}
+TIMES_S = (1.0, 1e3, 1e6)
+
+
+@pytest.mark.parametrize("name", DECIDERS)
+def test_it_does_fold_what_it_ignores_and_something_is_ignored(name: str) -> None:
+    assert {type(fact) for fact in facts()} & DECIDERS[name].ignores
+
+
+@pytest.mark.parametrize("name", DECIDERS)
+@settings(max_examples=40, deadline=None)
+@given(history=st.permutations(facts()), in_order=st.booleans())
+def test_after_a_fact_that_is_ignored_there_is_nothing_new_to_propose(
+    name: str, history: list[AnyEvent], in_order: bool
+) -> None:
+    decider: Decider[object] = DECIDERS[name]
+    fold = Fold(decider)
+    for seq, fact in enumerate(facts() if in_order else history, start=1):
+        ignored = not decider.heeds(delivery(seq, fact).commit)
+        before = [decider.decide(fold.state, now_s) for now_s in TIMES_S] if ignored else []
+        fold.apply(delivery(seq, fact))
+        if ignored:
+            for now_s, then in zip(TIMES_S, before, strict=True):
+                now = decider.decide(fold.state, now_s)
+                assert all(proposal in then.proposals for proposal in now.proposals), f"{fact} made a difference"
+                assert (now.wake_at_s or math.inf) >= (then.wake_at_s or math.inf), f"{fact} made it wake sooner"
