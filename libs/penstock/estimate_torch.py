@@ -91,8 +91,20 @@ def fake(block_bytes: int) -> Iterator[Storages]:
     storages = Storages(block_bytes)
     with (
         warnings.catch_warnings(),
+        _in_parts(),
         _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
         _Watch(storages, fake=True),
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
         yield storages
+
+
+@contextmanager
+def _in_parts() -> Iterator[None]:
+    """Do without oneDNN: its recurrent layers are one operation, whose workspace a fake tensor does not show."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

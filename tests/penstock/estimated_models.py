@@ -87,6 +87,16 @@ def huge() -> Step:
     return lambda: kept * 2
 
 
+def recurrent() -> Step:
+    """Run two LSTM layers of 256 over 50 steps of 32 rows."""
+    model = nn.LSTM(64, 256, 2, batch_first=True)
+
+    def step() -> None:
+        model(torch.randn(32, 50, 64))[0].sum().backward()
+
+    return step
+
+
 def reading() -> Step:
     """Read a loss, and branch on it."""
     model = nn.Linear(8, 1)

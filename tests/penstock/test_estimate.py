@@ -65,6 +65,12 @@ def test_a_model_larger_than_the_host_is_estimated_without_taking_its_memory() -
 
 
 @needs_torch
+def test_a_recurrent_layer_is_counted_step_by_step() -> None:
+    steps = 50 * 32 * 256 * 4  # one value for each step, row and unit
+    assert need_of(models.recurrent).ephemeral_bytes > 10 * steps
+
+
+@needs_torch
 def test_an_iteration_may_read_its_loss() -> None:
     assert need_of(models.reading).persistent_bytes > 0
 
