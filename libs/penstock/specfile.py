@@ -134,7 +134,23 @@ def job(source: Source, overrides: Mapping[str, object] | None = None) -> JobSpe
 def sweep(source: Source, overrides: Mapping[str, object] | None = None) -> SweepSpec:
     """Return the sweep that the file describes, as :func:`job` does."""
     spec = _decode(source, SweepSpec, "sweep", overrides or {})
+    _check_search(source, spec, overrides or {})
     return msgspec.structs.replace(spec, job=_anchored(spec.job, source.folder))
+
+
+def _check_search(source: Source, spec: SweepSpec, overrides: Mapping[str, object]) -> None:
+    """Say here already, with the line, what the gateway would refuse for want of sense."""
+    from penstock_policies import search  # noqa: PLC0415 - with numpy, which takes as long as all the rest of a submission
+
+    try:
+        search.check(spec)
+    except search.NotInstalled:
+        return  # here; the gateway may have it
+    except search.BadSpace as error:
+        given = error.field[:1] and error.field[0] in overrides
+        line = locate(source, error.field) or locate(source, ("sweep", *error.field))
+        place = "the command line" if given else _at(source.name, line)
+        raise SpecError(f"{place}: {error}") from error
 
 
 def _anchored(spec: JobSpec, folder: Path) -> JobSpec:

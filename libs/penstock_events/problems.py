@@ -78,6 +78,10 @@ def _struct(raw: Any, info: inspect.StructType, path: str) -> Iterator[str]:
 
 
 def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
+    if (only := _optional(info)) is not None:
+        if raw is not None:
+            yield from _problems(raw, only, path, "")
+        return
     tagged = {t.tag: t for t in info.types if isinstance(t, inspect.StructType)}
     if not tagged:
         if all(any(_problems(raw, t, path, "")) for t in info.types):
@@ -95,6 +99,13 @@ def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
         yield _wrong(_under(path, field), f"one of {known}", tag) + close
     else:
         yield from _struct(raw, tagged[raw[field]], path)
+
+
+def _optional(info: inspect.UnionType) -> inspect.StructType | None:
+    """Return the struct of a union with nothing but null beside it."""
+    others = [type_ for type_ in info.types if not isinstance(type_, inspect.NoneType)]
+    only = others[0] if len(others) == 1 < len(info.types) else None
+    return only if isinstance(only, inspect.StructType) else None
 
 
 def _array(raw: Any, info: inspect.VarTupleType | inspect.ListType, path: str) -> Iterator[str]:

@@ -132,6 +132,21 @@ def test_the_job_inside_a_sweep_is_checked_too() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (3, "$.budget: expected an object, got 3"),
+        ({"least": 1}, "$.budget.most: missing; it is required"),
+        ({"most": 9, "least": 0}, "$.budget.least: expected a whole number from 1 to 1000000000, got 0"),
+        ({"most": 9, "etta": 3}, "$.budget.etta: unknown field; did you mean `eta`?"),
+    ],
+)
+def test_a_part_that_may_be_left_out_is_checked_where_it_is_there(budget: Any, expected: str) -> None:
+    assert convert({**SWEEP, "budget": None}, SweepSpec).budget is None
+    assert convert({**SWEEP, "budget": {"most": 9}}, SweepSpec).budget is not None
+    assert message({**SWEEP, "budget": budget}, SweepSpec) == expected
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -9,13 +9,14 @@ what was tried, so a tuner that takes over from another goes on with the same tr
 
 from penstock_policies.search.algorithms import ALGORITHMS, Algorithm, algorithm, check, next_runs
 from penstock_policies.search.past import Params, Past, Tried, Wanted
-from penstock_policies.search.space import MOST_TRIALS, BadSpace, points, size
+from penstock_policies.search.space import MOST_TRIALS, BadSpace, NotInstalled, points, size
 
 __all__ = [
     "ALGORITHMS",
     "MOST_TRIALS",
     "Algorithm",
     "BadSpace",
+    "NotInstalled",
     "Params",
     "Past",
     "Tried",

@@ -8,13 +8,12 @@ import msgspec
 
 from penstock_events.problems import nearest
 from penstock_events.spec import Budget, SweepSpec
-from penstock_policies.search import drivers, space
+from penstock_policies.search import drivers, samplers, space
 from penstock_policies.search.drivers import Driver
 from penstock_policies.search.past import Params, Past, Wanted
 from penstock_policies.search.population import generations
 from penstock_policies.search.pruning import check_pruner, climbing
-from penstock_policies.search.samplers import sampler
-from penstock_policies.search.space import BadSpace
+from penstock_policies.search.space import BadSpace, NotInstalled
 
 
 class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +94,7 @@ def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
     [{'lr': 0.1}, {'lr': 0.2}]
     """
     chosen = algorithm(spec)
-    draw = sampler(chosen.sampler)
+    draw = samplers.sampler(chosen.sampler)
 
     def sample(count: int) -> list[Params]:
         return draw(spec, past, count)
@@ -125,9 +124,9 @@ def check(spec: SweepSpec) -> None:
     chosen = algorithm(spec)
     if spec.pruner:
         check_pruner(spec.pruner)
-        sampler("tpe")  # the pruners are Optuna's
+        samplers.expect("tpe")  # the pruners are Optuna's
     space.check(spec, grid=chosen.sampler == "grid")
-    sampler(chosen.sampler)
+    samplers.expect(chosen.sampler)
     if chosen.trials and spec.trials == 0 and chosen.sampler != "grid":
         raise BadSpace(f"trials is 0; expected 1 or more for search = {spec.search!r}")
     if chosen.staged:
@@ -145,10 +144,10 @@ def _check_budget(spec: SweepSpec, budget: Budget) -> None:
 
 def _installed(name: str) -> Algorithm:
     try:
-        sampler(name)
+        samplers.expect(name)
+    except NotInstalled:
+        raise
     except BadSpace as error:
-        if "needs" in str(error):
-            raise
         known = ", ".join(ALGORITHMS)
         raise BadSpace(
             f"search {name!r} is not known; expected one of {known}, or the name of an installed sampler"

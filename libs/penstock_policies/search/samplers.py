@@ -19,7 +19,7 @@ import numpy as np
 from penstock_events.problems import nearest
 from penstock_events.spec import SweepSpec
 from penstock_policies.search.past import Params, Past
-from penstock_policies.search.space import BadSpace, points
+from penstock_policies.search.space import BadSpace, NotInstalled, points
 
 GROUP: Final = "penstock.samplers"
 SAMPLERS: Final = {
@@ -62,25 +62,40 @@ def point_of(spec: SweepSpec, trial: int) -> Params:
 @cache
 def sampler(name: str) -> Sampler:
     """
-    Return a sampler by its name.
+    Return a sampler by its name; its library is imported now.
 
     Raises
     ------
     BadSpace
         If there is none of that name, or its library is not installed.
     """
-    for needed in _NEEDS.get(name, ()):
-        if find_spec(needed) is None:
-            raise BadSpace(
-                f"sampler {name!r} needs {needed}; install it where the gateway and the tuner run: "
-                "pip install 'penstock[optuna]'"
-            )
+    expect(name)
     if name in SAMPLERS:
         module, _, function = SAMPLERS[name].partition(":")
         found: Sampler = getattr(import_module(module), function)
         return found
-    for entry in entry_points(group=GROUP, name=name):
-        installed: Sampler = entry.load()
-        return installed
-    known = sorted({*SAMPLERS, *(entry.name for entry in entry_points(group=GROUP))})
-    raise BadSpace(f"sampler {name!r} is not known; expected one of {', '.join(known)}{nearest(name, known)}")
+    (entry,) = entry_points(group=GROUP, name=name)
+    installed: Sampler = entry.load()
+    return installed
+
+
+def expect(name: str) -> None:
+    """
+    Refuse a sampler that is not there; nothing is imported.
+
+    Raises
+    ------
+    NotInstalled
+        If its library is not installed.
+    BadSpace
+        If there is none of that name.
+    """
+    for needed in _NEEDS.get(name, ()):
+        if find_spec(needed) is None:
+            raise NotInstalled(
+                f"sampler {name!r} needs {needed}; install it where the gateway and the tuner run: "
+                "pip install 'penstock[optuna]'"
+            )
+    if name not in SAMPLERS and not entry_points(group=GROUP, name=name):
+        known = sorted({*SAMPLERS, *(entry.name for entry in entry_points(group=GROUP))})
+        raise BadSpace(f"sampler {name!r} is not known; expected one of {', '.join(known)}{nearest(name, known)}")

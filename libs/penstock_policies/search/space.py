@@ -25,6 +25,10 @@ class BadSpace(ValueError):
         return tuple(path) if path[0] in SweepSpec.__struct_fields__ else ()
 
 
+class NotInstalled(BadSpace):
+    """The sweep names a search of a library that is not there."""
+
+
 def check(spec: SweepSpec, *, grid: bool) -> None:
     """Refuse a space, or a number of trials of a grid over it, that makes no sense, by raising :class:`BadSpace`."""
     if not spec.space:
