@@ -125,23 +125,23 @@ def _peer(fd: int) -> tuple[int, int]:
     return pid, uid
 
 
-def path_in(data: Path) -> Path:
+def path_in(data: Path, name: str = "agent") -> Path:
     """
-    Return where the socket is: in the data folder, or under the temporary folder where that path is too long.
+    Return where a socket is: in the data folder, or under the temporary folder where that path is too long.
 
     It is the same at every start, since jobs of an earlier one look for it.
     """
-    path = data / "agent.sock"
+    path = data / f"{name}.sock"
     if len(os.fsencode(path)) <= LONGEST_PATH:
         return path
-    name = hashlib.sha256(os.fsencode(data)).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
         raise PermissionError(
             f"{folder} is open to others; remove it, or use a data_dir with a shorter path than {data}"
         )
-    return folder / f"{name}.sock"
+    return folder / f"{digest}.sock"
 
 
 def bind(path: Path) -> socket.socket:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from penstock_executor.local import Ending, Key, Run
+from penstock_executor.local import Ending, Key, Run, Sharing
 
 _log = structlog.get_logger("penstock.executor")
 
@@ -30,6 +30,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     ranks: tuple[int, ...]
     started_s: float
+    sharing: Sharing = "exclusive"
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     termed_s: float
     killed_s: float
     stop_step: int | None
+    why: str = ""
 
 
 _started: Final = msgspec.json.Decoder(Started)
@@ -68,6 +70,7 @@ def create(runs: Path, run: Run) -> None:
         world_size=run.world_size,
         ranks=tuple(run.ranks),
         started_s=run.started_s,
+        sharing=run.sharing,
     )
     (folder / "run.json").write_bytes(msgspec.json.encode(started))
 
@@ -80,6 +83,7 @@ def note_stopping(runs: Path, run: Run) -> None:
         termed_s=run.termed_s,
         killed_s=run.killed_s,
         stop_step=run.stop_step,
+        why=run.why,
     )
     _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(stopping))
 

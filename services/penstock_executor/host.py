@@ -12,11 +12,14 @@ from typing import Final
 
 import structlog
 
+from penstock_devices import DeviceError
 from penstock_events import AnyEvent, Job, RunCheckpointed, RunWarned
-from penstock_events.agent import Done, FromJob, Hello, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
+from penstock_events.agent import Done, FromJob, Hello, Memory, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
 from penstock_executor import agreement, folder, launch, preflight, processes
 from penstock_executor.ears import Line
-from penstock_executor.local import Ending, Key, Rank, Run
+from penstock_executor.limits import Limits
+from penstock_executor.local import Ending, Key, Rank, Run, sharing_of
+from penstock_lanes import Who
 from penstock_policies.cluster import Cluster
 
 Place = tuple[Key, int]
@@ -50,6 +53,8 @@ class Host:
         ``report(fact)``: a fact that a run's process brought about.
     wake : callable
         Something has changed.
+    limits : Limits
+        What runs may hold of the devices that they share.
 
     Attributes
     ----------
@@ -58,6 +63,8 @@ class Host:
         Open connections.
     fresh : set of str
         Jobs whose progress has changed since it was last told.
+    on_memory : callable
+        ``on_memory(place, memory, iterations)``: a process has said what it holds after so many iterations of this run.
     """
 
     def __init__(
@@ -69,8 +76,11 @@ class Host:
         watch: Callable[[Place, processes.Process], None],
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
+        limits: Limits | None = None,
     ) -> None:
         self.site, self.runs_dir = site, runs_dir
+        self.limits = limits or Limits(site.devices)
+        self.on_memory: Callable[[Place, Memory, int], None] = lambda place, memory, iterations: None  # noqa: ARG005
         self.runs: dict[Key, Run] = {}
         self.lines: dict[Place, Line] = {}
         self.fresh: set[Key] = set()
@@ -96,8 +106,10 @@ class Host:
             world_size=len(gang),
             started_s=self._clock(),
             refused=self._problem(job, mine[0]),
+            sharing=sharing_of(job),
         )
         self.runs[run.key] = run
+        self.limits.set_fraction(job, run.devices)
         if not run.refused:
             run.ranks = {member.rank: Rank() for member in mine}
             self._spawn_all(run, job, mine, launch.rendezvous(job, gang, cluster))
@@ -117,10 +129,14 @@ class Host:
         try:
             folder.create(self.runs_dir, run)
             for member in mine:
-                env = launch.environment_of(job, member, self.site, meeting)
+                env = launch.environment_of(job, member, self.site, meeting) | self._room(run, job, member)
                 where = folder.rank_path(self.runs_dir, run.key, member.rank)
-                process = processes.spawn(where, job.spec.command, env, self._cwd(job))
+                command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
+                process = processes.spawn(where, command, env, self._cwd(job))
                 self._take_in((run.key, member.rank), process)
+        except DeviceError as error:
+            run.refused = f"its memory cap could not be set: {error}"
+            self._abort(run)
         except OSError as error:
             words = _words(error, self.runs_dir)
             if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
@@ -128,6 +144,10 @@ class Host:
                 raise NoRoom(words) from error
             run.refused = words
             self._abort(run)
+
+    def _room(self, run: Run, job: Job, member: launch.Member) -> dict[str, str]:
+        need = job.need or job.spec.memory
+        return self.limits.environment(run.key, member.devices, need.framework_bytes if need else 0)
 
     def _abort(self, run: Run) -> None:
         """Take back a start that succeeded for some ranks only: those without a process have ended already."""
@@ -150,9 +170,10 @@ class Host:
                 world_size=started.world_size,
                 ranks={index: Rank() for index in started.ranks},
                 started_s=started.started_s,
+                sharing=started.sharing,
             )
             if stopping is not None:
-                run.ending, run.stop_step = stopping.ending, stopping.stop_step
+                run.ending, run.stop_step, run.why = stopping.ending, stopping.stop_step, stopping.why
                 run.asked_s, run.termed_s, run.killed_s = stopping.asked_s, stopping.termed_s, stopping.killed_s
             self.runs[run.key] = run
             for index, rank in run.ranks.items():
@@ -166,10 +187,10 @@ class Host:
                     _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
 
     # --- ending
-    def ask(self, key: Key, ending: Ending) -> None:
+    def ask(self, key: Key, ending: Ending, why: str = "") -> None:
         """Ask all processes of a run where they are, so that they can agree on where to stop."""
         run = self.runs[key]
-        run.ending, run.asked_s = ending, self._clock()
+        run.ending, run.why, run.asked_s = ending, why, self._clock()
         folder.note_stopping(self.runs_dir, run)
         self._say(run, Stop())
 
@@ -178,6 +199,13 @@ class Host:
         run = self.runs[key]
         run.ending, run.termed_s = ending, self._clock()
         self._signal(run, signal.SIGTERM)
+
+    def end(self, key: Key, ending: Ending, why: str) -> None:
+        """Kill a run for something that it has done."""
+        run = self.runs[key]
+        if not run.killed_s:
+            run.ending, run.why = ending, why
+            self.kill(key)
 
     def kill(self, key: Key) -> None:
         """Send KILL to all process groups of a run."""
@@ -224,6 +252,20 @@ class Host:
         """Return the folder of one process."""
         return folder.rank_path(self.runs_dir, *place)
 
+    def is_of(self, who: Who, pid: int) -> bool:
+        """Say whether a process is, or descends from, the one that was started as that rank."""
+        process = self._processes.get(((who.job_id, who.epoch), who.rank))
+        return process is not None and processes.belongs_to(pid, process)
+
+    def leader(self, place: Place) -> int:
+        """Return the session of a process; 0 where it is gone."""
+        process = self._processes.get(place)
+        return 0 if process is None else process.pid
+
+    def noted_code(self, place: Place) -> int | None:
+        """Return the exit status of a process that has just ended, if it left one."""
+        return processes.exit_code(self.rank_dir(place))
+
     # --- listening (ears.Ears)
     def greet(self, line: Line, hello: Hello) -> bool:
         """Take a process in if it is, or descends from, the one that was started as that rank."""
@@ -256,8 +298,11 @@ class Host:
             case SaveFailed():
                 what = f"the checkpoint after step {message.step} could not be written: {message.error}"
                 self._report(RunWarned(warning=what, **self._about(key)))
-            case Progress() | Done() if index == 0:
-                self.fresh.add(key)
+            case Progress() | Done():
+                if index == 0:
+                    self.fresh.add(key)
+                if message.memory is not None:
+                    self.on_memory((key, index), message.memory, message.loop_steps)
             case _:
                 pass
         self.settle(run)

@@ -16,6 +16,7 @@ import msgspec
 from penstock_devices import environment
 from penstock_events import Device, Job, Placement, Slot
 from penstock_events.agent import Env
+from penstock_executor.local import sharing_of
 from penstock_policies.cluster import Cluster
 
 INHERITED: Final = (
@@ -55,6 +56,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Path
     cwd: str
     pass_env: tuple[str, ...] = ()
+    lanes: str = ""
 
 
 def members(placement: Placement, processes: str) -> list[Member]:
@@ -102,6 +104,8 @@ def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str
         ours[Env.BEGIN_DIR] = str(site.checkpoints / spec.begins_from)
     if spec.keep_checkpoint:
         ours[Env.SAVE_AT_END] = "1"
+    if sharing_of(job) == "lane":
+        ours[Env.LANES] = site.lanes
     if job.sample:
         ours[Env.SAMPLE_ITERATIONS] = str(job.sample.iterations)
     return {**inherited(site.pass_env), **threads, **spec.env, **ours, **rendezvous, **environment(devices)}

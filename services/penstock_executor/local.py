@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
+from penstock_events import Job
 from penstock_events.agent import EXIT_PREEMPTED
 
-Ending = Literal["", "preempted", "cancelled", "gang", "time_limit"]
-"""Why this node ends a run; ``gang`` means that another of its processes has failed."""
+Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "hang"]
+"""
+Why this node ends a run; ``gang`` means that another of its processes has failed, ``memory`` that it took more of its
+device than it had been given, ``hang`` that it did not give its turn back.
+"""
+
+Sharing = Literal["exclusive", "lane", "fraction"]
+"""How a run has its devices."""
 
 Key = tuple[str, int]
 """Job id and epoch: the name of a run on this node."""
+
+
+def sharing_of(job: Job) -> Sharing:
+    """Return how a job's run has its devices; a sample has them alone, since it is to show how fast the job can be."""
+    return "exclusive" if job.sample else job.spec.sharing
 
 
 class Rank(msgspec.Struct, kw_only=True):
@@ -85,6 +96,10 @@ class Run(msgspec.Struct, kw_only=True):
         Ranks on other nodes that have ended, by the log.
     stop_step : int or None
         The step that the gang agreed to stop after.
+    sharing : {"exclusive", "lane", "fraction"}
+        How it has its devices.
+    why : str
+        Why this node ends it, in one sentence, where neither the log nor ``ending`` says.
     told : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``dropped``.
     """
@@ -103,6 +118,8 @@ class Run(msgspec.Struct, kw_only=True):
     answers: dict[int, int] = {}
     absent: set[int] = set()
     stop_step: int | None = None
+    sharing: Sharing = "exclusive"
+    why: str = ""
     told: set[str] = msgspec.field(default_factory=set)
 
     @property
@@ -131,6 +148,23 @@ class Run(msgspec.Struct, kw_only=True):
         return any(rank.greeted for rank in self.ranks.values())
 
 
+class Seat(msgspec.Struct, frozen=True):
+    """
+    How far a run has come that is to share its devices.
+
+    Attributes
+    ----------
+    at : {"waits", "in", "refused", "leaving"}
+        ``waits``: it must not start yet. ``in``: it has a lane on each of its devices, or had one and is parked.
+        ``refused``: it can never have one here. ``leaving``: it has to be saved and stopped.
+    reason : str
+        In one sentence; empty for ``in``.
+    """
+
+    at: Literal["waits", "in", "refused", "leaving"]
+    reason: str = ""
+
+
 class Observed(msgspec.Struct, kw_only=True):
     """
     What the node sees of itself when it decides.
@@ -144,17 +178,16 @@ class Observed(msgspec.Struct, kw_only=True):
         The executor is being stopped, and its runs are to go elsewhere.
     postponed : dict of (job id, epoch) to float
         Runs that could not be started for want of room on the disk, and when to try again.
+    seats : dict of (job id, epoch) to Seat
+        Of the runs that take turns with others.
     """
 
     incarnation: str
     runs: dict[Key, Run] = {}
     draining: bool = False
     postponed: dict[Key, float] = {}
+    seats: dict[Key, Seat] = {}
 
-    def busy_devices(self) -> set[int]:
-        """Return the devices that a process is on."""
-        return set(_devices(run for run in self.runs.values() if run.alive))
-
-
-def _devices(runs: Iterable[Run]) -> Iterable[int]:
-    return (index for run in runs for index in run.devices)
+    def busy_devices(self) -> dict[int, Sharing]:
+        """Return the devices that a process is on, and how it has them."""
+        return {index: run.sharing for run in self.runs.values() if run.alive for index in run.devices}

@@ -12,7 +12,7 @@ from penstock_events import TERMINAL, Event, Job, Jobs, Outcome, RunEnded, RunSt
 from penstock_events import State as JobState
 from penstock_events.sweep import SweepFinished
 from penstock_executor import outcome
-from penstock_executor.local import Ending, Observed, Run
+from penstock_executor.local import Ending, Observed, Run, sharing_of
 from penstock_policies.cluster import Cluster
 
 REMEMBERED: Final = 1000
@@ -49,12 +49,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
 
 
+class Arrive(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for a lane on each of the devices that the job's lease has here; until it has them it must not start."""
+
+    job_id: str
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the run's processes over the socket to save a checkpoint and leave."""
 
     job_id: str
     epoch: int
     ending: Ending
+    why: str = ""
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +100,7 @@ class Leave(msgspec.Struct, frozen=True):
     """Append that this node is gone; nothing else is to be done here."""
 
 
-Action = Start | Ask | Term | Kill | Report | Clean | Join | Leave
+Action = Start | Arrive | Ask | Term | Kill | Report | Clean | Join | Leave
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +226,7 @@ class _Node:
         if ending == "preempted" and run.greeted and not run.termed_s:
             if not run.asked_s:
                 self._wake(self.now_s + grace_s)
-                yield Ask(job_id=run.job_id, epoch=run.epoch, ending=ending)
+                yield Ask(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run))
                 return
             if not self._due(run.asked_s + grace_s):
                 return
@@ -238,7 +245,11 @@ class _Node:
             return "time_limit"
         if job.state is JobState.PREEMPTING or job.outcome == "preempted" or self.observed.draining:
             return "preempted"
-        return run.ending
+        return "preempted" if self._evicted(run) else run.ending
+
+    def _evicted(self, run: Run) -> str:
+        seat = self.observed.seats.get(run.key)
+        return seat.reason if seat is not None and seat.at == "leaving" else ""
 
     # --- leases that are not here
     def leases(self) -> Iterator[Action]:
@@ -261,10 +272,27 @@ class _Node:
         elif self.observed.draining:
             if not self._holds_back():
                 yield self._never_ran(job, "preempted", f"node {self.id} is shutting down")
-        elif self.taken.isdisjoint(devices) and not self._older_epoch_runs(job):
-            self.taken |= set(devices)
-            if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
-                yield Start(job_id=job.id)
+        elif self._may_have(job, devices) and not self._older_epoch_runs(job):
+            yield from self._begin(job, devices)
+
+    def _may_have(self, job: Job, devices: tuple[int, ...]) -> bool:
+        """Say whether nobody is on the devices who does not share them in the same way."""
+        sharing = sharing_of(job)
+        return all(
+            index not in self.taken or (sharing != "exclusive" and self.taken[index] == sharing) for index in devices
+        )
+
+    def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
+        seat = self.observed.seats.get((job.id, job.epoch))
+        if sharing_of(job) == "lane" and (seat is None or seat.at != "in"):
+            if seat is None:
+                yield Arrive(job_id=job.id)
+            elif seat.at == "refused":
+                yield self._never_ran(job, "failed", seat.reason)
+            return
+        self.taken |= dict.fromkeys(devices, sharing_of(job))
+        if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
+            yield Start(job_id=job.id)
 
     def _never_ran(self, job: Job, result: Outcome, reason: str) -> Report:
         return Report(

@@ -57,10 +57,10 @@ def _verdict(run: Run, job: Job, limit_s: float) -> tuple[Outcome, str, Rank]:
 def _words(run: Run, job: Job, ending: Ending, rank: Rank, limit_s: float) -> tuple[Outcome, str]:
     if ending == "cancelled":
         return "cancelled", job.reason or "cancelled"
-    if ending == "time_limit":
-        return "failed", f"the sample took longer than {limit_s:g} s and was ended"
+    if ending in {"time_limit", "memory", "hang"}:
+        return "failed", run.why or f"the sample took longer than {limit_s:g} s and was ended"
     if not run.crashed and ending == "preempted":
-        return "preempted", job.reason
+        return "preempted", run.why or job.reason
     if not run.crashed and ending == "gang":
         return "preempted", "ended because its gang ended on another node"
     if rank.exit_code is None:

@@ -8,16 +8,18 @@ from collections import deque
 from penstock_events import (
     AnyEvent,
     Commit,
+    LaneChanged,
     NodeJoined,
     NodeLeft,
     RunCheckpointed,
     RunEnded,
+    RunMeasured,
     RunStarted,
     RunWarned,
     tag_of,
 )
 
-RunFact = RunStarted | RunCheckpointed | RunEnded | RunWarned
+RunFact = RunStarted | RunCheckpointed | RunEnded | RunWarned | RunMeasured | LaneChanged
 
 
 class Outbox:
@@ -65,6 +67,8 @@ def _gist(fact: AnyEvent) -> str:
             return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.step}"
         case RunWarned():
             return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.warning}"
+        case RunMeasured() | LaneChanged():  # the same may come again, and none is told by a later executor
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.at_s}"
         case NodeJoined():
             return f"{tag_of(fact)} {fact.incarnation}"
         case NodeLeft():

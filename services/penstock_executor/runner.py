@@ -25,6 +25,8 @@ from penstock_executor.appending import Appender
 from penstock_executor.host import Host, NoRoom, Place
 from penstock_executor.local import Key, Observed, Run
 from penstock_executor.settings import ExecutorSettings
+from penstock_executor.sharing.floor import Floor
+from penstock_executor.sharing.opening import open_floor
 from penstock_executor.telling import Teller
 
 GREETING_S: Final = 0.005
@@ -33,6 +35,9 @@ LAST_WORDS_S: Final = 1.0
 """How long an ended process's connection may take to close: what it said last is still in there."""
 ROOM_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
+LANES_LOOK_S: Final = 0.5
+"""How often it is looked whether those who take turns still do, and keep to their memory."""
+LANES_TELL_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 FOLLOWED: Final = tuple(
@@ -64,6 +69,7 @@ class Executor:
             node_id=self.node_id,
             devices=inventory(settings.devices),
             socket=str(ears.path_in(data)),
+            lanes=str(ears.path_in(data, "lanes")),
             checkpoints=Path(settings.checkpoint_dir or data / "checkpoints").absolute(),
             cwd=os.getcwd(),
             pass_env=settings.pass_env,
@@ -86,6 +92,8 @@ class Executor:
         shell.busy = self._busy
         self.postponed: dict[Key, float] = {}
         self.removed: set[str] = set()
+        self.again: asyncio.TimerHandle | None = None
+        self.floor: Floor
         self.tasks: asyncio.TaskGroup
 
     async def work(self) -> None:
@@ -102,8 +110,8 @@ class Executor:
                 self._spawn(self._conclude(place))
             self._recall()
             teller = self.teller
-            beside = (teller.beat(), teller.publish(), teller.hear_peers(), self._until_stopping(), self._save())
-            async with background(*beside):
+            telling = (teller.beat(), teller.publish(), teller.hear_peers(), self._look_after_lanes())
+            async with background(*telling, self._until_stopping(), self._save()):
                 await self._reconcile()
             self.shell.vitals.ready = False
 
@@ -112,6 +120,7 @@ class Executor:
         while not self._over():
             self.live.changed.clear()
             self._settle_gangs()
+            self.floor.tidy(self._is_wanted)
             observed = self._observed()
             now_s = self.shell.now_s()
             limit_s = self.settings.sample_limit_s
@@ -132,6 +141,7 @@ class Executor:
             runs=self.host.runs,
             draining=self.shell.stopping.is_set(),
             postponed=self.postponed,
+            seats=self.floor.seats,
         )
 
     def _over(self) -> bool:
@@ -142,8 +152,11 @@ class Executor:
         match action:
             case machine.Start():
                 self._start(action.job_id)
+            case machine.Arrive():
+                self.floor.arrive(self.live.state.jobs[action.job_id])
             case machine.Ask():
-                host.ask((action.job_id, action.epoch), action.ending)
+                host.ask((action.job_id, action.epoch), action.ending, action.why)
+                self.floor.hurry((action.job_id, action.epoch))
                 await self.teller.tell_peers(host.runs[action.job_id, action.epoch])
             case machine.Term():
                 host.term((action.job_id, action.epoch), action.ending)
@@ -181,6 +194,7 @@ class Executor:
             return
         self.postponed.pop(key, None)
         if started.refused:
+            self.floor.withdraw(key, started.refused)
             log.warning("run_refused", reason=started.refused)
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
@@ -190,6 +204,7 @@ class Executor:
         if run is None:  # a lease that never ran here: remembered, so that its end is told once
             run = Run(job_id=fact.job_id, epoch=fact.epoch, refused="never started", told={"started"})
             self.host.runs[run.key] = run
+            self.floor.withdraw(run.key, "its lease ended before it began")
         run.told.add("ended" if isinstance(fact, RunEnded) else "started")
         self.appender.report(fact)
 
@@ -229,6 +244,7 @@ class Executor:
 
     def _on_exit(self, place: Place) -> None:
         self._unwatch(place)
+        self.floor.exited(place)
         self._spawn(self._conclude(place))
 
     def _unwatch(self, place: Place) -> None:
@@ -263,13 +279,52 @@ class Executor:
         listener = ears.bind(Path(self.site.socket))
         server = await loop.create_unix_server(lambda: ears.Line(self.host), sock=listener)
         try:
-            yield
+            with self._floor():
+                yield
         finally:
             server.close()
             for line in list(self.host.lines.values()):
                 line.close()
             for place in list(self.watched):
                 self._unwatch(place)
+
+    @contextmanager
+    def _floor(self) -> Iterator[None]:
+        """Keep the pages of shared devices; afterwards those who share go on as they are, until a new keeper comes."""
+        loop = asyncio.get_running_loop()
+        self.floor = open_floor(
+            self.host,
+            self.settings,
+            clock=self.shell.now_s,
+            report=self.appender.report,
+            wake=self.wake,
+            again=self._again,
+        )
+        loop.add_reader(self.floor.keeper.fileno(), self.floor.turn)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self.floor.keeper.fileno())
+            if self.again is not None:
+                self.again.cancel()
+            self.floor.keeper.close()
+
+    def _again(self, wait_s: float) -> None:
+        if self.again is None:
+            self.again = asyncio.get_running_loop().call_later(wait_s, self._turn)
+
+    def _turn(self) -> None:
+        self.again = None
+        self.floor.turn()
+
+    async def _look_after_lanes(self) -> None:
+        loop, told_s = asyncio.get_running_loop(), 0.0
+        while True:
+            await asyncio.sleep(LANES_LOOK_S)
+            self.floor.look(int(loop.time() * 1e9))
+            if loop.time() >= told_s + LANES_TELL_S and (view := self.floor.told()) is not None:
+                told_s = loop.time()
+                await self.teller.tell(subjects.lanes(self.node_id), view)
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
@@ -283,10 +338,16 @@ class Executor:
                 await until_available(self.live.save_snapshot, "save_snapshot")
 
     def _recall(self) -> None:
-        """Remember for adopted runs what the log has been told already."""
-        for found in self.host.runs.values():
+        """Remember for adopted runs what the log has been told already, and what they share."""
+        for found in sorted(self.host.runs.values(), key=lambda run: run.started_s):
             if self.live.state.started.get(found.job_id, {}).get(self.node_id) == found.epoch:
                 found.told.add("started")
+            if found.alive and self._is_wanted(found.key):
+                self.floor.adopt(self.live.state.jobs[found.job_id], found)
+
+    def _is_wanted(self, key: Key) -> bool:
+        job = self.live.state.jobs.get(key[0])
+        return job is not None and job.may_run(key[1], self.node_id)
 
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
         self.tasks.create_task(task)

@@ -108,7 +108,7 @@ class Teller:
             body = {"job_id": key[0], "step": rank.step, "metrics": rank.metrics, "loop_s": rank.loop_s}
             self._host.fresh.discard(key)
             self._told_s[key] = now_s
-            await self._tell(subjects.progress(key[0]), body)
+            await self.tell(subjects.progress(key[0]), body)
         for key in self._told_s.keys() - self._host.runs.keys():
             del self._told_s[key]
 
@@ -118,7 +118,7 @@ class Teller:
         node_id = self._host.site.node_id
         while True:
             body = {"node_id": node_id, "incarnation": self._incarnation(), "at_s": self._shell.now_s()}
-            await self._tell(subjects.heartbeat(node_id), body)
+            await self.tell(subjects.heartbeat(node_id), body)
             for run in [run for run in self._host.runs.values() if run.asked_s and run.alive]:
                 await self.tell_peers(run)
             await asyncio.sleep(self._settings.heartbeat_s)
@@ -129,7 +129,7 @@ class Teller:
         if len(run.ranks) < run.world_size:
             answers = {rank: step for rank, step in run.answers.items() if rank in run.ranks}
             word = Word(job_id=run.job_id, epoch=run.epoch, answers=answers, stop_step=run.stop_step)
-            await self._tell(subjects.agreement(run.job_id), word)
+            await self.tell(subjects.agreement(run.job_id), word)
 
     async def hear_peers(self) -> None:
         """Take in what a gang's other nodes say, for ever."""
@@ -150,7 +150,8 @@ class Teller:
         if news:
             await self.tell_peers(run)
 
-    async def _tell(self, subject: str, body: object) -> None:
+    async def tell(self, subject: str, body: object) -> None:
+        """Tell whoever listens; nobody waits for it, and it may be lost."""
         try:
             await self._shell.bus.tell(subject, msgspec.json.encode(body))
         except BusError as error:

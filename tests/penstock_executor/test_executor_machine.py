@@ -3,125 +3,32 @@
 from __future__ import annotations
 
 import pytest
+from deciding import (
+    KILL,
+    Node,
+    ask,
+    cancelled,
+    ended,
+    joined,
+    lost,
+    placed,
+    preempted,
+    started,
+    submitted,
+    term,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_events import (
-    AnyEvent,
-    Device,
-    JobCancelled,
-    JobSpec,
-    JobSubmitted,
-    NodeJoined,
-    Placement,
-    Preemption,
-    RoundDecided,
-    RunEnded,
-    RunStarted,
-    Sample,
-    SamplesRequested,
-    Slot,
-)
+from penstock_events import AnyEvent, JobSpec, Sample, SamplesRequested
 from penstock_executor import machine
-from penstock_executor.local import Observed, Rank, Run
-from penstock_executor.machine import Action, Ask, Clean, Join, Kill, Leave, Report, Start, Term
-from penstock_testing import Scenario
-
-FAST = tuple(Device(index=i, kind="fast", memory_bytes=1, backend="emulated") for i in range(2))
-
-
-class Node:
-    """Node n1 with its log and its runs; ``then`` states what it does."""
-
-    def __init__(self) -> None:
-        self.log = Scenario(machine.decider())
-        self.observed = Observed(incarnation="boot", runs={})
-        self.now_s = 100.0
-
-    def given(self, *facts: AnyEvent) -> Node:
-        self.log.given(*facts)
-        return self
-
-    def running(self, job_id: str = "j1", epoch: int = 1, *, device: int = 0, ranks: int = 1, world: int = 1) -> Run:
-        run = Run(
-            job_id=job_id,
-            epoch=epoch,
-            devices=(device,),
-            world_size=max(world, ranks),
-            ranks={i: Rank() for i in range(ranks)},
-            started_s=self.now_s,
-            told={"started"},
-        )
-        self.observed.runs[run.key] = run
-        return run
-
-    def plan(self) -> machine.Plan:
-        plan = machine.decide(self.log.state, "n1", self.observed, self.now_s)
-        assert plan == machine.decide(self.log.state, "n1", self.observed, self.now_s), "deciding changed something"
-        return plan
-
-    def then(self, *actions: Action) -> Node:
-        assert self.plan().actions == list(actions)
-        return self
-
-    def fact(self) -> RunEnded:
-        """Return the one fact that it reports: the end of a run."""
-        (action,) = self.plan().actions
-        assert isinstance(action, Report)
-        assert isinstance(action.fact, RunEnded)
-        return action.fact
+from penstock_executor.local import Rank, Seat
+from penstock_executor.machine import Arrive, Ask, Clean, Join, Leave, Start, Term
 
 
 @pytest.fixture
 def node() -> Node:
     return Node().given(joined())
-
-
-def joined(node_id: str = "n1", incarnation: str = "boot-1") -> NodeJoined:
-    return NodeJoined(node_id=node_id, devices=FAST, incarnation=incarnation, at_s=0.0)
-
-
-def submitted(job_id: str = "j1", **spec: object) -> JobSubmitted:
-    given = {"name": job_id, "command": ("true",), "grace_s": 5.0, **spec}
-    return JobSubmitted(job_id=job_id, spec=JobSpec(**given), at_s=1.0)  # type: ignore[arg-type]
-
-
-def placed(job_id: str = "j1", epoch: int = 1, device: int = 0, nodes: tuple[str, ...] = ("n1",)) -> RoundDecided:
-    slots = tuple(Slot(node_id=node_id, devices=(device,)) for node_id in nodes)
-    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=slots)
-    return RoundDecided(pool="default", placements=(placement,), at_s=2.0)
-
-
-def started(job_id: str = "j1", epoch: int = 1, node_id: str = "n1") -> RunStarted:
-    return RunStarted(job_id=job_id, epoch=epoch, node_id=node_id, devices=(0,), at_s=3.0)
-
-
-def ended(job_id: str = "j1", epoch: int = 1, node_id: str = "n1", outcome: str = "completed") -> RunEnded:
-    return RunEnded(job_id=job_id, epoch=epoch, node_id=node_id, outcome=outcome, at_s=9.0)  # type: ignore[arg-type]
-
-
-def preempted(job_id: str = "j1", epoch: int = 1) -> RoundDecided:
-    preemption = Preemption(job_id=job_id, epoch=epoch, reason="outranked")
-    return RoundDecided(pool="default", preemptions=(preemption,), at_s=4.0)
-
-
-def cancelled(job_id: str = "j1") -> JobCancelled:
-    return JobCancelled(job_id=job_id, by="alice", at_s=5.0)
-
-
-def lost(node_id: str = "n1") -> RoundDecided:
-    return RoundDecided(pool="default", lost_nodes=(node_id,), at_s=6.0)
-
-
-def ask() -> Ask:
-    return Ask(job_id="j1", epoch=1, ending="preempted")
-
-
-def term(ending: str) -> Term:
-    return Term(job_id="j1", epoch=1, ending=ending)  # type: ignore[arg-type]
-
-
-KILL = Kill(job_id="j1", epoch=1)
 
 
 # --- the node
@@ -341,38 +248,107 @@ def test_a_draining_node_hands_a_new_lease_back(node: Node) -> None:
     assert (fact.outcome, fact.reason) == ("preempted", "node n1 is shutting down")
 
 
+# --- sharing
+LANE = {"sharing": "lane"}
+
+
+def test_a_job_that_takes_turns_starts_when_it_has_its_lanes(node: Node) -> None:
+    node.given(submitted(**LANE), placed()).then(Arrive(job_id="j1"))
+    node.observed.seats["j1", 1] = Seat("waits", "a lane closes at its next boundary")
+    node.then()
+    node.observed.seats["j1", 1] = Seat("in")
+    node.then(Start(job_id="j1"))
+
+
+def test_jobs_that_take_turns_start_beside_each_other(node: Node) -> None:
+    node.given(submitted("j1", **LANE), submitted("j2", **LANE), placed("j1"), placed("j2"), started("j1"))
+    node.running("j1").sharing = "lane"
+    node.then(Arrive(job_id="j2"))
+
+
+def test_a_job_that_is_too_large_for_its_lanes_fails_with_the_reason(node: Node) -> None:
+    node.given(submitted(**LANE), placed())
+    node.observed.seats["j1", 1] = Seat("refused", "it needs 9 GiB; the device has 8 GiB")
+    fact = node.fact()
+    assert (fact.outcome, fact.reason) == ("failed", "it needs 9 GiB; the device has 8 GiB")
+
+
+def test_a_job_that_has_to_leave_its_lanes_is_asked_to_save_first(node: Node) -> None:
+    node.given(submitted(**LANE), placed(), started())
+    run = node.running()
+    run.sharing, run.ranks[0].greeted = "lane", True
+    node.observed.seats["j1", 1] = Seat("leaving", "others lack 3 MiB")
+    node.then(Ask(job_id="j1", epoch=1, ending="preempted", why="others lack 3 MiB"))
+    run.asked_s, run.ending, run.why = node.now_s, "preempted", "others lack 3 MiB"
+    run.ranks[0] = Rank(exit_code=75, ended_s=node.now_s + 1, greeted=True, leaving=True)
+    fact = node.fact()
+    assert (fact.outcome, fact.reason) == ("preempted", "others lack 3 MiB")
+
+
+def test_parts_of_a_device_are_had_side_by_side_and_at_once(node: Node) -> None:
+    part = {"sharing": "fraction", "fraction": 0.5}
+    node.given(submitted("j1", **part), submitted("j2", **part), placed("j1"), placed("j2"))
+    node.then(Start(job_id="j1"), Start(job_id="j2"))
+
+
+@pytest.mark.parametrize(("first", "second"), [("lane", "fraction"), ("exclusive", "lane"), ("lane", "exclusive")])
+def test_whoever_shares_a_device_shares_it_in_one_way(node: Node, first: str, second: str) -> None:
+    node.given(submitted("j1", sharing=first), submitted("j2", sharing=second), placed("j1"), placed("j2"))
+    node.given(started("j1"))
+    node.running("j1").sharing = first
+    node.observed.seats["j2", 1] = Seat("in")
+    node.then()
+
+
+def test_a_sample_of_a_job_that_takes_turns_has_its_device_alone(node: Node) -> None:
+    spec = JobSpec(name="s", command=("true",), sharing="lane")
+    sample = Sample(sample_id="s1", kind="fast", iterations=5)
+    node.given(SamplesRequested(key="k", spec=spec, samples=(sample,), at_s=1.0), placed("s1"))
+    node.then(Start(job_id="s1"))
+
+
+@pytest.mark.parametrize("ending", ["memory", "hang"])
+def test_a_run_that_was_ended_for_what_it_did_has_failed_and_says_so(node: Node, ending: str) -> None:
+    node.given(submitted(), placed(), started())
+    run = node.running()
+    run.ending, run.why, run.killed_s = ending, "it holds too much", node.now_s
+    run.ranks[0] = Rank(exit_code=137, ended_s=node.now_s)
+    fact = node.fact()
+    assert (fact.outcome, fact.exit_code, fact.reason) == ("failed", 137, "it holds too much")
+
+
 # --- always
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                submitted("j1"),
-                submitted("j2"),
-                placed("j1"),
-                placed("j2"),
-                placed("j2", device=1),
-                started("j1"),
-                preempted("j1"),
-                cancelled("j2"),
-                ended("j1"),
-                ended("j1", outcome="preempted"),
-                placed("j1", epoch=2, device=1),
-                lost(),
-                joined(),
-            ]
-        ),
-        max_size=14,
-    )
-)
-def test_no_device_is_ever_given_to_two_runs(facts: list[AnyEvent]) -> None:
+HISTORY = [
+    submitted("j1"),
+    submitted("j2"),
+    submitted("j3", sharing="lane"),
+    submitted("j4", sharing="lane"),
+    submitted("j5", sharing="fraction", fraction=0.5),
+    *(placed(f"j{n}") for n in range(1, 6)),
+    placed("j2", device=1),
+    started("j1"),
+    preempted("j1"),
+    cancelled("j2"),
+    ended("j1"),
+    ended("j1", outcome="preempted"),
+    placed("j1", epoch=2, device=1),
+    lost(),
+    joined(),
+]
+
+
+@given(st.lists(st.sampled_from(HISTORY), max_size=16))
+def test_no_device_is_ever_given_to_two_runs_that_do_not_share_it(facts: list[AnyEvent]) -> None:
     node = Node().given(joined(), *facts)
     for _ in range(4):
         for action in node.plan().actions:
+            if isinstance(action, Arrive):
+                node.observed.seats[action.job_id, node.log.state.jobs[action.job_id].epoch] = Seat("in")
             if isinstance(action, Start):
                 job = node.log.state.jobs[action.job_id]
-                taken = node.observed.busy_devices()
-                devices = machine.devices_of(job, "n1")
-                assert taken.isdisjoint(devices)
+                taken, devices = node.observed.busy_devices(), machine.devices_of(job, "n1")
+                ways = {taken[index] for index in devices if index in taken}
+                assert not ways or (ways == {job.spec.sharing} and job.spec.sharing != "exclusive")
                 run = node.running(job.id, job.epoch)
-                run.devices = devices
+                run.devices, run.sharing = devices, job.spec.sharing
     node.log.decision()  # which also holds replays and snapshots against the live state

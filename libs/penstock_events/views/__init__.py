@@ -19,6 +19,7 @@ from penstock_events.views.cluster import (
 from penstock_events.views.commands import ActAnswer, SubmitAnswer
 from penstock_events.views.history import EventsView, EventView, RejectedListView, RejectedView, StoryLine, StoryView
 from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, RankView, WhyView
+from penstock_events.views.lanes import LanesView, SharedDeviceView, SharedLaneView, SharerView
 from penstock_events.views.sweeps import SweepsView, SweepView, TrialView
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "JobDetail",
     "JobView",
     "JobsView",
+    "LanesView",
     "NodeView",
     "NodesView",
     "PoliciesView",
@@ -39,6 +41,9 @@ __all__ = [
     "RejectedView",
     "ReplicaView",
     "SchemaView",
+    "SharedDeviceView",
+    "SharedLaneView",
+    "SharerView",
     "StatusView",
     "StoryLine",
     "StoryView",

@@ -1,0 +1,177 @@
+"""Where the lanes' decisions meet the keeper's pages: news in, names out. Synchronous; owns no loop and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, assert_never
+
+import structlog
+
+from penstock_events import AnyEvent
+from penstock_executor.local import Key
+from penstock_executor.sharing.lanes import Lanes
+from penstock_executor.sharing.orders import Orders, Wish
+from penstock_executor.sharing.party import Place
+from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, Who
+
+RETURN_S: Final = 5.0
+"""How long processes that an earlier executor has started may take to sit down here before others get turns."""
+_LONGEST_S: Final = 1e6
+_log = structlog.get_logger("penstock.executor")
+
+
+class Desk:
+    """
+    The keeper's owner on a node.
+
+    Parameters
+    ----------
+    keeper : Keeper
+    lanes : Lanes
+    clock : callable
+        Seconds since the epoch.
+    is_of : callable
+        ``is_of(who, pid)``: whether a process is of the run that it says.
+    report : callable
+        ``report(fact)``: append a fact to the log.
+    limit : callable
+        ``limit(key, caps)``: have a run keep to caps, by device.
+    wake : callable
+        Some run may start now, or has to leave.
+    again : callable
+        ``again(wait_s)``: call :meth:`turn` after so many seconds at the latest.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        lanes: Lanes,
+        *,
+        clock: Callable[[], float],
+        is_of: Callable[[Who, int], bool],
+        report: Callable[[AnyEvent], None],
+        limit: Callable[[Key, dict[int, int]], None],
+        wake: Callable[[], None],
+        again: Callable[[float], None],
+    ) -> None:
+        self._again = again
+        self.keeper, self.lanes = keeper, lanes
+        self._clock, self._is_of, self._report, self._limit, self._wake = clock, is_of, report, limit, wake
+        self._present: set[Who] = set()
+        self._awaited: dict[Who, float] = {}
+        self._closing: set[str] = set()
+
+    def turn(self) -> None:
+        """Take in what has happened on the pages, and write what follows from it."""
+        for one in self.keeper.poll():
+            self._hear(one)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Do what the lanes want done."""
+        orders = self.lanes.take()
+        for place in orders.opened:
+            self.keeper.open(place.name)
+        for who, seats in orders.seatings.items():
+            if who in self._present and seats:
+                self.keeper.seat(who, list(seats))
+        for fact in orders.facts:
+            self._report(fact)
+        for key, caps in orders.caps.items():
+            self._limit(key, caps)
+        for place in sorted(orders.touched):
+            self._write(place)
+        self._close(orders)
+        if orders.woken:
+            self._wake()
+        wait_s = self.keeper.wait_s
+        if wait_s is not None:
+            self._again(wait_s)
+
+    def await_return(self, whos: list[Who]) -> None:
+        """Give nobody a turn beside processes of an earlier executor before they have sat down here."""
+        until_s = self._clock() + RETURN_S
+        self._awaited.update(dict.fromkeys(whos, until_s))
+
+    def look_again(self) -> None:
+        """Stop waiting for processes that have not come in time."""
+        late = [who for who, until_s in self._awaited.items() if self._clock() >= until_s]
+        for who in late:
+            self._arrived(who)
+        if late:
+            _log.warning("lane_members_not_returned", members=[f"{who.job_id}/{who.rank}" for who in late])
+            self.carry_out()
+
+    def forget(self, key: Key) -> None:
+        """A run is over: nobody waits for its processes."""
+        for who in [who for who in self._awaited if (who.job_id, who.epoch) == key]:
+            self._arrived(who)
+
+    def _hear(self, one: News) -> None:
+        now_s = self._clock()
+        match one:
+            case Knocked(who, pid):
+                self._greet(who, pid, now_s)
+            case Asks(_, who):
+                self._arrived(who)
+                self.lanes.asks(who, now_s, self._begun(who))
+            case Passed(lane, giver, taker):
+                self.lanes.passed(Place.named(lane), giver, taker, now_s)
+            case Overruled(_, who):
+                self.lanes.stopped(who, now_s)
+            case Gone(who):
+                self._present.discard(who)
+                self._arrived(who)
+                self.lanes.gone(who, now_s)
+            case _:
+                assert_never(one)
+
+    def _greet(self, who: Who, pid: int, now_s: float) -> None:
+        if not self._is_of(who, pid):
+            _log.warning("lane_seat_refused", job_id=who.job_id, epoch=who.epoch, rank=who.rank, pid=pid)
+            self.keeper.refuse(who, "it is no process of that run")
+        elif not self.lanes.join(who, now_s):
+            self.keeper.refuse(who, "its run takes no turns on this node")
+        else:
+            self._present.add(who)
+
+    def _begun(self, who: Who) -> dict[int, int]:
+        """Return the iterations that each process of a run has begun, since it sat down where it sits."""
+        begun: dict[int, int] = {}
+        party = self.lanes.table.party(who)
+        for place in party.places if party is not None else ():
+            for member in self.keeper.view(place.name).members:
+                if member.who.job_id == who.job_id:
+                    begun[member.who.rank] = member.iterations + member.busy
+        return begun
+
+    def _write(self, place: Place) -> None:
+        """Make a page say what it should; where somebody else has the token still, it comes home first."""
+        lane = place.name
+        if lane not in self.keeper.lanes:
+            return
+        wish = Wish() if self._is_awaited(place) else self.lanes.wish(place)
+        holder = self.keeper.view(lane).holder
+        if holder is not None and (wish.recall or holder != wish.holder):
+            self.keeper.recall(lane)
+        elif holder is None:
+            self.keeper.name(lane, wish.holder)
+        else:
+            self.keeper.name(lane, wish.after, int(min(wish.turn_s, _LONGEST_S) * 1e9))
+
+    def _is_awaited(self, place: Place) -> bool:
+        parties = (self.lanes.table.party(who) for who in self._awaited)
+        return any(party is not None and place.device in party.sharer.devices for party in parties)
+
+    def _arrived(self, who: Who) -> None:
+        if self._awaited.pop(who, None) is not None:
+            party = self.lanes.table.party(who)
+            devices = party.sharer.devices if party is not None else self.lanes.table.boards
+            self.lanes.table.touch_devices(devices)
+
+    def _close(self, orders: Orders) -> None:
+        """Close the pages of lanes that are gone, each when its last member has left its seat."""
+        self._closing.update(place.name for place in orders.closed)
+        for lane in [lane for lane in self._closing if not self.keeper.view(lane).members]:
+            self.keeper.close_lane(lane)
+            self._closing.discard(lane)

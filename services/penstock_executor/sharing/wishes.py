@@ -1,0 +1,52 @@
+"""What the page of a lane should say: who has the token, who has it next, and when. Pure."""
+
+from __future__ import annotations
+
+from penstock_executor.sharing.orders import Wish
+from penstock_executor.sharing.party import Party, Place
+from penstock_executor.sharing.table import Table
+from penstock_lanes.wire import Who
+
+
+def wish(table: Table, place: Place, least_turn_s: float) -> Wish:
+    """
+    Return what a lane's page should say now, by its board and the runs in it.
+
+    A run of one process on one device hands its turn on by itself, to whoever its board says is next. All else comes
+    home first: the turns of gangs, turns after which a lane changes, and those of runs that have turned out to need
+    something else.
+
+    Parameters
+    ----------
+    least_turn_s : float
+        The shortest turn, such that handing over costs little of it.
+    """
+    party = table.holder(place)
+    if party is None or not party.turn:
+        return Wish()
+    holder = next((who for who in party.whos_on(place.device) if who.rank in party.holding), None)
+    if holder is None:
+        return Wish()
+    if party.pending is not None:
+        return Wish(holder, recall=True)
+    if not party.known:  # nobody else has a turn before it is known what it needs
+        return Wish(holder)
+    if not party.alone:
+        return Wish(holder, recall=any(_is_due(table, each) for each in party.places))
+    return _handed_on(table, place, party, holder, least_turn_s)
+
+
+def _handed_on(table: Table, place: Place, party: Party, holder: Who, least_turn_s: float) -> Wish:
+    ahead = table.boards[place.device].ahead(party.job_id, party.turn_s)
+    if ahead is None:
+        return Wish(holder, recall=_is_due(table, place))
+    heir = table.parties[ahead.job_id]
+    if not heir.alone or not heir.known or heir.pending is not None:
+        return Wish(holder, recall=True)
+    (after,) = heir.whos_on(place.device)
+    return Wish(holder, after, turn_s=max(ahead.lead_s, least_turn_s))
+
+
+def _is_due(table: Table, place: Place) -> bool:
+    view = table.view(place)
+    return view is not None and view.due

@@ -1,0 +1,303 @@
+"""The lanes of a node: what they have processes do, with processes and pages that are played."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from playing import Play
+
+from penstock_events import MemoryNeed, RunMeasured, RunWarned
+from penstock_executor.local import Seat
+from penstock_executor.sharing.orders import Wish
+from penstock_executor.sharing.party import Place, Sharer
+from penstock_lanes.wire import Who
+from penstock_policies.lanes import POLICIES, Rules, Sample
+
+SMALL = MemoryNeed(10, 0, 100)
+ONE_LANE = Rules(most_lanes=1, patience_s=None)
+FIRST = Place(0, 0)
+
+
+def who(job_id: str, rank: int = 0) -> Who:
+    return Who(job_id, 1, rank)
+
+
+def named(play: Play) -> tuple[Who | None, Who | None]:
+    """Return who should have the first lane's token, and who next."""
+    wish = play.lanes.wish(FIRST)
+    return wish.holder, wish.after
+
+
+def in_one_lane(*jobs: str) -> Play:
+    """Jobs in one lane, all waiting for their turn; the first has it."""
+    play = Play(rules=ONE_LANE)
+    for job in jobs:
+        play.arrive(job, SMALL, iterations=100)
+    play.deliver_all()
+    for job in jobs:
+        play.ask(who(job))
+        play.deliver_all()
+    return play
+
+
+def test_a_turn_is_handed_straight_to_whoever_is_named() -> None:
+    play = in_one_lane("a", "b")
+    assert named(play) == (who("a"), who("b"))
+    play.finish(who("a"))
+    assert play.pages["0/0"].token == who("b"), "before anybody was asked"
+    play.ask(who("a"))
+    play.deliver_all()
+    assert named(play) == (who("b"), who("a"))
+
+
+def test_whoever_is_alone_keeps_its_turn() -> None:
+    play = in_one_lane("a")
+    assert play.lanes.wish(FIRST) == Wish(who("a"))
+    for _ in range(2):
+        play.finish(who("a"))
+        play.ask(who("a"))
+        play.deliver_all()
+    assert play.turns == ["a"] * 3
+
+
+def test_a_job_whose_need_nobody_knows_has_the_device_until_it_was_measured() -> None:
+    play = Play(rules=ONE_LANE)
+    play.arrive("a", SMALL)
+    play.arrive("new", MemoryNeed(50, 0, 300), known=False)
+    play.deliver_all()
+    play.ask(who("new"))
+    play.deliver_all()
+    play.ask(who("a"))
+    play.deliver_all()
+    assert play.lanes.wish(FIRST) == Wish(who("new")), "nobody is named after it"
+    for iterations in (1, 2):
+        play.lanes.see(who("new"), Sample(50, 350), iterations, play.tick())
+    assert play.lanes.wish(FIRST) == Wish(who("new"), recall=True)
+    play.carry_out()
+    play.finish(who("new"))
+    play.deliver_all()
+    assert play.pages["0/0"].token == who("a")
+    (measured,) = [fact for fact in play.facts if isinstance(fact, RunMeasured)]
+    assert (measured.need, measured.iterations) == (MemoryNeed(50, 0, 300), 2)
+
+
+def test_a_job_that_needs_more_than_there_is_room_for_is_parked_and_comes_back() -> None:
+    play = Play(rules=ONE_LANE)
+    play.arrive("a", MemoryNeed(100, 0, 400))
+    play.arrive("b", MemoryNeed(100, 0, 400))
+    play.deliver_all()
+    for iterations in (1, 2):
+        play.lanes.see(who("b"), Sample(100, 950), iterations, play.tick())
+    play.carry_out()
+    assert play.lane_changes("b") == [("entered", 0), ("parked", -1)]
+    play.end(who("a"))
+    play.bury()
+    assert play.lane_changes("a") == [("entered", 0), ("left", -1)]
+    assert play.lane_changes("b")[-1][0] == "entered"
+
+
+def test_a_job_that_is_to_stop_has_the_next_turn_under_every_policy() -> None:
+    for policy in POLICIES:
+        play = Play(rules=Rules(policy=policy, most_lanes=1, patience_s=None))
+        for job in ("a", "b", "c"):
+            play.arrive(job, SMALL)
+        play.deliver_all()
+        for job in ("a", "b", "c"):
+            play.ask(who(job))
+            play.deliver_all()
+        play.lanes.hurry("c")
+        assert named(play) == (who("a"), who("c")), policy
+
+
+def test_a_stopped_process_loses_its_turn_and_what_it_holds_counts() -> None:
+    play = in_one_lane("a", "b")
+    play.stop(who("a"))
+    play.deliver_all()
+    assert play.pages["0/0"].token == who("b")
+    assert play.lanes.table.boards[0].need("a") == MemoryNeed(110, 0, 100)
+    assert any(isinstance(fact, RunWarned) for fact in play.facts)
+    play.processes[who("a")].busy = False
+    play.ask(who("a"))
+    play.deliver_all()
+    assert play.lanes.table.boards[0].need("a") == SMALL
+
+
+def test_a_stopped_process_that_leaves_no_room_for_others_has_to_leave() -> None:
+    play = Play(rules=ONE_LANE)
+    for job in ("a", "b"):
+        play.arrive(job, MemoryNeed(100, 0, 700))
+    play.deliver_all()
+    for job in ("a", "b"):
+        play.ask(who(job))
+        play.deliver_all()
+    play.stop(who("a"))
+    play.deliver_all()
+    assert play.lanes.seats["a", 1].at == "leaving"
+    assert play.pages["0/0"].token is None, "it still holds its memory"
+    play.end(who("a"))
+    play.bury()
+    assert play.pages["0/0"].token == who("b")
+
+
+def test_one_who_was_named_and_should_not_have_been_gives_the_turn_back() -> None:
+    play = in_one_lane("a", "b", "c")
+    play.finish(who("a"))  # b has it; nobody has seen it yet
+    play.lanes.table.gangs.boards[0].measured("b", MemoryNeed(10, 0, 10_000), 9.0)
+    play.lanes.table.parties["b"].lanes.clear()  # it has lost its lane at the same time
+    play.deliver()
+    assert play.lanes.wish(FIRST) == Wish(who("b"), recall=True)
+    play.finish(who("b"))
+    play.deliver_all()
+    assert play.lanes.wish(FIRST).holder == who("c")
+
+
+def test_a_gang_has_its_turns_on_all_of_its_devices_together() -> None:
+    play = Play(devices=2, rules=ONE_LANE)
+    play.arrive("gang", SMALL, devices=(0, 1))
+    play.arrive("a", SMALL, devices=(1,))
+    play.deliver_all()
+    play.ask(who("a"))
+    play.ask(who("gang", 0))
+    play.deliver_all()
+    play.ask(who("gang", 1))
+    play.deliver_all()
+    assert play.pages["0/0"].token is None
+    assert play.lanes.wish(Place(1, 0)) == Wish(who("a"), recall=True)
+    play.finish(who("a"))
+    play.deliver_all()
+    assert (play.pages["0/0"].token, play.pages["1/0"].token) == (who("gang", 0), who("gang", 1))
+
+
+def test_a_gang_over_several_processes_stops_after_the_same_iteration() -> None:
+    play = Play(devices=2, rules=ONE_LANE)
+    play.arrive("gang", SMALL, devices=(0, 1), iterations=9)
+    play.arrive("a", SMALL, devices=(1,))
+    play.deliver_all()
+    for rank in (0, 1):
+        play.ask(who("gang", rank))
+    play.deliver_all()
+    play.finish(who("gang", 1))
+    play.ask(who("gang", 1))  # in its second iteration, in which it waits for the other
+    play.ask(who("a"))
+    play.deliver_all()
+    play.finish(who("gang", 0))  # the first, at whose end it gives its token back
+    play.ask(who("gang", 0))
+    play.deliver_all()
+    assert play.pages["0/0"].token == who("gang", 0), "it goes on with the other one"
+    for rank in (0, 1):
+        play.finish(who("gang", rank))
+    play.deliver_all()
+    assert play.pages["1/0"].token == who("a")
+    assert [play.processes[who("gang", rank)].done for rank in (0, 1)] == [2, 2]
+
+
+def test_a_job_that_is_too_large_is_refused_and_one_too_many_waits() -> None:
+    play = Play(capacity_bytes=1000)
+    for job_id, need in (
+        ("huge", MemoryNeed(1, 0, 1000)),
+        ("a", MemoryNeed(600, 0, 100)),
+        ("b", MemoryNeed(600, 0, 0)),
+    ):
+        sharer = Sharer(job_id=job_id, epoch=1, ranks={0: (0,)}, need=need)
+        play.lanes.arrive(sharer, play.tick())
+    seats = play.lanes.seats
+    assert (seats["huge", 1].at, seats["a", 1], seats["b", 1].at) == ("refused", Seat("in"), "waits")
+    assert "1,001" in seats["huge", 1].reason or "MiB" in seats["huge", 1].reason
+    play.lanes.leave("huge", play.tick(), "it never ran")
+    play.lanes.leave("a", play.tick(), "its run has ended")
+    assert play.lanes.seats["b", 1] == Seat("in")
+
+
+def test_caps_follow_the_lane_and_are_told_when_they_change() -> None:
+    play = Play(rules=ONE_LANE)
+    sharer = Sharer(job_id="a", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 5, 100))
+    play.lanes.arrive(sharer, 0.0)
+    assert play.lanes.take().caps == {("a", 1): {0: 115}}
+    play.lanes.arrive(Sharer(job_id="b", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 5, 300)), 1.0)
+    assert play.lanes.take().caps == {("a", 1): {0: 315}, ("b", 1): {0: 315}}
+
+
+NEEDS = st.builds(MemoryNeed, st.integers(0, 120), st.just(0), st.integers(1, 400))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_whatever_happens_memory_is_safe_and_everybody_comes_to_an_end(policy: str, data: st.DataObject) -> None:
+    play = Play(devices=2, rules=Rules(policy=policy, patience_s=None))
+    coming = data.draw(st.lists(st.tuples(NEEDS, st.sampled_from([(0,), (1,), (0, 1)])), min_size=1, max_size=6))
+    events = st.sampled_from(["arrive", "news", "news", "ask", "ask", "finish", "finish", "crash", "stop"])
+    for _ in range(data.draw(st.integers(0, 60))):
+        happen(play, data.draw(events), coming, data)
+        check(play)
+    for n, (need, devices) in enumerate(coming):
+        play.arrive(f"late{n}", need, devices=devices)
+    for _ in range(2000):
+        if not play.needs:
+            return
+        come_to_an_end(play)
+        check(play)
+    raise AssertionError(f"these have not come to an end: {play.lanes.seats}, {play.pages}")
+
+
+def happen(play: Play, event: str, coming: list[tuple[MemoryNeed, tuple[int, ...]]], data: st.DataObject) -> None:
+    idle = [process for process in play.processes.values() if process.seats and not process.busy]
+    if event == "arrive" and coming:
+        need, devices = coming.pop()
+        play.arrive(f"j{len(coming)}", need, devices=devices)
+    elif event == "news" and play.news:
+        play.deliver()
+    elif event == "ask" and idle:
+        play.ask(data.draw(st.sampled_from(idle)).who)
+    elif event in {"finish", "stop", "crash"} and (running := [p for p in play.running if not p.stopped]):
+        process = data.draw(st.sampled_from(running))
+        if event == "crash" or (event == "finish" and process.left <= 1):
+            end_run(play, process.who.job_id)
+        elif event == "finish":
+            play.finish(process.who)
+        elif len([w for w in play.processes if w.job_id == process.who.job_id]) == 1:
+            play.stop(process.who)
+            play.deliver_all()
+
+
+def end_run(play: Play, job_id: str) -> None:
+    for each in [process_who for process_who in play.processes if process_who.job_id == job_id]:
+        play.end(each)
+    play.bury()
+
+
+def come_to_an_end(play: Play) -> None:
+    """Let everybody do what it can; those that have to leave, leave, and those that were stopped go on."""
+    play.deliver_all()
+    for process in list(play.processes.values()):
+        job_id = process.who.job_id
+        if process.who not in play.processes:
+            continue
+        if play.lanes.seats[job_id, 1].at in {"leaving", "refused"}:
+            end_run(play, job_id)
+        elif process.busy:
+            process.stopped = False
+            if process.left <= 1:
+                end_run(play, job_id)
+            else:
+                play.finish(process.who)
+        else:
+            play.ask(process.who)
+
+
+def check(play: Play) -> None:
+    """Hold the pages and the memory of each device against what must always be."""
+    tokens = [page.token for page in play.pages.values() if page.token is not None]
+    for process in play.running:
+        assert process.stopped or all(play.pages[seat].token == process.who for seat in process.seats)
+    assert len(tokens) == len(set(tokens))
+    for device in (0, 1):
+        here = [
+            p
+            for p in play.processes.values()
+            if device in play.lanes.table.parties[p.who.job_id].sharer.ranks[p.who.rank]
+        ]
+        kept_bytes = sum(p.need.resident_bytes for p in here if p.seats)
+        running_bytes = sum(p.need.ephemeral_bytes for p in here if p.busy)
+        assert kept_bytes + running_bytes <= play.capacity_bytes
