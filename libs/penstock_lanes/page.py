@@ -161,6 +161,7 @@ class Page:
             )
         self.row = _ROW // 8
         self._first = _seats_at(self.seats) // 8
+        self._bells: dict[int, Word] = {}
 
     @classmethod
     def make(cls, seats: int = MOST_SEATS) -> Page:
@@ -203,7 +204,10 @@ class Page:
 
     def bell(self, number: int) -> Word:
         """Return the word that a seat sleeps on."""
-        return Word(self._memory, (self.seat(number) + 2) * 8)
+        bell = self._bells.get(number)
+        if bell is None:
+            bell = self._bells[number] = Word(self._memory, (self.seat(number) + BELL) * 8)
+        return bell
 
     def ring(self, number: int, token: int) -> None:
         """Wake a seat up: it has been given a token."""

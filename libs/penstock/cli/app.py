@@ -13,6 +13,7 @@ from penstock.cli import (
     doctor,
     extras,
     jobs,
+    lanes,
     output,
     policy,
     replay,
@@ -68,5 +69,20 @@ def _configured() -> str:
     return load(Connection, "").url
 
 
-for topic in (submit, jobs, output, sweeps, cluster, policy, replay, simulate, shadow, trace, up, doctor, extras):
+for topic in (
+    submit,
+    jobs,
+    output,
+    sweeps,
+    cluster,
+    lanes,
+    policy,
+    replay,
+    simulate,
+    shadow,
+    trace,
+    up,
+    doctor,
+    extras,
+):
     topic.register(app)
