@@ -51,6 +51,7 @@ class Desk:
         self._keeping = Keeping(self._members, self._jobs, place)
         self._blame: Blame | None = None
         self._changed = threading.Condition()
+        self._closing_models: set[str] = set()
         self._running = 0
         self._resting = self.closing = False
 
@@ -127,7 +128,7 @@ class Desk:
         """Take in a request, from any thread."""
         with self._changed:
             member = self._members[name]
-            if member.over or self._jobs[name].closed:
+            if member.over or name in self._closing_models:
                 request.answer.set_exception(MemberEnded(f"{name} has {member.stage}: {member.reason or 'closed'}"))
                 return
             self._floor.targets.ask(name, request, self._clock())
@@ -136,7 +137,7 @@ class Desk:
     def close_model(self, name: str) -> None:
         """Take no more requests to a model, from any thread."""
         with self._changed:
-            self._jobs[name].closed = True
+            self._closing_models.add(name)
             self._changed.notify_all()
 
     # --- checkpoints and metrics
@@ -230,9 +231,10 @@ class Desk:
             name, reason = self._floor.endings.pop()
             self._jobs[name].end(self._device, 0)
             self._leave(name, "failed", f"no room: {reason}")
-        for name, job in self._jobs.items():
-            if job.closed and not self._members[name].over and self._floor.idle(name):
-                job.end(self._device, 0)
+        for name in [name for name in self._closing_models if self._floor.idle(name)]:
+            self._closing_models.discard(name)
+            if not self._members[name].over:
+                self._jobs[name].end(self._device, 0)
                 self._leave(name, "finished", "")
 
     def _leave(self, name: str, stage: Stage, reason: str) -> None:

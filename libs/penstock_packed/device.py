@@ -18,8 +18,11 @@ from typing import Final, Protocol
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 GRAIN: Final = 2**20
 """Growth is counted in whole MiB: pages come and go by themselves."""
-SLACK: Final = 256 * 2**20
-"""Address space that a turn may take beyond its memory: stacks and arenas of threads that begin meanwhile."""
+SLACK: Final = (256 + 80 * (os.cpu_count() or 1)) * 2**20
+"""
+Address space that a turn may take beyond its memory: stacks and arenas of threads that begin meanwhile, one for each
+processor if a library is of that mind. Not every library survives being refused a thread.
+"""
 SHARE: Final = 0.8
 """Of the memory that is available when the host starts: what its members get, unless something else is said."""
 

@@ -31,8 +31,6 @@ class Job:
 
     Attributes
     ----------
-    closed : bool
-        Whether a model takes no more requests.
     resume : Path or None
         The folder from which a trial goes on.
     """
@@ -40,7 +38,6 @@ class Job:
     name: str
     body: Trial | Model[Any, Any] | None
     latency: Latency | None = None
-    closed: bool = False
     resume: Path | None = None
 
     def end(self, device: Device, lane: int) -> None:
