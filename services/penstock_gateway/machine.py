@@ -21,6 +21,7 @@ from penstock_events import (
     Jobs,
     JobsRanked,
     RoundDecided,
+    RunEnded,
     RunWarned,
     SweepCancelled,
     Wait,
@@ -35,7 +36,7 @@ from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v4"
+SCHEMA: Final = "gateway.v5"
 
 
 class State(Known):
@@ -80,6 +81,9 @@ def apply(state: State, event: Event, seq: int) -> None:
     match event:
         case JobFinished():
             _announced(state, event.job_id)
+        case RunEnded():
+            for job in changed:
+                sweeps.measure(state.sweeps, job.spec.parent, event)
         case SweepCancelled():
             for job_id in state.children.get(event.sweep_id, ()):
                 _follow_up(state, state.jobs[job_id], seq)

@@ -29,7 +29,7 @@ from penstock_events.views import (
     SweepView,
     WhyView,
 )
-from penstock_gateway import accept, acts, dryrun, events, moments, reading, show, story
+from penstock_gateway import accept, acts, dryrun, events, moments, reading, show, story, sweep_views
 from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
 from penstock_gateway.machine import State as ReadModel
 from penstock_gateway.presence import Presence
@@ -125,12 +125,12 @@ class Queries:
         return show.policies(await self._scene(ask(body, asks.AllAsk).at))
 
     async def _sweeps(self, body: bytes) -> SweepsView:
-        return show.sweeps(await self._scene(ask(body, asks.AllAsk).at))
+        return sweep_views.sweeps(await self._scene(ask(body, asks.AllAsk).at))
 
     async def _sweep(self, body: bytes) -> SweepView:
         asked = ask(body, asks.OneAsk)
         scene = await self._scene(asked.at)
-        return show.sweep(scene, acts.sweep_named(scene.state, asked.id))
+        return sweep_views.sweep(scene, acts.sweep_named(scene.state, asked.id))
 
     async def _status(self, body: bytes) -> StatusView:
         asked = ask(body, asks.AllAsk)

@@ -1,4 +1,4 @@
-"""Jobs, nodes and sweeps as people see them: from the read model to the gateway's answers."""
+"""Jobs and nodes as people see them: from the read model to the gateway's answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ from penstock_events.views import (
     PoliciesView,
     PolicyView,
     StatusView,
-    SweepsView,
-    SweepView,
-    TrialView,
 )
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
-from penstock_gateway.sweeps import Sweep
 from penstock_gateway.why import Why
 from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
@@ -150,35 +146,6 @@ def policies(scene: Scene) -> PoliciesView:
     return PoliciesView(pools=found, defaults=pools.defaults(), seq=scene.seq)
 
 
-def sweep(scene: Scene, sweep: Sweep, *, trials: bool = True) -> SweepView:
-    """Return one sweep, with its trials or without them."""
-    finished = sweep.finished
-    rows = tuple(_trial(scene.state, job_id, sweep) for job_id in sweep.trials) if trials else ()
-    return SweepView(
-        id=sweep.id,
-        name=sweep.spec.name,
-        state=sweep.state,
-        metric=sweep.spec.metric,
-        mode=sweep.spec.mode,
-        submitted_s=sweep.submitted_s,
-        finished_s=finished.at_s if finished is not None else None,
-        wanted=sweep.spec.trials,
-        done=sum(row.finished is not None for row in sweep.trials.values()),
-        best_job_id=finished.best_job_id if finished is not None else "",
-        best_value=finished.best_value if finished is not None else None,
-        reason=finished.reason if finished is not None else "",
-        trials=rows,
-        spec=sweep.spec,
-    )
-
-
-def sweeps(scene: Scene) -> SweepsView:
-    """Return all sweeps without their trials."""
-    return SweepsView(
-        sweeps=tuple(sweep(scene, one, trials=False) for one in scene.state.sweeps.values()), seq=scene.seq
-    )
-
-
 def status(scene: Scene, last_seq: int) -> StatusView:
     """Return counts; the caller adds the services that it heard."""
     state = scene.state
@@ -254,15 +221,3 @@ def _device_counts(state: State) -> dict[str, dict[str, int]]:
             of_kind = counts.setdefault(device.kind, {"busy": 0, "idle": 0, "lost": 0, "drained": 0})
             of_kind["busy" if (node.id, device.index) in taken else idle] += 1
     return counts
-
-
-def _trial(state: State, job_id: str, sweep: Sweep) -> TrialView:
-    row, job = sweep.trials[job_id], state.jobs.get(job_id)
-    return TrialView(
-        job_id=job_id,
-        params=row.trial.params,
-        gpus=row.trial.gpus,
-        group=row.group,
-        state=str(job.state) if job is not None else "",
-        value=row.finished.value if row.finished is not None else None,
-    )

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock_events import (
     Event,
+    RunEnded,
     SweepCancelled,
     SweepFinished,
     SweepSpec,
@@ -17,11 +18,25 @@ from penstock_events import (
 
 
 class TrialRow(msgspec.Struct, kw_only=True):
-    """One trial: where it stands in the sweep, and how it ended."""
+    """
+    One run of a trial: where it stands in the sweep, and how it ended.
+
+    Attributes
+    ----------
+    loop_s : float
+        Spent in iterations, in seconds over all of its job's runs.
+    """
 
     trial: Trial
     group: int
     finished: TrialFinished | None = None
+    loop_s: float = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """What it gave to the search."""
+        finished = self.finished
+        return finished.value if finished is not None and finished.state == "completed" else None
 
 
 class Sweep(msgspec.Struct, kw_only=True):
@@ -45,6 +60,13 @@ class Sweep(msgspec.Struct, kw_only=True):
     trials: dict[str, TrialRow] = msgspec.field(default_factory=dict)
 
     @property
+    def best(self) -> TrialRow | None:
+        """The best so far: of those with the largest budget, the first with the best value."""
+        valued = [row for row in self.trials.values() if row.value is not None]
+        sign = 1.0 if self.spec.mode == "max" else -1.0
+        return max(valued, key=lambda row: (row.trial.budget, sign * (row.value or 0.0)), default=None)
+
+    @property
     def state(self) -> str:
         """``running``, ``cancelling``, or how it ended."""
         if self.finished is not None:
@@ -63,6 +85,13 @@ def apply(sweeps: dict[str, Sweep], event: Event, seq: int) -> None:
                 _apply(sweep, event)
         case _:
             pass
+
+
+def measure(sweeps: dict[str, Sweep], sweep_id: str, event: RunEnded) -> None:
+    """Note how long a trial's run was in its loop; of a gang, its first process's node says so."""
+    row = sweeps[sweep_id].trials.get(event.job_id) if sweep_id in sweeps else None
+    if row is not None:
+        row.loop_s += event.loop_s
 
 
 def _apply(sweep: Sweep, event: SweepCancelled | SweepFinished | TrialGroupOpened | TrialFinished) -> None:

@@ -165,7 +165,7 @@ async def test_what_fails_within_a_question_is_logged_with_its_place(
         raise ZeroDivisionError("of the test")
 
     async with gateway(memory_bus, joined()) as served:
-        monkeypatch.setattr(queries.show, "sweeps", broken)
+        monkeypatch.setattr(queries.sweep_views, "sweeps", broken)
         with capture_logs() as logs, pytest.raises(ServiceError, match="ZeroDivisionError") as failed:
             await served.query("sweeps")
     assert failed.value.code == 500

@@ -35,6 +35,8 @@ NODE_HEADERS: Final = ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD")
 NODE_WIDE: Final = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HEARD")
 SWEEP_HEADERS: Final = ("ID", "NAME", "ST", "DONE", "METRIC", "BEST", "BEST-JOB")
 TRIAL_HEADERS: Final = ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS")
+STAGED_HEADERS: Final = ("JOB", "ST", "RUNG", "BUDGET", "GPUS", "VALUE", "", "PARAMS")
+RUNG_HEADERS: Final = ("BRACKET", "RUNG", "BUDGET", "TRIALS", "OVER", "PROMOTED", "BEST")
 EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "FACT")
 EVENT_WIDE: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
 _PASSING: Final = {"capacity", "gang", "later_place", "order", "fairness", "profiling", "backoff"}
@@ -268,13 +270,51 @@ def sweep_lines(sweep: views.SweepView) -> list[str]:
             ("name", sweep.name),
             ("state", sweep.state),
             ("reason", sweep.reason),
-            ("trials", f"{_progress(sweep)} done"),
+            ("trials", _trials(sweep)),
             ("metric", f"{sweep.metric} ({sweep.mode})"),
             ("best", best if sweep.best_job_id else ""),
             ("submitted", clock(sweep.submitted_s)),
             ("took", took),
+            ("left", f"about {span(sweep.eta_s)}, at the pace so far" if sweep.eta_s is not None else ""),
+            ("goodput", _goodput(sweep.goodput)),
         ]
     )
+
+
+def _trials(sweep: views.SweepView) -> str:
+    if not sweep.rungs:
+        return f"{_progress(sweep)} done"
+    return f"{sweep.opened}, in {_progress(sweep)} runs that are over"
+
+
+def _goodput(view: views.GoodputView | None) -> str:
+    if view is None or not view.allocated_gpu_s:
+        return ""
+    parts = (
+        ("to tell the others apart", view.stopped_gpu_s),
+        ("starting and saving", view.overhead_gpu_s),
+        ("without a value", view.failed_gpu_s),
+    )
+    rest = ", ".join(f"{_percent(part / view.allocated_gpu_s)} {name}" for name, part in parts if part)
+    return f"{_percent(view.share)} of {view.allocated_gpu_s:.1f} device-seconds" + (f"; {rest}" if rest else "")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def rung_row(rung: views.RungView) -> tuple[str, ...]:
+    """Return a rung's cells under :data:`RUNG_HEADERS`."""
+    counts = (rung.bracket, rung.rung, rung.budget, rung.opened, rung.over, rung.promoted)
+    return (*map(str, counts), render.number(rung.best_value))
+
+
+def staged_row(trial: views.TrialView) -> tuple[str, ...]:
+    """Return the cells of a run in a search that stops early, under :data:`STAGED_HEADERS`."""
+    rung = f"{trial.bracket}.{trial.rung}"
+    said = "promoted" if trial.promoted else _words(trial.problem)
+    value, params = render.number(trial.value), render.mapping(trial.params)
+    return (trial.job_id, trial.state, rung, str(trial.budget), str(trial.gpus), value, said, params)
 
 
 def _progress(sweep: views.SweepView) -> str:
@@ -283,5 +323,5 @@ def _progress(sweep: views.SweepView) -> str:
 
 def trial_row(trial: views.TrialView) -> tuple[str, ...]:
     """Return a trial's cells under :data:`TRIAL_HEADERS`."""
-    value, params = render.number(trial.value), render.mapping(trial.params)
-    return (trial.job_id, trial.state, str(trial.group), str(trial.gpus), value, params)
+    value = _words(trial.problem) or render.number(trial.value)
+    return (trial.job_id, trial.state, str(trial.group), str(trial.gpus), value, render.mapping(trial.params))

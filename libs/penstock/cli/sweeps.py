@@ -99,7 +99,12 @@ def show(ctx: typer.Context, sweep: SweepId, output: Out = "table", at: At = Non
         return
     render.say("\n".join(text.sweep_lines(found)))
     render.say()
-    render.show_table(text.TRIAL_HEADERS, [text.trial_row(t) for t in found.trials], wide=output == "wide")
+    if found.rungs:
+        render.show_table(text.RUNG_HEADERS, [text.rung_row(r) for r in found.rungs], wide=output == "wide")
+        render.say()
+        render.show_table(text.STAGED_HEADERS, [text.staged_row(t) for t in found.trials], wide=output == "wide")
+    else:
+        render.show_table(text.TRIAL_HEADERS, [text.trial_row(t) for t in found.trials], wide=output == "wide")
 
 
 def cancel(

@@ -20,7 +20,7 @@ from penstock_events.views.commands import ActAnswer, SubmitAnswer
 from penstock_events.views.history import EventsView, EventView, RejectedListView, RejectedView, StoryLine, StoryView
 from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, RankView, WhyView
 from penstock_events.views.lanes import LanesView, SharedDeviceView, SharedLaneView, SharerView
-from penstock_events.views.sweeps import SweepsView, SweepView, TrialView
+from penstock_events.views.sweeps import GoodputView, RungView, SweepsView, SweepView, TrialView
 
 __all__ = [
     "ActAnswer",
@@ -28,6 +28,7 @@ __all__ = [
     "DryRunView",
     "EventView",
     "EventsView",
+    "GoodputView",
     "JobDetail",
     "JobView",
     "JobsView",
@@ -40,6 +41,7 @@ __all__ = [
     "RejectedListView",
     "RejectedView",
     "ReplicaView",
+    "RungView",
     "SchemaView",
     "SharedDeviceView",
     "SharedLaneView",

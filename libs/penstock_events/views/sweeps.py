@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from penstock_events.spec import Param, SweepSpec
+from penstock_events.sweep import Problem
 from penstock_events.views.base import View
 
 
 class TrialView(View, frozen=True, kw_only=True):
-    """One trial of a sweep; ``state`` is that of its job (empty before it is submitted)."""
+    """
+    One run of a trial; ``state`` is that of its job (empty before it is submitted).
+
+    Attributes
+    ----------
+    number : int
+        Of the trial: the same in all rungs.
+    bracket, rung, budget : int
+        Where it stands in a search that stops early; 0 elsewhere.
+    promoted : bool
+        Whether another run went on from it.
+    problem : str
+        Why it gave no value: crashed, diverged, no_report, out_of_memory, refused.
+    """
 
     job_id: str
     params: dict[str, Param]
@@ -15,6 +29,61 @@ class TrialView(View, frozen=True, kw_only=True):
     group: int
     state: str
     value: float | None
+    number: int = 0
+    bracket: int = 0
+    rung: int = 0
+    budget: int = 0
+    promoted: bool = False
+    problem: Problem = ""
+
+
+class RungView(View, frozen=True, kw_only=True):
+    """
+    One group of a search that stops early: so many trials opened, of which so many are over and were promoted.
+
+    Attributes
+    ----------
+    best_value : float or None
+        The best of those that are over.
+    """
+
+    bracket: int
+    rung: int
+    budget: int
+    opened: int
+    over: int
+    promoted: int
+    best_value: float | None
+
+
+class GoodputView(View, frozen=True, kw_only=True):
+    """
+    What became of the devices that a sweep's trials held, in device-seconds of runs that are over.
+
+    Attributes
+    ----------
+    useful_gpu_s : float
+        Spent in iterations whose result reached the search, of trials that were promoted or are the best.
+    stopped_gpu_s : float
+        The same of trials that were not: what it costs to find out.
+    failed_gpu_s : float
+        Of runs that gave no value, iterations and all.
+    overhead_gpu_s : float
+        The rest: starting, loading and saving checkpoints, leaving; and what was done again after a preemption.
+    allocated_gpu_s : float
+        All of it.
+    """
+
+    useful_gpu_s: float
+    stopped_gpu_s: float
+    failed_gpu_s: float
+    overhead_gpu_s: float
+    allocated_gpu_s: float
+
+    @property
+    def share(self) -> float:
+        """The useful part, from 0 to 1."""
+        return self.useful_gpu_s / self.allocated_gpu_s if self.allocated_gpu_s else 0.0
 
 
 class SweepView(View, frozen=True, kw_only=True):
@@ -25,11 +94,20 @@ class SweepView(View, frozen=True, kw_only=True):
     ----------
     state : {"running", "cancelling", "completed", "failed", "cancelled"}
     trials : tuple of TrialView
-        Opened so far.
+        Runs opened so far.
     done : int
-        Trials that are over.
+        Runs that are over.
+    opened : int
+        Trials opened so far; a trial that is promoted runs more than once.
     wanted : int
-        Trials that the specification asks for; 0 where the search decides (a whole grid).
+        Runs that there will be if nothing fails; 0 where the search finds out on the way.
+    best_job_id, best_value
+        So far: of the runs with the largest budget that gave a value, the best.
+    eta_s : float or None
+        Seconds to the end at the pace so far, as far as the search knows what is left.
+    rungs : tuple of RungView
+    goodput : GoodputView or None
+        None in a list of sweeps.
     """
 
     id: str
@@ -46,6 +124,10 @@ class SweepView(View, frozen=True, kw_only=True):
     reason: str
     trials: tuple[TrialView, ...]
     spec: SweepSpec
+    opened: int = 0
+    eta_s: float | None = None
+    rungs: tuple[RungView, ...] = ()
+    goodput: GoodputView | None = None
 
 
 class SweepsView(View, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ what was tried, so a tuner that takes over from another goes on with the same tr
 
 from penstock_policies.search.algorithms import ALGORITHMS, Algorithm, algorithm, check, next_runs
 from penstock_policies.search.past import Params, Past, Tried, Wanted
+from penstock_policies.search.plan import Plan, planned
 from penstock_policies.search.space import MOST_TRIALS, BadSpace, NotInstalled, points, size
 
 __all__ = [
@@ -19,11 +20,13 @@ __all__ = [
     "NotInstalled",
     "Params",
     "Past",
+    "Plan",
     "Tried",
     "Wanted",
     "algorithm",
     "check",
     "next_runs",
+    "planned",
     "points",
     "size",
 ]

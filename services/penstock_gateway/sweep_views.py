@@ -1,0 +1,131 @@
+"""Sweeps as people see them: their rungs, the best so far, how long still, and what became of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_events.views import GoodputView, RungView, SweepsView, SweepView, TrialView
+from penstock_gateway.show import Scene
+from penstock_gateway.sweeps import Sweep, TrialRow
+from penstock_policies import search
+
+
+def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
+    """Return one sweep, with its runs, rungs and goodput, or without them."""
+    finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
+    rows = list(sweep.trials.values())
+    return SweepView(
+        id=sweep.id,
+        name=sweep.spec.name,
+        state=sweep.state,
+        metric=sweep.spec.metric,
+        mode=sweep.spec.mode,
+        submitted_s=sweep.submitted_s,
+        finished_s=finished.at_s if finished is not None else None,
+        wanted=plan.runs if plan is not None else 0,
+        done=sum(row.finished is not None for row in rows),
+        opened=len({row.trial.number if row.trial.budget else row.trial.job_id for row in rows}),
+        best_job_id=best.trial.job_id if best is not None else "",
+        best_value=best.value if best is not None else None,
+        reason=finished.reason if finished is not None else "",
+        eta_s=_eta_s(scene, sweep, plan),
+        trials=tuple(_trials(scene, rows)) if whole else (),
+        rungs=tuple(_rungs(sweep, rows)) if whole else (),
+        goodput=_goodput(scene, sweep, rows) if whole else None,
+        spec=sweep.spec,
+    )
+
+
+def sweeps(scene: Scene) -> SweepsView:
+    """Return all sweeps without their trials."""
+    return SweepsView(
+        sweeps=tuple(sweep(scene, one, whole=False) for one in scene.state.sweeps.values()), seq=scene.seq
+    )
+
+
+def _plan(sweep: Sweep) -> search.Plan | None:
+    try:
+        return search.planned(sweep.spec)
+    except search.BadSpace:  # it was accepted by a gateway that knew more searches
+        return None
+
+
+def _eta_s(scene: Scene, sweep: Sweep, plan: search.Plan | None) -> float | None:
+    """Return the seconds that are left if the rest of the work goes as fast as what is done."""
+    done = sum(_work(sweep, row) for row in sweep.trials.values() if row.finished is not None)
+    if plan is None or not done or sweep.finished is not None:
+        return None
+    return max(0.0, (scene.now_s - sweep.submitted_s) * (plan.work - done) / done)
+
+
+def _work(sweep: Sweep, row: TrialRow) -> int:
+    if not row.trial.budget:
+        return 1
+    origin = sweep.trials.get(row.trial.origin)
+    return row.trial.budget - (origin.trial.budget if origin is not None else 0)
+
+
+def _trials(scene: Scene, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
+    rows = list(rows)
+    origins = {row.trial.origin for row in rows}
+    for row in rows:
+        trial, finished, job = row.trial, row.finished, scene.state.jobs.get(row.trial.job_id)
+        yield TrialView(
+            job_id=trial.job_id,
+            params=trial.params,
+            gpus=trial.gpus,
+            group=row.group,
+            state=str(job.state) if job is not None else "",
+            value=finished.value if finished is not None else None,
+            number=trial.number,
+            bracket=trial.bracket,
+            rung=trial.rung,
+            budget=trial.budget,
+            promoted=trial.job_id in origins,
+            problem=finished.problem if finished is not None else "",
+        )
+
+
+def _rungs(sweep: Sweep, rows: list[TrialRow]) -> Iterable[RungView]:
+    """Yield the groups of a search that stops early, bracket by bracket."""
+    origins = {row.trial.origin for row in rows}
+    better = max if sweep.spec.mode == "max" else min
+    for bracket, rung in sorted({(row.trial.bracket, row.trial.rung) for row in rows if row.trial.budget}):
+        of = [row for row in rows if (row.trial.bracket, row.trial.rung) == (bracket, rung)]
+        values = [row.value for row in of if row.value is not None]
+        yield RungView(
+            bracket=bracket,
+            rung=rung,
+            budget=of[0].trial.budget,
+            opened=len(of),
+            over=sum(row.finished is not None for row in of),
+            promoted=sum(row.trial.job_id in origins for row in of),
+            best_value=better(values, default=None),
+        )
+
+
+def _goodput(scene: Scene, sweep: Sweep, rows: list[TrialRow]) -> GoodputView:
+    """Return what the devices were held for, of the runs that are over."""
+    best = sweep.best
+    wanted = {row.trial.origin for row in rows} | {best.trial.job_id if best is not None else ""}
+    useful = stopped = failed = allocated = 0.0
+    for row in rows:
+        job = scene.state.jobs.get(row.trial.job_id)
+        if row.finished is None or job is None:
+            continue
+        held_s = row.trial.gpus * job.executed_s
+        loop_s = min(held_s, row.trial.gpus * row.loop_s)
+        allocated += held_s
+        if row.value is None:
+            failed += held_s
+        elif row.trial.job_id in wanted:
+            useful += loop_s
+        else:
+            stopped += loop_s
+    return GoodputView(
+        useful_gpu_s=useful,
+        stopped_gpu_s=stopped,
+        failed_gpu_s=failed,
+        overhead_gpu_s=max(0.0, allocated - useful - stopped - failed),
+        allocated_gpu_s=allocated,
+    )

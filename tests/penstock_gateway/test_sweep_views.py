@@ -1,0 +1,129 @@
+"""What people see of a sweep while it runs, and afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gatewaying import NOW_S, ended, joined, placed, started, submitted, sweep_spec
+
+from penstock_events import AnyEvent, Budget, SweepFinished, SweepSubmitted, Trial, TrialFinished, TrialGroupOpened
+from penstock_gateway import sweep_views
+from penstock_gateway.machine import State, apply
+from penstock_gateway.show import Scene
+
+BUDGET = Budget(param="steps", least=1, most=3)
+
+
+def scene(*facts: AnyEvent, now_s: float = NOW_S + 20) -> Scene:
+    state = State()
+    for seq, fact in enumerate(facts, 1):
+        apply(state, fact, seq)
+    return Scene(state, now_s, len(facts))
+
+
+def shown(*facts: AnyEvent, **more: Any) -> Any:
+    now = scene(*facts, **more)
+    return sweep_views.sweep(now, now.state.sweeps["s1"])
+
+
+def swept(**fields: Any) -> SweepSubmitted:
+    spec = sweep_spec(**{"search": "halving", "budget": BUDGET, "trials": 3, **fields})
+    return SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=spec)
+
+
+def opened(group: int, *trials: Trial) -> TrialGroupOpened:
+    return TrialGroupOpened(at_s=NOW_S, sweep_id="s1", group=group, trials=trials)
+
+
+def trial(number: int, rung: int = 0, gpus: int = 1) -> Trial:
+    name = f"s1-t{number:03d}"
+    return Trial(
+        job_id=f"{name}-r{rung}" if rung else name,
+        params={"lr": 0.1},
+        gpus=gpus,
+        number=number,
+        rung=rung,
+        budget=3**rung,
+        origin=name if rung else "",
+    )
+
+
+def ran(of: Trial, value: float | None, loop_s: float = 4.0, took_s: float = 5.0) -> list[AnyEvent]:
+    start_s = NOW_S + 2
+    state, problem = ("completed", "") if value is not None else ("failed", "crashed")
+    return [
+        submitted(of.job_id, parent="s1", gpus=of.gpus),
+        placed(of.job_id, *range(of.gpus)),
+        started(of.job_id, at_s=start_s),
+        ended(of.job_id, "completed" if value is not None else "failed", at_s=start_s + took_s, loop_s=loop_s),
+        TrialFinished(
+            at_s=start_s + took_s, sweep_id="s1", job_id=of.job_id, state=state, value=value, problem=problem
+        ),
+    ]
+
+
+FIRST = [trial(0), trial(1), trial(2)]
+RUNG = [*ran(FIRST[0], 0.5), *ran(FIRST[1], 0.9), *ran(FIRST[2], None)]
+SECOND = trial(1, rung=1, gpus=2)
+
+
+def test_a_rung_shows_how_many_are_over_and_went_on():
+    view = shown(joined(), swept(), opened(0, *FIRST), *RUNG, opened(1, SECOND))
+    assert [(r.rung, r.budget, r.opened, r.over, r.promoted, r.best_value) for r in view.rungs] == [
+        (0, 1, 3, 3, 1, 0.9),
+        (1, 3, 1, 0, 0, None),
+    ]
+    assert [(t.number, t.promoted, t.problem) for t in view.trials] == [
+        (0, False, ""),
+        (1, True, ""),
+        (2, False, "crashed"),
+        (1, False, ""),
+    ]
+    assert (view.opened, view.done, view.wanted) == (3, 3, 4)
+
+
+def test_the_best_so_far_is_known_before_the_end_and_prefers_who_trained_longer():
+    facts = [joined(), swept(), opened(0, *FIRST), *RUNG]
+    assert (shown(*facts).best_job_id, shown(*facts).best_value) == ("s1-t001", 0.9)
+    view = shown(*facts, opened(1, SECOND), *ran(SECOND, 0.8))
+    assert (view.best_job_id, view.best_value) == ("s1-t001-r1", 0.8)
+
+
+def test_where_less_is_better_the_best_is_the_least():
+    facts = [swept(mode="min"), opened(0, *FIRST), *ran(FIRST[0], 0.5), *ran(FIRST[1], 0.9)]
+    view = shown(joined(), *facts)
+    assert (view.best_job_id, view.rungs[0].best_value) == ("s1-t000", 0.5)
+
+
+def test_the_time_left_is_that_of_the_work_left_at_the_pace_so_far():
+    facts = [joined(), swept(), opened(0, *FIRST), *RUNG]
+    view = shown(*facts, now_s=NOW_S + 30)
+    assert view.eta_s == pytest.approx(30 * 2 / 3), "3 of 5 units of budget took 30 s"
+    over = SweepFinished(at_s=NOW_S + 31, sweep_id="s1", state="completed")
+    assert shown(*facts, over, now_s=NOW_S + 99).eta_s is None
+
+
+def test_goodput_counts_iterations_of_trials_that_went_on_or_are_the_best():
+    facts = [joined(), swept(), opened(0, *FIRST), *RUNG, opened(1, SECOND), *ran(SECOND, 0.8)]
+    goodput = shown(*facts).goodput
+    assert goodput.allocated_gpu_s == 5 + 5 + 5 + 2 * 5
+    assert goodput.useful_gpu_s == 4 + 2 * 4, "the promoted run, and the best one on two devices"
+    assert goodput.stopped_gpu_s == 4
+    assert goodput.failed_gpu_s == 5
+    assert goodput.overhead_gpu_s == 1 + 1 + 2
+    assert goodput.share == pytest.approx(12 / 25)
+
+
+def test_a_sweep_before_its_first_trial_has_no_goodput_and_no_estimate():
+    view = shown(swept())
+    assert (view.goodput.share, view.eta_s, view.rungs, view.best_job_id) == (0.0, None, (), "")
+
+
+def test_a_search_that_is_not_known_here_any_more_is_shown_all_the_same():
+    assert shown(swept(search="gone", budget=None), opened(0, FIRST[0])).done == 0
+
+
+def test_a_list_of_sweeps_leaves_their_runs_out():
+    (view,) = sweep_views.sweeps(scene(swept(), opened(0, *FIRST))).sweeps
+    assert (view.trials, view.rungs, view.goodput, view.opened) == ((), (), None, 3)
