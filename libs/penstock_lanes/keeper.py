@@ -19,7 +19,7 @@ from typing import Final
 
 from penstock_lanes.lane import Lane, open_lane
 from penstock_lanes.news import Gone, Knocked, News, View
-from penstock_lanes.page import MOST_SEATS
+from penstock_lanes.page import MOST_SEATS, BadPage, Page
 from penstock_lanes.wire import VERSION, BadPacket, Join, Message, Place, Refused, Sat, Seated, Who, peer, receive, send
 
 TICK_S: Final = 0.004
@@ -106,9 +106,7 @@ class Keeper:
     def open(self, lane: str, seats: int = MOST_SEATS) -> None:
         """Open a lane, if there is none of this name."""
         if lane not in self.lanes:
-            opened = self.lanes[lane] = open_lane(lane, seats)
-            self._by_fd[opened.bell] = opened
-            self._epoll.register(opened.bell, select.EPOLLIN)
+            self._have(open_lane(lane, seats))
 
     def close_lane(self, lane: str) -> None:
         """
@@ -122,10 +120,7 @@ class Keeper:
         closed = self._lane(lane)
         if closed.view().members:
             raise ValueError(f"lane {lane} has members; seat them elsewhere before it is closed")
-        del self.lanes[lane], self._by_fd[closed.bell]
-        self._epoll.unregister(closed.bell)
-        os.close(closed.bell)
-        closed.page.close()
+        self._drop(closed)
 
     def seat(self, who: Who, lanes: list[str]) -> None:
         """
@@ -262,9 +257,10 @@ class Keeper:
         match received:
             case None:
                 self._part(guest)
-            case Join(version, who), fds:
+            case Join() as join, fds:
+                if self._greet(guest, join):
+                    self._take_back(guest, join, fds)
                 _close_all(fds)
-                self._greet(guest, version, who)
             case Sat(), fds:
                 _close_all(fds)
                 for lane in guest.leaving:
@@ -273,19 +269,54 @@ class Keeper:
             case _, fds:
                 _close_all(fds)
 
-    def _greet(self, guest: _Guest, version: int, who: Who) -> None:
+    def _greet(self, guest: _Guest, join: Join) -> bool:
         problem = ""
-        if version != VERSION:
-            problem = f"it speaks version {version} of the lane protocol; this is {VERSION}"
-        elif guest.who is not None or who in self._guests:
-            problem = f"{who} has joined already"
+        if join.version != VERSION:
+            problem = f"it speaks version {join.version} of the lane protocol; this is {VERSION}"
+        elif guest.who is not None or join.who in self._guests:
+            problem = f"{join.who} has joined already"
         if problem:
             self._tell(guest, Refused(problem))
             self._part(guest)
-            return
-        guest.who = who
-        self._guests[who] = guest
-        self._news.append(Knocked(who, guest.pid))
+            return False
+        guest.who = join.who
+        self._guests[join.who] = guest
+        self._news.append(Knocked(join.who, guest.pid))
+        return True
+
+    def _take_back(self, guest: _Guest, join: Join, fds: list[int]) -> None:
+        """Find the lanes of an earlier keeper again, by the pages of their members."""
+        for place, page, bell in zip(join.places, fds[::2], fds[1::2], strict=False):
+            try:
+                lane = self.lanes.get(place.lane)
+                if lane is None or lane.is_untouched:
+                    lane = self._find(place.lane, page, bell)
+                if os.path.sameopenfile(lane.page.fd, page):
+                    self._news += lane.take_back(join.who, guest.pid, place.seat)
+                    guest.lanes.append(lane)
+            except (BadPage, OSError, ValueError) as error:
+                _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, guest.pid, error)
+
+    def _find(self, name: str, page: int, bell: int) -> Lane:
+        found = Page(os.dup(page))
+        if not found.is_sealed:
+            found.close()
+            raise BadPage(f"the page of lane {name} can be made shorter; expected one that is sealed")
+        os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
+        if name in self.lanes:
+            self._drop(self.lanes[name])
+        return self._have(Lane(name, found, os.dup(bell)))
+
+    def _have(self, lane: Lane) -> Lane:
+        self.lanes[lane.name] = self._by_fd[lane.bell] = lane
+        self._epoll.register(lane.bell, select.EPOLLIN)
+        return lane
+
+    def _drop(self, lane: Lane) -> None:
+        del self.lanes[lane.name], self._by_fd[lane.bell]
+        self._epoll.unregister(lane.bell)
+        os.close(lane.bell)
+        lane.page.close()
 
     # --- what goes out
     def _tell(self, guest: _Guest, message: Message, descriptors: tuple[int, ...] = ()) -> None:

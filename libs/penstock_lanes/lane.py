@@ -13,6 +13,7 @@ from penstock_lanes.news import Asks, Counters, News, Overruled, Passed, View
 from penstock_lanes.page import (
     ASKING,
     BUSY,
+    DRAINING,
     HELD_NS,
     ITERATIONS,
     LEAST_NS,
@@ -31,6 +32,8 @@ from penstock_lanes.page import (
 )
 from penstock_lanes.wire import Who
 
+RETURN_NS: Final = 3_000_000_000
+"""How long a keeper that found a lane waits for the member that has its token."""
 GRACE_NS: Final = 4_000_000
 """For how long a holder may be between two iterations while somebody waits."""
 STOPPED_NS: Final = 20_000_000
@@ -56,6 +59,8 @@ class Lane:
     ----------
     name : str
     page : Page
+        A new one, or one that an earlier keeper made: then its members come back, each for its seat. If the one that
+        has the token does not, the token is the keeper's after :data:`RETURN_NS`.
     bell : int
         The eventfd by which members call.
     """
@@ -68,13 +73,19 @@ class Lane:
         self._top = page.token()
         self._heir: int | None = None
         self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
-        self._away_ns = 0
+        self._away_ns = self._found_ns = 0
         self._recalled = self._fenced = False
 
     @property
     def contended(self) -> bool:
         """Whether somebody waits for the holder, so that :meth:`look` has to be called every few milliseconds."""
-        return seat_of(self._top) != NOBODY and (self._heir is not None or self._recalled)
+        holder = seat_of(self._top)
+        return holder != NOBODY and (self._heir is not None or self._recalled or holder not in self._sitters)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody has ever sat here."""
+        return self.page.used == 0
 
     def seat_for(self, who: Who, pid: int) -> int:
         """
@@ -93,6 +104,20 @@ class Lane:
         self.page.used = max(self.page.used, number + 1)
         self._sitters[number] = _Sitter(who, pid)
         return number
+
+    def take_back(self, who: Who, pid: int, number: int) -> list[News]:
+        """
+        Take in a member that an earlier keeper seated.
+
+        Raises
+        ------
+        ValueError
+            If there is no such seat, or somebody sits there.
+        """
+        if not 0 <= number < min(self.page.used, self.page.seats) or number in self._sitters:
+            raise ValueError(f"lane {self.name} has no free seat {number} that was ever given out")
+        self._sitters[number] = _Sitter(who, pid)
+        return [Passed(self.name, None, who)] if seat_of(self._top) == number else []
 
     def call_away(self, who: Who) -> list[News]:
         """Have a member read that its seat is elsewhere; it gives up the token at its next boundary."""
@@ -151,6 +176,8 @@ class Lane:
             self._heir, self._recalled = None, True
             self._tell(holder, RECALL)
             self._fenced = fence()
+            if self._state(holder) == DRAINING:
+                self.page.hasten(holder)
             news += self._collect()
         return news
 
@@ -242,13 +269,16 @@ class Lane:
     def _collect(self) -> list[News]:
         """Take a recalled token from a holder that is not busy."""
         holder = seat_of(self._top)
-        if not self._fenced or holder == NOBODY or self._state(holder) == BUSY:
+        if not self._fenced or holder == NOBODY or self._state(holder) in (BUSY, DRAINING):
             return []
         return self._give(following(self._top, NOBODY))
 
     def _press(self, now_ns: int) -> list[News]:
         """Somebody waits for the holder: take the token from one that does not use it."""
         holder = seat_of(self._top)
+        if holder not in self._sitters:
+            self._found_ns = self._found_ns or now_ns
+            return self.overrule() if now_ns - self._found_ns >= RETURN_NS else []
         first = self.page.seat(holder)
         if self._words[first + STATE] == BUSY:
             self._away = None

@@ -6,13 +6,15 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Final
 
+from penstock_lanes.drain import Drain
 from penstock_lanes.futex import register_fences
-from penstock_lanes.page import Page
+from penstock_lanes.page import AWAY, DRAINING, Page
 from penstock_lanes.seat import Seat
 from penstock_lanes.wire import VERSION, Join, Place, Refused, Sat, Seated, Who, receive, send
 
@@ -45,6 +47,9 @@ class Member:
     who : Who
     settle : callable
         Called before the token is given to another process: returns once the device has done all that it was told.
+        It may be called by another thread, between two iterations.
+    works_on : callable
+        Whether the device may be at work when an iteration is over, so that there is something to settle.
 
     Examples
     --------
@@ -58,9 +63,17 @@ class Member:
         member.close()
     """
 
-    def __init__(self, path: str, who: Who, settle: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: str,
+        who: Who,
+        settle: Callable[[], object] = lambda: None,
+        works_on: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.seats: tuple[Seat, ...] = ()
-        self._path, self._who, self._settle = path, who, settle
+        self._path, self._who, self._settle, self._works_on = path, who, settle, works_on
+        self._between = threading.Lock()  # so that no iteration begins while the device is waited for
+        self._drains: dict[Seat, Drain] = {}
         self._connection: socket.socket | None = None
         self._detached = False
         register_fences()
@@ -86,27 +99,35 @@ class Member:
         NoSeat
             If the keeper has none for it.
         """
-        for seat in self.seats:
-            if not seat.enter():
-                break
-        else:
-            if self.seats or self._detached:
-                return False
+        with self._between:
+            for seat in self.seats:
+                if not seat.enter():
+                    break
+            else:
+                if self.seats or self._detached:
+                    return False
+        self._settle()
         while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
             self.look(0.0 if self.seats else LOOK_S)
         return True
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
-        due = False
+        due, works_on = False, self._works_on()
         for seat in self.seats:
-            if seat.exit():
+            if seat.exit(DRAINING if works_on else AWAY):
                 due = True
         if due:
             self._give()
+        elif works_on and len(self._drains) < len(self.seats):
+            self._drains = {
+                seat: self._drains.get(seat) or Drain(seat, self._settle, self._between) for seat in self.seats
+            }
 
     def rest(self) -> None:
         """The loop pauses or ends: who waits need not wait for the end of the lease."""
+        if self._works_on():
+            self._settle()
         due = [seat.rest() for seat in self.seats]
         if any(due):
             self._give()
@@ -138,7 +159,7 @@ class Member:
         """In a forked child: let go of what is the parent's. The child has no token, and no seat."""
         for seat in self.seats:
             seat.close()
-        self.seats = ()
+        self.seats, self._drains = (), {}
         self._detached = True
         self._hang_up()
 
@@ -156,7 +177,12 @@ class Member:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(self._path)
-            send(connection, Join(VERSION, self._who))
+            places = tuple(Place(seat.lane, seat.number) for seat in self.seats)
+            send(
+                connection,
+                Join(VERSION, self._who, places),
+                tuple(fd for seat in self.seats for fd in seat.descriptors),
+            )
         except OSError as error:
             connection.close()
             _log.warning("lanes_keeper_not_there path=%s error=%s", self._path, error)
@@ -202,6 +228,8 @@ class Member:
         if any(seat.holds for seat in left):
             self._settle()
         for seat in reversed(left):
+            if seat in self._drains:
+                self._drains.pop(seat).end()
             seat.give()
             seat.close()
         self.seats = tuple(seats)

@@ -15,12 +15,13 @@ Layout (version 1, native byte order, offsets in bytes)::
     64 + 8 (seats + 1), rounded up to 128: the seats, 128 bytes each
 
     seat   0 named  (keeper)   after which turn of this seat who is next: a token, as in the row
-           8 state  (member)   away, asking or busy
+           8 state  (member)   away, asking, busy or draining
           16 bell   (anybody)  4 bytes to sleep on; changes with each token for this seat
           24 letters (keeper)  how many messages were sent over the socket; a change means: read them
           32 iterations, 40 held_ns, 48 turns (member): counted since it sat down
           56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
           64 least_ns (keeper): for how long the turn goes on at least, whoever is named
+          72 haste  (keeper)   4 bytes to sleep on; changes when a draining member is to finish what it began
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ AWAY: Final = 0
 ASKING: Final = 1
 BUSY: Final = 2
 """In an iteration, or about to look whether it holds the token."""
+DRAINING: Final = 3
+"""Between two iterations, but the device may still be at work for it: the token cannot be taken from it."""
 
 _ROW: Final = 64
 _SEAT: Final = 128
@@ -215,12 +218,27 @@ class Page:
         word.value.value = turn_of(token) & _BELL
         word.wake()
 
+    def haste(self, number: int) -> Word:
+        """Return the word that a seat's second thread sleeps on."""
+        return Word(self._memory, (self.seat(number) + HASTE) * 8)
+
+    def hasten(self, number: int) -> None:
+        """Have a draining member finish what it began on the device."""
+        word = self.haste(number)
+        word.value.value += 1
+        word.wake()
+
     def call(self, number: int) -> None:
         """Wake a seat up to read what the keeper has sent it."""
         self.words[self.seat(number) + LETTERS] += 1
         word = self.bell(number)
         word.value.value ^= _BELL + 1
         word.wake()
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nobody can make it shorter, so that looking at it is safe."""
+        return bool(fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
 
     def close(self) -> None:
         """Let go of the descriptor; the mapping goes with the last reference to it."""
@@ -229,7 +247,7 @@ class Page:
             self.fd = -1
 
 
-NAMED, STATE, BELL, LETTERS, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS = range(9)
+NAMED, STATE, BELL, LETTERS, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, HASTE = range(10)
 """Words of a seat, from its first."""
 
 

@@ -11,10 +11,12 @@ import os
 from time import monotonic_ns
 from typing import Final
 
+from penstock_lanes.futex import Word
 from penstock_lanes.page import (
     ASKING,
     AWAY,
     BUSY,
+    DRAINING,
     HELD_NS,
     ITERATIONS,
     LEAST_NS,
@@ -68,6 +70,11 @@ class Seat:
         return self._token != 0
 
     @property
+    def descriptors(self) -> tuple[int, int]:
+        """Those of the page and of the bell."""
+        return self._page.fd, self._bell
+
+    @property
     def called(self) -> bool:
         """Whether the keeper has sent something over the socket since :meth:`read`."""
         return self._words[self._first + LETTERS] != self._letters
@@ -91,15 +98,36 @@ class Seat:
             return True
         return self._look()
 
-    def exit(self) -> bool:
-        """End an iteration; return whether somebody is to have the token, so that :meth:`give` is to be called."""
+    def exit(self, away: int = AWAY) -> bool:
+        """
+        End an iteration; return whether somebody is to have the token, so that :meth:`give` is to be called.
+
+        Parameters
+        ----------
+        away : int
+            ``DRAINING`` where the device may still be at work.
+        """
         words = self._words
         self._done += 1
         words[self._iterations] = self._done
         if words[self._named] != self._seen and self._due():
             return True
-        words[self._state] = AWAY
+        words[self._state] = away
         return False
+
+    @property
+    def drains(self) -> bool:
+        """Whether it is between two iterations and the device may still be at work."""
+        return self._words[self._state] == DRAINING
+
+    def drained(self) -> None:
+        """The device is done: the token may be taken from here."""
+        self._words[self._state] = AWAY
+        self._call()
+
+    def haste(self) -> Word:
+        """Return the word on which the keeper says that this seat is to drain."""
+        return self._page.haste(self.number)
 
     def wait(self, timeout_s: float) -> bool:
         """Ask for the token, and sleep until it comes; return whether it has. Also returns where :attr:`called`."""

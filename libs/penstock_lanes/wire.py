@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 VERSION: Final = 1
@@ -30,6 +31,13 @@ class Who(NamedTuple):
     rank: int
 
 
+class Place(NamedTuple):
+    """A seat in a lane. Its descriptors are the page's, and that of an eventfd by which the keeper is called."""
+
+    lane: str
+    seat: int
+
+
 class Join(NamedTuple):
     """
     A process asks for its seats: the first packet of a connection.
@@ -38,17 +46,13 @@ class Join(NamedTuple):
     ----------
     version : int
     who : Who
+    places : tuple of Place
+        The seats that an earlier keeper gave it, with two descriptors each: it may have the token of some.
     """
 
     version: int
     who: Who
-
-
-class Place(NamedTuple):
-    """A seat in a lane. Its descriptors are the page's, and that of an eventfd by which the keeper is called."""
-
-    lane: str
-    seat: int
+    places: tuple[Place, ...] = ()
 
 
 class Seated(NamedTuple):
@@ -91,16 +95,10 @@ def encode(message: Message) -> bytes:
     b'{"kind":"refused","reason":"nobody knows you"}'
     """
     match message:
-        case Join(version, who):
-            told: dict[str, object] = {
-                "kind": "join",
-                "version": version,
-                "job_id": who.job_id,
-                "epoch": who.epoch,
-                "rank": who.rank,
-            }
+        case Join(version, who, places):
+            told: dict[str, object] = {"kind": "join", "version": version, **who._asdict(), "places": places}
         case Seated(places):
-            told = {"kind": "seated", "places": [list(place) for place in places]}
+            told = {"kind": "seated", "places": places}
         case Sat():
             told = {"kind": "sat"}
         case Refused(reason):
@@ -121,9 +119,10 @@ def decode(packet: bytes) -> Message:
         told = json.loads(packet)
         match told["kind"]:
             case "join":
-                return Join(int(told["version"]), Who(str(told["job_id"]), int(told["epoch"]), int(told["rank"])))
+                who = Who(str(told["job_id"]), int(told["epoch"]), int(told["rank"]))
+                return Join(int(told["version"]), who, _places(told.get("places", ())))
             case "seated":
-                return Seated(tuple(Place(str(lane), int(seat)) for lane, seat in told["places"]))
+                return Seated(_places(told["places"]))
             case "sat":
                 return Sat()
             case "refused":
@@ -132,6 +131,10 @@ def decode(packet: bytes) -> Message:
                 raise BadPacket(f"a packet of kind {kind!r}; expected join, seated, sat or refused")
     except (KeyError, TypeError, ValueError) as error:
         raise BadPacket(f"{packet[:200]!r} is no message: {error!r}") from error
+
+
+def _places(told: Iterable[tuple[object, object]]) -> tuple[Place, ...]:
+    return tuple(Place(str(lane), int(str(seat))) for lane, seat in told)
 
 
 def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:

@@ -196,3 +196,42 @@ def test_a_process_that_has_no_place_is_told_why(tmp_path: Path, strangers: tupl
             processes[-1].tell("enter")
             served.wait_for(Knocked) if name == "nobody" else served.wait_for(Asks(LANE, who("a")))
         assert processes[-1].hear().startswith("no seat")
+
+
+def test_a_device_that_is_still_at_work_is_waited_for_before_the_token_goes_on(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        slow, other = served.process("slow", "drains"), served.process("other")
+        slow.tell("enter", "exit")  # and then it fetches for long: nothing more is said to it
+        assert [slow.hear().split()[0] for _ in range(3)] == ["settled", "entered", "exited"]
+        other.tell("enter")
+        assert slow.hear() == "settled"
+        assert other.hear().startswith("entered")
+
+
+def test_a_keeper_that_comes_back_finds_the_token_where_it_is(tmp_path: Path) -> None:
+    with house(tmp_path) as before:
+        holder, other = contended(before)
+        before.fall()
+        with house(tmp_path) as served:
+            served.order(lambda keeper: keeper.open(LANE))  # what was there counts, not what has just been made
+            served.asks(other)  # it comes back by itself, since it waits
+            assert served.keeper.view(LANE).holder is None
+            assert served.count(Passed) == 0
+            holder.do("look", "look")
+            served.wait_for(Passed(LANE, None, holder.who))
+            assert holder.do("exit")[0].startswith("exited False")
+            assert other.hear().startswith("entered")
+            served.wait_for(Passed(LANE, holder.who, other.who))
+
+
+def test_a_holder_that_died_while_there_was_no_keeper_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_lanes.lane.RETURN_NS", 50_000_000)
+    with house(tmp_path) as before:
+        holder, other = contended(before)
+        before.fall()
+        holder.popen.kill()
+        with house(tmp_path) as served:
+            assert other.hear().startswith("entered")
+            assert served.keeper.view(LANE).holder == other.who

@@ -28,10 +28,13 @@ def who(name: str) -> Who:
 class Process:
     """One of them, from the test's side."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, *drains: str) -> None:
         self.who = who(name)
         self.popen = subprocess.Popen(
-            [sys.executable, __file__, str(path), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, str(path), name, *drains],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def tell(self, *words: str) -> None:
@@ -69,8 +72,9 @@ class House:
         self._thread = threading.Thread(target=self.rota.serve, args=(self._between,))
         self._thread.start()
 
-    def process(self, name: str) -> Process:
-        process = Process(self.path, name)
+    def process(self, name: str, *drains: str) -> Process:
+        """Start one; with another word, its device is at work even after an iteration is over."""
+        process = Process(self.path, name, *drains)
         self._stack.callback(process.end)
         return process
 
@@ -104,6 +108,12 @@ class House:
 
     def close(self) -> None:
         self._stack.close()
+        self.fall()
+
+    def fall(self) -> None:
+        """The keeper goes, and its processes stay."""
+        if self._over:
+            return
         self._over = True
         self.rota.wake()
         self._thread.join()
@@ -154,8 +164,8 @@ def fork(member: Member) -> None:
     os._exit(0)
 
 
-def main(path: str, name: str) -> None:
-    member = Member(path, who(name))
+def main(path: str, name: str, *drains: str) -> None:
+    member = Member(path, who(name), lambda: say("settled") if drains else None, lambda: bool(drains))
     for line in sys.stdin:
         word, *numbers = line.split()
         match word:
@@ -176,6 +186,9 @@ def main(path: str, name: str) -> None:
                 say(work(member, *map(int, numbers)))
             case "fork":
                 fork(member)
+            case "look":
+                member.look()
+                say("looked")
             case "close":
                 member.close()
                 say("closed")

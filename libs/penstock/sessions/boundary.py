@@ -271,4 +271,6 @@ class Boundary:
 def _member(setup: Setup) -> Member:
     from penstock_lanes import Member, Who  # noqa: PLC0415 - a process that has its devices to itself does not pay for it
 
-    return Member(setup.lanes, Who(setup.job_id, setup.epoch, setup.rank), settle=device.settle)
+    return Member(
+        setup.lanes, Who(setup.job_id, setup.epoch, setup.rank), settle=device.settle, works_on=device.works_on
+    )

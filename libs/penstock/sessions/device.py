@@ -19,6 +19,11 @@ _CLEAR: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = "5"
 
 
+def works_on() -> bool:
+    """Whether the device may be at work for this process after a step has returned."""
+    return _cuda() is not None
+
+
 def settle() -> None:
     """Wait until the device has done all that it was told, and give back what the allocator only keeps in reserve."""
     cuda = _cuda()
