@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,9 @@ from penstock_events import Cause, Device, JobSpec
 from penstock_policies.cluster import Node, fits
 from penstock_policies.order import Running
 from penstock_policies.placement import Free
+
+if TYPE_CHECKING:
+    from penstock_policies.sharing.choice import Sharing
 
 
 class Reason(NamedTuple):
@@ -46,6 +49,8 @@ class Scene(msgspec.Struct, frozen=True, dict=True):
         Job that keeps devices → their kind.
     backfills : bool
         Whether jobs behind one that does not fit may start.
+    sharing : Sharing or None
+        The devices that jobs share; None where none does.
     """
 
     pool: str
@@ -55,6 +60,7 @@ class Scene(msgspec.Struct, frozen=True, dict=True):
     running: Sequence[Running] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     backfills: bool = True
+    sharing: Sharing | None = None
 
     @cached_property
     def queues(self) -> Mapping[str, Counter[int]]:

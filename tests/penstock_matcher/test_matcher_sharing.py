@@ -286,3 +286,60 @@ def test_a_cancelled_job_makes_room_once_its_processes_are_gone():
     one.given(ended("a", 4.0, outcome="cancelled"))
     make_true(one, 4.0)
     assert devices(one) == {"n1/0": {"b", "c"}}
+
+
+# --- why one waits
+def why(scenario: Matcher, job_id: str) -> tuple[str, str]:
+    waits = [wait for fact in make_true(scenario, 4.0) for wait in fact.waits if wait.job_id == job_id]
+    return waits[-1].cause, waits[-1].evidence
+
+
+def taken() -> Matcher:
+    one = matcher(lane_reserve_share=0.0).given(node("n1", fast=3))
+    one.given(lane("a", 3, 1), lane("b", 2, 1), lane("c", 1, 1, team="speech"), job("d"))
+    make_true(one, 2.0)
+    return one
+
+
+def test_why_says_how_much_is_taken_of_the_device_with_most_room():
+    cause, evidence = why(taken().given(lane("l", 4, 2, at_s=3.0)), "l")
+    assert cause == "capacity"
+    assert evidence == (
+        "needs 6 GiB; device n1/0: 2 jobs hold 6 of 8 GiB; 1 device with jobs that it may not share with; "
+        "1 device held by jobs that do not share; it is next"
+    )
+
+
+def test_why_says_that_a_need_is_not_known_yet():
+    cause, evidence = why(taken().given(lane("l", memory=None, at_s=3.0)), "l")
+    assert cause == "capacity"
+    assert evidence.startswith("needs a device of its own until a run has measured its memory; 1 device held")
+
+
+def test_why_says_that_devices_are_shared_in_the_other_way():
+    _, evidence = why(taken().given(part("p", 0.5, at_s=3.0)), "p")
+    assert evidence.startswith("needs 0.5 of a device; 2 devices shared in the other way")
+
+
+def test_why_says_what_never_fits():
+    cause, evidence = why(taken().given(lane("l", 9, 1, at_s=3.0)), "l")
+    assert (cause, evidence) == (
+        "never_fits",
+        "needs 10 GiB of each device with what is kept in reserve; the largest has 8 GiB",
+    )
+
+
+def test_why_says_that_a_gang_of_lanes_is_of_one_node():
+    one = matcher().given(node("n1", fast=1), node("n2", fast=1), lane("g", gpus=2))
+    assert why(one, "g") == ("never_fits", "takes turns on 2 devices of one node and kind; the most that one has is 1")
+
+
+def test_a_stopping_job_beside_others_does_not_make_its_device_fall_free():
+    """An exclusive job is not told to wait for it."""
+    one = matcher(min_run_s=1.0).given(node("n1", fast=1), lane("a"), lane("b"))
+    make_true(one, 2.0)
+    one.given(JobCancelled(job_id="a", at_s=3.0), queued(b=0), job("x", at_s=3.5))
+    assert why(one, "x")[1].startswith("1 fast busy with 2 jobs")
+    one.given(ended("a", 5.0, outcome="cancelled"), lane("c", at_s=5.0))
+    make_true(one, 5.0)
+    assert devices(one) == {"n1/0": {"b", "c"}}

@@ -305,6 +305,7 @@ def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:
         idle=draft.supply.free,
         running=[*(run for run in runs if run.devices), *new],
         kept=draft.admitted.keeps,
+        sharing=draft.supply.sharing,
     )
 
 

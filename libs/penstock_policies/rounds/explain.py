@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock_events import Job, Wait
+from penstock_events import Job, JobSpec, Wait
 from penstock_policies import waiting as why
 from penstock_policies.allox import Later
 from penstock_policies.order import Ranked, Rules
 from penstock_policies.rounds.pool import Pool
+from penstock_policies.sharing import words
+from penstock_policies.sharing.tenants import Tenant
 from penstock_policies.waiting import Reason, Scene
 
 
@@ -66,9 +68,10 @@ def hindered(waiting: Sequence[Ranked], moment: Moment) -> Hindered:
     found = Hindered()
     impossible: dict[tuple[object, ...], Reason | None] = {}
     for _, _, job_id, job in waiting:
-        demand = (job.spec.kinds, job.spec.memory_bytes, job.spec.gpus)
+        tenant = moment.pool.roster.sharing.tenants.get(job_id)
+        demand = (job.spec.kinds, job.spec.memory_bytes, job.spec.gpus, tenant)
         if demand not in impossible:
-            impossible[demand] = why.impossible(job.spec, moment.scene)
+            impossible[demand] = _impossible(job.spec, tenant, moment)
         reason, until_s = _hindrance(job, impossible[demand], moment)
         if reason is not None:
             found.reasons[job_id] = reason
@@ -88,6 +91,12 @@ def waits(left: Sequence[Ranked], reasons: Reasons, most: int) -> tuple[Wait, ..
             ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
         found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
     return tuple(found)
+
+
+def _impossible(spec: JobSpec, tenant: Tenant | None, moment: Moment) -> Reason | None:
+    if tenant is None:
+        return why.impossible(spec, moment.scene)
+    return words.impossible(spec, tenant, moment.scene, moment.rules.lane_reserve_share)
 
 
 def _hindrance(job: Job, impossible: Reason | None, moment: Moment) -> tuple[Reason | None, float]:
@@ -120,6 +129,8 @@ def _for_devices(job: Job, reasons: Reasons, ahead: int, first: str) -> Reason:
         return _later_place(later, idle)
     if idle:
         return why.passed_by(idle, scene, first)
+    if scene.sharing is not None and (tenant := scene.sharing.tenants.get(job.id)) is not None:
+        return words.capacity(job.spec, tenant, scene.sharing, scene, ahead)
     if job.id in scene.kept:
         return why.keeping(job.spec, scene, scene.kept[job.id])
     return why.capacity(job.spec, scene, ahead)

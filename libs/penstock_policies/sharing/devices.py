@@ -80,16 +80,16 @@ class Shared:
         return not self.refuses(tenant) and self._has_room(tenant)
 
     def refuses(self, tenant: Tenant) -> str:
-        """Return why a job may not join however much room there is, in words; empty if it may."""
+        """Return what keeps a job away however much room there is: the device is …; empty if nothing does."""
         first = next(iter(self.tenants.values()))
         if first.mode != tenant.mode:
-            return "shares in the other way"
+            return "shared in the other way"
         if tenant.alone or any(other.alone for other in self.tenants.values()):
-            return "the need of one is not known yet"
+            return "with a job whose need is not known yet"
         if len(self.tenants) >= self.limits.most_jobs:
-            return f"has {self.limits.most_jobs} jobs, the most"
+            return f"with {self.limits.most_jobs} jobs, the most"
         if not willing(tenant.party, {other.party for other in self.tenants.values()}):
-            return "jobs that it does not share with"
+            return "with jobs that it may not share with"
         return ""
 
     def growth_bytes(self, tenant: Tenant) -> int:
