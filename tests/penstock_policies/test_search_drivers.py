@@ -137,6 +137,11 @@ def test_a_rung_with_too_few_values_promotes_those_that_there_are():
     assert rungs(past)[1] == (valued, 3)
 
 
+def test_a_grid_smaller_than_a_bracket_is_halved_as_what_it_is():
+    space = {"lr": Choice(values=(0.1, 0.01, 0.001, 0.2)), "momentum": Choice(values=(0.5,))}
+    assert rungs(play(sweep("halving", sampler="grid", space=space, budget=budget()))) == [(4, 1), (2, 3), (1, 9)]
+
+
 def test_a_rung_in_which_everything_failed_ends_its_bracket():
     assert rungs(play(sweep("halving", budget=budget()), lambda *_: None)) == [(9, 1)]
 

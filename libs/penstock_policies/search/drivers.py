@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from penstock_events.spec import Budget, SweepSpec
 from penstock_policies.search.past import Params, Past, Wanted
 from penstock_policies.search.rungs import Rung, halving, halvings, hyperband
-from penstock_policies.search.space import BadSpace
+from penstock_policies.search.space import BadSpace, size
 
 Sample = Callable[[int], list[Params]]
 """So many new points; fewer where the space has no more."""
@@ -53,9 +53,13 @@ def _open(spec: SweepSpec, past: Past, most: int, sample: Sample) -> list[Wanted
 
 def successive_halving(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:  # noqa: ARG001
     """Open one bracket, rung by rung."""
+    return _climb(spec, past, 0, one_bracket(spec), sample)
+
+
+def one_bracket(spec: SweepSpec) -> list[Rung]:
+    """Return the rungs of successive halving; without ``trials``, of as many as leave one at the top."""
     budget = budget_of(spec)
-    trials = spec.trials or budget.eta ** halvings(budget)
-    return _climb(spec, past, 0, halving(trials, budget), sample)
+    return halving(_limit(spec) or budget.eta ** halvings(budget), budget)
 
 
 def all_brackets(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:  # noqa: ARG001
@@ -86,15 +90,20 @@ def brackets(spec: SweepSpec) -> list[list[Rung]]:
     [[(3, 1), (1, 3)], [(2, 3)], [(1, 1), (1, 3)]]
     """
     round_ = hyperband(budget_of(spec))
-    if not spec.trials:
+    if not _limit(spec):
         return round_
     cut: list[list[Rung]] = []
-    left = spec.trials
+    left = _limit(spec)
     while left > 0:
         rungs = round_[len(cut) % len(round_)]
         cut.append([Rung(min(rung.trials, left), rung.budget) for rung in rungs])
         left -= cut[-1][0].trials
     return cut
+
+
+def _limit(spec: SweepSpec) -> int:
+    """Return how many trials there can be; 0 where the search is free to choose."""
+    return size(spec) if (spec.sampler or spec.search) == "grid" else spec.trials
 
 
 def asynchronous(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock_events.spec import SweepSpec
-from penstock_policies.search.drivers import brackets, budget_of
-from penstock_policies.search.rungs import Rung, halving, halvings
+from penstock_policies.search.drivers import brackets, budget_of, one_bracket
+from penstock_policies.search.rungs import Rung
 from penstock_policies.search.space import size
 
 
@@ -44,8 +44,7 @@ def planned(spec: SweepSpec) -> Plan | None:
     if spec.search in {"hyperband", "bohb"}:
         return _climbing(brackets(spec))
     if spec.search == "halving":
-        budget = budget_of(spec)
-        return _climbing([halving(spec.trials or budget.eta ** halvings(budget), budget)])
+        return _climbing([one_bracket(spec)])
     if spec.search == "pbt":
         generations = budget_of(spec).most // budget_of(spec).least
         return Plan(spec.trials, spec.trials * generations, spec.trials * budget_of(spec).least * generations)
