@@ -110,6 +110,7 @@ class Host:
         )
         self.runs[run.key] = run
         self.limits.set_fraction(job, run.devices)
+        run.cap_bytes = self.limits.least_bytes(run.key)
         if not run.refused:
             run.ranks = {member.rank: Rank() for member in mine}
             self._spawn_all(run, job, mine, launch.rendezvous(job, gang, cluster))

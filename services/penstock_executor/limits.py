@@ -111,6 +111,10 @@ class Limits:
             for rank in ranks:
                 self._enforcer.forget(_name(key, rank))
 
+    def least_bytes(self, key: Key) -> int:
+        """Return the least of what a run may hold of any of its devices; 0 where it has them alone."""
+        return min(self.caps.get(key, {}).values(), default=0)
+
     def _least(self, key: Key, devices: Sequence[int]) -> int:
         known = self.caps.get(key, {})
         return min((known[index] for index in devices if index in known), default=0)

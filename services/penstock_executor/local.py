@@ -98,6 +98,8 @@ class Run(msgspec.Struct, kw_only=True):
         The step that the gang agreed to stop after.
     sharing : {"exclusive", "lane", "fraction"}
         How it has its devices.
+    cap_bytes : int
+        The most that it may hold of a device; 0 where nothing says so.
     why : str
         Why this node ends it, in one sentence, where neither the log nor ``ending`` says.
     told : set of str
@@ -120,6 +122,7 @@ class Run(msgspec.Struct, kw_only=True):
     stop_step: int | None = None
     sharing: Sharing = "exclusive"
     why: str = ""
+    cap_bytes: int = 0
     told: set[str] = msgspec.field(default_factory=set)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Final
 
@@ -91,7 +92,14 @@ def _reason(run: Run, rank: Rank) -> str:
     index = next(index for index, each in run.ranks.items() if each is rank)
     who = f"rank {index} of {run.world_size}: " if run.world_size > 1 else ""
     said = f": {rank.last_line}" if rank.last_line else ""
-    return who + exit_words(rank.exit_code or 0) + said
+    return who + exit_words(rank.exit_code or 0) + said + _cap_words(run, rank)
+
+
+def _cap_words(run: Run, rank: Rank) -> str:
+    """Say what a process may hold of its device, where it ended for want of memory."""
+    if not run.cap_bytes or not re.search(r"MemoryError|out ?of ?memory|bad_alloc", rank.last_line, re.IGNORECASE):
+        return ""
+    return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
 
 
 def exit_words(code: int) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playing import Play
 
-from penstock_events import MemoryNeed, RunMeasured, RunWarned
+from penstock_events import Device, MemoryNeed, RunMeasured, RunWarned
 from penstock_executor.local import Seat
+from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.orders import Wish
 from penstock_executor.sharing.party import Place, Sharer
 from penstock_lanes.wire import Who
@@ -209,13 +212,15 @@ def test_a_job_that_is_too_large_is_refused_and_one_too_many_waits() -> None:
     assert play.lanes.seats["b", 1] == Seat("in")
 
 
-def test_caps_follow_the_lane_and_are_told_when_they_change() -> None:
-    play = Play(rules=ONE_LANE)
-    sharer = Sharer(job_id="a", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 5, 100))
-    play.lanes.arrive(sharer, 0.0)
-    assert play.lanes.take().caps == {("a", 1): {0: 115}}
-    play.lanes.arrive(Sharer(job_id="b", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 5, 300)), 1.0)
-    assert play.lanes.take().caps == {("a", 1): {0: 315}, ("b", 1): {0: 315}}
+@pytest.mark.parametrize(("backend", "spare"), [("cuda", (0, 0)), ("emulated", (885, 670))])
+def test_caps_follow_the_lane_and_what_nobody_needs(
+    backend: Literal["cuda", "emulated"], spare: tuple[int, int]
+) -> None:
+    lanes = Lanes("n1", [Device(index=0, kind="fast", memory_bytes=1000, backend=backend)], ONE_LANE)
+    lanes.arrive(Sharer(job_id="a", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 5, 100)), 0.0)
+    assert lanes.take().caps == {("a", 1): {0: 115 + spare[0]}}
+    lanes.arrive(Sharer(job_id="b", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 5, 300)), 1.0)
+    assert lanes.take().caps == {("a", 1): {0: 315 + spare[1]}, ("b", 1): {0: 315 + spare[1]}}
 
 
 NEEDS = st.builds(MemoryNeed, st.integers(0, 120), st.just(0), st.integers(1, 400))

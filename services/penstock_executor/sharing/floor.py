@@ -225,6 +225,8 @@ class Floor:
     def _limit(self, key: Key, caps: dict[int, int]) -> None:
         self.limits.caps[key] = caps
         run = self.host.runs.get(key)
+        if run is not None:
+            run.cap_bytes = self.limits.least_bytes(key)
         for index, devices in (self._devices_of(run) if run is not None else {}).items():
             leader = self.host.leader((key, index))
             if leader:

@@ -11,7 +11,7 @@ is left in the belief that it is the turn of whoever gave it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock_events import Device, MemoryNeed, RunMeasured
@@ -40,7 +40,7 @@ class Lanes:
     Parameters
     ----------
     node_id : str
-    devices : iterable of Device
+    devices : sequence of Device
     rules : Rules
     reserve : float
         Share of each device's memory that is left alone.
@@ -53,7 +53,7 @@ class Lanes:
     """
 
     def __init__(
-        self, node_id: str, devices: Iterable[Device], rules: Rules, reserve: float = 0.0, least_turn_s: float = 0.0
+        self, node_id: str, devices: Sequence[Device], rules: Rules, reserve: float = 0.0, least_turn_s: float = 0.0
     ) -> None:
         self.table = Table(node_id, devices, rules, reserve)
         self._least_turn_s = least_turn_s

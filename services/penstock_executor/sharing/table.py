@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, assert_never
 
 from penstock_events import Device, LaneChanged, RunWarned
@@ -41,7 +41,7 @@ class Table:
     Parameters
     ----------
     node_id : str
-    devices : iterable of Device
+    devices : sequence of Device
     rules : Rules
     reserve : float
         Share of each device's memory that is left alone.
@@ -58,11 +58,12 @@ class Table:
         Of what is being taken in.
     """
 
-    def __init__(self, node_id: str, devices: Iterable[Device], rules: Rules, reserve: float) -> None:
+    def __init__(self, node_id: str, devices: Sequence[Device], rules: Rules, reserve: float) -> None:
         self.node_id = node_id
-        self.boards = {
-            device.index: Board(device.memory_bytes, int(reserve * device.memory_bytes), rules) for device in devices
-        }
+        self.boards = {}
+        for device in devices:
+            self.boards[device.index] = Board(device.memory_bytes, int(reserve * device.memory_bytes), rules)
+        self._on_host = {device.index for device in devices if device.backend != "cuda"}
         self.gangs = Gangs(self.boards)
         self.parties: dict[str, Party] = {}
         self.orders = Orders()
@@ -216,9 +217,19 @@ class Table:
     def _note_caps(self) -> None:
         for party in self.parties.values():
             caps = {
-                device: self.boards[device].cap_bytes(party.job_id)
+                device: self._cap_bytes(party.job_id, device)
                 for device in party.sits
                 if party.job_id in self.boards[device]
             }
             if caps and caps != self._caps.get(party.sharer.key):
                 self._caps[party.sharer.key] = self.orders.caps[party.sharer.key] = caps
+
+    def _cap_bytes(self, job_id: str, device: int) -> int:
+        """
+        Return what a run may hold of a device; where that can be made less later, its part of what nobody needs too.
+
+        So who turns out to need more is measured and gets another place, if others do not need it: it does not end.
+        """
+        board = self.boards[device]
+        spare_bytes = max(0, board.free_bytes) // max(1, len(board.lanes)) if device in self._on_host else 0
+        return board.cap_bytes(job_id) + spare_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from penstock_events import Device
 from penstock_events.views import LanesView, SharedDeviceView, SharedLaneView, SharerView
@@ -28,27 +28,37 @@ class Shares:
         self.switches_per_s: dict[Place, float] = {}
         self._at_ns = 0
         self._held_ns: dict[tuple[Place, Who], int] = {}
+        self._running: dict[tuple[Place, Who], int] = {}  # who was in a turn, and what had been counted before it
         self._turns: dict[Place, int] = {}
 
     def measure(self, views: Mapping[Place, View], now_ns: int) -> None:
         """Take in what the pages count; ``now_ns`` by the same clock as theirs, ``CLOCK_MONOTONIC``."""
         span_ns, self._at_ns = max(1, now_ns - self._at_ns), now_ns
-        held_ns = {(place, who): ns for place, view in views.items() for who, ns in _held(view, now_ns)}
+        held_ns = {key: ns for place, view in views.items() for key, ns in self._count(place, view, now_ns)}
+        news = {key: max(0, ns - self._held_ns.get(key, ns)) for key, ns in held_ns.items()}
+        whole_ns = dict.fromkeys(views, 0)
+        for (place, _), ns in news.items():
+            whole_ns[place] += ns
         self.held = {}
-        for (place, who), ns in held_ns.items():
-            gone_by_ns = ns - self._held_ns.get((place, who), ns)
-            self.held[who] = max(self.held.get(who, 0.0), min(1.0, max(0.0, gone_by_ns / span_ns)))
+        for (place, who), ns in news.items():
+            self.held[who] = max(
+                self.held.get(who, 0.0), ns / max(span_ns, whole_ns[place])
+            )  # not all is read at the same moment
         turns = {place: view.turn for place, view in views.items()}
         self.switches_per_s = {
             place: 1e9 * (turn - self._turns.get(place, turn)) / span_ns for place, turn in turns.items()
         }
         self._held_ns, self._turns = held_ns, turns
 
-
-def _held(view: View, now_ns: int) -> Iterable[tuple[Who, int]]:
-    for member in view.members:
-        running_ns = max(0, now_ns - view.since_ns) if member.who == view.holder else 0
-        yield member.who, member.held_ns + running_ns
+    def _count(self, place: Place, view: View, now_ns: int) -> Iterator[tuple[tuple[Place, Who], int]]:
+        """Yield for how long each member has had the turn by now; one that has it and has not woken up has it not."""
+        for member in view.members:
+            key = (place, member.who)
+            in_turn = member.who == view.holder and (member.busy or self._running.get(key) == member.held_ns)
+            self._running.pop(key, None)
+            if in_turn:
+                self._running[key] = member.held_ns
+            yield key, member.held_ns + (max(0, now_ns - view.since_ns) if in_turn else 0)
 
 
 def lanes_view(

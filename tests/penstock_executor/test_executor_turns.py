@@ -1,0 +1,187 @@
+"""Real processes that take turns under a real executor, on the bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from executing import World, python
+from turning import MIB, Interval, Notes, share
+
+from penstock_events import LaneChanged, RunCheckpointed, RunMeasured, RunWarned, subjects
+from penstock_events.views import LanesView
+from penstock_testing import eventually
+
+ONE_LANE = {"lane_most": 1, "devices": "fast:2@1.0:4GiB", "lane_reserve": 0.0}
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path)
+
+
+async def test_three_jobs_take_turns_on_one_device(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE)
+    go = notes.path.with_name("go")
+    for job in ("j1", "j2", "j3"):
+        await share(world, job, notes.command(100, "busy_ms=2", f"go={go}"))
+    go.touch()
+    for job in ("j1", "j2", "j3"):
+        ended = await world.ended(job)
+        assert (ended.outcome, ended.steps) == ("completed", 100)
+    assert notes.overlaps() == []
+    assert notes.switches() >= 6
+    entered = await world.fact(LaneChanged, "j2")
+    assert (entered.change, entered.lane, entered.device) == ("entered", 0, 0)
+    left = await world.fact(LaneChanged, "j3", lambda fact: fact.change == "left")
+    assert left.reason == "its run has ended"
+    assert (await world.fact(RunMeasured, "j1")).need.persistent_bytes > MIB
+
+
+async def test_when_one_crashes_in_its_turn_the_others_go_on(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE)
+    await share(world, "j1", notes.command(200))
+    await eventually(lambda: notes.done("j1") > 5)
+    await share(world, "j2", notes.command(40, "crash_at=20"))
+    assert (await world.ended("j2")).exit_code == 7
+    assert (await world.ended("j1")).steps == 200
+    left = await world.fact(LaneChanged, "j2", lambda fact: fact.change == "left")
+    assert left.reason == "its run has ended with exit code 7"
+    assert notes.overlaps() == []
+    (crash,) = [interval for interval in notes.intervals(ended=False) if notes_of(interval, "j2", 20, notes)]
+    after = next(interval for interval in notes.intervals() if interval.begin > crash.begin)
+    assert after.begin - crash.begin < 1_000_000_000
+
+
+async def test_a_stopped_process_loses_its_turn_and_goes_on_later(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE)
+    await share(world, "j1", notes.command(60, "hang_at=10"))
+    await eventually(lambda: len([i for i in notes.intervals(ended=False) if i.job_id == "j1"]) == 11)
+    pid = notes.intervals(ended=False)[-1].pid
+    os.kill(pid, signal.SIGSTOP)
+    await share(world, "j2", notes.command(30))
+    assert (await world.ended("j2")).steps == 30
+    warned = await world.fact(RunWarned, "j1")
+    assert "did not give its turn back" in warned.warning
+    os.kill(pid, signal.SIGKILL)
+    assert (await world.ended("j1")).outcome == "failed"
+
+
+async def test_a_job_that_hangs_is_warned_of_and_then_ended(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE, lane_warn_s=0.2, lane_hang_s=0.6, lane_hang="kill")
+    await share(world, "j1", notes.command(60, "hang_at=10"))
+    await eventually(lambda: notes.done("j1") == 10)
+    await share(world, "j2", notes.command(30))
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.exit_code) == ("failed", 137)
+    assert ended.reason == "rank 0 was in one iteration for 0.6 s while 1 waited for its turn, and was ended"
+    assert "has been in one iteration for 0.2 s" in (await world.fact(RunWarned, "j1")).warning
+    assert (await world.ended("j2")).steps == 30
+
+
+async def test_a_job_that_hangs_may_be_left_behind(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE, lane_warn_s=0.2, lane_hang_s=0.6)
+    await share(world, "j1", notes.command(60, "hang_at=10"))
+    await eventually(lambda: notes.done("j1") == 10)
+    await share(world, "j2", notes.command(30))
+    assert (await world.ended("j2")).steps == 30
+    await world.cancel("j1")
+    assert (await world.ended("j1")).outcome == "cancelled"
+
+
+async def test_a_job_that_takes_more_than_it_may_hold_ends_alone(world: World, notes: Notes) -> None:
+    await world.node(**{**ONE_LANE, "devices": "fast:1@1.0:384MiB"})
+    await share(world, "j1", notes.command(300))
+    await share(world, "j2", notes.command(300, "leak_at=20"))
+    ended = await world.ended("j2")
+    assert ended.outcome == "failed"
+    assert "may hold" in ended.reason
+    assert (await world.ended("j1")).steps == 300
+
+
+async def test_a_restarted_executor_takes_turns_over_again(world: World, notes: Notes) -> None:
+    node = await world.node(**ONE_LANE)
+    for job in ("j1", "j2"):
+        await share(world, job, notes.command(1200))
+    await eventually(lambda: notes.done("j1") > 10 and notes.done("j2") > 10)
+    await node.kill()
+    await node.start()
+    for job in ("j1", "j2"):
+        assert (await world.ended(job)).steps == 1200
+    assert notes.overlaps() == []
+    again = await world.fact(LaneChanged, "j1", lambda fact: "restarted" in fact.reason)
+    assert (again.change, again.lane) == ("entered", 0)
+    assert (await world.facts("j1")).count("RunStarted") == 1
+
+
+async def test_a_job_that_waits_for_its_turn_is_preempted_at_a_boundary(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE, lane_policy="priority", lane_patience_s=1000.0)
+    await share(world, "j1", notes.command(100_000), priority=5)
+    await eventually(lambda: notes.done("j1") > 5)
+    await share(world, "j2", notes.command(100_000), grace_s=20.0)
+    await eventually((world.folder / "n1/runs/j2/1/0/hello").exists)
+    await world.preempt("j2")
+    ended = await world.ended("j2")
+    assert (ended.outcome, ended.exit_code) == ("preempted", 75)
+    assert (await world.fact(RunCheckpointed, "j2")).step == notes.done("j2") == ended.steps
+    await world.cancel("j1")
+    assert (await world.ended("j1")).outcome == "cancelled"
+
+
+async def test_a_gang_takes_its_turns_on_two_devices_together(world: World, notes: Notes) -> None:
+    await world.node(lane_most=1, devices="fast:2@1.0:4GiB")
+    await share(world, "gang", notes.command(60), 0, 1)
+    await share(world, "j1", notes.command(60), 1)
+    assert (await world.ended("gang")).steps == 60
+    assert (await world.ended("j1")).steps == 60
+    on_device_1 = [i for i in notes.intervals() if (i.job_id, i.rank) in {("gang", 1), ("j1", 0)}]
+    assert all(first.end <= second.begin for first, second in pairwise(on_device_1))
+
+
+async def test_a_job_whose_need_nobody_knows_is_measured_before_others_have_turns(world: World, notes: Notes) -> None:
+    await world.node(**ONE_LANE)
+    await share(world, "j1", notes.command(1500), memory=None)
+    measured = await world.fact(RunMeasured, "j1")
+    assert measured.iterations >= 2
+    await share(world, "j2", notes.command(50))
+    assert (await world.ended("j2")).steps == 50
+    assert (await world.ended("j1")).steps == 1500
+
+
+async def test_a_part_of_a_device_is_told_and_kept_to(world: World) -> None:
+    await world.node(devices="fast:1@1.0:1GiB")
+    code = "import os; print(os.environ['PENSTOCK_MEMORY_BYTES'], os.environ.get('PENSTOCK_LANES'), flush=True)\n"
+    for job, more in (("j1", ""), ("j2", "kept = [bytearray(os.urandom(1 << 20)) * 8 for _ in range(1000)]")):
+        await world.submit(job, *python(code + more), sharing="fraction", fraction=0.25)
+        await world.place(job, 0)
+    assert (await world.ended("j1")).outcome == "completed"
+    assert await world.output("j1") == b"268435456 None\n"
+    ended = await world.ended("j2")
+    assert ended.outcome == "failed"
+    assert "may hold" in ended.reason or "MemoryError" in ended.reason
+
+
+async def test_what_is_shared_is_told_once_a_second(world: World, notes: Notes) -> None:
+    node = await world.node(**ONE_LANE)
+    for job in ("j1", "j2"):
+        await share(world, job, notes.command(100_000))
+    async with asyncio.timeout(20.0):
+        async for _, body in node.bus.listen(subjects.lanes("n1")):
+            told = msgspec.json.decode(body, type=LanesView)
+            members = {member.job_id: member for member in told.devices[0].lanes[0].members}
+            if members.keys() == {"j1", "j2"} and told.devices[0].lanes[0].switches_per_s > 10:
+                break
+    assert told.devices[0].lanes[0].holder in members
+    assert 0.5 < sum(member.share for member in members.values()) <= 1.05
+    assert all(member.cap_bytes > MIB and member.need is not None for member in members.values())
+
+
+def notes_of(interval: Interval, job_id: str, step: int, notes: Notes) -> bool:
+    """Say whether this is the beginning of a job's step."""
+    begun = [each for each in notes.intervals(ended=False) if each.job_id == job_id]
+    return interval.job_id == job_id and begun.index(interval) == step
