@@ -40,11 +40,12 @@ class Fold(Generic[S]):
         """Fold one commit in; one that was folded before changes nothing and gives False."""
         if delivery.seq <= self.last_seq:
             return False
+        apply, state, seq = self.decider.apply, self.state, delivery.seq
         for fact in delivery.commit.facts:
-            self.decider.apply(self.state, fact, delivery.seq)
+            apply(state, fact, seq)
         if delivery.subject.startswith(self._own):
-            self.heads[delivery.subject] = delivery.seq
-        self.last_seq = delivery.seq
+            self.heads[delivery.subject] = seq
+        self.last_seq = seq
         return True
 
     def snapshot(self) -> Snapshot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -134,6 +135,11 @@ def _not_finite(value: Any, path: str) -> str:
     return next((found for where, item in items if (found := _not_finite(item, where))), "")
 
 
+@cache
+def _tag(kind: type[Event]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
 def tag_of(event: Event) -> str:
     """Return the event's tag, such as ``job.submitted.v1``."""
-    return str(event.__struct_config__.tag)
+    return _tag(type(event))

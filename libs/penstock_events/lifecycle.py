@@ -16,8 +16,9 @@ import msgspec
 
 from penstock_events import shares
 from penstock_events.base import Event
-from penstock_events.job import JobCancelled, JobHeld, JobReleased, JobSubmitted
+from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
 from penstock_events.profile import Sample, SamplesRequested
+from penstock_events.rank import JobsRanked
 from penstock_events.round import Placement, RoundDecided
 from penstock_events.run import RunCheckpointed, RunEnded, RunMeasured, RunStarted
 from penstock_events.spec import JobSpec, MemoryNeed, Outcome
@@ -168,6 +169,10 @@ class Job(msgspec.Struct, kw_only=True):
         return self.state in {State.PREEMPTING, State.COMPLETING} or self.outcome != "completed"
 
 
+_OF_NO_JOB: Final = frozenset({JobsRanked, JobFinished})
+"""The most frequent kinds that change nothing in a job's life: its place in the order, and the echo of its end."""
+
+
 class Jobs(msgspec.Struct):
     """
     All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`.
@@ -201,6 +206,9 @@ class Jobs(msgspec.Struct):
 
     def apply(self, event: Event) -> list[Job]:
         """Fold one fact in; return the jobs it touched."""
+        return [] if type(event) in _OF_NO_JOB else self._apply(event)
+
+    def _apply(self, event: Event) -> list[Job]:
         match event:
             case JobSubmitted():
                 touched = [_submit(self, event.job_id, event.spec, event.at_s)]

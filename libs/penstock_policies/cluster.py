@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -48,6 +48,9 @@ class Node(msgspec.Struct, kw_only=True):
         return not self.gone and not self.drained
 
 
+_OF_NODES: Final = frozenset({NodeJoined, NodeLeft, NodeDrained, NodeResumed, RoundDecided})
+
+
 class Cluster(msgspec.Struct):
     """
     All nodes that ever joined, by id.
@@ -66,6 +69,9 @@ class Cluster(msgspec.Struct):
 
     def apply(self, event: Event) -> bool:
         """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
+        return type(event) in _OF_NODES and self._apply(event)
+
+    def _apply(self, event: Event) -> bool:
         match event:
             case NodeJoined():
                 self.nodes[event.node_id] = _joined(event, self.nodes.get(event.node_id))
@@ -77,7 +83,7 @@ class Cluster(msgspec.Struct):
             case NodeResumed():
                 return self._set(event.node_id, drained=False, evicting=False)
             case RoundDecided():
-                return sum(self._set(node_id, gone="lost") for node_id in event.lost_nodes) > 0
+                return bool(event.lost_nodes) and sum(self._set(node, gone="lost") for node in event.lost_nodes) > 0
             case _:
                 return False
 

@@ -61,7 +61,8 @@ class Free:
         self._size = 0
         self._paths = paths or {}
         self._standing: Counter[Path] = Counter()  # by domain
-        self.give((node_id, device) for node_id, held in devices.items() for device in held)
+        if devices:
+            self.give((node_id, device) for node_id, held in devices.items() for device in held)
 
     def __len__(self) -> int:
         return self._size

@@ -73,7 +73,7 @@ class SortedKeys(Generic[K]):
         if not self._blocks:
             self._blocks, self._lasts = [[key]], [key]
             return
-        at = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
+        at = min(bisect_left(self._lasts, key), len(self._lasts) - 1) if len(self._lasts) > 1 else 0
         block = self._blocks[at]
         insort(block, key)
         if len(block) >= 2 * BLOCK:
@@ -91,7 +91,7 @@ class SortedKeys(Generic[K]):
         KeyError
             If it is not there.
         """
-        at = bisect_left(self._lasts, key)
+        at = bisect_left(self._lasts, key) if len(self._lasts) > 1 else 0
         block = self._blocks[at] if at < len(self._blocks) else []
         place = bisect_left(block, key)
         if place == len(block) or block[place] != key:

@@ -95,6 +95,8 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
 
 
 def _round(state: State, name: str, now_s: float, settings: Settings) -> tuple[RoundDecided | None, float]:
+    if state.at_rest(name):
+        return None, math.inf
     rules = rules_of(state, name, settings)
     pool = state.pool(name, state.jobs, rules.topology)
     found, next_s = decide_pool(pool, now_s, rules)

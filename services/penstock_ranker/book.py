@@ -99,9 +99,10 @@ class Book:
         ranking.learn(self._learnt(pool))
 
     def _ranking(self, pool: str) -> Ranking:
-        if pool not in self.rankings:
-            self.rankings[pool] = Ranking(self._ordering(pool).ladder(), self._learnt(pool))
-        return self.rankings[pool]
+        found = self.rankings.get(pool)
+        if found is None:
+            found = self.rankings[pool] = Ranking(self._ordering(pool).ladder(), self._learnt(pool))
+        return found
 
     def _learnt(self, pool: str) -> Learnt:
         ordering = self._ordering(pool)

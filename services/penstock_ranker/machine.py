@@ -115,10 +115,9 @@ def apply(state: State, event: Event, seq: int) -> None:
 
 def _note_beside(state: State, event: Event, seq: int) -> None:
     """Follow the jobs that have another share of a device because somebody came or went there."""
-    book = _open_book(state)
     for job in shares.beside(state.jobs, event):
         state.seq = seq
-        if book is not None:
+        if (book := _open_book(state)) is not None:
             book.note(job)
 
 

@@ -96,9 +96,11 @@ class _Out:
         roster = self._roster = moment.pool.roster
         entries = roster.entries
         heads = [key for group in roster.groups.values() if (key := group.keys.first) is not None]
-        fresh = roster.fresh.since((moment.now_s - moment.rules.await_profile_s,))
-        own = dict.fromkeys(chain(roster.delayed, (job_id for _, job_id in fresh)))
-        own.update(dict.fromkeys(key[3] for key in heads))
+        own = dict.fromkeys(roster.delayed)
+        if len(roster.fresh):
+            fresh = roster.fresh.since((moment.now_s - moment.rules.await_profile_s,))
+            own.update(dict.fromkeys(job_id for _, job_id in fresh))
+        own.update(dict.fromkeys([key[3] for key in heads]))
         found = explain.hindered([entries[job_id].ranked for job_id in own], moment)
         self.jobs = found.reasons.keys()
         self.demands = {
@@ -127,7 +129,11 @@ class _View(msgspec.Struct, frozen=True, dict=True):
 
     def able(self, group: Group) -> int:
         """Return how many jobs of a demand could get devices, one more where the first that gets none ends it."""
-        free, coming = self.supply.free.kinds(group.spec), self.supply.coming.kinds(group.spec)
+        free = self.supply.free.kinds(group.spec)
+        some = sum([count // group.spec.gpus for count in free.values()])
+        if some >= len(group.keys):  # all of them, without anybody else's devices
+            return some
+        coming = self.supply.coming.kinds(group.spec)
         some = sum((free.get(kind, 0) + coming.get(kind, 0)) // group.spec.gpus for kind in free.keys() | coming.keys())
         taken = self.preemptible(group) + self.left_over(group)
         if taken:  # of whatever kind they are

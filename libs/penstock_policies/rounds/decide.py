@@ -87,7 +87,7 @@ class _Draft(msgspec.Struct, frozen=True):
         """Give back all that was taken from what is free: it comes true, or does not, in the log."""
         for _, _, devices in (*self.admitted.gangs, *self.matched.starts):
             self.supply.free.give(devices)
-        self.supply.free.give([*self.admitted.opened, *self.admitted.kept])
+        self.supply.free.give((*self.admitted.opened, *self.admitted.kept))
 
     @property
     def acts(self) -> bool:
@@ -168,6 +168,9 @@ def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
 
 def _turns(field: _Field, alpha: float) -> Iterator[Turn]:
     """Yield who enters: those whom quotas cover, the least-progressed users' first; borrowers only after them."""
+    if alpha >= 1.0 and not field.covered.borrowers:
+        yield Turn(field.ready)
+        return
     pool, now_s = field.pool, field.outlook.now_s
     exempt = {*pool.promised, *pool.staying}
     own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]

@@ -38,6 +38,9 @@ REMEMBERED: Final = 256
 """Finished jobs of a pool whose service is remembered."""
 
 
+_LEARNT_FROM: Final = frozenset({WorkloadProfiled, JobsRanked, PolicySet, RoundDecided, RunEnded, RunMeasured})
+
+
 class Explained(msgspec.Struct, frozen=True):
     """What the last round of a pool said: when, and each waiting job's cause."""
 
@@ -99,6 +102,11 @@ class Known(msgspec.Struct, dict=True):
         """Return a pool's jobs that are not over, in order of submission."""
         return [jobs[job_id] for job_id in self.live.get(name, ())]
 
+    def at_rest(self, name: str) -> bool:
+        """Say whether nobody waits in a pool that was asked for, and nothing is to move: no round would do anything."""
+        roster = rosters_of(self).get(name)
+        return roster is not None and not len(roster.waiting) and not roster.evicting
+
     def pool(self, name: str, jobs: Jobs, topology: Sequence[str] = ()) -> Pool:
         """Return what a round of the pool is decided from; its nodes' domains are those of the levels of a topology."""
         explained = self.explained.get(name)
@@ -128,7 +136,8 @@ class Known(msgspec.Struct, dict=True):
 
 def rosters_of(known: Known) -> dict[str, Roster]:
     """Return the rosters that are kept beside the fold, by pool."""
-    found: dict[str, Roster] = known.__dict__.setdefault("rosters", {})
+    beside = known.__dict__
+    found: dict[str, Roster] = beside["rosters"] if "rosters" in beside else beside.setdefault("rosters", {})
     return found
 
 
@@ -148,34 +157,41 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
         known.books.classes.clear()
         rosters_of(known).clear()
         known.__dict__.pop("with_nodes", None)
+    if type(event) in _LEARNT_FROM:
+        matters = _learn(known, jobs, event) or matters
+    kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
+    changed = jobs.apply(event)
+    if changed:
+        _sort_in(known, changed, kind, event.at_s)
+    for job in shares.beside(jobs, event) if jobs.sharers else ():
+        known.books.note(job, event.at_s, known.cluster, partial(known.speeds.of, known.keys[job.id]))
+    _note(known, jobs, changed, event)
+    return changed, matters or bool(changed)
+
+
+def _learn(known: Known, jobs: Jobs, event: Event) -> bool:
+    """Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
     match event:
         case WorkloadProfiled():
             known.speeds.apply(event)
-            matters = True
         case JobsRanked():
             known.ranks.update({rank.job_id: rank for rank in event.ranks if rank.job_id in known.keys})
             known.manners[event.pool] = Manner(event.backfills, event.preempts)
-            matters = True
         case PolicySet():
             known.policies[event.pool] = event.settings
-            matters = True
+        case RunMeasured():
+            return _learn_need(known, jobs, event)
         case RoundDecided():
             known.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
             known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
             known.books.decided(event)
+            return False
         case RunEnded():
             _learn_costs(known, jobs, event)
-        case RunMeasured():
-            matters = _learn_need(known, jobs, event)
+            return False
         case _:
-            pass
-    kind = _kind_of_run(jobs, event)
-    changed = list(jobs.apply(event))
-    _sort_in(known, changed, kind, event.at_s)
-    for job in shares.beside(jobs, event):
-        known.books.note(job, event.at_s, known.cluster, partial(known.speeds.of, known.keys[job.id]))
-    _note(known, jobs, changed, event)
-    return changed, matters or bool(changed)
+            return False
+    return True
 
 
 def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> None:
@@ -193,9 +209,9 @@ def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> Non
             roster.note(job)
 
 
-def _kind_of_run(jobs: Jobs, event: Event) -> str:
+def _kind_of_run(jobs: Jobs, event: RunEnded) -> str:
     """Return the kind of device of a run that is about to end; the fold drops the placement."""
-    job = jobs.get(event.job_id) if isinstance(event, RunEnded) else None
+    job = jobs.get(event.job_id)
     return job.placement.kind if job is not None and job.placement is not None else ""
 
 

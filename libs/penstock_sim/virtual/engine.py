@@ -39,6 +39,7 @@ class Engine:
         self.now_s = 0.0
         self.instants = 0
         self._stations = [Station(decider) for decider in deciders]
+        self._heard = [station.heard for station in self._stations]
         self._log = log
         self._followers: list[Callable[[Delivery], None]] = []
         self._witnesses: list[Callable[[Delivery], None]] = []
@@ -79,9 +80,12 @@ class Engine:
                 return
 
     def _next_s(self) -> float:
-        if any(station.woken for station in self._stations):
-            return self.now_s
-        return min(self.agenda.next_s, *(station.wake_at_s for station in self._stations))
+        next_s = self.agenda.next_s
+        for station in self._stations:
+            if station.concerned:
+                return self.now_s
+            next_s = min(next_s, station.wake_at_s)
+        return next_s
 
     def _settle(self) -> None:
         for _ in range(_RESTLESS):
@@ -111,7 +115,7 @@ class Engine:
         return proposed
 
     def _spread(self, delivery: Delivery) -> None:
-        for station in self._stations:
-            station.deliver(delivery)
+        for heard in self._heard:
+            heard.append(delivery)
         for witness in self._witnesses:
             witness(delivery)

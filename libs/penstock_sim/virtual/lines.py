@@ -48,7 +48,7 @@ def encode(delivery: Delivery) -> bytes:
     CodecError
         If a number is not finite.
     """
-    return b"".join(_line(delivery, fact) for fact in delivery.commit.facts)
+    return _encoder.encode_lines([_line(delivery, fact) for fact in delivery.commit.facts])
 
 
 def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
@@ -69,12 +69,12 @@ def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
         yield Delivery(seq=seq, subject=first.subject, stored_s=first.stored_s, pending=0, commit=commit)
 
 
-def _line(delivery: Delivery, fact: AnyEvent) -> bytes:
+def _line(delivery: Delivery, fact: AnyEvent) -> _Line:
     body = _encoder.encode(fact)  # {"type":…,"at_s":…,REST
-    if b"null" in body.replace(_NO_TIME, b""):
+    if b"null" in body and b"null" in body.replace(_NO_TIME, b""):
         codec.encode(delivery.commit)  # refuses what is not finite
     commit = delivery.commit
-    line = _Line(
+    return _Line(
         seq=delivery.seq,
         stored_s=delivery.stored_s,
         subject=delivery.subject,
@@ -84,7 +84,6 @@ def _line(delivery: Delivery, fact: AnyEvent) -> bytes:
         at_s=fact.at_s,
         fact=msgspec.Raw(b"{" + body.split(b",", 2)[2]),
     )
-    return _encoder.encode(line) + b"\n"
 
 
 def _parsed(line: bytes | str, number: int) -> _Line:

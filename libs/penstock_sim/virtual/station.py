@@ -22,31 +22,38 @@ class Station:
     wake_at_s : float
         When it asked to be asked again; infinite where it did not.
     woken : bool
-        Whether something that it heeds was delivered since it was asked last, or somebody has woken it.
+        Whether it is to be asked whatever was delivered.
+    heard : list of Delivery
+        Commits since it was asked last: whoever delivers puts them here, and they are folded in before it is asked.
     """
 
     def __init__(self, decider: Decider[Any]) -> None:
         self.name = decider.name
         self.fold: Fold[Any] = Fold(decider)
-        self._heard: list[Delivery] = []
+        self.heard: list[Delivery] = []
+        self._looked_at = 0
         self.wake_at_s = math.inf
         self.woken = True
         self._decide, self._heeds = decider.decide, decider.heeds
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Take in a commit, to be folded in with others before it is asked."""
-        self._heard.append(delivery)
-        self.woken = self.woken or self._heeds(delivery.commit)
+    @property
+    def concerned(self) -> bool:
+        """Whether it has to be asked because of what it has heard, or somebody has woken it."""
+        while not self.woken and self._looked_at < len(self.heard):
+            self.woken = self._heeds(self.heard[self._looked_at].commit)
+            self._looked_at += 1
+        return self.woken
 
     def due(self, now_s: float) -> bool:
         """Say whether it is to be asked now."""
-        return self.woken or self.wake_at_s <= now_s
+        return self.concerned or self.wake_at_s <= now_s
 
     def decide(self, now_s: float) -> list[tuple[Proposal, int]]:
         """Ask it; return its proposals, each with the sequence that it expects of its subject."""
-        for delivery in self._heard:
+        for delivery in self.heard:
             self.fold.apply(delivery)
-        self._heard.clear()
+        self.heard.clear()
+        self._looked_at = 0
         decision = self._decide(self.fold.state, now_s)
         self.woken = False
         wake_s = decision.wake_at_s
@@ -54,5 +61,7 @@ class Station:
             self.wake_at_s = math.inf
         else:  # as the shell: a time that has passed is taken up after a moment
             self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
+        if not decision.proposals:
+            return []
         heads = self.fold.heads
         return [(proposal, heads.get(proposal.subject, 0)) for proposal in decision.proposals]
