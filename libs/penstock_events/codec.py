@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -135,11 +134,6 @@ def _not_finite(value: Any, path: str) -> str:
     return next((found for where, item in items if (found := _not_finite(item, where))), "")
 
 
-@cache
-def _tag(kind: type[Event]) -> str:
-    return str(kind.__struct_config__.tag)
-
-
-def tag_of(event: Event) -> str:
-    """Return the event's tag, such as ``job.submitted.v1``."""
-    return _tag(type(event))
+def tag_of(event: Event | type[Event]) -> str:
+    """Return the tag of an event or of its type, such as ``job.submitted.v1``."""
+    return str(event.__struct_config__.tag)

@@ -12,6 +12,7 @@ So the same readers take a cluster's log and a simulated one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NO_TIME: Final = b'"since_s":null'  # what most ranks have
+_tag_of: Final = cache(tag_of)
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(_Line)
 
@@ -80,7 +82,7 @@ def _line(delivery: Delivery, fact: AnyEvent) -> _Line:
         subject=delivery.subject,
         actor=commit.actor,
         cause=commit.cause,
-        type=tag_of(fact),
+        type=_tag_of(type(fact)),
         at_s=fact.at_s,
         fact=msgspec.Raw(b"{" + body.split(b",", 2)[2]),
     )
