@@ -150,9 +150,21 @@ def _run(make: Make, iterations: int, storages: Any) -> tuple[int, int]:
     return persistent, max(max(peaks[1:]) - persistent, 0)
 
 
-def _tracking() -> Any:
+def insist_on_torch() -> None:
+    """
+    Find torch, without loading it.
+
+    Raises
+    ------
+    EstimateError
+        If it is not installed here.
+    """
     if util.find_spec("torch") is None:
         raise EstimateError("there is no torch in this environment; run it where the job's own packages are")
+
+
+def _tracking() -> Any:
+    insist_on_torch()
     return import_module("penstock.estimate_torch")
 
 

@@ -74,7 +74,7 @@ def environment(devices: Sequence[Device], cap_bytes: int, framework_bytes: int 
     least = min((device.memory_bytes for device in devices), default=0)
     env = {Env.MEMORY_BYTES: str(cap_bytes)}
     if least:
-        env[Env.MEMORY_FRACTION] = f"{min(max(cap_bytes - framework_bytes, 0) / least, 1.0):.6g}"
+        env[Env.MEMORY_FRACTION] = f"{min(max(cap_bytes - framework_bytes, 1) / least, 1.0):.6g}"  # 0 would be no limit
     if devices and all(device.mps for device in devices):
         env[MPS_LIMIT] = ",".join(f"{i}={max(cap_bytes >> 20, 1)}M" for i in range(len(devices)))
     return env

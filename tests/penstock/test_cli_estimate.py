@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def test_a_target_that_cannot_be_found_says_what_there_is(tmp_path: Path, target
     (tmp_path / "notes.txt").write_text("make")
     with pytest.raises(Failure, match=message):
         loaded(target.format(script=script, folder=tmp_path))
+
+
+def test_a_script_that_fails_when_it_is_loaded_says_how(tmp_path: Path) -> None:
+    script = write(tmp_path, "import no_such_package\n")
+    with pytest.raises(Failure, match="cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'"):
+        loaded(f"{script}:make")
+
+
+def test_without_torch_the_command_says_where_to_run_it(tmp_path: Path) -> None:
+    if util.find_spec("torch"):
+        pytest.skip("torch is installed")
+    app = typer.Typer()
+    lanes_estimate.register(app)
+    failed = CliRunner().invoke(app, [f"{write(tmp_path, SCRIPT)}:make"])
+    assert "run it where the job's own packages are" in str(failed.exception)
 
 
 def test_an_estimate_is_told_as_a_table_and_as_json(tmp_path: Path) -> None:

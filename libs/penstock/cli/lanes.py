@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import render
+from penstock.cli import lanes_estimate, render
 from penstock.cli.session import AnswerOut
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ lanes_app = typer.Typer(help="Processes that take turns on a device.", no_args_i
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     lanes_app.command()(bench)
+    lanes_estimate.register(lanes_app)
     app.add_typer(lanes_app, name="lanes")
 
 

@@ -31,10 +31,11 @@ def register(app: typer.Typer) -> None:
 
 def estimate(target: Target, framework: Framework = "", output: Out = "table") -> None:
     """Tell a torch job's memory before it runs: its iterations are tried on tensors that have no content."""
-    from penstock.estimate import EstimateError, need_of
+    from penstock.estimate import EstimateError, insist_on_torch, need_of
 
     framework_bytes = typed.size(framework) if framework else None
     try:
+        insist_on_torch()
         need = need_of(loaded(target), framework_bytes=framework_bytes)
     except EstimateError as error:
         raise Failure(str(error)) from error
@@ -71,7 +72,7 @@ def loaded(target: str) -> Any:
     Raises
     ------
     Failure
-        If there is no such script, or no such function in it.
+        If there is no such script, it cannot be loaded, or has no such function.
     """
     file, _, name = target.rpartition(":")
     path = Path(file)
@@ -85,7 +86,10 @@ def loaded(target: str) -> Any:
     module = util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise Failure(f"{path} cannot be loaded: {type(error).__name__}: {error}; does it run by itself?") from error
     if not callable(found := getattr(module, name, None)):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise Failure(f"{path} has no function {name}; it has {', '.join(functions) or 'none'}", Exit.USAGE)

@@ -19,6 +19,7 @@ import msgspec
 from penstock.sessions import device
 from penstock.sessions.agent import Agent, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
+from penstock.sessions.limit import Limit
 from penstock.sessions.pace import EmulatedPace, HostPace, Pace
 from penstock.sessions.replay import Course
 from penstock.sessions.setup import Setup
@@ -58,6 +59,7 @@ class Boundary:
         self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
         self._setup = setup
+        self._limit = Limit(setup.memory_fraction)
         self._course = course
         self.turns: Member | None = None
         self._agent: Agent | None = None
@@ -67,6 +69,7 @@ class Boundary:
 
     def connect(self) -> None:
         """Say hello to the executor, if there is one."""
+        self._limit.tell()
         if self._setup.socket:
             self._agent = Agent(self._setup.socket, self._hello, lambda: self._course.step)
             make_current(self._agent)
@@ -138,6 +141,7 @@ class Boundary:
 
     def tell_progress(self) -> None:
         """Say where the script is."""
+        self._limit.tell()  # a script may import torch after it has opened the session
         course = self._course
         self._tell(
             Progress(

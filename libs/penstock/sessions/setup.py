@@ -41,6 +41,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         Iterations after which a profiler's sample ends; 0 where this is no sample.
     emulated_speed : float
         Speed of the emulated device relative to this host; 0 on a real device.
+    memory_fraction : float
+        Part of each of its devices that a framework's allocator may take; 0 where nobody says.
     """
 
     job_id: str = ""
@@ -59,6 +61,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     sample_iterations: int = 0
     device_kind: str = ""
     emulated_speed: float = 0.0
+    memory_fraction: float = 0.0
 
     @property
     def plain(self) -> bool:
@@ -94,6 +97,7 @@ def read(environ: Mapping[str, str]) -> Setup:
         sample_iterations=sample,
         device_kind=environ.get(Env.DEVICE_KIND, ""),
         emulated_speed=_number(environ, Env.EMULATED_SPEED),
+        memory_fraction=min(_number(environ, Env.MEMORY_FRACTION), 1.0),
     )
     if setup.rank >= setup.world_size:
         message = f"{Env.RANK} is {setup.rank}, but {Env.WORLD_SIZE} is {setup.world_size}: ranks run from 0 below it"
