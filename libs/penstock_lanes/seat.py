@@ -155,6 +155,9 @@ class Seat:
 
     def rest(self) -> bool:
         """The loop pauses or ends: return whether somebody waits, so that :meth:`give` is to be called."""
+        if self._words[self._state] == BUSY:  # left by break
+            self._done += 1
+            self._words[self._iterations] = self._done
         self._words[self._state] = BUSY
         named = self._words[self._named]
         if self._token and turn_of(named) == turn_of(self._token) and seat_of(named) != NOBODY:

@@ -1,0 +1,112 @@
+"""What goes over the lane socket, and who may say it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from turning import house, who
+
+from penstock_lanes import Knocked, wire
+from penstock_lanes.wire import VERSION, BadPacket, Join, Place, Refused, Sat, Seated, Who, decode, encode
+
+places = st.lists(st.builds(Place, st.text(), st.integers(0, 249))).map(tuple)
+messages = st.one_of(
+    st.builds(Join, st.integers(0, 9), st.builds(Who, st.text(), st.integers(0), st.integers(0)), places),
+    st.builds(Seated, places),
+    st.just(Sat()),
+    st.builds(Refused, st.text()),
+)
+
+
+@given(messages)
+def test_every_message_survives_the_wire(message: wire.Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_fields_of_a_later_version_are_left_alone() -> None:
+    told = json.loads(encode(Refused("no"))) | {"more": [1, 2]}
+    assert decode(json.dumps(told).encode()) == Refused("no")
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b'{"kind":"x"}',
+        b'{"kind":"seated"}',
+        b'{"kind":"seated","places":[["a"]]}',
+        b"\xff",
+        b"[" * 60_000,
+    ],
+)
+def test_what_is_no_message_is_refused(packet: bytes) -> None:
+    with pytest.raises(BadPacket):
+        decode(packet)
+
+
+@given(st.binary())
+def test_no_packet_brings_the_decoder_down(packet: bytes) -> None:
+    with suppress(BadPacket):
+        decode(packet)
+
+
+def test_descriptors_that_come_with_nonsense_are_not_kept() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = len(os.listdir("/proc/self/fd"))
+    socket.send_fds(theirs, [b"nonsense"], [0, 0, 0])
+    with pytest.raises(BadPacket):
+        wire.receive(ours)
+    assert len(os.listdir("/proc/self/fd")) == before
+    ours.close()
+    theirs.close()
+
+
+def connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(30)
+    connection.connect(str(path))
+    return connection
+
+
+def test_another_version_is_told_which_one_is_spoken(tmp_path: Path) -> None:
+    with house(tmp_path) as served, connect(served.path) as connection:
+        wire.send(connection, Join(VERSION + 1, who("a")))
+        refused, _ = wire.receive(connection) or (None, [])
+        assert isinstance(refused, Refused)
+        assert "version 2" in refused.reason
+        assert wire.receive(connection) is None
+
+
+def test_the_keeper_hangs_up_on_nonsense_and_serves_others(tmp_path: Path) -> None:
+    with house(tmp_path) as served, connect(served.path) as connection:
+        connection.send(b"nonsense")
+        assert connection.recv(1) == b""
+        assert served.process("a").do("enter")[0].startswith("entered")
+
+
+def test_a_page_that_somebody_could_cut_short_is_not_taken_for_an_earlier_keepers(tmp_path: Path) -> None:
+    with house(tmp_path) as served, connect(served.path) as connection:
+        page, bell = os.memfd_create("page"), os.eventfd(0)
+        os.ftruncate(page, 65_536)
+        wire.send(connection, Join(VERSION, who("a"), (Place("0/0", 0),)), (page, bell))
+        served.wait_for(Knocked)
+        seated, descriptors = wire.receive(connection) or (None, [])
+        assert isinstance(seated, Seated)
+        assert not os.path.sameopenfile(page, descriptors[0])
+        for fd in (page, bell, *descriptors):
+            os.close(fd)
+
+
+def test_only_this_user_can_reach_the_socket(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        assert served.path.stat().st_mode & 0o077 == 0
