@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -176,8 +177,18 @@ def check(spec: JobSpec, path: str = "$") -> None:
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
         problems.append(f"{path}.kinds: names a kind twice")
+    problems += [f"{path}.{problem}" for problem in _sharing(spec)]
     if problems:
         raise BadInput(*problems)
+
+
+def _sharing(spec: JobSpec) -> Iterator[str]:
+    if spec.sharing == "fraction" and spec.gpus > 1:
+        yield f'gpus: a fraction is of one device, got {spec.gpus}; use `sharing = "lane"`, or one device'
+    if spec.sharing != "fraction" and spec.fraction != 1.0:
+        yield f'fraction: is for `sharing = "fraction"`, got {spec.fraction:g} with `{spec.sharing}`'
+    if spec.memory is not None and spec.sharing == "exclusive":
+        yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 
 
 def _shown(value: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from penstock_events import JobSpec, Placement, Wait, workload
 from penstock_events.views import DryRunView
-from penstock_gateway import fit
+from penstock_gateway import fit, holding
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.when import Estimate, expected_start
 from penstock_policies.rounds import trial
 from penstock_policies.rounds.alternatives import Alternatives
+from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.settings import Settings, rules_of
 
 _WAITS_FOR_DEVICES = {"capacity", "gang", "later_place", "order", "fairness"}
@@ -33,7 +34,8 @@ def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None
     with trial.submitted(state.pool(spec.pool, state.jobs, rules.topology), spec, now_s) as pool:
         placement = trial.start_of(pool, trial.TRIED, now_s, rules)
         if placement is not None:
-            return _starts(placement, (*warnings, *_sampled_first(state, spec)))
+            told = (*warnings, *_sampled_first(state, spec), *_alone_at_first(pool))
+            return _starts(state, placement, told)
         wait = trial.wait_of(pool, trial.TRIED, now_s, rules)
         estimate: Estimate = (None, "")
         if wait is not None and wait.cause in _WAITS_FOR_DEVICES:
@@ -53,14 +55,24 @@ def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None
     )
 
 
-def _starts(placement: Placement, warnings: tuple[str, ...]) -> DryRunView:
+def _starts(state: State, placement: Placement, warnings: tuple[str, ...]) -> DryRunView:
     return DryRunView(
         starts=True,
         start_in_s=0.0,
         kind=placement.kind,
         devices=tuple(device_names(placement)),
         warnings=warnings,
+        beside=holding.beside(
+            state.jobs, trial.TRIED, ((s.node_id, index) for s in placement.slots for index in s.devices)
+        ),
     )
+
+
+def _alone_at_first(pool: Pool) -> tuple[str, ...]:
+    tenant = pool.roster.sharing.tenants.get(trial.TRIED)
+    if tenant is None or not tenant.alone:
+        return ()
+    return ("nobody knows what it needs of a device's memory: it has one to itself until its run has measured it",)
 
 
 def _sampled_first(state: State, spec: JobSpec) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from penstock_events import Device, Job, JobSpec
 from penstock_gateway.machine import State
 from penstock_gateway.words import listed
 from penstock_policies.cluster import Cluster
-from penstock_policies.order import Ranked, Running
+from penstock_policies.order import Ranked, Rules, Running
 from penstock_policies.placement import Free, Located
-from penstock_policies.waiting import Scene, impossible
+from penstock_policies.sharing import words
+from penstock_policies.sharing.tenants import tenant_of
+from penstock_policies.waiting import Reason, Scene, impossible
 
 
 def known_kinds(cluster: Cluster) -> list[str]:
@@ -46,10 +48,18 @@ def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
 
 
+def never(job: Job, scene: Scene) -> Reason | None:
+    """Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn."""
+    tenant = tenant_of(job, lambda _: None)
+    if tenant is None:
+        return impossible(job.spec, scene)
+    return words.impossible(job.spec, tenant, scene, Rules().lane_reserve_share)
+
+
 def warnings(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     """Return what will keep a job waiting however long it waits, in sentences."""
     found = list(unknown_kinds(cluster, spec))
-    reason = impossible(spec, nodes_of(cluster, spec.pool))
+    reason = never(Job(id="", spec=spec, submitted_s=0.0), nodes_of(cluster, spec.pool))
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
         remedy = f" ({reason.remedy})" if reason.remedy else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,6 @@ import msgspec
 
 from penstock_events import ACTIVE, TERMINAL, Job, asks, workload
 from penstock_events.views import (
-    DeviceView,
     JobDetail,
     JobsView,
     JobView,
@@ -21,12 +20,14 @@ from penstock_events.views import (
     PolicyView,
     StatusView,
 )
+from penstock_gateway import holding
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.why import Why
 from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
 from penstock_policies.rounds.settings import Settings
+from penstock_policies.sharing.choice import At
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +101,8 @@ def job(scene: Scene, job: Job) -> JobView:
         model=spec.model,
         epoch=job.epoch,
         warnings=tuple(past.warnings),
+        sharing=spec.sharing,
+        share=job.share,
     )
 
 
@@ -126,16 +129,9 @@ def detail(scene: Scene, one: Job) -> JobDetail:
 
 def nodes(scene: Scene) -> NodesView:
     """Return all nodes by id, with who is on their devices."""
-    holders = {
-        (slot.node_id, index): job.id
-        for job in scene.state.jobs
-        if job.placement is not None
-        for slot in job.placement.slots
-        if slot.node_id in job.open_nodes
-        for index in slot.devices
-    }
+    holders, taken = holding.holders(scene.state.jobs), holding.taken(scene.state, scene.settings)
     known = sorted(scene.state.cluster.nodes.values(), key=lambda node: node.id)
-    return NodesView(nodes=tuple(_node(scene, node, holders) for node in known), seq=scene.seq)
+    return NodesView(nodes=tuple(_node(scene, node, holders, taken) for node in known), seq=scene.seq)
 
 
 def policies(scene: Scene) -> PoliciesView:
@@ -185,18 +181,13 @@ def _tests(ask: asks.JobsAsk) -> list[Callable[[Job], bool]]:
     return tests
 
 
-def _node(scene: Scene, node: Node, holders: Mapping[tuple[str, int], str]) -> NodeView:
+def _node(scene: Scene, node: Node, holders: Mapping[At, Sequence[Job]], taken: Mapping[At, str]) -> NodeView:
     return NodeView(
         id=node.id,
         pool=node.pool,
         state=_node_state(scene.state, node),
         devices=tuple(
-            DeviceView(
-                name=f"{node.id}/{device.kind}{device.index}",
-                device=device,
-                job_id=holders.get((node.id, device.index), ""),
-            )
-            for device in node.devices
+            holding.device(node.id, device, holders.get((node.id, device.index), ()), taken) for device in node.devices
         ),
         joined_s=node.joined_s,
         heard_s=scene.heard.get(node.id),

@@ -46,7 +46,7 @@ def _what_it_asks_for(job: Job, cause: str, pool: Pool) -> Iterator[str]:
     if cause not in _NEVER and most >= spec.gpus:
         there = f"there {'is' if most == 1 else 'are'} {most}"
         yield f"not its size: it asks for {count(spec.gpus, 'device')}, and {there} of one kind that it accepts"
-    if cause not in _FOR_DEVICES:
+    if cause not in _FOR_DEVICES or spec.sharing != "exclusive":  # who shares does not wait for idle devices alone
         return
     any_kind = msgspec.structs.replace(spec, kinds=())
     if spec.kinds and max(idle.kinds(any_kind).values(), default=0) < spec.gpus:

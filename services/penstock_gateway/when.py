@@ -33,6 +33,8 @@ def expected_start(state: State, pool: Pool, job_id: str, now_s: float) -> Estim
     Run times are taken as they were, on whatever kind; those that are declared, and the job's own, are divided by the
     measured speed of the kind. Jobs behind it in the order are left out, and so is preemption.
     """
+    if job_id in pool.roster.sharing.tenants:
+        return None, "no estimate: it shares devices, and nobody knows when there is room for it"
     before, spec = _ahead(pool, job_id), pool.roster.entries[job_id].ranked.job.spec
     finished = _finished(state, spec.pool)
     measured_s = [job.executed_s for job in finished]
@@ -59,7 +61,7 @@ def _ahead(pool: Pool, job_id: str) -> list[Job]:
     """Return the waiting jobs of a pool that come before one of them, those left out that are held or never fit."""
     own, roster = pool.roster.entries[job_id].key, pool.roster
     before = takewhile(lambda key: key < own, roster.waiting)
-    jobs = (ranked.job for ranked in roster.ranked(before))
+    jobs = (ranked.job for ranked in roster.ranked(before) if ranked.job_id not in roster.sharing.tenants)
     return [
         job for job in jobs if not job.held and max(roster.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
     ]
@@ -89,10 +91,17 @@ def _ready_s(
     ready: defaultdict[str, list[float]] = defaultdict(list)
     for _, device in roster.free:
         ready[device.kind].append(0.0)
+    shared: dict[tuple[str, int], tuple[str, float]] = {}
     for run, left in zip(running, left_s, strict=True):
-        in_s = left / _scale(state, run.ranked.job.spec, run.kind)
-        for _, device in run.devices:
-            ready[device.kind].append(in_s)
+        in_s = left / _scale(state, run.ranked.job.spec, run.kind) / run.ranked.job.share
+        for node_id, device in run.devices:
+            if run.ranked.job_id in roster.sharing.tenants:  # free when the last is gone, if nobody joins
+                last_s = max(in_s, shared.get((node_id, device.index), ("", 0.0))[1])
+                shared[node_id, device.index] = device.kind, last_s
+            else:
+                ready[device.kind].append(in_s)
+    for kind, in_s in shared.values():
+        ready[kind].append(in_s)
     return ready
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock_events import ACTIVE, TERMINAL, Job, lifecycle, workload
 from penstock_events.views import RankView, WhyView
-from penstock_gateway import fit, suspects
+from penstock_gateway import fit, holding, suspects
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.when import expected_start
@@ -19,7 +19,6 @@ from penstock_policies.rounds import trial
 from penstock_policies.rounds.alternatives import Alternatives
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.settings import Settings, rules_of
-from penstock_policies.waiting import impossible
 
 UNDECIDED: Final = "undecided"
 _ENDINGS: Final = {
@@ -107,8 +106,17 @@ class Why:
         if job.state in TERMINAL:
             return "finished", _ending(job), ""
         if job.state is lifecycle.State.RUNNING:
-            return "running", _running(job, self._now_s), ""
+            return "running", _running(job, self._now_s) + self._beside(job), ""
         return _stopping(job) if job.state in ACTIVE else self._waiting(job)
+
+    def _beside(self, job: Job) -> str:
+        """Say with whom a running job shares its devices."""
+        if job.spec.sharing == "exclusive" or job.placement is None:
+            return ""
+        own = ((slot.node_id, index) for slot in job.placement.slots for index in slot.devices)
+        others = holding.beside(self._state.jobs, job.id, own)
+        what = f"beside {listed(others)}" if others else "beside nobody else"
+        return f", {what}, with {job.share:.0%} of the time"
 
     def _waiting(self, job: Job) -> Said:
         """Return the job's own cause, else what the last round said, else what the gateway sees itself."""
@@ -117,7 +125,7 @@ class Why:
         said = self._state.wait_of(job)
         if said is not None and said.cause not in {"held", "backoff"}:  # which was so then, and is no more
             return said.cause, said.evidence, said.remedy
-        reason = impossible(job.spec, self._nodes(job.spec.pool))
+        reason = fit.never(job, self._nodes(job.spec.pool))
         if reason is not None:
             return reason.cause, reason.evidence, reason.remedy
         return _without_a_round(self._state, job)

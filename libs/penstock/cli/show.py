@@ -80,6 +80,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("sweep", job.parent),
         ("pool", job.pool),
         ("wants", _wants(detail)),
+        ("shares", _shares(job)),
         ("runs on", render.devices(job.placed_on)),
         ("ran on", render.devices(job.devices) if not job.placed_on else ""),
         ("submitted", clock(job.submitted_s)),
@@ -164,7 +165,8 @@ def _words(cause: str) -> str:
 def dry_run_lines(view: views.DryRunView) -> list[str]:
     """Return where the job would start at once, or why it would wait, and for how long about."""
     if view.starts:
-        head = f"would start at once on {render.devices(view.devices)} ({view.kind})"
+        beside = f", beside {', '.join(view.beside)}" if view.beside else ""
+        head = f"would start at once on {render.devices(view.devices)} ({view.kind}){beside}"
     else:
         head = f"would wait: {_words(view.cause)}"
     pairs = [
@@ -174,6 +176,14 @@ def dry_run_lines(view: views.DryRunView) -> list[str]:
         *(("warning", text) for text in view.warnings),
     ]
     return [head, *_indented(pairs)]
+
+
+def _shares(job: views.JobView) -> str:
+    """Return how a job shares its devices; empty where it has them to itself."""
+    if job.sharing == "exclusive":
+        return ""
+    way = "by turns" if job.sharing == "lane" else "by a part of its memory"
+    return f"its device, {way}" + (f", with {job.share:.0%} of the time" if job.placed_on else "")
 
 
 def _estimate(start_in_s: float | None, basis: str) -> str:
@@ -244,9 +254,16 @@ def wide_node_rows(node: views.NodeView, now_s: float) -> Rows:
     for view in node.devices:
         device = view.device
         speed = f"{device.speed:g}x" if device.backend == "emulated" else "-"
-        about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, view.job_id)
+        about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, _holders(view))
         rows.append((*head, *about, heard))
     return rows or [(*head, "-", "-", "-", "-", "-", "-", heard)]
+
+
+def _holders(view: views.DeviceView) -> str:
+    """Return who has a device, and what those who share it hold of it."""
+    if not view.shared_by:
+        return view.job_id
+    return ",".join(view.shared_by) + (f" ({view.taken})" if view.taken else "")
 
 
 def _heard(node: views.NodeView, now_s: float) -> str:

@@ -52,6 +52,23 @@ Profile = Annotated[
     Literal["auto", "off"] | None,
     typer.Option("--profile", help="off: start it without waiting for its speeds to be measured."),
 ]
+Sharing = Annotated[
+    Literal["exclusive", "lane", "fraction"] | None,
+    typer.Option("--sharing", help="lane: take turns with others on its devices; fraction: have a part of one."),
+]
+Fraction = Annotated[
+    float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Such as 0.5; implies --sharing fraction.")
+]
+LaneMemory = Annotated[
+    str,
+    typer.Option("--lane-memory", help="P,F,E: kept, of the framework, and in an iteration; implies --sharing lane."),
+]
+ShareWith = Annotated[
+    Literal["user", "team", "anyone"] | None, typer.Option("--share-with", help="Whose jobs may be beside it.")
+]
+Priority = Annotated[
+    int | None, typer.Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
+]
 Cwd = Annotated[str, typer.Option("--cwd", "-D", help="Working directory; by default this one.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a job that could never start at present.")]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")]
@@ -73,6 +90,11 @@ def submit(
     team: Team = "",
     model: Model = "",
     profile: Profile = None,
+    sharing: Sharing = None,
+    fraction: Fraction = None,
+    lane_memory: LaneMemory = "",
+    share_with: ShareWith = None,
+    priority: Priority = None,
     cwd: Cwd = "",
     strict: Strict = False,
     check: Check = True,
@@ -116,6 +138,11 @@ def run(
     team: Team = "",
     model: Model = "",
     profile: Profile = None,
+    sharing: Sharing = None,
+    fraction: Fraction = None,
+    lane_memory: LaneMemory = "",
+    share_with: ShareWith = None,
+    priority: Priority = None,
     cwd: Cwd = "",
     strict: Strict = False,
     check: Check = True,
@@ -134,6 +161,7 @@ def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
     """Return the flags that were given, as fields of the specification."""
     memory = typed_in["memory"]
     found = {
+        **_sharing(typed_in),
         "command": typed_in["ctx"].meta.get(COMMAND, ()),
         "name": typed_in["name"],
         "id": typed_in["job_id"],
@@ -151,6 +179,19 @@ def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
         "hold": typed_in.get("hold") or None,
     }
     return {field: value for field, value in found.items() if value not in (None, "", (), {})}
+
+
+def _sharing(typed_in: dict[str, Any]) -> dict[str, Any]:
+    """Return how the job shares devices; a fraction or the memory of a lane says which way it is."""
+    lane_memory, fraction = typed_in["lane_memory"], typed_in["fraction"]
+    implied = "lane" if lane_memory else "fraction" if fraction is not None else None
+    return {
+        "sharing": typed_in["sharing"] or implied,
+        "fraction": fraction,
+        "memory": typed.need(lane_memory) if lane_memory else None,
+        "share_with": typed_in["share_with"],
+        "priority": typed_in["priority"],
+    }
 
 
 def _spec(files: list[str] | None, fields: dict[str, Any], *, check: bool) -> Any:

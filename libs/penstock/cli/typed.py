@@ -33,6 +33,21 @@ def size(text: str) -> int:
     return int(number * (1000 ** (power // 10) if ending == "b" else 2**power))
 
 
+def need(text: str) -> dict[str, int]:
+    """
+    Return what a lane job needs of a device's memory: kept, of the framework, and in an iteration.
+
+    Examples
+    --------
+    >>> need("1GiB,512M,3g")["ephemeral_bytes"] == 3 * 2**30
+    True
+    """
+    parts = text.split(",")
+    if len(parts) != 3:
+        bad_input(f"{text!r} is no need; expected three amounts of memory, kept, of the framework, and in an iteration")
+    return dict(zip(("persistent_bytes", "framework_bytes", "ephemeral_bytes"), map(size, parts), strict=True))
+
+
 def pairs(words: Iterable[str], option: str) -> dict[str, str]:
     """Return NAME=VALUE words as a table."""
     found = {}

@@ -10,11 +10,24 @@ from penstock_events.views.base import View
 
 
 class DeviceView(View, frozen=True, kw_only=True):
-    """One device of a node; ``job_id`` is empty where it is idle."""
+    """
+    One device of a node.
+
+    Attributes
+    ----------
+    job_id : str
+        Who has it, the first of those who share it; empty where it is idle.
+    shared_by : tuple of str
+        All who share it.
+    taken : str
+        What they hold of it, such as ``3 jobs hold 11.2 of 16 GiB``; empty where nobody else may join.
+    """
 
     name: str
     device: Device
     job_id: str
+    shared_by: tuple[str, ...] = ()
+    taken: str = ""
 
 
 class NodeView(View, frozen=True, kw_only=True):

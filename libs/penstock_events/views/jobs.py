@@ -34,6 +34,10 @@ class JobView(View, frozen=True, kw_only=True):
         Why it waits, one word; empty where it does not wait.
     sample : bool
         True for a profiler's sample.
+    sharing : str
+        Whether it has its devices to itself (``exclusive``), or shares them by turns (``lane``) or by ``fraction``.
+    share : float
+        Part of its devices' time that its run is reckoned to have.
     """
 
     id: str
@@ -66,6 +70,8 @@ class JobView(View, frozen=True, kw_only=True):
     model: str = ""
     epoch: int = 0
     warnings: tuple[str, ...] = ()
+    sharing: str = "exclusive"
+    share: float = 1.0
 
 
 class JobsView(View, frozen=True, kw_only=True):
@@ -151,6 +157,8 @@ class DryRunView(View, frozen=True, kw_only=True):
         Why it would wait.
     alternative : Alternative or None
         The best change of it with which it would start at once.
+    beside : tuple of str
+        Jobs with which it would share its devices.
     """
 
     starts: bool
@@ -163,3 +171,4 @@ class DryRunView(View, frozen=True, kw_only=True):
     remedy: str = ""
     warnings: tuple[str, ...] = ()
     alternative: Alternative | None = None
+    beside: tuple[str, ...] = ()
