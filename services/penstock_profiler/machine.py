@@ -192,10 +192,15 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
         if job.sample is not None and job.state in TERMINAL:
             known.end_sample(job.id, event, job.reason)
             known.cause = seq
-        elif job.sample is None and event.outcome == "completed" and job.spec.gpus == 1:
+        elif job.sample is None and event.outcome == "completed" and _had_its_device_alone(job):
             known.refine(kind, event)
             known.cause = seq
         _note_progress(state, job)
+
+
+def _had_its_device_alone(job: Job) -> bool:
+    """Say whether a run's iterations tell how fast its workload is: no gang, and nobody beside it."""
+    return job.spec.gpus == 1 and job.spec.sharing == "exclusive"
 
 
 def _note_rest(state: State, event: Event) -> None:

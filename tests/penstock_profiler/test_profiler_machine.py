@@ -268,9 +268,9 @@ def test_real_runs_that_differ_are_averaged_in_and_announced(profiler):
     assert profiler.settle() == [answer]
 
 
-@pytest.mark.parametrize("case", ["gang", "short", "failed", "no time"])
+@pytest.mark.parametrize("case", ["gang", "short", "failed", "no time", "shared"])
 def test_runs_that_say_nothing_about_an_iteration_change_nothing(profiler, case):
-    fields: dict[str, Any] = {"gpus": 2} if case == "gang" else {}
+    fields: dict[str, Any] = {"gang": {"gpus": 2}, "shared": {"sharing": "lane"}}.get(case, {})
     known(profiler).given(submitted("j2", **fields), placed("j2", "fast"))
     steps = 10 if case == "short" else 100
     loop_s = 0.0 if case == "no time" else 99.0
