@@ -295,6 +295,7 @@ class Executor:
         self.floor = open_floor(
             self.host,
             self.settings,
+            life=self.boot,
             clock=self.shell.now_s,
             report=self.appender.report,
             wake=self.wake,

@@ -18,6 +18,15 @@ from penstock_lanes.wire import Who
 from penstock_policies.lanes import Rules
 
 
+def name(place: Place) -> str:
+    return f"{place.device}/{place.lane}"
+
+
+def placed(lane: str) -> Place:
+    device, _, number = lane.partition("/")
+    return Place(int(device), int(number))
+
+
 @dataclass
 class Page:
     token: Who | None = None
@@ -156,7 +165,7 @@ class Play:
                 begun = {w.rank: p.done + p.busy for w, p in self.processes.items() if w.job_id == who.job_id}
                 self.lanes.asks(who, now_s, begun)
             case Passed(lane, giver, taker):
-                self.lanes.passed(Place.named(lane), giver, taker, now_s)
+                self.lanes.passed(placed(lane), giver, taker, now_s)
             case Overruled(_, who):
                 self.lanes.stopped(who, now_s)
             case Gone(who):
@@ -166,14 +175,14 @@ class Play:
         orders = self.lanes.take()
         self.facts += orders.facts
         for place in orders.opened:
-            self.pages[place.name] = Page()
+            self.pages[name(place)] = Page()
         for who, seats in orders.seatings.items():
             if who in self.processes:
-                self.processes[who].moving = seats
+                self.processes[who].moving = tuple(map(name, seats))
                 if not self.processes[who].busy:
                     self._sit_elsewhere(self.processes[who])
         for place in orders.touched:
-            if place.name in self.pages:
+            if name(place) in self.pages:
                 self._write(place)
         self.start()
 
@@ -183,13 +192,13 @@ class Play:
 
     # --- pages
     def _write(self, place: Place) -> None:
-        wish, page = self.lanes.wish(place), self.pages[place.name]
+        wish, page = self.lanes.wish(place), self.pages[name(place)]
         assert wish.after is None or wish.after != wish.holder
         if wish.holder is not None and page.token != wish.holder:
             page.heir, page.recalled = wish.holder, page.token is not None
         else:
             page.heir, page.recalled = wish.after, wish.recall or wish.holder is None
-        self._press(place.name)
+        self._press(name(place))
 
     def _press(self, seat: str) -> None:
         """A recalled token is taken from a holder that is between two iterations, or given to the one named."""

@@ -12,7 +12,7 @@ from penstock_executor.local import Key
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.orders import Orders, Wish
 from penstock_executor.sharing.party import Place
-from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, Who
+from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, View, Who
 
 RETURN_S: Final = 5.0
 """How long processes that an earlier executor has started may take to sit down here before others get turns."""
@@ -28,6 +28,8 @@ class Desk:
     ----------
     keeper : Keeper
     lanes : Lanes
+    life : str
+        Names this start of the executor.
     clock : callable
         Seconds since the epoch.
     is_of : callable
@@ -47,6 +49,7 @@ class Desk:
         keeper: Keeper,
         lanes: Lanes,
         *,
+        life: str,
         clock: Callable[[], float],
         is_of: Callable[[Who, int], bool],
         report: Callable[[AnyEvent], None],
@@ -54,12 +57,21 @@ class Desk:
         wake: Callable[[], None],
         again: Callable[[float], None],
     ) -> None:
-        self._again = again
+        self._life, self._again = life, again
         self.keeper, self.lanes = keeper, lanes
         self._clock, self._is_of, self._report, self._limit, self._wake = clock, is_of, report, limit, wake
         self._present: set[Who] = set()
         self._awaited: dict[Who, float] = {}
         self._closing: set[str] = set()
+
+    def views(self) -> dict[Place, View]:
+        """Return what the pages of all lanes say at this moment."""
+        found = ((self._place(lane), lane) for lane in self.keeper.lanes)
+        return {place: self.keeper.view(lane) for place, lane in found if place is not None}
+
+    def overrule(self, place: Place) -> None:
+        """Take the token of a lane from whoever has it."""
+        self.keeper.overrule(self._lane(place))
 
     def turn(self) -> None:
         """Take in what has happened on the pages, and write what follows from it."""
@@ -71,10 +83,10 @@ class Desk:
         """Do what the lanes want done."""
         orders = self.lanes.take()
         for place in orders.opened:
-            self.keeper.open(place.name)
+            self.keeper.open(self._lane(place))
         for who, seats in orders.seatings.items():
             if who in self._present and seats:
-                self.keeper.seat(who, list(seats))
+                self.keeper.seat(who, [self._lane(place) for place in seats])
         for fact in orders.facts:
             self._report(fact)
         for key, caps in orders.caps.items():
@@ -112,11 +124,13 @@ class Desk:
         match one:
             case Knocked(who, pid):
                 self._greet(who, pid, now_s)
-            case Asks(_, who):
-                self._arrived(who)
-                self.lanes.asks(who, now_s, self._begun(who))
+            case Asks(lane, who):
+                if self._place(lane) is not None:
+                    self._arrived(who)
+                    self.lanes.asks(who, now_s, self._begun(who))
             case Passed(lane, giver, taker):
-                self.lanes.passed(Place.named(lane), giver, taker, now_s)
+                if (place := self._place(lane)) is not None:
+                    self.lanes.passed(place, giver, taker, now_s)
             case Overruled(_, who):
                 self.lanes.stopped(who, now_s)
             case Gone(who):
@@ -140,14 +154,14 @@ class Desk:
         begun: dict[int, int] = {}
         party = self.lanes.table.party(who)
         for place in party.places if party is not None else ():
-            for member in self.keeper.view(place.name).members:
+            for member in self.keeper.view(self._lane(place)).members:
                 if member.who.job_id == who.job_id:
                     begun[member.who.rank] = member.iterations + member.busy
         return begun
 
     def _write(self, place: Place) -> None:
         """Make a page say what it should; where somebody else has the token still, it comes home first."""
-        lane = place.name
+        lane = self._lane(place)
         if lane not in self.keeper.lanes:
             return
         wish = Wish() if self._is_awaited(place) else self.lanes.wish(place)
@@ -158,6 +172,18 @@ class Desk:
             self.keeper.name(lane, wish.holder)
         else:
             self.keeper.name(lane, wish.after, int(min(wish.turn_s, _LONGEST_S) * 1e9))
+
+    def _lane(self, place: Place) -> str:
+        """Return what a lane is called on pages: never as an earlier executor called one of its own."""
+        return f"{self._life}/{place.device}/{place.lane}"
+
+    def _place(self, lane: str) -> Place | None:
+        """Return the lane of a name; None for one of an earlier executor, whose members all sit elsewhere by now."""
+        life, _, place = lane.partition("/")
+        if life != self._life:
+            return None
+        device, _, number = place.partition("/")
+        return Place(int(device), int(number))
 
     def _is_awaited(self, place: Place) -> bool:
         parties = (self.lanes.table.party(who) for who in self._awaited)
@@ -171,7 +197,8 @@ class Desk:
 
     def _close(self, orders: Orders) -> None:
         """Close the pages of lanes that are gone, each when its last member has left its seat."""
-        self._closing.update(place.name for place in orders.closed)
+        self._closing.update(self._lane(place) for place in orders.closed)
+        self._closing.update(lane for lane in self.keeper.lanes if self._place(lane) is None)
         for lane in [lane for lane in self._closing if not self.keeper.view(lane).members]:
             self.keeper.close_lane(lane)
             self._closing.discard(lane)

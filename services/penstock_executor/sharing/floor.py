@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import structlog
@@ -40,6 +40,8 @@ class Floor:
     leases : LeaseRules
     hang : {"park", "kill"}
         What becomes of a run that does not give its turn back.
+    life : str
+        Names this start of the executor.
     clock : callable
         Seconds since the epoch.
     report : callable
@@ -59,6 +61,7 @@ class Floor:
         *,
         leases: LeaseRules,
         hang: Literal["park", "kill"],
+        life: str,
         clock: Callable[[], float],
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
@@ -66,7 +69,15 @@ class Floor:
     ) -> None:
         self.host, self.limits, self.keeper, self.lanes = host, limits, keeper, lanes
         self.desk = Desk(
-            keeper, lanes, clock=clock, is_of=host.is_of, report=report, limit=self._limit, wake=wake, again=again
+            keeper,
+            lanes,
+            life=life,
+            clock=clock,
+            is_of=host.is_of,
+            report=report,
+            limit=self._limit,
+            wake=wake,
+            again=again,
         )
         self._clock, self._hang = clock, hang
         self._turns = Turns(leases)
@@ -156,7 +167,7 @@ class Floor:
     def look(self, monotonic_ns: int) -> None:
         """See to those who do not give their turn back, who take too much, and who do not come back."""
         self.desk.look_again()
-        views = self._views()
+        views = self.desk.views()
         self._shares.measure(views, monotonic_ns)
         for place, view in views.items():
             self._watch(place, view)
@@ -174,9 +185,6 @@ class Floor:
                     part = SharerView(job_id=run.job_id, epoch=run.epoch, state="fraction", cap_bytes=cap_bytes)
                     fractions.setdefault(index, []).append(part)
         return told.lanes_view(self.lanes.table, self.host.site.devices, self._shares, fractions, self._clock())
-
-    def _views(self) -> Mapping[LanePlace, View]:
-        return {LanePlace.named(lane): self.keeper.view(lane) for lane in list(self.keeper.lanes)}
 
     def _watch(self, place: LanePlace, view: View) -> None:
         """Warn whoever is long in an iteration for which others wait, and take its turn in the end."""
@@ -196,7 +204,7 @@ class Floor:
             self.host.end(key, "hang", f"rank {view.holder.rank} {words}, and was ended")
         else:
             self.lanes.stopped(view.holder, self._clock())
-            self.keeper.overrule(place.name)
+            self.desk.overrule(place)
 
     def _check_memory(self, run: Run) -> None:
         for index, devices in self._devices_of(run).items():

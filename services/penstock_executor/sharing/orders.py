@@ -43,7 +43,7 @@ class Orders:
     ----------
     facts : list
         To be appended to the log, in order.
-    seatings : dict of Who to tuple of str
+    seatings : dict of Who to tuple of Place
         Processes → the lanes in which they sit from now on.
     caps : dict of Key to dict of int to int
         Runs → device → the most bytes that it may hold there.
@@ -56,7 +56,7 @@ class Orders:
     """
 
     facts: list[RunMeasured | LaneChanged | RunWarned] = field(default_factory=list)
-    seatings: dict[Who, tuple[str, ...]] = field(default_factory=dict)
+    seatings: dict[Who, tuple[Place, ...]] = field(default_factory=dict)
     caps: dict[Key, dict[int, int]] = field(default_factory=dict)
     opened: list[Place] = field(default_factory=list)
     closed: list[Place] = field(default_factory=list)

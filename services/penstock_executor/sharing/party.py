@@ -18,24 +18,6 @@ class Place(NamedTuple):
     device: int
     lane: int
 
-    @property
-    def name(self) -> str:
-        """
-        As members hear it.
-
-        Examples
-        --------
-        >>> Place(device=3, lane=0).name, Place.named("3/0") == Place(3, 0)
-        ('3/0', True)
-        """
-        return f"{self.device}/{self.lane}"
-
-    @classmethod
-    def named(cls, name: str) -> Place:
-        """Return the lane of a name."""
-        device, _, lane = name.partition("/")
-        return cls(int(device), int(lane))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharer:
@@ -154,7 +136,7 @@ class Party:
         """Return its processes on a device."""
         return [self.who(rank) for rank, devices in self.sharer.ranks.items() if device in devices]
 
-    def seats_of(self, rank: int) -> tuple[str, ...]:
+    def seats_of(self, rank: int) -> tuple[Place, ...]:
         """Return the lanes in which one of its processes has to sit, in the order in which it takes them."""
         devices = sorted(self.sharer.ranks[rank])
-        return tuple(Place(device, self.sits[device]).name for device in devices if device in self.sits)
+        return tuple(Place(device, self.sits[device]) for device in devices if device in self.sits)

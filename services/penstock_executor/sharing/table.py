@@ -195,7 +195,7 @@ class Table:
         self.touch(party)
         match change:
             case Entered():
-                self.say(party, place, "entered", "an executor that was restarted" * party.sharer.adopted)
+                self.say(party, place, "entered", "the executor was restarted" * party.sharer.adopted)
             case Moved():
                 self.say(party, place, "moved", "")
             case Unparked():
