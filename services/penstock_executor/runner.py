@@ -18,7 +18,7 @@ from penstock_bus.context import Shell
 from penstock_bus.live import LiveFold
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
-from penstock_devices import inventory
+from penstock_devices import survey
 from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_executor import ears, launch, machine, processes
 from penstock_executor.appending import Appender
@@ -65,9 +65,10 @@ class Executor:
         self.boot = uuid.uuid4().hex[:8]
         self.joins = 0
         self.left = False
+        self.found = survey(settings.devices)
         self.site = launch.Site(
             node_id=self.node_id,
-            devices=inventory(settings.devices),
+            devices=self.found.devices,
             socket=str(ears.path_in(data)),
             lanes=str(ears.path_in(data, "lanes")),
             checkpoints=Path(settings.checkpoint_dir or data / "checkpoints").absolute(),
@@ -217,7 +218,7 @@ class Executor:
 
     async def _join(self) -> None:
         self.joins += 1
-        labels = {"address": self.settings.address, **self.settings.labels}
+        labels = {"address": self.settings.address, **self.found.labels, **self.settings.labels}
         joined = NodeJoined(
             node_id=self.node_id,
             devices=self.site.devices,
