@@ -75,7 +75,7 @@ class Floor(Generic[R]):
     def __init__(self, capacity_bytes: int, reserve_bytes: int, rules: Rules, quiet_s: float) -> None:
         self.members: dict[str, Member] = {}
         self.endings: list[Ending] = []
-        self.targets: Targets[R] = Targets(quiet_s)
+        self.targets: Targets[R] = Targets(quiet_s, rules.patience_s)
         self._rules = rules
         self._board = Board(capacity_bytes, reserve_bytes, rules)
         self._orders: dict[int, Order] = {}
@@ -171,7 +171,7 @@ class Floor(Generic[R]):
         """Return the lanes without a turn under way: with somebody impatient, with the earliest deadline, in turn."""
 
         def place(lane: int) -> tuple[bool, float, float]:
-            first = self.targets.first(self._models[lane])
+            first = self._first(lane, now_s)
             due_s = first[1] if first else math.inf
             return not self._orders[lane].impatient(now_s), due_s, self._last_s.get(lane, 0.0)
 
@@ -181,7 +181,7 @@ class Floor(Generic[R]):
 
     def _pick(self, lane: int, now_s: float) -> Go[R] | None:
         order = self._orders[lane]
-        first = self.targets.first(self._models[lane])
+        first = self._first(lane, now_s)
         if first is not None and not order.impatient(now_s):
             name, _ = first
             return Go(name, lane, "answer", self.targets.take(name, self.members[name].batch))
@@ -194,6 +194,9 @@ class Floor(Generic[R]):
         """Return who may have a turn: a member whose turn is too long for a target may not."""
         slack_s, _ = self._slack(now_s)
         return lambda name: self.members[name].turn_s <= slack_s
+
+    def _first(self, lane: int, now_s: float) -> tuple[str, float] | None:
+        return self.targets.first(self._models[lane], now_s, lambda name: self.members[name].turn_s)
 
     def _slack(self, now_s: float) -> tuple[float, str]:
         return self.targets.slack_s(now_s, lambda name: self.members[name].turn_s)

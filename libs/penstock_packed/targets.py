@@ -1,9 +1,9 @@
 """
 Requests and the times by which they are to be answered. Pure.
 
-Earliest deadline first among the models that have requests. It is optimal for one server that is not interrupted in the
-sense that matters here: if all requests that are there can be answered in time in some order, this order does it
-(for requests that are all there already; none that comes later is known).
+Earliest deadline first, among the requests that can still be answered in time: if all that are there can be in some
+order, they are in this one. Those that are late already come after them, the oldest deadline first. Otherwise, when
+more is asked than can be answered, each late request would make the next one late, and soon all would be.
 
 References
 ----------
@@ -12,6 +12,7 @@ Jackson, Scheduling a production line to minimize maximum tardiness, 1955.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -37,20 +38,24 @@ class Targets(Generic[R]):
     ----------
     quiet_s : float
         A model that nobody has asked for so long is idle: its target keeps no trial from a turn.
+    patience_s : float or None
+        A request that is late by so much goes before all that are in time.
 
     Examples
     --------
-    >>> targets = Targets[str](quiet_s=1.0)
+    >>> targets = Targets[str](quiet_s=1.0, patience_s=30.0)
     >>> targets.add("slow", target_s=0.5), targets.add("quick", target_s=0.1)
     (None, None)
     >>> targets.ask("slow", "hello", 10.0), targets.ask("quick", "hi", 10.3)
     (None, None)
-    >>> targets.first(["slow", "quick"])
+    >>> targets.first(["slow", "quick"], 10.3, lambda name: 0.01)
     ('quick', 10.4)
+    >>> targets.first(["slow", "quick"], 10.395, lambda name: 0.01)  # too late for the quick one
+    ('slow', 10.5)
     """
 
-    def __init__(self, quiet_s: float) -> None:
-        self._quiet_s = quiet_s
+    def __init__(self, quiet_s: float, patience_s: float | None) -> None:
+        self._quiet_s, self._patience_s = quiet_s, math.inf if patience_s is None else patience_s
         self._target_s: dict[str, float] = {}
         self._asked: dict[str, deque[Asked[R]]] = {}  # only where something is asked
         self._last_s: dict[str, float] = {}
@@ -74,12 +79,27 @@ class Targets(Generic[R]):
         """Return how many requests a model has."""
         return len(self._asked.get(name, ()))
 
-    def first(self, among: Container[str]) -> tuple[str, float] | None:
-        """Return the model with the earliest deadline, and this deadline; O(models with requests)."""
+    def first(self, among: Container[str], now_s: float, answer_s: Callable[[str], float]) -> tuple[str, float] | None:
+        """
+        Return the model whose oldest request is next, and its deadline; O(models with requests).
+
+        Parameters
+        ----------
+        among : container of str
+            Models that may be chosen.
+        answer_s : callable
+            How long a model takes for an answer, in seconds.
+        """
         due = [(asked[0].due_s, name) for name, asked in self._asked.items() if name in among]
         if not due:
             return None
-        due_s, name = min(due)
+
+        def place(item: tuple[float, str]) -> tuple[bool, float]:
+            due_s, name = item
+            late = now_s + answer_s(name) > due_s
+            return late and now_s - due_s < self._patience_s, due_s
+
+        due_s, name = min(due, key=place)
         return name, due_s
 
     def take(self, name: str, most: int) -> list[Asked[R]]:
@@ -105,4 +125,4 @@ class Targets(Generic[R]):
             The least over all models that are not idle, and whose it is; infinite and empty where all are.
         """
         awake = [name for name, last_s in self._last_s.items() if now_s - last_s < self._quiet_s]
-        return min(((self._target_s[name] - answer_s(name), name) for name in awake), default=(float("inf"), ""))
+        return min(((self._target_s[name] - answer_s(name), name) for name in awake), default=(math.inf, ""))

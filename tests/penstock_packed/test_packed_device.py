@@ -9,7 +9,7 @@ import pytest
 from packed_cases import Count
 
 from penstock_packed import CpuDevice, Host, MemoryNeed
-from penstock_packed.device import available_bytes
+from penstock_packed.device import SLACK, available_bytes
 
 MIB = 2**20
 
@@ -31,16 +31,16 @@ def test_a_turn_that_takes_far_more_than_its_room_gets_a_memory_error_and_later_
     device = CpuDevice(2**30)
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(MemoryError), device.turn(0, 10 * MIB):
-        np.ones(600 * MIB, np.uint8)
+        np.ones(SLACK + 64 * MIB, np.uint8)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    with device.turn(0, 600 * MIB):
-        np.empty(600 * MIB, np.uint8)
+    with device.turn(0, 64 * MIB):
+        np.empty(SLACK + 32 * MIB, np.uint8)
 
 
 def test_a_member_that_takes_all_memory_at_once_ends_alone() -> None:
     host = Host(CpuDevice(512 * MIB))
     good = Count()
-    host.train("greedy", Count(lambda step: step == 3 and np.ones(2000 * MIB, np.uint8)), steps=10)
+    host.train("greedy", Count(lambda step: step == 3 and np.ones(SLACK + 2000 * MIB, np.uint8)), steps=10)
     host.train("good", good, steps=10)
     outcomes = host.run()
     assert outcomes["greedy"].stage == "failed"

@@ -95,6 +95,23 @@ def test_an_old_request_of_a_slow_model_goes_before_a_new_one_of_a_quick_model()
     assert [played.turn().name for _ in range(2)] == ["slow", "quick"]
 
 
+def test_a_request_that_is_late_already_makes_no_other_late_and_is_answered_after_all() -> None:
+    played = Played(patience_s=5.0)
+    played.model("late", 0.05, target_s=0.1)
+    played.model("other", 0.05, target_s=0.1)
+    played.set_up()
+    played.ask("late")
+    played.now_s += 0.2
+    for _ in range(2):
+        played.ask("other")
+        assert played.turn().name == "other"
+    assert played.turn().name == "late"
+    played.ask("late")
+    played.now_s += 6.0  # beyond patience: it has waited long enough
+    played.ask("other")
+    assert played.turn().name == "late"
+
+
 def test_one_step_of_a_model_gets_as_many_requests_as_are_there_up_to_its_batch() -> None:
     played = Played()
     played.model("m", 0.01, target_s=0.1, batch=4)
