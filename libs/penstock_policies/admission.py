@@ -139,6 +139,7 @@ class _Walk:
         self.lent: list[Located] = []
         self.found = Admission()
         self.first_left: Ranked | None = None
+        self.first_sharer_left: Ranked | None = None
         # Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
         self.futile: set[tuple[object, ...]] = set()
 
@@ -239,12 +240,15 @@ class _Walk:
 
     def _make_room(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Preempt some of those that share a device, so that a job can join the others there."""
-        chosen = sharing.make_room(ranked, lambda sharer: sharer.yields_to(ranked, self.outlook))
+        chosen = sharing.make_room(ranked, self.outlook)
         self.found.preempted += [(sharer.run, ranked) for sharer in chosen]
         return bool(chosen)
 
     def _keep_room(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Let nobody else onto the device that has most room for a job whose patience is over; it has to wait."""
+        if self.first_sharer_left is None:  # who comes behind it has fewer to make way
+            self.first_sharer_left = ranked
+            self.found.wake_s = min(self.found.wake_s, sharing.ripe_s(ranked, self.outlook))
         until_s = ranked.job.pending_since_s + self.rules.patience_s
         if until_s > self.now_s:
             self.found.wake_s = min(self.found.wake_s, until_s)

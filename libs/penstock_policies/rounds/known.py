@@ -203,7 +203,7 @@ def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> Non
         ranked = (jobs.get(rank.job_id) for rank in event.ranks if rank.job_id in known.keys)
         changed = [job for job in ranked if job is not None]
     if isinstance(event, RunMeasured):
-        changed = [jobs[job_id] for roster in rosters.values() for job_id in roster.sharing.tenants]
+        changed = [*changed, *(jobs[job_id] for roster in rosters.values() for job_id in roster.sharing.unmeasured)]
     for job in changed:
         if (roster := rosters.get(job.spec.pool)) is not None:
             roster.note(job)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from heapq import nsmallest
+from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock_events import Device
 from penstock_policies.cluster import fits
-from penstock_policies.order import Ranked, Speed
+from penstock_policies.order import Outlook, Ranked, Speed
 from penstock_policies.placement import Free, Located
 from penstock_policies.sharing.devices import Limits, Shared
 from penstock_policies.sharing.tenants import Tenant, asking
 from penstock_policies.sharing.tied import Sharer
+
+LOOKED_AT: Final = 64
+"""Most devices of which a round considers to preempt some of those who share it, for one job."""
 
 At = tuple[str, int]
 """A node's id and the number of one of its devices."""
@@ -70,6 +75,7 @@ class Sharing:
         self._closed: set[At] = set()
         self._kept: set[str] = set()  # kinds
         self._futile: set[tuple[object, ...]] = set()
+        self._no_room: set[tuple[object, ...]] = set()
 
     def __iter__(self) -> Iterator[tuple[At, Shared]]:
         """Yield the devices as they are by now, those that were opened in this round last."""
@@ -132,7 +138,7 @@ class Sharing:
     def awaits(self, ranked: Ranked) -> bool:
         """Keep room for a job where there will be enough once those have stopped that are asked to; say if there is."""
         tenant = self.tenants[ranked.job_id]
-        if not self._stopping or tenant.alone or tenant.gpus > 1:
+        if not self._stopping or tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
             return False
         later = [
             shared
@@ -144,25 +150,33 @@ class Sharing:
             return True
         return False
 
-    def make_room(self, ranked: Ranked, yields: Callable[[Sharer], bool]) -> tuple[Sharer, ...]:
+    def make_room(self, ranked: Ranked, outlook: Outlook) -> tuple[Sharer, ...]:
         """
         Return the sharers of one device that make room for a job with the least loss; from now on it is kept for it.
 
-        Parameters
-        ----------
-        yields : callable
-            Whether a run makes way for the job.
+        Notes
+        -----
+        Looks at the :data:`LOOKED_AT` devices that have the lightest sharers to lose.
         """
         tenant = self.tenants[ranked.job_id]
-        if tenant.alone or tenant.gpus > 1:
+        if tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
             return ()
-        rooms = (self._room(ranked, tenant, shared, yields) for shared in self._open_to(ranked))
+        rooms = (self._room(ranked, tenant, *each) for each in self._lightest(ranked, outlook))
         best = min((room for room in rooms if room is not None), key=lambda room: room[:4], default=None)
         if best is None:
+            self._no_room.add(self._demand(ranked))
             return ()
+        self._no_room.clear()
         self._stopping.update(sharer.job_id for sharer in best.runs)
         self._put(ranked, self._shared(best.at))
         return best.runs
+
+    def ripe_s(self, ranked: Ranked, outlook: Outlook) -> float:
+        """Return when the next sharer that may have to make way for a job will have run long enough for that."""
+        if self.tenants[ranked.job_id].gpus > 1:
+            return math.inf
+        after = (sharer for sharer in self._sharers().values() if sharer.comes_after(ranked, outlook))
+        return min((ripe_s for sharer in after if (ripe_s := sharer.ripe_s(outlook)) > outlook.now_s), default=math.inf)
 
     def keep(self, ranked: Ranked) -> None:
         """Let nobody else onto the device that has most room for a job that has lost its patience: one of a kind."""
@@ -214,12 +228,36 @@ class Sharing:
                 options.append((-self._speed(ranked.job, kind), sets, len(found), node_id, kind, chosen))
         return min(options, key=lambda option: option[:5])[5] if options else []
 
-    def _room(self, ranked: Ranked, tenant: Tenant, shared: Shared, yields: Callable[[Sharer], bool]) -> Room | None:
+    def _demand(self, ranked: Ranked) -> tuple[object, ...]:
+        spec = ranked.job.spec
+        return spec.kinds, spec.memory_bytes, self.tenants[ranked.job_id], ranked.queue
+
+    def _in_vain(self, ranked: Ranked) -> bool:
+        """Say whether an equal job has found that nobody leaves room for it."""
+        return self._demand(ranked) in self._no_room
+
+    def _lightest(self, ranked: Ranked, outlook: Outlook) -> list[tuple[Shared, list[Sharer]]]:
+        """Return devices and those of their sharers who yield to a job, the lightest first."""
+        yielding = {
+            job_id: sharer
+            for job_id, sharer in self._sharers().items()
+            if job_id not in self._stopping and sharer.yields_to(ranked, outlook)
+        }
+        if not yielding:
+            return []
+        found = []
+        for shared in self._open_to(ranked):
+            there = sorted(
+                (yielding[job_id] for job_id in shared.tenants if job_id in yielding), key=lambda sharer: sharer.key
+            )
+            if there:
+                found.append((shared, there))
+        return nsmallest(LOOKED_AT, found, key=lambda each: (each[1][0].key, _at(each[0].at)))
+
+    def _room(self, ranked: Ranked, tenant: Tenant, shared: Shared, yielding: Sequence[Sharer]) -> Room | None:
         """Return who would have to leave a device; None if it would not do, or if nobody were left there."""
-        sharers = self._sharers()
-        there = (sharers[job_id] for job_id in shared.tenants if job_id in sharers and job_id not in self._stopping)
         gone, chosen = set(self._stopping), list[Sharer]()
-        for sharer in sorted(filter(yields, there), key=lambda sharer: sharer.key):
+        for sharer in yielding:
             chosen.append(sharer)
             gone.add(sharer.job_id)
             left = shared.without(gone)

@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock_policies.lanes.packing import Load
 from penstock_policies.placement import Located
-from penstock_policies.sharing.tenants import Tenant, willing
+from penstock_policies.sharing.tenants import Party, Tenant, willing
 from penstock_policies.waiting import gibibytes
 
 ROUNDING: Final = 1e-9
@@ -44,12 +44,15 @@ class Shared:
     fraction : float
         What its fractions add up to.
     tenants : mapping of str to Tenant
-        By job; all share in one way.
+        By job; all share in one way, the ``mode``.
+    parties : frozenset of Party
+        Whose they are.
+    alone : bool
+        Whether one of them is to have nobody beside it.
 
     Examples
     --------
     >>> from penstock_events import Device, MemoryNeed
-    >>> from penstock_policies.sharing.tenants import Party
     >>> gpu = Device(index=0, kind="fast", memory_bytes=100, backend="emulated")
     >>> lane = Tenant("lane", Party("ann", "", "user"), MemoryNeed(10, 0, 30))
     >>> shared = Shared.of(("n1", gpu), {"a": lane, "b": lane}, Limits(0.25, 8))
@@ -64,6 +67,9 @@ class Shared:
     load: Load
     fraction: float
     tenants: Mapping[str, Tenant]
+    parties: frozenset[Party]
+    mode: str
+    alone: bool
 
     @classmethod
     def of(cls, at: Located, tenants: Mapping[str, Tenant], limits: Limits) -> Shared:
@@ -73,22 +79,24 @@ class Shared:
         for tenant in tenants.values():
             load = load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else load
         fraction = sum(tenant.fraction for tenant in tenants.values() if tenant.mode == "fraction")
-        return cls(at, limits, load, fraction, tenants)
+        parties = frozenset(tenant.party for tenant in tenants.values())
+        mode = next((tenant.mode for tenant in tenants.values()), "")
+        alone = any(tenant.alone for tenant in tenants.values())
+        return cls(at, limits, load, fraction, tenants, parties, mode, alone)
 
     def holds(self, tenant: Tenant) -> bool:
         """Say whether one more job may join, and there is room for it."""
-        return not self.refuses(tenant) and self._has_room(tenant)
+        return self._has_room(tenant) and not self.refuses(tenant)
 
     def refuses(self, tenant: Tenant) -> str:
         """Return what keeps a job away however much room there is: the device is …; empty if nothing does."""
-        first = next(iter(self.tenants.values()))
-        if first.mode != tenant.mode:
+        if self.mode != tenant.mode:
             return "shared in the other way"
-        if tenant.alone or any(other.alone for other in self.tenants.values()):
+        if tenant.alone or self.alone:
             return "with a job whose need is not known yet"
         if len(self.tenants) >= self.limits.most_jobs:
             return f"with {self.limits.most_jobs} jobs, the most"
-        if not willing(tenant.party, {other.party for other in self.tenants.values()}):
+        if not willing(tenant.party, self.parties):
             return "with jobs that it may not share with"
         return ""
 
@@ -107,7 +115,8 @@ class Shared:
         """Return the device with one more job."""
         load = self.load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else self.load
         fraction = self.fraction + (tenant.fraction if tenant.mode == "fraction" else 0.0)
-        return replace(self, load=load, fraction=fraction, tenants={**self.tenants, job_id: tenant})
+        tenants, parties = {**self.tenants, job_id: tenant}, self.parties | {tenant.party}
+        return replace(self, load=load, fraction=fraction, tenants=tenants, parties=parties)
 
     def without(self, job_ids: set[str]) -> Shared:
         """Return the device without some of its jobs."""
@@ -121,7 +130,7 @@ class Shared:
         capacity_bytes = self.at[1].memory_bytes
         if self.fraction:
             return f"{hold} {self.fraction:.3g} of it"
-        if any(tenant.alone for tenant in self.tenants.values()):
+        if self.alone:
             return f"{hold} all of it until its need is measured"
         held_bytes = self.load.resident_bytes + self.load.ephemeral_bytes
         return f"{hold} {of_bytes(held_bytes, capacity_bytes)}"

@@ -51,12 +51,23 @@ class Index(Generic[G]):
         self._shared: dict[At, Shared] = {}
         self._limits: Limits | None = None
         self._tied: dict[str, tuple[str, ...]] | None = None
+        self._untold: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self.tenants)
 
+    @property
+    def unmeasured(self) -> list[str]:
+        """The jobs whose need nobody has told of themselves: other runs of their workloads may tell it."""
+        self._untold &= self.tenants.keys()
+        return sorted(self._untold)
+
     def tenant(self, job: Job) -> Tenant | None:
         """Return how a job shares; None for one that has its devices to itself."""
+        if job.spec.sharing == "lane" and job.need is None and job.spec.memory is None:
+            self._untold.add(job.id)
+        else:
+            self._untold.discard(job.id)
         return tenant_of(job, self._measured)
 
     def lease(self, run: Running, *, stopping: bool) -> None:

@@ -58,17 +58,23 @@ class Sharer(NamedTuple):
         return job.state is JobState.RUNNING and not job.stopping and job.started_s > 0
 
     def yields_to(self, ranked: Ranked, outlook: Outlook) -> bool:
-        """Say whether it makes way for a job: by the same rules as runs that share nothing."""
-        queue, position, job = self.queue, self.run.ranked.position, self.run.ranked.job
-        rules = outlook.rules
-        if ranked.sample or outlook.manner.preempts == "never" or not self.stoppable:
+        """Say whether it makes way for a job now: by the same rules as runs that share nothing."""
+        if not self.comes_after(ranked, outlook) or self.ripe_s(outlook) > outlook.now_s:
             return False
-        least = max(rules.min_run_s, self.overhead_s / rules.overhead_share)
-        if job.started_s + least > outlook.now_s:
-            return False
-        before = ranked.queue < queue or (outlook.manner.preempts == "position" and ranked[:2] < (queue, position))
         waste_s = self.loss_gpu_s / max(1, len(self.run.devices))
-        return before and (queue >= BORROWED or self.left_s > waste_s)
+        return self.queue >= BORROWED or self.left_s > waste_s
+
+    def comes_after(self, ranked: Ranked, outlook: Outlook) -> bool:
+        """Say whether it ranks so much lower than a job that it may have to make way for it."""
+        preempts, own = outlook.manner.preempts, (self.queue, self.run.ranked.position)
+        if ranked.sample or preempts == "never" or not self.stoppable:
+            return False
+        return ranked.queue < self.queue or (preempts == "position" and ranked[:2] < own)
+
+    def ripe_s(self, outlook: Outlook) -> float:
+        """Return when it will have run long enough to be preempted."""
+        least_s = max(outlook.rules.min_run_s, self.overhead_s / outlook.rules.overhead_share)
+        return self.run.ranked.job.started_s + least_s
 
     @property
     def key(self) -> tuple[float, int, float]:
