@@ -1,4 +1,4 @@
-"""Commands about sweeps: tune, and sweep ls, show and cancel."""
+"""Commands about sweeps: tune, and sweep ls, show, cancel and sim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import render
+from penstock.cli import render, sweep_sim
 from penstock.cli.errors import require_script
 from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import moment
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_events import views
 
-sweep_app = typer.Typer(help="List, show and cancel sweeps.", no_args_is_help=True)
+sweep_app = typer.Typer(help="List, show, cancel and simulate sweeps.", no_args_is_help=True)
 SweepId = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep id, or a unique beginning of it.")]
 
 
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     sweep_app.command("ls")(ls)
     sweep_app.command("show")(show)
     sweep_app.command("cancel")(cancel)
+    sweep_app.command("sim")(sweep_sim.sim)
     app.add_typer(sweep_app, name="sweep")
 
 

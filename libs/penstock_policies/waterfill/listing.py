@@ -32,7 +32,7 @@ def starting(run_s: Floats, widths: Floats, gpus: int) -> npt.NDArray[np.intp]:
     >>> starting(np.array([97.0, 1.0, 2.0, 1.0]), np.array([3.0, 0.5, 0.5, 0.5]), gpus=4).tolist()
     [0, 2, 1]
     """
-    room = _Room(gpus)
+    room = Room(gpus)
     order = np.argsort(-run_s, kind="stable")
     return np.array([i for i in order if room.take(float(widths[i]))], dtype=np.intp)
 
@@ -72,7 +72,7 @@ def list_schedule(run_s: Floats, widths: Floats, gpus: int) -> Floats:
     [2.0, 0.0, 0.0]
     """
     expect(not widths.size or float(widths.max()) <= gpus, "widths", f"no trial wider than the {gpus} devices")
-    room, starts, now_s = _Room(gpus), np.zeros(run_s.size), 0.0
+    room, starts, now_s = Room(gpus), np.zeros(run_s.size), 0.0
     waiting = [int(i) for i in np.argsort(-run_s, kind="stable")]
     running: list[tuple[float, int]] = []
     while waiting:
@@ -87,14 +87,28 @@ def list_schedule(run_s: Floats, widths: Floats, gpus: int) -> Floats:
     return starts
 
 
-class _Room:
-    """Devices: idle ones, and places on devices that hold packed trials of one width."""
+class Room:
+    """
+    Devices: idle ones, and places on devices that hold packed trials of one width.
+
+    Parameters
+    ----------
+    gpus : int
+        All of them, idle at first.
+
+    Examples
+    --------
+    >>> room = Room(2)
+    >>> room.take(0.5), room.take(0.5), room.take(1.0), room.take(0.5)
+    (True, True, True, False)
+    """
 
     def __init__(self, gpus: int) -> None:
         self.idle = gpus
         self.packed: dict[float, int] = {}  # width → trials of it
 
     def take(self, width: float) -> bool:
+        """Give a trial its width, if there is room; say whether there was."""
         new = self._devices(width, 1) if width < 1 else int(width)
         if new > self.idle:
             return False
@@ -102,6 +116,7 @@ class _Room:
         return True
 
     def free(self, width: float) -> None:
+        """Take a trial's width back."""
         self._add(width, -1, self._devices(width, -1) if width < 1 else -int(width))
 
     def _devices(self, width: float, more: int) -> int:
