@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Running, Supply
@@ -37,8 +38,7 @@ from penstock_policies.victims import Choice, Victims
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass
-class Admission:
+class Admission(msgspec.Struct):
     """
     What the walk decided.
 
@@ -64,15 +64,15 @@ class Admission:
         When the walk could come out otherwise although nothing has happened; infinite if never.
     """
 
-    gangs: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
-    joined: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
-    opened: list[Located] = field(default_factory=list)
-    singles: list[Ranked] = field(default_factory=list)
-    preempted: list[tuple[Running, Ranked]] = field(default_factory=list)
-    keeps: dict[str, str] = field(default_factory=dict)
-    patient: dict[str, str] = field(default_factory=dict)
-    kept: list[Located] = field(default_factory=list)
-    awaited: list[Located] = field(default_factory=list)
+    gangs: list[tuple[Ranked, str, list[Located]]] = []
+    joined: list[tuple[Ranked, str, list[Located]]] = []
+    opened: list[Located] = []
+    singles: list[Ranked] = []
+    preempted: list[tuple[Running, Ranked]] = []
+    keeps: dict[str, str] = {}
+    patient: dict[str, str] = {}
+    kept: list[Located] = []
+    awaited: list[Located] = []
     wake_s: float = math.inf
 
     def undo(self, supply: Supply) -> None:

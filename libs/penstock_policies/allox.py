@@ -17,9 +17,10 @@ which no schedule can better; and only one class is of use to any of them, on wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from penstock_events import Device
@@ -54,8 +55,7 @@ class Later:
     end_s: float
 
 
-@dataclass
-class Matched:
+class Matched(msgspec.Struct):
     """
     What an assignment decided.
 
@@ -66,8 +66,8 @@ class Matched:
         Jobs left for a later place.
     """
 
-    starts: list[tuple[Ranked, str, list[Located]]] = field(default_factory=list)
-    later: dict[str, Later] = field(default_factory=dict)
+    starts: list[tuple[Ranked, str, list[Located]]] = []
+    later: dict[str, Later] = {}
 
 
 def match(singles: Sequence[Ranked], supply: Supply, busy: Busy, outlook: Outlook) -> Matched:

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from operator import attrgetter
 from typing import Final
 
 from penstock_events import Device, JobSpec, Slot
@@ -24,6 +25,8 @@ from penstock_policies.spreading import Path
 
 PLACEMENTS: Final = ("best-fit", "consolidate", "first-fit")
 """Every way to choose nodes, by the name that settings use."""
+
+_SMALLEST: Final = attrgetter("memory_bytes", "index")
 
 Located = tuple[str, Device]
 """A node's id and one of its devices."""
@@ -127,8 +130,7 @@ class Free:
         One node with just enough is best, in the domains with the fewest free devices. Within a node, the smallest
         memory that will do comes first. Equal choices go by node id and device number.
         """
-        classes = self._fitting(spec, kind)
-        if not classes or count < 1:
+        if count < 1 or not (classes := self._fitting(spec, kind)):
             return []
         rooms = self._rooms[classes[0]] if len(classes) == 1 else self._rooms_of(classes)
         enough = min((room for room in rooms if room >= count), default=0)
@@ -216,7 +218,7 @@ class Free:
         chosen: list[Located] = []
         for node_id in nodes:
             devices = [device for like in classes for device in self._held[like].get(node_id, {}).values()]
-            devices.sort(key=lambda device: (device.memory_bytes, device.index))
+            devices.sort(key=_SMALLEST)
             chosen += [(node_id, device) for device in devices[: count - len(chosen)]]
         return chosen
 

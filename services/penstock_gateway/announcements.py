@@ -65,6 +65,8 @@ def apply(state: State, event: Event, seq: int) -> None:
 
 def decide(state: State, now_s: float) -> Decision:  # noqa: ARG001 - all deciders are asked alike
     """Announce what has ended."""
+    if not state.to_announce:
+        return Decision()
     return Decision([announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()])
 
 

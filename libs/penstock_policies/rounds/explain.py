@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,8 +18,7 @@ from penstock_policies.sharing.tenants import Tenant
 from penstock_policies.waiting import Reason, Scene
 
 
-@dataclass
-class Hindered:
+class Hindered(msgspec.Struct):
     """
     The waiting jobs that no device could start now.
 
@@ -30,7 +29,7 @@ class Hindered:
         When the first of these reasons ends by itself.
     """
 
-    reasons: dict[str, Reason] = field(default_factory=dict)
+    reasons: dict[str, Reason] = {}
     wake_s: float = math.inf
 
 

@@ -167,6 +167,9 @@ class Roster:
     def note(self, job: Job) -> None:
         """Follow a job that a fact was about, or that has another rank."""
         before = self.entries.get(job.id)
+        if before is not None and self._stays(job, before):
+            self._reckon(before)
+            return
         now = None if job.state in TERMINAL else self._entry(job)
         if now is not None and job.spec.sharing != "exclusive":
             now = msgspec.structs.replace(now, tenant=self.sharing.tenant(job))
@@ -206,6 +209,18 @@ class Roster:
         if run is None:
             raise KeyError(job_id)
         return run
+
+    def _stays(self, job: Job, before: Entry) -> bool:
+        """Say whether a lease is as it was, in all that its entry says: its job may have started or saved something."""
+        return (
+            before.placement is not None
+            and before.tenant is None
+            and before.ranked.job is job
+            and before.placement is job.placement
+            and before.nodes == len(job.open_nodes)
+            and before.stopping == job.stopping
+            and before.key == key_of(job, self._ranks)
+        )
 
     def _entry(self, job: Job) -> Entry:
         key = key_of(job, self._ranks)

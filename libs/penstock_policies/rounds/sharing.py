@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache
 from itertools import islice
 from typing import Final
 
@@ -27,8 +26,14 @@ Known = Callable[[], Mapping[str, Sharer]]
 def known(pool: Pool, outlook: Outlook, borrowers: Collection[str]) -> Known:
     """Return what will tell of the runs that share devices, by job; worked out once, when somebody asks."""
 
-    @cache
+    kept: list[Mapping[str, Sharer]] = []
+
     def found() -> Mapping[str, Sharer]:
+        if not kept:
+            kept.append(worked_out())
+        return kept[0]
+
+    def worked_out() -> Mapping[str, Sharer]:
         runs = list(pool.roster.sharing.runs.values())
         jobs = [run.ranked.job for run in runs]
         expected = Expected(

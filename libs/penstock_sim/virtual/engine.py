@@ -89,9 +89,8 @@ class Engine:
 
     def _settle(self) -> None:
         for _ in range(_RESTLESS):
-            happened = self.agenda.do_until(self.now_s)
-            proposed = self._ask_all()
-            if not happened and not proposed:
+            self.agenda.do_until(self.now_s)
+            if not self._ask_all() and self.agenda.next_s > self.now_s:
                 return
         raise Restless(f"at {self.now_s} s there is no end of proposals; the last commit is {self._log.last_seq}")
 
