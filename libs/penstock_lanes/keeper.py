@@ -11,33 +11,19 @@ from __future__ import annotations
 import logging
 import os
 import select
-import socket
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
 from typing import Final
 
+from penstock_lanes.door import Door, Guest
 from penstock_lanes.lane import Lane, open_lane
 from penstock_lanes.news import Gone, Knocked, News, View
 from penstock_lanes.page import MOST_SEATS, BadPage, Page
-from penstock_lanes.wire import VERSION, BadPacket, Join, Message, Place, Refused, Sat, Seated, Who, peer, receive, send
+from penstock_lanes.wire import VERSION, Join, Message, Place, Refused, Sat, Seated, Who
 
 TICK_S: Final = 0.004
-_BACKLOG: Final = 64
 
 _log = logging.getLogger("penstock.lanes")
-
-
-@dataclass(slots=True, eq=False)
-class _Guest:
-    """A connection."""
-
-    connection: socket.socket
-    pid: int
-    pidfd: int
-    who: Who | None = None
-    lanes: list[Lane] = field(default_factory=list)
-    leaving: list[Lane] = field(default_factory=list)
 
 
 class Keeper:
@@ -74,12 +60,11 @@ class Keeper:
 
     def __init__(self, path: Path) -> None:
         self.lanes: dict[str, Lane] = {}
-        self._guests: dict[Who, _Guest] = {}
-        self._by_fd: dict[int, _Guest | Lane] = {}
+        self._guests: dict[Who, Guest] = {}
+        self._bells: dict[int, Lane] = {}
         self._news: list[News] = []
         self._epoll = select.epoll()
-        self._listener = _listen(path)
-        self._epoll.register(self._listener, select.EPOLLIN)
+        self._door = Door(path, self._epoll)
         self._again = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._again, select.EPOLLIN)
 
@@ -145,14 +130,14 @@ class Keeper:
         left = [lane for lane in guest.lanes if lane not in wanted]
         guest.lanes, guest.leaving = wanted, [*guest.leaving, *left]
         places = tuple(Place(lane.name, number) for lane, number in zip(wanted, numbers, strict=True))
-        self._tell(guest, Seated(places), tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell)))
+        self._door.tell(guest, Seated(places), tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell)))
         for lane in left:
             self._add(lane.call_away(who))
 
     def refuse(self, who: Who, reason: str) -> None:
         """Hang up on a process, and say why; one that was seated loses its seats."""
         guest = self._guest(who)
-        self._tell(guest, Refused(reason))
+        self._door.tell(guest, Refused(reason))
         self._part(guest)
 
     def name(self, lane: str, who: Who | None, least_ns: int = 0) -> None:
@@ -198,85 +183,49 @@ class Keeper:
 
     def close(self) -> None:
         """Hang up on everybody and stop listening; pages stay with those who have mapped them."""
-        for guest in [entry for entry in self._by_fd.values() if isinstance(entry, _Guest)]:
-            self._hang_up(guest)
+        self._door.close()
         for lane in self.lanes.values():
             lane.page.close()
             os.close(lane.bell)
         self.lanes.clear()
-        self._listener.close()
         os.close(self._again)
         self._epoll.close()
 
     # --- what comes in
     def _attend(self, fd: int) -> None:
-        if fd == self._listener.fileno():
-            self._accept()
+        if fd in self._bells:
+            _drain(fd)
+            self._news += self._bells[fd].look(0)
         elif fd == self._again:
             _drain(fd)
         else:
-            match self._by_fd.get(fd):
-                case Lane() as lane:
-                    _drain(fd)
-                    self._news += lane.look(0)
-                case _Guest() as guest:
-                    self._hear(guest, fd)
-                case None:
-                    pass  # it went in this very poll
+            heard = self._door.attend(fd)
+            if heard is not None:
+                self._hear(*heard)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            _log.warning("lane_connection_lost error=%s", error)
-            return
-        who = peer(connection)
-        if who.uid != os.getuid():
-            _log.warning("lane_connection_refused what=another_users_process pid=%s uid=%s", who.pid, who.uid)
-            connection.close()
-            return
-        try:
-            guest = _Guest(connection, who.pid, os.pidfd_open(who.pid))
-        except OSError:  # it has ended already
-            connection.close()
-            return
-        connection.setblocking(False)
-        for fd in (connection.fileno(), guest.pidfd):
-            self._by_fd[fd] = guest
-            self._epoll.register(fd, select.EPOLLIN)
-
-    def _hear(self, guest: _Guest, fd: int) -> None:
-        """Take in what a process says. Its death is told by two descriptors: a child may have kept the socket."""
-        try:
-            received = None if fd == guest.pidfd else receive(guest.connection)
-        except BlockingIOError:
-            return
-        except (OSError, BadPacket) as error:
-            _log.warning("lane_connection_refused what=%s pid=%s", error, guest.pid)
-            received = None
-        match received:
+    def _hear(self, guest: Guest, message: Message | None, descriptors: list[int]) -> None:
+        match message:
             case None:
                 self._part(guest)
-            case Join() as join, fds:
-                if self._greet(guest, join):
-                    self._take_back(guest, join, fds)
-                _close_all(fds)
-            case Sat(), fds:
-                _close_all(fds)
+            case Join() if self._greet(guest, message):
+                self._take_back(guest, message, descriptors)
+            case Sat() if guest.who is not None:
                 for lane in guest.leaving:
-                    self._add(lane.leave(guest.who) if guest.who else [])
+                    self._add(lane.leave(guest.who))
                 guest.leaving = []
-            case _, fds:
-                _close_all(fds)
+            case _:
+                pass
+        for descriptor in descriptors:
+            os.close(descriptor)
 
-    def _greet(self, guest: _Guest, join: Join) -> bool:
+    def _greet(self, guest: Guest, join: Join) -> bool:
         problem = ""
         if join.version != VERSION:
             problem = f"it speaks version {join.version} of the lane protocol; this is {VERSION}"
         elif guest.who is not None or join.who in self._guests:
             problem = f"{join.who} has joined already"
         if problem:
-            self._tell(guest, Refused(problem))
+            self._door.tell(guest, Refused(problem))
             self._part(guest)
             return False
         guest.who = join.who
@@ -284,7 +233,7 @@ class Keeper:
         self._news.append(Knocked(join.who, guest.pid))
         return True
 
-    def _take_back(self, guest: _Guest, join: Join, fds: list[int]) -> None:
+    def _take_back(self, guest: Guest, join: Join, fds: list[int]) -> None:
         """Find the lanes of an earlier keeper again, by the pages of their members."""
         for place, page, bell in zip(join.places, fds[::2], fds[1::2], strict=False):
             try:
@@ -302,32 +251,29 @@ class Keeper:
         if not found.is_sealed:
             found.close()
             raise BadPage(f"the page of lane {name} can be made shorter; expected one that is sealed")
+        if os.get_blocking(bell):
+            found.close()
+            raise BadPage(f"the bell of lane {name} can block; expected an eventfd that does not")
         os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
         if name in self.lanes:
             self._drop(self.lanes[name])
         return self._have(Lane(name, found, os.dup(bell)))
 
     def _have(self, lane: Lane) -> Lane:
-        self.lanes[lane.name] = self._by_fd[lane.bell] = lane
+        self.lanes[lane.name] = self._bells[lane.bell] = lane
         self._epoll.register(lane.bell, select.EPOLLIN)
         return lane
 
     def _drop(self, lane: Lane) -> None:
-        del self.lanes[lane.name], self._by_fd[lane.bell]
+        del self.lanes[lane.name], self._bells[lane.bell]
         self._epoll.unregister(lane.bell)
         os.close(lane.bell)
         lane.page.close()
 
     # --- what goes out
-    def _tell(self, guest: _Guest, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        try:
-            send(guest.connection, message, descriptors)
-        except OSError as error:  # its end is heard of by itself
-            _log.warning("lane_message_lost pid=%s error=%s", guest.pid, error)
-
-    def _part(self, guest: _Guest) -> None:
+    def _part(self, guest: Guest) -> None:
         """A process is gone, or is to go."""
-        self._hang_up(guest)
+        self._door.hang_up(guest)
         if guest.who is None:
             return
         self._guests.pop(guest.who, None)
@@ -336,22 +282,13 @@ class Keeper:
         self._add([Gone(guest.who)])
         guest.who = None
 
-    def _hang_up(self, guest: _Guest) -> None:
-        for fd in (guest.connection.fileno(), guest.pidfd):
-            if self._by_fd.pop(fd, None) is not None:
-                self._epoll.unregister(fd)
-        guest.connection.close()
-        if guest.pidfd >= 0:
-            os.close(guest.pidfd)
-            guest.pidfd = -1
-
     def _add(self, news: list[News]) -> None:
         """Keep news for the next poll, and have it called."""
         if news:
             self._news += news
             os.eventfd_write(self._again, 1)
 
-    def _guest(self, who: Who) -> _Guest:
+    def _guest(self, who: Who) -> Guest:
         if who not in self._guests:
             raise ValueError(f"{who} is not here; expected one that has knocked and is not gone")
         return self._guests[who]
@@ -362,26 +299,8 @@ class Keeper:
         return self.lanes[lane]
 
 
-def _listen(path: Path) -> socket.socket:
-    """Return the listening socket, readable and writable for this user alone from its first moment."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(_BACKLOG)
-    return listener
-
-
 def _drain(fd: int) -> None:
     try:
         os.eventfd_read(fd)
     except BlockingIOError:
         return
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

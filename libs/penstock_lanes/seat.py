@@ -194,18 +194,19 @@ class Seat:
 
     def _look(self) -> bool:
         """Whether the token is here; if so, and it was not before, a turn begins."""
-        named = self._words[self._named]
-        top = self._page.token()
+        words, top = self._words, self._page.token()
         if seat_of(top) != self.number or top <= self._given:
             self._forget()
             return False
+        before, words[self._state] = words[self._state], BUSY  # before the load, here too: see Lane.recall
+        named = words[self._named]
         if turn_of(named) == turn_of(top) and seat_of(named) == RECALL:
             self._given = top
             self._forget()
+            words[self._state] = before
             return False
         if top != self._token:
             self._begin(top)
-        self._words[self._state] = BUSY
         return True
 
     def _begin(self, token: int) -> None:
