@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from turning import House, house, who
+from taking_turns import House, house, who
 
 from penstock.sessions import device
 from penstock.sessions.loop import Session

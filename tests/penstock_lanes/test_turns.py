@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from turning import House, Process, house, who
+from taking_turns import House, Process, house, who
 
 from penstock_lanes import Asks, Gone, Knocked, Overruled, Passed
 from penstock_lanes.wire import Who

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turning import house, who
+from taking_turns import house, who
 
 from penstock_lanes import Knocked, wire
 from penstock_lanes.wire import VERSION, BadPacket, Join, Place, Refused, Sat, Seated, Who, decode, encode

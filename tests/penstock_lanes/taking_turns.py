@@ -1,7 +1,7 @@
 """
 Processes that take turns, and a keeper to serve them: a test tells each process step by step what to do.
 
-Run as a script it is such a process: ``python turning.py SOCKET JOB``. It does one word of its standard input after the
+Run as a script it is such a process: ``python taking_turns.py SOCKET JOB``. It does one word of its standard input after the
 other, and answers each with a line.
 """
 
