@@ -33,18 +33,21 @@ class Job:
     ----------
     resume : Path or None
         The folder from which a trial goes on.
+    begun : bool
+        Whether its setup has been called, so that there is something to tidy up.
     """
 
     name: str
     body: Trial | Model[Any, Any] | None
     latency: Latency | None = None
     resume: Path | None = None
+    begun: bool = False
 
     def end(self, device: Device, lane: int) -> None:
         """Have it tidied up, and let go of all that it holds."""
         try:
             with device.turn(lane, 0):
-                if self.body is not None:
+                if self.body is not None and self.begun:
                     self.body.teardown()
         except (KeyboardInterrupt, DeviceLost):
             raise
@@ -104,6 +107,7 @@ def _work(go: Go[Request], job: Job, turn: Turn, done: Done) -> None:
     body: Any = job.body
     match go.what:
         case "setup":
+            job.begun = True
             body.setup()
             if job.resume is not None:
                 body.load(job.resume)
