@@ -242,6 +242,8 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Most devices for one trial (Fluid's d).
     filling : {"water", "one", "fixed"}
         How devices are given to trials: by water-filling; or, to compare with, one each, or an equal part for each.
+    leftover : bool
+        Of water-filling: hand the devices that rounding down leaves over to the trials that gain most.
     seed : int
         The same seed gives the same trials.
     """
@@ -260,6 +262,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     concurrency: Annotated[int, Meta(ge=0, le=100_000)] = 0
     max_gpus: Gpus = 1
     filling: Literal["water", "one", "fixed"] = "water"
+    leftover: bool = False
     seed: int = 0
 
 

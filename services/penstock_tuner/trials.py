@@ -91,7 +91,8 @@ def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]
     match spec.filling:
         case "water":
             h1_s = np.array([_left(sweep, one) for one in wanted])
-            widths = waterfill.allot(h1_s, idle, packing_c=1, max_gpus_d=most).tolist()
+            only_spread = waterfill.Mechanisms(intra=False, dynamic=False, leftover=spec.leftover)
+            widths = waterfill.fill(h1_s, idle, 1, most, mechanisms=only_spread).tolist()
         case "fixed":
             widths = [min(most, max(1, idle // len(wanted)))] * len(wanted)
         case "one":

@@ -108,6 +108,11 @@ def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -
     ]  # fmt: skip
     assert "trials:     0/8 done\n" in penstock("sweep", "show", "s1")[1]
     assert penstock("sweep", "show", "s1")[1].splitlines()[-1].split() == ["s1-3", "R", "0", "1", "-", "lr=0.1"]
+    assert penstock("sweep", "best", "s1")[0] == 1, "no trial has a value yet"
+    assert penstock("sweep", "export", "s1")[1].splitlines() == [
+        "job_id,number,bracket,rung,budget,group,gpus,state,value,problem,promoted,lr",
+        "s1-3,0,0,0,0,0,1,R,,,False,0.1",
+    ]
     assert penstock("sweep", "cancel", "s1")[:2] == (0, "s1: done\n")
 
 

@@ -151,6 +151,12 @@ def test_the_baselines_give_one_device_or_an_equal_part(tuner, filling, gpus):
     assert {trial.gpus for trial in tuner.state.sweeps["s1"].running.values()} == {gpus}
 
 
+@pytest.mark.parametrize(("leftover", "gpus"), [(False, [1, 1, 1]), (True, [2, 1, 1])])
+def test_devices_left_over_are_handed_out_where_the_sweep_says_so(tuner, leftover, gpus):
+    tuner.given(staged("pbt", trials=3, max_gpus=4, leftover=leftover)).settle()
+    assert [trial.gpus for trial in tuner.state.sweeps["s1"].running.values()] == gpus
+
+
 def test_an_asynchronous_search_grows_with_the_cluster(tuner):
     tuner.given(staged("asha", trials=20)).settle()
     assert len(tuner.state.sweeps["s1"].running) == 4

@@ -100,5 +100,8 @@ async def test_a_trial_whose_metric_is_no_number_has_diverged_and_is_not_promote
     assert [trial.problem for trial in view.trials] == ["", "diverged", "", "", ""]
     assert view.best_value == 0.4
     shown = cluster.run("sweep", "show", sweep_id).stdout
+    assert cluster.run("sweep", "best", sweep_id).stdout.split()[:4] == ["job:", view.best_job_id, "score:", "0.4"]
+    rows = cluster.run("sweep", "export", sweep_id).stdout.splitlines()
+    assert rows[2].endswith(",diverged,False,0.95")
     assert "diverged" in shown
     assert "goodput:" in shown

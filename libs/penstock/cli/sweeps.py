@@ -1,14 +1,14 @@
-"""Commands about sweeps: tune, and sweep ls, show, cancel and sim."""
+"""Commands about sweeps: tune, and sweep ls, show, best, export, cancel and sim."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from penstock.cli import render, sweep_sim
-from penstock.cli.errors import require_script
+from penstock.cli.errors import Failure, require_script
 from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import moment
 
@@ -16,7 +16,20 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_events import views
 
-sweep_app = typer.Typer(help="List, show, cancel and simulate sweeps.", no_args_is_help=True)
+sweep_app = typer.Typer(help="List, show, export, cancel and simulate sweeps.", no_args_is_help=True)
+_COLUMNS: Final = [
+    "job_id",
+    "number",
+    "bracket",
+    "rung",
+    "budget",
+    "group",
+    "gpus",
+    "state",
+    "value",
+    "problem",
+    "promoted",
+]
 SweepId = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep id, or a unique beginning of it.")]
 
 
@@ -25,6 +38,8 @@ def register(app: typer.Typer) -> None:
     app.command()(tune)
     sweep_app.command("ls")(ls)
     sweep_app.command("show")(show)
+    sweep_app.command("best")(best)
+    sweep_app.command("export")(export)
     sweep_app.command("cancel")(cancel)
     sweep_app.command("sim")(sweep_sim.sim)
     app.add_typer(sweep_app, name="sweep")
@@ -106,6 +121,33 @@ def show(ctx: typer.Context, sweep: SweepId, output: Out = "table", at: At = Non
         render.show_table(text.STAGED_HEADERS, [text.staged_row(t) for t in found.trials], wide=output == "wide")
     else:
         render.show_table(text.TRIAL_HEADERS, [text.trial_row(t) for t in found.trials], wide=output == "wide")
+
+
+def best(ctx: typer.Context, sweep: SweepId, output: AnswerOut = "text", at: At = None) -> None:
+    """Show the best trial so far: its job, its value and its hyper-parameters, one a line."""
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    trial = next((trial for trial in found.trials if trial.job_id == found.best_job_id), None)
+    if trial is None:
+        raise Failure(f"no trial of sweep {found.id} has given a value yet")
+    if output == "json":
+        render.show_json_line(trial)
+        return
+    pairs = [("job", trial.job_id), (found.metric, render.number(trial.value))]
+    pairs += [(name, str(value)) for name, value in sorted(trial.params.items())]
+    render.say("\n".join(render.labelled(pairs)))
+
+
+def export(ctx: typer.Context, sweep: SweepId, at: At = None) -> None:
+    """Write a sweep's runs as CSV: where each stands, what it gave, and its hyper-parameters."""
+    import csv
+
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    names = sorted({name for trial in found.trials for name in trial.params})
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *names])
+    for trial in found.trials:
+        cells = ["" if (value := getattr(trial, name)) is None else value for name in _COLUMNS]
+        writer.writerow([*cells, *(trial.params.get(name, "") for name in names)])
 
 
 def cancel(

@@ -45,16 +45,14 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
     kind : {"water", "one", "fixed"}
     longest_first : bool
         Of those that wait; else in the order in which they were opened.
+    refills : bool
+        Whether those that wait are filled anew when devices become idle; as published, they keep their widths.
     """
 
     kind: Literal["water", "one", "fixed"] = "water"
     mechanisms: Mechanisms = Mechanisms()
     longest_first: bool = True
-
-    @property
-    def refills(self) -> bool:
-        """Whether those that wait are filled anew when devices become idle; as published, they keep their widths."""
-        return self.kind == "water"
+    refills: bool = True
 
     def widths(self, h1_s: Floats, idle: int, model: Model) -> Floats:
         """Return the widths of a group of trials that is opened while so many devices are idle."""
@@ -98,12 +96,13 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FILLINGS: Final = {
-    "one": Filling(kind="one", longest_first=False),
-    "fixed": Filling(kind="fixed", longest_first=False),
+    "one": Filling(kind="one", longest_first=False, refills=False),
+    "fixed": Filling(kind="fixed", longest_first=False, refills=False),
+    "tuner": Filling(mechanisms=Mechanisms(intra=False, dynamic=False), longest_first=False, refills=False),
     "water": Filling(),
     "water+leftover": Filling(mechanisms=Mechanisms(leftover=True)),
     "water-intra": Filling(mechanisms=Mechanisms(intra=False)),
     "water-inter": Filling(mechanisms=Mechanisms(inter=False)),
     "water-dynamic": Filling(mechanisms=Mechanisms(dynamic=False)),
 }
-"""By the names that people write; the first is what the others are compared with."""
+"""By the names that people write. ``tuner`` is what the tuner does today: it spreads, and keeps the widths it gave."""
