@@ -1,8 +1,8 @@
 """
 Processes that take turns, and a keeper to serve them: a test tells each process step by step what to do.
 
-Run as a script it is such a process: ``python taking_turns.py SOCKET JOB``. It does one word of its standard input after the
-other, and answers each with a line.
+Run as a script it is such a process: ``python taking_turns.py SOCKET JOB``. It does one word of its standard input
+after the other, and answers each with a line.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class House:
         self.rota = Rota(self.keeper, lanes_of)
         self._stack = ExitStack()
         self._changed = threading.Condition()
+        self._known: list[News] = []  # and answered
         self._over = False
         self._orders: list[Callable[[Keeper], object]] = []
         self._thread = threading.Thread(target=self.rota.serve, args=(self._between,))
@@ -80,7 +81,7 @@ class House:
 
     def count(self, news: type | News) -> int:
         """How many news of a kind, or just these, there have been."""
-        return sum(each == news or type(each) is news for each in list(self.rota.told))
+        return sum(each == news or type(each) is news for each in self._known)
 
     def wait_for(self, news: type | News, count: int = 1) -> None:
         """Wait until there have been so many."""
@@ -99,6 +100,7 @@ class House:
             for order in self._orders:
                 order(self.keeper)
             self._orders.clear()
+            self._known = list(self.rota.told)
             self._changed.notify_all()
         return self._over
 
