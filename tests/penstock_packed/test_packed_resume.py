@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -153,25 +154,56 @@ class Killed(Ledger):
 
 def test_a_trial_that_has_no_room_yet_after_a_restart_keeps_its_state_through_many_checkpoints(tmp_path: Path) -> None:
     """The checkpoint it has to load is long gone when there is room for it."""
-    killed = Killed(1000, turns=80)
+    killed = Killed(1000, turns=20)
     host = hosted(tmp_path, killed, epoch=1)
     for name in "ab":
-        host.train(name, Count(lambda _: killed.take_turn()), steps=100, memory=SMALL)
+        host.train(name, Count(lambda _: killed.take_turn()), steps=24, memory=SMALL)
     with pytest.raises(Exception, match="Died"):
         host.run()
-    narrow = Ledger(25)  # room for one
+    narrow = Killed(25, turns=5)  # room for one: the other's state goes from checkpoint to checkpoint
     host = hosted(tmp_path, narrow, epoch=2)
+    for name in "ab":
+        host.train(name, Count(lambda _: narrow.take_turn()), steps=24, memory=SMALL)
+    with pytest.raises(Exception, match="Died"):
+        host.run()
+    host = hosted(tmp_path, Ledger(25), epoch=3)
     trials = {name: Count() for name in "ab"}
     for name, trial in trials.items():
-        host.train(name, trial, steps=100, memory=SMALL)
+        host.train(name, trial, steps=24, memory=SMALL)
     outcomes = host.run()
-    assert [outcomes[name][:2] for name in "ab"] == [("finished", 100), ("finished", 100)]
+    assert [outcomes[name][:2] for name in "ab"] == [("finished", 24), ("finished", 24)]
     for trial in trials.values():
         assert trial.calls == ["setup", "load", "teardown"]
-        assert 30 < trial.seen[0] < 50
-        assert trial.count == 100
-        assert trial.seen == list(range(trial.seen[0], 100))
+        assert 5 < trial.seen[0] < 20
+        assert trial.count == 24
+        assert trial.seen == list(range(trial.seen[0], 24))
     assert not list((tmp_path / "packed-resume").glob("*"))
+
+
+def test_with_several_lanes_no_member_is_saved_in_the_middle_of_its_step(tmp_path: Path) -> None:
+    pause = threading.Event()
+    saved: list[str] = []
+
+    class Careful(Count):
+        inside = False
+
+        def step(self, turn: object) -> None:
+            self.inside = True
+            pause.wait(0.004)
+            super().step(turn)
+            self.inside = False
+
+        def save(self, folder: Path) -> None:
+            assert not self.inside
+            saved.append(folder.name)
+            super().save(folder)
+
+    host = hosted(tmp_path, Ledger(1000, lanes=2), epoch=1)
+    for name in "ab":
+        host.train(name, Careful(), steps=120, memory=SMALL)
+    outcomes = host.run()
+    assert saved, "no checkpoint was taken while they ran"
+    assert [outcomes[name].reason for name in "ab"] == ["", ""]
 
 
 def test_a_member_that_cannot_be_saved_or_loaded_fails_alone(tmp_path: Path) -> None:
@@ -183,21 +215,21 @@ def test_a_member_that_cannot_be_saved_or_loaded_fails_alone(tmp_path: Path) -> 
         def load(self, _: Path) -> None:
             raise KeyError("weights")
 
-    killed = Killed(1000, turns=40)
+    killed = Killed(1000, turns=10)
     host = hosted(tmp_path, killed, epoch=1)
-    host.train("save", NoSave(), steps=100, memory=SMALL)
+    host.train("save", NoSave(), steps=24, memory=SMALL)
     for name in ("load", "good"):
-        host.train(name, Count(lambda _: killed.take_turn()), steps=100, memory=SMALL)
+        host.train(name, Count(lambda _: killed.take_turn()), steps=24, memory=SMALL)
     with pytest.raises(Exception, match="Died"):
         host.run()
     host = hosted(tmp_path, Ledger(1000), epoch=2)
-    host.train("save", Count(), steps=100, memory=SMALL)
-    host.train("load", NoLoad(), steps=100, memory=SMALL)
-    host.train("good", Count(), steps=100, memory=SMALL)
+    host.train("save", Count(), steps=24, memory=SMALL)
+    host.train("load", NoLoad(), steps=24, memory=SMALL)
+    host.train("good", Count(), steps=24, memory=SMALL)
     outcomes = host.run()
     assert outcomes["save"].reason == "its state could not be saved: TypeError: cannot write a lock"
     assert outcomes["load"].reason == "KeyError: 'weights'"
-    assert outcomes["good"][:2] == ("finished", 100)
+    assert outcomes["good"][:2] == ("finished", 24)
 
 
 def test_a_full_disk_is_nobodys_fault(tmp_path: Path) -> None:
@@ -230,17 +262,17 @@ def test_a_member_in_whose_same_step_the_process_dies_twice_has_failed(tmp_path:
     for epoch in (1, 2):
         device = Killed(1000, turns=0)
         host = hosted(tmp_path, device, epoch)
-        host.train("poison", poison(device), steps=100, memory=SMALL)
-        host.train("good", Count(), steps=100, memory=SMALL)
+        host.train("poison", poison(device), steps=24, memory=SMALL)
+        host.train("good", Count(), steps=24, memory=SMALL)
         with pytest.raises(Exception, match="Died"):
             host.run()
     host = hosted(tmp_path, Ledger(1000), epoch=3)
-    host.train("poison", Count(), steps=100, memory=SMALL)
-    host.train("good", Count(), steps=100, memory=SMALL)
+    host.train("poison", Count(), steps=24, memory=SMALL)
+    host.train("good", Count(), steps=24, memory=SMALL)
     outcomes = host.run()
     assert outcomes["poison"].reason == "the process has died twice in the same step of it"
     assert outcomes["poison"].steps == 7
-    assert outcomes["good"][:2] == ("finished", 100)
+    assert outcomes["good"][:2] == ("finished", 24)
 
 
 def test_who_was_in_its_turn_when_the_process_was_killed_by_chance_is_not_blamed(tmp_path: Path) -> None:
