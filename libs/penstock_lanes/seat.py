@@ -177,7 +177,9 @@ class Seat:
         """Whether this boundary is the one at which the token goes on."""
         words = self._words
         named = words[self._named]
-        if turn_of(named) != turn_of(self._token) or seat_of(named) == NOBODY:
+        if turn_of(named) > turn_of(self._token):
+            return True  # the token went away, and may have come back, while this process was stopped
+        if turn_of(named) < turn_of(self._token) or seat_of(named) == NOBODY:
             self._seen = named  # of a turn that is over: nothing to do until it changes
             return False
         to = seat_of(named)
@@ -200,7 +202,8 @@ class Seat:
             return False
         before, words[self._state] = words[self._state], BUSY  # before the load, here too: see Lane.recall
         named = words[self._named]
-        if turn_of(named) == turn_of(top) and seat_of(named) == RECALL:
+        recalled = turn_of(named) == turn_of(top) and seat_of(named) == RECALL
+        if recalled or self._page.token() != top:  # in this order: named for a later turn only once the token has moved
             self._given = top
             self._forget()
             words[self._state] = before
