@@ -27,6 +27,7 @@ from penstock_events import (
     NodeLeft,
     NodeResumed,
     RoundDecided,
+    RunEnded,
     SamplesRequested,
     SweepCancelled,
     SweepFinished,
@@ -34,6 +35,7 @@ from penstock_events import (
     TrialFinished,
     TrialGroupOpened,
     subjects,
+    workload,
 )
 from penstock_policies import search
 from penstock_policies.cluster import Cluster
@@ -45,6 +47,8 @@ REPORTS: Final = 1000
 """Ends of trials reported in one commit, so that it stays well below a message's limit."""
 
 
+WORKLOADS: Final = 1000
+"""Workloads whose penalties are remembered."""
 _LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?$")
 _TAKEN: Final = "its id belongs to another job"
 _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
@@ -62,6 +66,8 @@ class State(msgspec.Struct):
         The part of it that the gateway has not accepted and that is still wanted, oldest first.
     strangers : set of str
         Ids that look like a trial's but were taken by other jobs.
+    spreads : dict of str to (float, float)
+        Workload key → what its sweeps have shown of scaling out (:attr:`Sweep.beta`); the last one comes last.
     nodes_seq : int
         Sequence of the last fact about nodes.
     """
@@ -72,19 +78,20 @@ class State(msgspec.Struct):
     sweep_of: dict[str, str] = msgspec.field(default_factory=dict)
     unaccepted: dict[str, str] = msgspec.field(default_factory=dict)
     strangers: set[str] = msgspec.field(default_factory=set)
+    spreads: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
     nodes_seq: int = 0
 
 
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.2", apply=apply, decide=_remembering())
+    return Decider(name="tuner", state=State, schema="tuner.3", apply=apply, decide=_remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:
     """Fold one fact in."""
     match event:
         case SweepSubmitted():
-            state.sweeps.setdefault(event.sweep_id, Sweep(id=event.sweep_id, spec=event.spec)).cause = seq
+            _begin(state, event, seq)
         case SweepCancelled():
             _cancel(state, event.sweep_id, seq)
         case TrialGroupOpened():
@@ -214,8 +221,21 @@ def _report(state: State, event: TrialFinished, seq: int) -> None:
     sweep.cause = seq
 
 
+def _begin(state: State, event: SweepSubmitted, seq: int) -> None:
+    """Begin a sweep, with what sweeps over the same workload have shown."""
+    xx, xy = state.spreads.get(workload.key(event.spec.job), (0.0, 0.0))
+    fresh = Sweep(id=event.sweep_id, spec=event.spec, spread_xx=xx, spread_xy=xy)
+    state.sweeps.setdefault(event.sweep_id, fresh).cause = seq
+
+
 def _forget(state: State, sweep_id: str) -> None:
     sweep = state.sweeps.pop(sweep_id, None)
+    if sweep is not None and sweep.spread_xx:
+        key = workload.key(sweep.spec.job)
+        state.spreads.pop(key, None)
+        state.spreads[key] = (sweep.spread_xx, sweep.spread_xy)
+        if len(state.spreads) > WORKLOADS:
+            del state.spreads[next(iter(state.spreads))]
     for job_id in (*sweep.running, *sweep.ended) if sweep is not None else ():
         state.sweep_of.pop(job_id, None)
         state.unaccepted.pop(job_id, None)
@@ -241,6 +261,8 @@ def _note_rest(state: State, event: Event, seq: int) -> None:
     if isinstance(event, _ABOUT_NODES) or (isinstance(event, RoundDecided) and event.lost_nodes):
         state.nodes_seq = seq
     for job in state.jobs.apply(event):
+        if isinstance(event, RunEnded):
+            state.sweeps[state.sweep_of[job.id]].note_loop(job.id, event.loop_s)
         if job.state in TERMINAL:
             _end(state, job, seq)
 

@@ -86,13 +86,13 @@ def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]
     template asks for.
     """
     spec = sweep.spec
-    most = max(1, min(spec.max_gpus, there.of_one_kind))
+    most = max(1, min(spec.max_gpus, there.of_one_kind, waterfill.widest(sweep.beta)))
     idle = max(0, there.all - sum(trial.gpus for trial in sweep.running.values()))
     match spec.filling:
         case "water":
             h1_s = np.array([_left(sweep, one) for one in wanted])
             only_spread = waterfill.Mechanisms(intra=False, dynamic=False, leftover=spec.leftover)
-            widths = waterfill.fill(h1_s, idle, 1, most, mechanisms=only_spread).tolist()
+            widths = waterfill.fill(h1_s, idle, 1, most, beta=sweep.beta, mechanisms=only_spread).tolist()
         case "fixed":
             widths = [min(most, max(1, idle // len(wanted)))] * len(wanted)
         case "one":
@@ -101,12 +101,13 @@ def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]
 
 
 def _left(sweep: Sweep, wanted: Wanted) -> float:
-    """Return the device-seconds that a run is expected to take; where nothing was measured, in units of its budget."""
-    typical = median(sweep.unit_s.values()) if sweep.unit_s else 1.0
+    """Return the seconds that a run would take on one device; where nothing was measured, in units of its budget."""
+    seen = [work_s for job_id in sweep.unit_s if (work_s := sweep.work_s(job_id)) is not None]
+    typical_s = median(seen) if seen else 1.0
     if wanted.origin < 0:
-        return max(1, wanted.budget) * typical
+        return max(1, wanted.budget) * typical_s
     left = wanted.budget - sweep.past.runs[wanted.origin].budget
-    return max(1, left) * sweep.unit_s.get(sweep.job_ids[wanted.origin], typical)
+    return max(1, left) * (sweep.work_s(sweep.job_ids[wanted.origin]) or typical_s)
 
 
 def _trial(sweep: Sweep, wanted: Wanted, gpus: int) -> Trial:

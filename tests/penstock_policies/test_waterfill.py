@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock_policies.waterfill import (
@@ -24,6 +24,7 @@ from penstock_policies.waterfill import (
     run_time_s,
     run_times_s,
     starting,
+    widest,
     worth_resizing,
 )
 
@@ -157,6 +158,9 @@ def test_the_whole_cluster_is_used_where_scaling_out_is_free():
 # --- growing and shrinking
 
 
+@example(  # growing to 3 is not worth it, growing to 2 is
+    h1_s=np.array([9.0, 1.0, 1.0, 13.0, 1.0]), gpus=8, c=1, d=3, costs={"overhead_s": 1.0, "alpha": 1.2, "beta": 1.75}
+)
 @given(
     h1_s=groups,
     gpus=st.integers(1, 24),
@@ -222,6 +226,13 @@ def test_penalties_are_found_again_in_the_times_that_they_make(alpha, beta, h1_s
     widths = np.array([1 / 3, 0.5, 1.0, 2.0, 4.0])
     h1 = np.full(5, h1_s)
     assert penalties(h1, widths, run_times_s(h1, widths, alpha, beta)) == pytest.approx((alpha, beta))
+
+
+@given(beta=st.floats(1.0, 3.0))
+def test_no_trial_is_faster_than_on_its_widest(beta):
+    most = widest(beta)
+    times = [run_time_s(1.0, width, 1.0, beta) for width in range(1, 60)]
+    assert times[min(most, 59) - 1] <= min(times) * (1 + 1e-9)
 
 
 def test_what_was_never_measured_has_no_penalty():

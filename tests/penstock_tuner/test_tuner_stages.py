@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from tuning import accepted, ended, node, sweep_spec
 
@@ -143,6 +144,34 @@ def test_longer_trials_get_more_devices_by_what_they_were_seen_to_take(tuner):
         wide.given(*took(trial, seconds=30.0 if trial is best[0] else 10.0))
     (group,) = [fact for fact in wide.settle() if isinstance(fact, TrialGroupOpened)]
     assert {trial.number: trial.gpus for trial in group.trials} == {best[0].number: 3, best[1].number: 1}
+
+
+@pytest.mark.parametrize(("wide_s", "beta", "then"), [(5.0, 1.0, 4), (7.5, 1.5, 2), (12.0, 2.4, 1)])
+def test_a_sweep_learns_from_its_own_trials_how_far_scaling_out_pays(tuner, wide_s, beta, then):
+    budget = Budget(param="epochs", least=1, most=16, eta=2)
+    spec = sweep_spec(search="halving", space=staged().spec.space, budget=budget, trials=8, max_gpus=4)
+    tuner.given(SweepSubmitted(at_s=0.0, sweep_id="s1", spec=spec)).settle()
+    sweep = tuner.state.sweeps["s1"]
+    for _ in range(4):  # 8 and 4 trials on one device each, then 2 on two, then one on as many as pay
+        running = list(sweep.running.values())
+        for trial in running:
+            done = sweep.past.runs[sweep.job_ids.index(trial.origin)].budget if trial.origin else 0
+            unit_s = {1: 10.0, 2: wide_s}[trial.gpus]
+            tuner.given(*took(trial, seconds=unit_s * (trial.budget - done)))
+        tuner.settle()
+        if len(running) == 2:
+            break
+    assert sweep.beta == pytest.approx(beta)
+    (last,) = sweep.running.values()
+    assert last.gpus == then
+    while "s1" in tuner.state.sweeps:
+        for trial in list(sweep.running.values()):
+            tuner.given(*took(trial, seconds=0.0))
+        tuner.settle()
+    another = msgspec.structs.replace(spec, trials=2, budget=Budget(param="epochs", most=1))
+    tuner.given(SweepSubmitted(at_s=0.0, sweep_id="s2", spec=another)).settle()
+    known = tuner.state.sweeps["s2"]
+    assert {trial.gpus for trial in known.running.values()} == {min(2, then)}, "what was learned outlives the sweep"
 
 
 @pytest.mark.parametrize(("filling", "gpus"), [("water", 2), ("one", 1), ("fixed", 2)])

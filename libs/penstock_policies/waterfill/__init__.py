@@ -7,7 +7,7 @@ wait, and :mod:`.resize` when a running one is worth being moved. :class:`Mechan
 
 from penstock_policies.waterfill.fill import Mechanisms, allot, fill, hand_out
 from penstock_policies.waterfill.listing import Room, list_schedule, starting
-from penstock_policies.waterfill.model import packing_c, penalties, run_time_s, run_times_s
+from penstock_policies.waterfill.model import packing_c, penalties, run_time_s, run_times_s, widest
 from penstock_policies.waterfill.resize import resized, worth_resizing
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "run_time_s",
     "run_times_s",
     "starting",
+    "widest",
     "worth_resizing",
 ]

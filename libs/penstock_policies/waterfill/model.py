@@ -90,6 +90,26 @@ def penalties(h1_s: Floats, widths: Floats, seen_s: Floats) -> tuple[float, floa
     return round(max(1.0, math.exp(alpha)), 9), round(max(1.0, math.exp(beta)), 9)
 
 
+def widest(beta: float) -> int:
+    """
+    Return on how many devices a trial is fastest: beyond that, each further one slows it down.
+
+    Notes
+    -----
+    The least of ``beta^(w-1) / w`` over whole w lies beside ``1 / log beta``.
+
+    Examples
+    --------
+    >>> widest(1.05), widest(1.5), widest(2.5)
+    (21, 2, 1)
+    """
+    expect(beta >= 1.0, "beta", "1.0 or more")
+    if beta < 1.0 + 1e-6:
+        return 1_000_000
+    about = max(1, int(1.0 / math.log(beta)))
+    return min((about, about + 1), key=lambda width: run_time_s(1.0, width, 1.0, beta))
+
+
 def packing_c(iteration_s: Floats, least_gain: float) -> int:
     """
     Return how many trials to pack on one device at most.

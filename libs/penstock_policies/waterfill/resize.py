@@ -78,8 +78,8 @@ def resized(
     Returns
     -------
     (T,) float array
-        Each trial's present width, the one that :func:`fill` would give it now, or, where that does not fit, the
-        widest that does.
+        Each trial's present width; or the one that :func:`fill` would give it now; or, of those between, the widest
+        that fits and is worth it.
 
     Notes
     -----
@@ -104,8 +104,7 @@ def resized(
         wide[i] = wanted[i] if worth(i, float(wanted[i])) else wide[i]
     growing = np.flatnonzero(wanted > widths)
     for i in growing[np.argsort(-h1_left_s[growing], kind="stable")].tolist():
-        room = float(wide[i]) + gpus - float(wide.sum())
-        width = min(float(wanted[i]), float(np.floor(room + ROUNDING)))
-        if width > wide[i] and worth(i, width):
-            wide[i] = width
+        most = min(float(wanted[i]), np.floor(float(wide[i]) + gpus - float(wide.sum()) + ROUNDING))
+        wider = (width for width in range(int(most), int(wide[i]), -1) if worth(i, float(width)))
+        wide[i] = next(wider, wide[i])
     return wide
