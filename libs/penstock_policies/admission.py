@@ -203,10 +203,12 @@ class _Walk:
 
     def _share(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Give a job room on devices that others share, else devices of its own, which others may share later."""
+        asking = sharing.asking(ranked)
+        if sharing.tired or all(count < ranked.job.spec.gpus for count in self.whole.kinds(asking.job.spec).values()):
+            return False
         if devices := sharing.join(ranked):
             self.found.joined.append((ranked, devices[0][1].kind, devices))
             return True
-        asking = sharing.asking(ranked)
         if self._open(asking, sharing):
             return True
         if ranked.job.spec.gpus > 1:  # a gang of lanes is of one node: it waits for one that has room

@@ -8,8 +8,8 @@ from penstock_events import Device, Job
 from penstock_events.views import DeviceView
 from penstock_gateway.machine import State
 from penstock_policies.rounds.settings import Settings, rules_of
-from penstock_policies.sharing.choice import At
 from penstock_policies.sharing.devices import Limits
+from penstock_policies.sharing.near import At
 
 
 def holders(jobs: Iterable[Job]) -> dict[At, list[Job]]:

@@ -27,7 +27,7 @@ from penstock_gateway.why import Why
 from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
 from penstock_policies.rounds.settings import Settings
-from penstock_policies.sharing.choice import At
+from penstock_policies.sharing.near import At
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -318,7 +318,7 @@ def test_why_says_that_a_need_is_not_known_yet():
 
 def test_why_says_that_devices_are_shared_in_the_other_way():
     _, evidence = why(taken().given(part("p", 0.5, at_s=3.0)), "p")
-    assert evidence.startswith("needs 0.5 of a device; 2 devices shared in the other way")
+    assert evidence.startswith("needs 0.5 of a device; 1 device shared in the other way; 1 device with jobs that it may")
 
 
 def test_why_says_what_never_fits():

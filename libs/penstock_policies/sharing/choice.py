@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_events import Device
+from penstock_events import Device, JobSpec
 from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Speed
-from penstock_policies.placement import Free, Located
+from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.sharing.devices import Limits, Shared
+from penstock_policies.sharing.near import At, Near, key_of
 from penstock_policies.sharing.tenants import Tenant, asking
 from penstock_policies.sharing.tied import Sharer
 
 LOOKED_AT: Final = 64
 """Most devices of which a round considers to preempt some of those who share it, for one job."""
 
-At = tuple[str, int]
-"""A node's id and the number of one of its devices."""
+MOST_MISSES: Final = 256
+"""Demands that find no room in a round; jobs of others behind them are looked at when something has changed."""
 
 
 class Room(NamedTuple):
@@ -69,19 +71,32 @@ class Sharing:
         limits: Limits,
     ) -> None:
         self.tenants, self.limits = tenants, limits
-        self._devices, self._sharers, self._speed = devices, sharers, speed
-        self._changed: dict[At, Shared] = {}
+        self._near, self._sharers, self._speed = Near(devices), sharers, speed
         self._stopping = set(stopping)
         self._closed: set[At] = set()
         self._kept: set[str] = set()  # kinds
-        self._futile: set[tuple[object, ...]] = set()
+        self._futile: dict[tuple[object, ...], int] = {}  # demand → devices that had been opened then, and one
         self._no_room: set[tuple[object, ...]] = set()
 
-    def __iter__(self) -> Iterator[tuple[At, Shared]]:
-        """Yield the devices as they are by now, those that were opened in this round last."""
-        for at, shared in self._devices.items():
-            yield at, self._changed.get(at, shared)
-        yield from ((at, shared) for at, shared in self._changed.items() if at not in self._devices)
+    def __len__(self) -> int:
+        return len(self._near)
+
+    def near(self, tenant: Tenant) -> Iterator[Shared]:
+        """Yield the devices as they are by now, those left out that are shared by others only."""
+        return self._near.to(tenant.party)
+
+    def number(self, spec: JobSpec) -> int:
+        """Return how many devices are shared that a job accepts, whoever shares them."""
+        return sum(count for like, count in self._classes.items() if fits(spec, like))
+
+    @cached_property
+    def _classes(self) -> Counter[Device]:
+        return Counter(device_class(shared.at[1]) for shared in self._near)
+
+    @property
+    def tired(self) -> bool:
+        """Whether so many jobs have found no room that others need not be looked at now."""
+        return len(self._futile) >= MOST_MISSES
 
     def asking(self, ranked: Ranked) -> Ranked:
         """Return a job as one that asks for devices to itself, with enough memory for all that it needs."""
@@ -93,12 +108,13 @@ class Sharing:
         """Return shared devices that have room for a job, which has them from now on; none if too few have."""
         tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
         demand = (spec.kinds, spec.memory_bytes, tenant)
-        if tenant.alone or demand in self._futile:
+        if tenant.alone:
             return []
-        open_to = [shared for shared in self._open_to(ranked) if shared.holds(tenant)]
+        since = self._futile.get(demand, 0) if tenant.gpus == 1 else 0
+        open_to = [shared for shared in self._open_to(ranked, since) if shared.holds(tenant)]
         chosen = self._together(ranked, open_to) if tenant.gpus > 1 else self._best(ranked, open_to)
         if not chosen:
-            self._futile.add(demand)
+            self._futile[demand] = len(self._near.opened) + 1
         for shared in chosen:
             self._put(ranked, shared)
         return [shared.at for shared in chosen]
@@ -132,8 +148,7 @@ class Sharing:
     def open(self, ranked: Ranked, devices: Iterable[Located]) -> None:
         """Note that a job has devices that nobody had; others may join it."""
         for located in devices:
-            self._changed[_at(located)] = Shared.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits)
-        self._futile.clear()
+            self._near.put(Shared.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits))
 
     def awaits(self, ranked: Ranked) -> bool:
         """Keep room for a job where there will be enough once those have stopped that are asked to; say if there is."""
@@ -143,7 +158,9 @@ class Sharing:
         later = [
             shared
             for shared in self._open_to(ranked)
-            if (left := shared.without(self._stopping)).tenants and left.holds(tenant)
+            if not self._stopping.isdisjoint(shared.tenants)
+            and (left := shared.without(self._stopping)).tenants
+            and left.holds(tenant)
         ]
         for shared in self._best(ranked, later):
             self._put(ranked, shared)
@@ -168,7 +185,7 @@ class Sharing:
             return ()
         self._no_room.clear()
         self._stopping.update(sharer.job_id for sharer in best.runs)
-        self._put(ranked, self._shared(best.at))
+        self._put(ranked, self._near[best.at])
         return best.runs
 
     def ripe_s(self, ranked: Ranked, outlook: Outlook) -> float:
@@ -189,21 +206,22 @@ class Sharing:
             if not shared.refuses(tenant) and shared.at[1].kind not in self._kept
         ]
         if open_to:
-            most = max(open_to, key=lambda shared: (shared.room_bytes, _at(shared.at)))
-            self._closed.add(_at(most.at))
+            most = max(open_to, key=lambda shared: (shared.room_bytes, key_of(shared.at)))
+            self._closed.add(key_of(most.at))
             self._kept.add(most.at[1].kind)
 
     def close(self, devices: Iterable[Located]) -> None:
         """Let nobody onto devices that have been promised to others."""
-        self._closed.update(_at(located) for located in devices)
+        self._closed.update(key_of(located) for located in devices)
 
     def touched(self, devices: Iterable[Located]) -> bool:
         """Say whether any of these devices has been given or promised to somebody in this round."""
-        return any(_at(located) in self._changed for located in devices)
+        return any(self._near.changed(key_of(located)) for located in devices)
 
-    def _open_to(self, ranked: Ranked) -> Iterator[Shared]:
-        spec = ranked.job.spec
-        return (shared for at, shared in self if at not in self._closed and fits(spec, shared.at[1]))
+    def _open_to(self, ranked: Ranked, since: int = 0) -> Iterator[Shared]:
+        spec, party = ranked.job.spec, self.tenants[ranked.job_id].party
+        near = self._near.to(party, since)
+        return (shared for shared in near if key_of(shared.at) not in self._closed and fits(spec, shared.at[1]))
 
     def _best(self, ranked: Ranked, open_to: Sequence[Shared]) -> list[Shared]:
         """Return the fastest device, then that on which the job takes least, then that with least left over."""
@@ -211,7 +229,7 @@ class Sharing:
 
         def key(shared: Shared) -> tuple[float, int, int, At]:
             speed = self._speed(ranked.job, shared.at[1].kind)
-            return -speed, shared.growth_bytes(tenant), shared.room_bytes, _at(shared.at)
+            return -speed, shared.growth_bytes(tenant), shared.room_bytes, key_of(shared.at)
 
         return [min(open_to, key=key)] if open_to else []
 
@@ -252,7 +270,7 @@ class Sharing:
             )
             if there:
                 found.append((shared, there))
-        return nsmallest(LOOKED_AT, found, key=lambda each: (each[1][0].key, _at(each[0].at)))
+        return nsmallest(LOOKED_AT, found, key=lambda each: (each[1][0].key, key_of(each[0].at)))
 
     def _room(self, ranked: Ranked, tenant: Tenant, shared: Shared, yielding: Sequence[Sharer]) -> Room | None:
         """Return who would have to leave a device; None if it would not do, or if nobody were left there."""
@@ -272,19 +290,16 @@ class Sharing:
                 gone.discard(sharer.job_id)
         runs = tuple(sharer for sharer in chosen if sharer.job_id in gone)
         slowness = -self._speed(ranked.job, shared.at[1].kind)
-        return Room(sum(sharer.loss_gpu_s for sharer in runs), len(runs), slowness, _at(shared.at), runs)
-
-    def _shared(self, at: At) -> Shared:
-        return self._changed.get(at) or self._devices[at]
+        return Room(sum(sharer.loss_gpu_s for sharer in runs), len(runs), slowness, key_of(shared.at), runs)
 
     def _put(self, ranked: Ranked, shared: Shared) -> None:
-        self._changed[_at(shared.at)] = shared.plus(ranked.job_id, self.tenants[ranked.job_id])
+        self._near.put(shared.plus(ranked.job_id, self.tenants[ranked.job_id]))
 
 
 def _fewest_sets(found: Sequence[Shared], count: int) -> tuple[list[Shared], int]:
     """Return so many devices, those with the same jobs together, and how many sets of jobs they have."""
     by_set: defaultdict[frozenset[str], list[Shared]] = defaultdict(list)
-    for shared in sorted(found, key=lambda shared: _at(shared.at)):
+    for shared in sorted(found, key=lambda shared: key_of(shared.at)):
         by_set[frozenset(shared.tenants)].append(shared)
     enough = [same for same in by_set.values() if len(same) >= count]
     if enough:
@@ -295,7 +310,3 @@ def _fewest_sets(found: Sequence[Shared], count: int) -> tuple[list[Shared], int
         if len(chosen) < count:
             chosen, sets = [*chosen, *same][:count], sets + 1
     return chosen, sets
-
-
-def _at(located: tuple[str, Device]) -> At:
-    return located[0], located[1].index

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 from penstock_events import Job, MemoryNeed, workload
 from penstock_policies.order import Running
 from penstock_policies.placement import Located
-from penstock_policies.sharing.choice import At
 from penstock_policies.sharing.devices import Limits, Shared
+from penstock_policies.sharing.near import At
 from penstock_policies.sharing.tenants import Tenant, tenant_of
 from penstock_policies.sharing.tied import tied
 

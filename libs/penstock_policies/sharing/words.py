@@ -44,12 +44,15 @@ def capacity(spec: JobSpec, tenant: Tenant, sharing: Sharing, scene: Scene, ahea
         How many waiting jobs stand before it.
     """
     place = f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"
-    there = [shared for _, shared in sharing if fits(spec, shared.at[1])]
+    there = [shared for shared in sharing.near(tenant) if fits(spec, shared.at[1])]
     refusals = Counter(why for shared in there if (why := shared.refuses(tenant)))
     open_to = [shared for shared in there if not shared.refuses(tenant)]
+    every = sharing.number(spec)
+    if every > len(there):
+        refusals["with jobs that it may not share with"] += every - len(there)
     parts = [f"needs {_wanted(tenant)}", *_most_room(open_to)]
     parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(refusals.items()) if not tenant.alone]
-    whole = sum(scene.whole.kinds(spec).values()) - len(there)
+    whole = sum(scene.whole.kinds(spec).values()) - every
     if whole > 0:
         parts.append(f"{_count(whole, 'device')} held by jobs that do not share")
     return Reason("capacity", "; ".join([*parts, place]))
