@@ -110,14 +110,15 @@ def admit(
     O(W + P log P) looks at W jobs and P runs, and a choice of devices for each job that gets some.
     """
     walk = _Walk(supply, outlook, running, stays)
+    binds, backfills = outlook.manner.positions_bind, outlook.manner.backfills
     for ranked in waiting:
         lent = len(walk.lent)
-        served = walk.visit(ranked)
+        served = not walk.passes(ranked) and walk.visit(ranked)
         if walk.shares(ranked):
             pass  # it is placed, or waits, without the matching
-        elif ranked.job.spec.gpus == 1 and (len(walk.lent) > lent or not outlook.manner.positions_bind):
+        elif ranked.job.spec.gpus == 1 and (not binds or len(walk.lent) > lent):
             walk.found.singles.append(ranked)
-        if not served and not outlook.manner.backfills:
+        if not served and not backfills:
             break
     walk.finish()
     return walk.found
@@ -139,6 +140,7 @@ class _Walk:
         self.lent: list[Located] = []
         self.found = Admission()
         self.first_left: Ranked | None = None
+        self.closed_to: Ranked | None = None  # while nothing has changed since
         self.first_sharer_left: Ranked | None = None
         # Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
         self.futile: set[tuple[object, ...]] = set()
@@ -148,12 +150,19 @@ class _Walk:
         """The runs that may be preempted; where all find free devices, nobody asks for them."""
         return Victims(self.running() if callable(self.running) else self.running, self.outlook)
 
+    def passes(self, ranked: Ranked) -> bool:
+        """Say whether there is nothing to look at: a job before this one found nothing free and nobody to preempt."""
+        closed_to = self.closed_to
+        return closed_to is not None and closed_to < ranked and not (ranked.job_id in self.stays or self.shares(ranked))
+
     def visit(self, ranked: Ranked) -> bool:
         """Give the job what it can get; return whether that is all of its devices, now or when others have stopped."""
         if self.sharing is not None and ranked.job_id in self.sharing.tenants:
-            served = self._share(ranked, self.sharing)
+            served, self.closed_to = self._share(ranked, self.sharing), None
+        elif self._open_to(ranked):
+            served, self.closed_to = self._serve(ranked), None
         else:
-            served = self._open_to(ranked) and self._serve(ranked)
+            served, self.closed_to = False, self.closed_to if ranked.sample else ranked
         if served:
             return True
         if not ranked.sample and (self.first_left is None or ranked < self.first_left):

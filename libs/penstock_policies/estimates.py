@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,34 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float) -> Floats:
+class Finished:
+    """
+    Service that finished jobs needed, made ready for many questions once there is one.
+
+    Parameters
+    ----------
+    finished_s : (N,) floats, seconds
+        Not to be changed after the first question.
+    """
+
+    def __init__(self, finished_s: Sequence[float] = ()) -> None:
+        self._finished_s = finished_s
+
+    def __len__(self) -> int:
+        return len(self._finished_s)
+
+    @cached_property
+    def samples(self) -> Floats:
+        """In rising order."""
+        return np.sort(np.asarray(self._finished_s, dtype=np.float64))
+
+    @cached_property
+    def sums(self) -> Floats:
+        """Of each sample and all above it, and 0 above them all; (N + 1,) float array."""
+        return np.append(np.cumsum(self.samples[::-1])[::-1], 0.0)
+
+
+def remaining_s(attained_s: Floats, finished_s: Sequence[float] | Finished, prior_s: float) -> Floats:
     """
     Return the expected remaining service ``E[S - a | S > a]`` of jobs that did not declare their length.
 
@@ -18,7 +46,7 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float)
     ----------
     attained_s : (J,) float array, seconds
         Service each job has had so far (``a``).
-    finished_s : (N,) floats, seconds
+    finished_s : (N,) floats, seconds, or Finished
         Service that finished jobs needed (samples of ``S``).
     prior_s : float
         Assumed while there is no sample; it does not shrink with what a job has had.
@@ -31,7 +59,7 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float)
 
     Notes
     -----
-    O((N + J) log N).
+    O(J log N), and O(N log N) where ``finished_s`` is not ready.
 
     Examples
     --------
@@ -42,11 +70,10 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float], prior_s: float)
     """
     if not len(finished_s):
         return np.maximum(attained_s, prior_s)
-    samples = np.sort(np.asarray(finished_s, dtype=np.float64))
-    sums = np.append(np.cumsum(samples[::-1])[::-1], 0.0)
-    first = np.searchsorted(samples, attained_s, side="right")
-    above = samples.size - first
-    mean_s = sums[first] / np.maximum(above, 1)
+    ready = finished_s if isinstance(finished_s, Finished) else Finished(finished_s)
+    first = np.searchsorted(ready.samples, attained_s, side="right")
+    above = len(ready) - first
+    mean_s = ready.sums[first] / np.maximum(above, 1)
     return np.where(above > 0, mean_s - attained_s, attained_s)
 
 

@@ -28,6 +28,7 @@ from penstock_events import (
 )
 from penstock_events import State as JobState
 from penstock_policies.cluster import Cluster
+from penstock_policies.estimates import Finished
 from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.rounds.books import Books
 from penstock_policies.rounds.pool import Pool
@@ -118,12 +119,18 @@ class Known(msgspec.Struct, dict=True):
             manner=self.manners.get(name, BY_QUEUE),
             keys=self.keys,
             speeds=self.speeds,
-            finished_s=self.finished_s.get(name, []),
+            finished_s=self._finished(name),
             books=self.books,
             promised=self.promised,
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
         )
+
+    def _finished(self, name: str) -> Finished:
+        ready: dict[str, Finished] = self.__dict__.setdefault("finished", {})
+        if name not in ready:  # kept beside the fold until a job of the pool completes
+            ready[name] = Finished(self.finished_s.get(name, ()))
+        return ready[name]
 
     def _roster(self, name: str, jobs: Jobs, topology: tuple[str, ...]) -> Roster:
         rosters = rosters_of(self)
@@ -253,6 +260,7 @@ def _forget(known: Known, job: Job, kind: str) -> None:
         samples = known.finished_s.setdefault(job.spec.pool, [])
         samples.append(service_s)
         del samples[:-REMEMBERED]
+        known.__dict__.get("finished", {}).pop(job.spec.pool, None)
     known.ranks.pop(job.id, None)
     del known.keys[job.id]
     del known.live[job.spec.pool][job.id]

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock_events import State as JobState
 from penstock_policies import estimates
+from penstock_policies.estimates import Finished
 from penstock_policies.order import Running
 from penstock_policies.runs import Bools, Floats, Ints, Runs, Shape
 from penstock_policies.stopping import Cost
@@ -55,7 +56,7 @@ class Terms(msgspec.Struct, frozen=True):
         Of a workload on a kind of device.
     cost : callable
         Of stopping and resuming a workload's runs.
-    finished_s : sequence of float
+    finished_s : Finished
         Service that finished jobs needed.
     prior_s : float
         Expected length of a job while none has finished.
@@ -65,7 +66,7 @@ class Terms(msgspec.Struct, frozen=True):
     keys: Mapping[str, str]
     speed: Callable[[str, str], float]
     cost: Callable[[str], Cost]
-    finished_s: Sequence[float]
+    finished_s: Finished
     prior_s: float
 
 

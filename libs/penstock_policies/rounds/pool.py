@@ -13,6 +13,7 @@ from penstock_events import State as JobState
 from penstock_policies import estimates, skew
 from penstock_policies.assignments import ASSIGNMENTS
 from penstock_policies.cluster import Cluster, Node
+from penstock_policies.estimates import Finished
 from penstock_policies.order import BY_QUEUE, Manner, Outlook, Ranked, Rules, Running, Supply
 from penstock_policies.placement import Free
 from penstock_policies.progress import Progress
@@ -49,7 +50,7 @@ class Pool(msgspec.Struct, frozen=True):
     ranks: Mapping[str, Rank]
     keys: Mapping[str, str]
     speeds: Speeds
-    finished_s: Sequence[float]
+    finished_s: Finished
     books: Books
     promised: Collection[str]
     explained_s: float

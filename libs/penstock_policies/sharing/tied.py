@@ -18,6 +18,7 @@ import numpy as np
 from penstock_events import Job
 from penstock_events import State as JobState
 from penstock_policies import estimates
+from penstock_policies.estimates import Finished
 from penstock_policies.order import BORROWED, Outlook, Ranked, Running
 from penstock_policies.placement import Located
 from penstock_policies.runs import Bools, Runs, shape_of
@@ -98,7 +99,7 @@ class Expected:
     now_s: float
     speeds: Sequence[float]
     costs: Sequence[Cost]
-    finished_s: Sequence[float]
+    finished_s: Sequence[float] | Finished
     prior_s: float
 
 
