@@ -29,8 +29,10 @@ class Guest:
         Of the process at the other end.
     who : Who or None
         What it said it is.
-    lanes, leaving : list of Lane
-        Where it sits; and where it sits until it has heard that its seats are elsewhere.
+    lanes : list of Lane
+        Where it is to sit; until it has said that it does, it may sit elsewhere, too.
+    number : int
+        How often it has been told.
     """
 
     connection: socket.socket
@@ -38,7 +40,7 @@ class Guest:
     pidfd: int
     who: Who | None = None
     lanes: list[Lane] = field(default_factory=list)
-    leaving: list[Lane] = field(default_factory=list)
+    number: int = 0
 
     def close(self) -> None:
         """Close its descriptors."""
@@ -83,12 +85,16 @@ class Door:
             self._accept()
         return None  # else it went in this very poll
 
-    def tell(self, guest: Guest, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a packet; that somebody is gone is heard of by itself."""
+    def tell(self, guest: Guest, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send a packet; return False if it is not heard. That somebody is gone is heard of by itself."""
         try:
             send(guest.connection, message, descriptors)
-        except OSError as error:
+        except BlockingIOError as error:  # it has not read what was sent before
             _log.warning("lane_message_lost pid=%s error=%s", guest.pid, error)
+            return False
+        except OSError:
+            return True
+        return True
 
     def hang_up(self, guest: Guest) -> None:
         """Let go of somebody."""
@@ -131,6 +137,8 @@ class Door:
             received = None if fd == guest.pidfd else receive(guest.connection)
         except BlockingIOError:
             return None
+        except ConnectionError:  # it was killed
+            received = None
         except (OSError, BadPacket) as error:
             _log.warning("lane_connection_refused what=%s pid=%s", error, guest.pid)
             received = None

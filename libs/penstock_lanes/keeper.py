@@ -16,7 +16,7 @@ from time import monotonic_ns
 from typing import Final
 
 from penstock_lanes.door import Door, Guest
-from penstock_lanes.lane import Lane, open_lane
+from penstock_lanes.lane import Lane, NoRoom, open_lane
 from penstock_lanes.news import Gone, Knocked, News, View
 from penstock_lanes.page import MOST_SEATS, BadPage, Page
 from penstock_lanes.wire import VERSION, Join, Message, Place, Refused, Sat, Seated, Who
@@ -126,13 +126,23 @@ class Keeper:
         guest, wanted = self._guest(who), [self._lane(lane) for lane in lanes]
         if not lanes:
             raise ValueError(f"{who} is to be seated in no lane; expected one at least, or refuse() it")
-        numbers = [lane.seat_for(who, guest.pid) for lane in wanted]
-        left = [lane for lane in guest.lanes if lane not in wanted]
-        guest.lanes, guest.leaving = wanted, [*guest.leaving, *left]
+        if guest.number and wanted == guest.lanes:
+            return
+        try:
+            numbers = [lane.seat_for(who, guest.pid) for lane in wanted]
+        except NoRoom as error:
+            self.refuse(who, str(error))
+            return
+        before, guest.lanes, guest.number = guest.lanes, wanted, guest.number + 1
+        for lane in self.lanes.values():
+            lane.announce(who, guest.number)
         places = tuple(Place(lane.name, number) for lane, number in zip(wanted, numbers, strict=True))
-        self._door.tell(guest, Seated(places), tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell)))
-        for lane in left:
-            self._add(lane.call_away(who))
+        fds = tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell))
+        if not self._door.tell(guest, Seated(guest.number, places), fds):
+            self._part(guest)  # it comes back
+            return
+        for lane in before:
+            self._add(lane.call(who))
 
     def refuse(self, who: Who, reason: str) -> None:
         """Hang up on a process, and say why; one that was seated loses its seats."""
@@ -209,10 +219,10 @@ class Keeper:
                 self._part(guest)
             case Join() if self._greet(guest, message):
                 self._take_back(guest, message, descriptors)
-            case Sat() if guest.who is not None:
-                for lane in guest.leaving:
-                    self._add(lane.leave(guest.who))
-                guest.leaving = []
+            case Sat(number) if guest.who is not None and number == guest.number:
+                for lane in self.lanes.values():
+                    if lane not in guest.lanes:
+                        self._add(lane.leave(guest.who))
             case _:
                 pass
         for descriptor in descriptors:
@@ -277,7 +287,7 @@ class Keeper:
         if guest.who is None:
             return
         self._guests.pop(guest.who, None)
-        for lane in (*guest.lanes, *guest.leaving):
+        for lane in self.lanes.values():
             self._add(lane.leave(guest.who))
         self._add([Gone(guest.who)])
         guest.who = None

@@ -17,6 +17,7 @@ from penstock_lanes.page import (
     HELD_NS,
     ITERATIONS,
     LEAST_NS,
+    LETTER,
     MOST_SEATS,
     NAMED,
     NOBODY,
@@ -98,7 +99,6 @@ class Lane:
         """
         number = self._seat(who)
         if number is not None:
-            self.page.call(number)
             return number
         number = self._free()
         self.page.used = max(self.page.used, number + 1)
@@ -119,8 +119,14 @@ class Lane:
         self._sitters[number] = _Sitter(who, pid)
         return [Passed(self.name, None, who)] if seat_of(self._top) == number else []
 
-    def call_away(self, who: Who) -> list[News]:
-        """Have a member read that its seat is elsewhere; it gives up the token at its next boundary."""
+    def announce(self, who: Who, letter: int) -> None:
+        """Let a member know which message it has to read."""
+        number = self._seat(who)
+        if number is not None:
+            self._words[self.page.seat(number) + LETTER] = letter
+
+    def call(self, who: Who) -> list[News]:
+        """Have a member read what was sent to it: at its next boundary, where it gives up the token for that."""
         number = self._seat(who)
         if number is None:
             return []

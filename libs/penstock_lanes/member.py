@@ -156,7 +156,7 @@ class Member:
         if any(seat.holds for seat in self.seats):
             self._give()
         self._hang_up()
-        self._sit(())
+        self._sit(0, ())
 
     def detach(self) -> None:
         """In a forked child: let go of what is the parent's. The child has no token, and no seat."""
@@ -204,11 +204,9 @@ class Member:
             return
         message, descriptors = received
         match message:
-            case Seated(places):
-                for seat in self.seats:
-                    seat.read()
-                self._sit(tuple(zip(places, descriptors[::2], descriptors[1::2], strict=True)))
-                self._tell(connection)
+            case Seated(number, places):
+                self._sit(number, tuple(zip(places, descriptors[::2], descriptors[1::2], strict=True)))
+                self._tell(connection, Sat(number))
             case Refused(reason):
                 self._hang_up()
                 raise NoSeat(f"{self._who.job_id} has no seat: {reason}")
@@ -216,7 +214,7 @@ class Member:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _sit(self, places: tuple[tuple[Place, int, int], ...]) -> None:
+    def _sit(self, letter: int, places: tuple[tuple[Place, int, int], ...]) -> None:
         """Take the seats of these places, and leave all others; the token of a seat that stays is kept."""
         kept = {(seat.lane, seat.number): seat for seat in self.seats}
         seats = []
@@ -225,9 +223,10 @@ class Member:
             if seat is not None and seat.is_of(page):
                 os.close(page)
                 os.close(bell)
+                seat.read(letter)
                 seats.append(seat)
             else:
-                seats.append(Seat(place.lane, Page(page), place.seat, bell))
+                seats.append(Seat(place.lane, Page(page), place.seat, bell, letter))
         left = [seat for seat in self.seats if seat not in seats]
         if any(seat.holds for seat in left):
             self._settle()
@@ -238,9 +237,9 @@ class Member:
             seat.close()
         self.seats = tuple(seats)
 
-    def _tell(self, connection: socket.socket) -> None:
+    def _tell(self, connection: socket.socket, message: Sat) -> None:
         try:
-            send(connection, Sat())
+            send(connection, message)
         except OSError:
             self._hang_up()
 

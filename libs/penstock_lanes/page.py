@@ -17,7 +17,7 @@ Layout (version 1, native byte order, offsets in bytes)::
     seat   0 named  (keeper)   after which turn of this seat who is next: a token, as in the row
            8 state  (member)   away, asking, busy or draining
           16 bell   (anybody)  4 bytes to sleep on; changes with each token for this seat
-          24 letters (keeper)  how many messages were sent over the socket; a change means: read them
+          24 letter (keeper)   number of the last message about its seats: another than was read means: read it
           32 iterations, 40 held_ns, 48 turns (member): counted since it sat down
           56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
           64 least_ns (keeper): for how long the turn goes on at least, whoever is named
@@ -230,7 +230,6 @@ class Page:
 
     def call(self, number: int) -> None:
         """Wake a seat up to read what the keeper has sent it."""
-        self.words[self.seat(number) + LETTERS] += 1
         word = self.bell(number)
         word.value.value ^= _BELL + 1
         word.wake()
@@ -247,7 +246,7 @@ class Page:
             self.fd = -1
 
 
-NAMED, STATE, BELL, LETTERS, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, HASTE = range(10)
+NAMED, STATE, BELL, LETTER, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, HASTE = range(10)
 """Words of a seat, from its first."""
 
 

@@ -20,7 +20,7 @@ from penstock_lanes.page import (
     HELD_NS,
     ITERATIONS,
     LEAST_NS,
-    LETTERS,
+    LETTER,
     NAMED,
     NOBODY,
     RECALL,
@@ -48,9 +48,11 @@ class Seat:
         Of the seat in it.
     bell : int
         Descriptor by which the keeper is called; the seat keeps it.
+    letter : int
+        Number of the message that told of it.
     """
 
-    def __init__(self, lane: str, page: Page, number: int, bell: int) -> None:
+    def __init__(self, lane: str, page: Page, number: int, bell: int, letter: int = 0) -> None:
         self.lane, self.number = lane, number
         self._page, self._words, self._bell = page, page.words, bell
         first = page.seat(number)
@@ -58,7 +60,7 @@ class Seat:
         self._first, self._mine = first, page.row + 1 + number
         self._sleep = page.bell(number)
         self._seen = self._words[self._named]
-        self._letters = self._words[first + LETTERS]
+        self._letter = letter
         self._token = 0
         self._given = 0
         self._done = self._begun = 0
@@ -76,12 +78,12 @@ class Seat:
 
     @property
     def called(self) -> bool:
-        """Whether the keeper has sent something over the socket since :meth:`read`."""
-        return self._words[self._first + LETTERS] != self._letters
+        """Whether the keeper has sent something over the socket, or is about to, that was not :meth:`read`."""
+        return self._words[self._first + LETTER] != self._letter
 
-    def read(self) -> None:
-        """What was sent has been read."""
-        self._letters = self._words[self._first + LETTERS]
+    def read(self, letter: int) -> None:
+        """The message of this number has been read."""
+        self._letter = letter
 
     def is_of(self, page: int) -> bool:
         """Return whether a descriptor is of this seat's page."""

@@ -60,13 +60,29 @@ class Seated(NamedTuple):
     The seats of a process from now on, in the order in which it has to take them; two descriptors with each.
 
     It leaves those that are not named any more at its next boundary.
+
+    Attributes
+    ----------
+    number : int
+        How many of these it has been sent.
+    places : tuple of Place
     """
 
+    number: int
     places: tuple[Place, ...]
 
 
 class Sat(NamedTuple):
-    """The process has taken the seats that it was told of last, and has left all others."""
+    """
+    The process has taken the seats that it was told of, and has left all others.
+
+    Attributes
+    ----------
+    number : int
+        Of the message that told it.
+    """
+
+    number: int
 
 
 class Refused(NamedTuple):
@@ -97,10 +113,10 @@ def encode(message: Message) -> bytes:
     match message:
         case Join(version, who, places):
             told: dict[str, object] = {"kind": "join", "version": version, **who._asdict(), "places": places}
-        case Seated(places):
-            told = {"kind": "seated", "places": places}
-        case Sat():
-            told = {"kind": "sat"}
+        case Seated(number, places):
+            told = {"kind": "seated", "number": number, "places": places}
+        case Sat(number):
+            told = {"kind": "sat", "number": number}
         case Refused(reason):
             told = {"kind": "refused", "reason": reason}
     return json.dumps(told, separators=(",", ":")).encode()
@@ -122,9 +138,9 @@ def decode(packet: bytes) -> Message:
                 who = Who(str(told["job_id"]), int(told["epoch"]), int(told["rank"]))
                 return Join(int(told["version"]), who, _places(told.get("places", ())))
             case "seated":
-                return Seated(_places(told["places"]))
+                return Seated(int(told["number"]), _places(told["places"]))
             case "sat":
-                return Sat()
+                return Sat(int(told["number"]))
             case "refused":
                 return Refused(str(told["reason"]))
             case kind:

@@ -19,8 +19,8 @@ from penstock_lanes.wire import VERSION, BadPacket, Join, Place, Refused, Sat, S
 places = st.lists(st.builds(Place, st.text(), st.integers(0, 249))).map(tuple)
 messages = st.one_of(
     st.builds(Join, st.integers(0, 9), st.builds(Who, st.text(), st.integers(0), st.integers(0)), places),
-    st.builds(Seated, places),
-    st.just(Sat()),
+    st.builds(Seated, st.integers(1), places),
+    st.builds(Sat, st.integers(1)),
     st.builds(Refused, st.text()),
 )
 
