@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import platform
 import re
@@ -13,6 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
+from weakref import WeakSet
 
 from penstock_bus.context import Shell
 from penstock_bus.live import LiveFold
@@ -21,6 +21,7 @@ from penstock_bus.tasks import background
 from penstock_devices import survey
 from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_executor import ears, launch, machine, processes
+from penstock_executor.alone import ExecutorError, alone_in
 from penstock_executor.appending import Appender
 from penstock_executor.host import Host, NoRoom, Place
 from penstock_executor.local import Key, Observed, Run
@@ -28,6 +29,8 @@ from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.floor import Floor
 from penstock_executor.sharing.opening import open_floor
 from penstock_executor.telling import Teller
+
+__all__ = ["Executor", "ExecutorError", "run"]
 
 GREETING_S: Final = 0.005
 """A process may have ended before its greeting was read from the socket."""
@@ -47,12 +50,8 @@ FOLLOWED: Final = tuple(
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
     """Be a node's executor until the shell stops."""
-    with _alone_in(_absolute(settings.data_dir)) as data:
+    with alone_in(settings.data_dir) as data:
         await Executor(shell, settings, data).work()
-
-
-class ExecutorError(Exception):
-    """The executor cannot work here; says what to do."""
 
 
 class Executor:
@@ -278,14 +277,20 @@ class Executor:
         """Listen on the agents' socket; afterwards let go of all processes, which live on."""
         loop = asyncio.get_running_loop()
         listener = ears.bind(Path(self.site.socket))
-        server = await loop.create_unix_server(lambda: ears.Line(self.host), sock=listener)
+        lines: WeakSet[ears.Line] = WeakSet()
+
+        def line() -> ears.Line:
+            lines.add(fresh := ears.Line(self.host))
+            return fresh
+
+        server = await loop.create_unix_server(line, sock=listener)
         try:
             with self._floor():
                 yield
         finally:
             server.close()
-            for line in list(self.host.lines.values()):
-                line.close()
+            for each in list(lines):
+                each.close()
             for place in list(self.watched):
                 self._unwatch(place)
 
@@ -358,31 +363,3 @@ class Executor:
 def host_name() -> str:
     """Return the host's name as an id: lower-case letters, digits, - and _."""
     return re.sub(r"[^a-z0-9_-]+", "-", platform.node().lower()).strip("-")[:63] or "node"
-
-
-def _absolute(path: str) -> Path:
-    return Path(path).absolute()
-
-
-@contextmanager
-def _alone_in(data: Path) -> Iterator[Path]:
-    """
-    Hold the data folder.
-
-    Raises
-    ------
-    ExecutorError
-        If another executor holds it, or it cannot be written.
-    """
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-        handle = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ExecutorError(f"data_dir {data} cannot be written: {error.strerror}; set another one") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield data
-    except BlockingIOError as error:
-        raise ExecutorError(f"another executor works in {data}; stop it, or set another data_dir") from error
-    finally:
-        os.close(handle)

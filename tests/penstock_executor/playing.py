@@ -192,6 +192,7 @@ class Play:
 
     # --- pages
     def _write(self, place: Place) -> None:
+        """Make a page say what it should; that turns last a while before they are recalled plays no part here."""
         wish, page = self.lanes.wish(place), self.pages[name(place)]
         assert wish.after is None or wish.after != wish.holder
         if wish.holder is not None and page.token != wish.holder:

@@ -16,6 +16,9 @@ from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed,
 
 RETURN_S: Final = 5.0
 """How long processes that an earlier executor has started may take to sit down here before others get turns."""
+TRY_S: Final = 0.001
+WAKING_S: Final = 0.1
+"""How long somebody may take to wake up for its turn before that is recalled all the same: it may be stopped."""
 _LONGEST_S: Final = 1e6
 _log = structlog.get_logger("penstock.executor")
 
@@ -63,6 +66,8 @@ class Desk:
         self._present: set[Who] = set()
         self._awaited: dict[Who, float] = {}
         self._closing: set[str] = set()
+        self._later: dict[Place, float] = {}
+        self._turns: dict[Place, tuple[Who, int]] = {}
 
     def views(self) -> dict[Place, View]:
         """Return what the pages of all lanes say at this moment."""
@@ -77,6 +82,7 @@ class Desk:
         """Take in what has happened on the pages, and write what follows from it."""
         for one in self.keeper.poll():
             self._hear(one)
+        self.lanes.table.orders.touched.update(self._later)
         self.carry_out()
 
     def carry_out(self) -> None:
@@ -96,7 +102,7 @@ class Desk:
         self._close(orders)
         if orders.woken:
             self._wake()
-        wait_s = self.keeper.wait_s
+        wait_s = TRY_S if self._later else self.keeper.wait_s
         if wait_s is not None:
             self._again(wait_s)
 
@@ -161,17 +167,35 @@ class Desk:
 
     def _write(self, place: Place) -> None:
         """Make a page say what it should; where somebody else has the token still, it comes home first."""
-        lane = self._lane(place)
+        lane, now_s = self._lane(place), self._clock()
+        since_s = self._later.pop(place, now_s)
         if lane not in self.keeper.lanes:
             return
         wish = Wish() if self._is_awaited(place) else self.lanes.wish(place)
-        holder = self.keeper.view(lane).holder
-        if holder is not None and (wish.recall or holder != wish.holder):
+        view = self.keeper.view(lane)
+        if view.holder is not None and view.holder != wish.holder:
             self.keeper.recall(lane)
-        elif holder is None:
-            self.keeper.name(lane, wish.holder)
+        elif wish.recall and view.holder is not None:
+            if now_s < since_s + WAKING_S and (now_s < wish.not_before_s or not self._has_begun(place, view)):
+                self._later[place] = since_s
+            else:
+                self.keeper.recall(lane)
         else:
-            self.keeper.name(lane, wish.after, int(min(wish.turn_s, _LONGEST_S) * 1e9))
+            heir = wish.holder if view.holder is None else wish.after
+            self._note_turns(place, view, heir)
+            self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
+
+    def _note_turns(self, place: Place, view: View, heir: Who | None) -> None:
+        """Note how many turns somebody has had who is about to get another one."""
+        self._turns.pop(place, None)
+        for member in view.members:
+            if member.who == heir:
+                self._turns[place] = (member.who, member.turns)
+
+    def _has_begun(self, place: Place, view: View) -> bool:
+        """Say whether whoever was given the token has woken up: before that, it would give it back unused."""
+        who, turns = self._turns.get(place, (None, 0))
+        return who != view.holder or any(member.turns > turns for member in view.members if member.who == who)
 
     def _lane(self, place: Place) -> str:
         """Return what a lane is called on pages: never as an earlier executor called one of its own."""

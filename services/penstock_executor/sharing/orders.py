@@ -26,12 +26,15 @@ class Wish(msgspec.Struct, frozen=True):
         The holder is to give it back at its next boundary, since something is to be done before the next turn.
     turn_s : float, seconds
         How long the holder's turn is at least, if somebody is named.
+    not_before_s : float
+        Until then the holder is not to be asked for the token.
     """
 
     holder: Who | None = None
     after: Who | None = None
     recall: bool = False
     turn_s: float = 0.0
+    not_before_s: float = 0.0
 
 
 @dataclass(slots=True)

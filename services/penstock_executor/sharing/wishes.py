@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock_executor.sharing.orders import Wish
 from penstock_executor.sharing.party import Party, Place
 from penstock_executor.sharing.table import Table
 from penstock_lanes.wire import Who
+
+GANG_TURN_S: Final = 0.015
+"""The shortest turn of a gang: its turns go through the executor, which takes some 300 microseconds, 2 % of this."""
 
 
 def wish(table: Table, place: Place, least_turn_s: float) -> Wish:
@@ -32,7 +37,8 @@ def wish(table: Table, place: Place, least_turn_s: float) -> Wish:
     if not party.known:  # nobody else has a turn before it is known what it needs
         return Wish(holder)
     if not party.alone:
-        return Wish(holder, recall=any(_is_due(table, each) for each in party.places))
+        due = any(_is_due(table, each) for each in party.places)
+        return Wish(holder, recall=due, not_before_s=party.turn_s + max(GANG_TURN_S, least_turn_s))
     return _handed_on(table, place, party, holder, least_turn_s)
 
 
