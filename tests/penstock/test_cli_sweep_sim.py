@@ -46,6 +46,8 @@ def test_ways_of_filling_are_compared_in_one_table(penstock: Run, files: list[st
     assert found.keys() == {"water", "one"}
     assert found["water"]["makespan_s"] < found["one"]["makespan_s"]
     assert found["water"]["runs"] == 13
+    other = json.loads(penstock("sweep", "sim", *files, "-o", "json", "-f", "one", "--search", "random")[1])
+    assert other["one"]["runs"] == 9
 
 
 def test_each_step_can_be_made_to_take_longer(penstock: Run, files: list[str]) -> None:

@@ -29,6 +29,7 @@ def sim(
     filling: Annotated[
         list[str] | None, typer.Option("--filling", "-f", help="Repeatable, or with commas; all, if left out.")
     ] = None,
+    search: Annotated[str, typer.Option("--search", help="Instead of the file's.")] = "",
     trials: Annotated[int | None, typer.Option("--trials", min=0, help="How many points are tried.")] = None,
     max_gpus: Annotated[int, typer.Option("--max-gpus", min=1, help="Most devices for one trial (d).")] = 4,
     packing: Annotated[int, typer.Option("--packing", min=1, help="Most trials on one device (c).")] = 2,
@@ -45,7 +46,8 @@ def sim(
     from penstock.cli.typed import words
     from penstock_sim.sweeps import FILLINGS, Model, play
 
-    overrides = {key: value for key, value in {"trials": trials, "seed": seed}.items() if value is not None}
+    typed = {"search": search or None, "trials": trials, "seed": seed}
+    overrides = {key: value for key, value in typed.items() if value is not None}
     spec = specfile.sweep(specfile.read(file, sys.stdin.read), overrides)
     recorded = _curves(curves, spec)
     recorded = msgspec.structs.replace(recorded, unit_s=recorded.unit_s * slower)
