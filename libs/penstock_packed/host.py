@@ -36,8 +36,8 @@ A = TypeVar("A")
 FOREVER: Final = range(2**53)
 ROUND_S: Final = 0.2
 """Longest time without a boundary of the session, at which the host can be asked to stop."""
-TELL_S: Final = 0.25
-"""Between two reports of all metrics."""
+TELL_S: Final = 1.0
+"""Between two reports of all metrics, in which no turn is given."""
 
 
 class Outcome(NamedTuple):

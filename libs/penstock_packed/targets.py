@@ -2,8 +2,9 @@
 Requests and the times by which they are to be answered. Pure.
 
 Earliest deadline first, among the requests that can still be answered in time: if all that are there can be in some
-order, they are in this one. Those that are late already come after them, the oldest deadline first. Otherwise, when
-more is asked than can be answered, each late request would make the next one late, and soon all would be.
+order, they are in this one. Those that are late already fill the time that this leaves, the shortest first: one goes
+first if all others are then still in time. If they simply kept their place, then, when more is asked than can be
+answered, each late request would make the next one late, and soon all would be.
 
 References
 ----------
@@ -16,7 +17,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
 
 R = TypeVar("R")
 
@@ -28,6 +30,14 @@ class Asked(Generic[R]):
     request: R
     came_s: float
     due_s: float
+
+
+class Head(NamedTuple):
+    """A model's oldest request: by when it is due, and how long its answer takes, in seconds."""
+
+    due_s: float
+    answer_s: float
+    name: str
 
 
 class Targets(Generic[R]):
@@ -50,7 +60,7 @@ class Targets(Generic[R]):
     (None, None)
     >>> targets.first(["slow", "quick"], 10.3, lambda name: 0.01)
     ('quick', 10.4)
-    >>> targets.first(["slow", "quick"], 10.395, lambda name: 0.01)  # too late for the quick one
+    >>> targets.first(["slow", "quick"], 10.485, lambda name: 0.01)  # too late for the quick one, just in time for this
     ('slow', 10.5)
     """
 
@@ -81,7 +91,7 @@ class Targets(Generic[R]):
 
     def first(self, among: Container[str], now_s: float, answer_s: Callable[[str], float]) -> tuple[str, float] | None:
         """
-        Return the model whose oldest request is next, and its deadline; O(models with requests).
+        Return the model whose oldest request is next, and its deadline; O(m log m) in the models with requests.
 
         Parameters
         ----------
@@ -90,17 +100,13 @@ class Targets(Generic[R]):
         answer_s : callable
             How long a model takes for an answer, in seconds.
         """
-        due = [(asked[0].due_s, name) for name, asked in self._asked.items() if name in among]
-        if not due:
+        heads = [Head(asked[0].due_s, answer_s(name), name) for name, asked in self._asked.items() if name in among]
+        if not heads:
             return None
-
-        def place(item: tuple[float, str]) -> tuple[bool, float]:
-            due_s, name = item
-            late = now_s + answer_s(name) > due_s
-            return late and now_s - due_s < self._patience_s, due_s
-
-        due_s, name = min(due, key=place)
-        return name, due_s
+        head = min(heads)
+        if now_s - head.due_s < self._patience_s:
+            head = _next(heads, now_s)
+        return head.name, head.due_s
 
     def take(self, name: str, most: int) -> list[Asked[R]]:
         """Return a model's oldest requests, which then count as taken."""
@@ -126,3 +132,21 @@ class Targets(Generic[R]):
         """
         awake = [name for name, last_s in self._last_s.items() if now_s - last_s < self._quiet_s]
         return min(((self._target_s[name] - answer_s(name), name) for name in awake), default=(math.inf, ""))
+
+
+def _next(heads: list[Head], now_s: float) -> Head:
+    in_time = sorted(head for head in heads if now_s + head.answer_s <= head.due_s)
+    late = [head for head in heads if now_s + head.answer_s > head.due_s]
+    if not late:
+        return in_time[0]
+    shortest = min(late, key=attrgetter("answer_s", "due_s"))
+    return shortest if shortest.answer_s <= _slack_s(in_time, now_s) else in_time[0]
+
+
+def _slack_s(in_time: list[Head], now_s: float) -> float:
+    """Return how long requests that are answered in this order can all be put off without one becoming late."""
+    slack_s, end_s = math.inf, now_s
+    for head in in_time:
+        end_s += head.answer_s
+        slack_s = min(slack_s, head.due_s - end_s)
+    return slack_s

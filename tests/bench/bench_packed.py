@@ -26,8 +26,9 @@ from penstock_packed import CpuDevice, Host, MemoryNeed
 
 NEED = MemoryNeed(2**20, 0, 2**20)
 SPACE = 2**32
-LENGTH_S = 8.0
+LENGTH_S, ROUNDS = 4.0, 3
 LOADS = (("light", 0.2, 0), ("heavy", 0.7, 0), ("light, 4 trainings", 0.2, 4))
+SERVERS = {"packed": serving.packed, "processes": serving.processes}
 SWEEP = 20
 
 
@@ -169,16 +170,22 @@ def models() -> None:
     targets_s = [serving.LATE_S + serving.LATE_TIMES * took_s for took_s in computing]
     print(f"\n{serving.MODELS} models, computing {1e3 * min(computing):.2f} to {1e3 * max(computing):.2f} ms", end="")
     print(f", on average {1e3 * np.mean(computing):.2f} ms; medians over the models, in ms")
-    found = {}
+    found: dict[tuple[str, str], list[list[float]]] = {}
     for name, load, trials in LOADS:
-        requests = serving.arrivals(computing, load, LENGTH_S)
-        for kind, serve in (("packed", serving.packed), ("processes", serving.processes)):
-            with tempfile.TemporaryDirectory() as folder, serve(Path(folder), targets_s, trials) as served:
-                before, begun = served.steps(), time.perf_counter()
-                found[name, kind] = serving.latencies(served.connections, requests)
-                rate = (served.steps() - before) / (time.perf_counter() - begun)
-            print(summary(name, kind, found[name, kind], targets_s, rate))
-        print(ratios(name, found))
+        rates = dict.fromkeys(SERVERS, 0.0)
+        for number in range(ROUNDS):  # in turn, so that both see the same of what else the machine does
+            requests = serving.arrivals(computing, load, LENGTH_S, seed=number)
+            for kind, serve in SERVERS.items():
+                with tempfile.TemporaryDirectory() as folder, serve(Path(folder), targets_s, trials) as served:
+                    before, begun = served.steps(), time.perf_counter()
+                    times = serving.latencies(served.connections, requests)
+                    rates[kind] += (served.steps() - before) / (time.perf_counter() - begun) / ROUNDS
+                pooled = found.setdefault((name, kind), [[] for _ in times])
+                for model, more in zip(pooled, times, strict=True):
+                    model.extend(more)
+        for kind in SERVERS:
+            print(summary(name, kind, found[name, kind], targets_s, rates[kind]))
+        print(ratios(name, found), flush=True)
     each(computing, targets_s, found)
 
 

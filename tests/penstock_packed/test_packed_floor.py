@@ -97,7 +97,7 @@ def test_an_old_request_of_a_slow_model_goes_before_a_new_one_of_a_quick_model()
 
 def test_a_request_that_is_late_already_makes_no_other_late_and_is_answered_after_all() -> None:
     played = Played(patience_s=5.0)
-    played.model("late", 0.05, target_s=0.1)
+    played.model("late", 0.06, target_s=0.1)
     played.model("other", 0.05, target_s=0.1)
     played.set_up()
     played.ask("late")
@@ -110,6 +110,18 @@ def test_a_request_that_is_late_already_makes_no_other_late_and_is_answered_afte
     played.now_s += 6.0  # beyond patience: it has waited long enough
     played.ask("other")
     assert played.turn().name == "late"
+
+
+def test_a_late_request_is_answered_at_once_where_all_others_are_then_still_in_time() -> None:
+    played = Played()
+    for name, length_s, target_s in (("brief", 0.01, 0.02), ("long", 0.05, 0.06), ("other", 0.02, 0.06)):
+        played.model(name, length_s, target_s)
+    played.set_up()
+    played.ask("brief")
+    played.ask("long")
+    played.now_s += 0.1
+    played.ask("other")
+    assert [played.turn().name for _ in range(3)] == ["brief", "other", "long"]
 
 
 def test_one_step_of_a_model_gets_as_many_requests_as_are_there_up_to_its_batch() -> None:
