@@ -70,7 +70,8 @@ class Lane:
         self.name, self.page, self.bell = name, page, bell
         self._words = page.words
         self._sitters: dict[int, _Sitter] = {}
-        self._left: deque[tuple[int, int]] = deque()  # turn of leaving, seat
+        self._named: set[int] = set()  # in this turn: its holder may still give them the token
+        self._left: deque[tuple[int, int]] = deque()  # turn that has to be over, seat
         self._top = page.token()
         self._heir: int | None = None
         self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
@@ -150,7 +151,10 @@ class Lane:
         if seat_of(self._top) == number:
             news += self._give(regenerated(self._top, NOBODY))
         del self._sitters[number]
-        self._left.append((turn_of(self._top), number))
+        if number in self._named:
+            self._left.append((turn_of(self._top), number))
+        else:
+            self._left.appendleft((0, number))
         return [*news, *self._serve()]
 
     def name_next(self, who: Who | None, least_ns: int = 0) -> list[News]:
@@ -247,6 +251,7 @@ class Lane:
         if turn_of(top) - turn_of(self._top) == 2 and self._heir is not None:
             way.insert(1, self._heir)
         self._top = top
+        self._named.clear()
         news: list[News] = [self._passed(giver, taker) for giver, taker in pairwise(way)]
         if seat_of(top) != NOBODY and seat_of(top) not in self._sitters:  # it had left when it was given the token
             news += self._give(following(top, NOBODY))
@@ -262,6 +267,7 @@ class Lane:
         """Store the token; what was held is over."""
         giver, taker = seat_of(self._top), seat_of(word)
         self._words[self.page.row] = self._top = word
+        self._named.clear()
         if taker != NOBODY:
             self.page.ring(taker, word)
         return [self._passed(giver, taker)]
@@ -300,6 +306,7 @@ class Lane:
 
     def _tell(self, holder: int, to: int) -> None:
         self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | to
+        self._named.add(to)
 
     def _state(self, number: int) -> int:
         return self._words[self.page.seat(number) + STATE]

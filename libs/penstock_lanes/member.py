@@ -116,12 +116,10 @@ class Member:
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
-        due, works_on = False, self._works_on()
-        for seat in self.seats:
-            if seat.exit(DRAINING if works_on else AWAY):
-                due = True
+        works_on = self._works_on()
+        due = [seat for seat in self.seats if seat.exit(DRAINING if works_on else AWAY)]
         if due:
-            self._give()
+            self._give(due)
         elif works_on and len(self._drains) < len(self.seats):
             self._drains = {
                 seat: self._drains.get(seat) or Drain(seat, self._settle, self._between) for seat in self.seats
@@ -131,9 +129,9 @@ class Member:
         """The loop pauses or ends: who waits need not wait for the end of the lease."""
         if self._works_on():
             self._settle()
-        due = [seat.rest() for seat in self.seats]
-        if any(due):
-            self._give()
+        due = [seat for seat in self.seats if seat.rest()]
+        if due:
+            self._give(due)
 
     def look(self, timeout_s: float = 0.0) -> None:
         """
@@ -153,8 +151,9 @@ class Member:
 
     def close(self) -> None:
         """Leave: the token goes on, and the seats are free."""
-        if any(seat.holds for seat in self.seats):
-            self._give()
+        held = [seat for seat in self.seats if seat.holds]
+        if held:
+            self._give(held)
         self._hang_up()
         self._sit(0, ())
 
@@ -170,11 +169,19 @@ class Member:
         """Wait for the turn; False where the seats may have changed, or the keeper may be gone."""
         return seat.wait(LOOK_S) and not seat.called
 
-    def _give(self) -> None:
-        """Give all up, the highest device first: who waits for one must not hold a higher one."""
+    def _give(self, seats: list[Seat]) -> None:
+        """
+        Give the tokens of some seats, the highest device first.
+
+        Those of the others stay; but it is away there, so whoever asks for them has them soon. So it never waits for a
+        device while it keeps a higher one from others.
+        """
         self._settle()
-        for seat in reversed(self.seats):
+        for seat in reversed(seats):
             seat.give()
+        for seat in self.seats:
+            if seat.drains:
+                seat.drained()
         self._slices.restore()
 
     def _connect(self) -> bool:

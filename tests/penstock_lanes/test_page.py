@@ -109,8 +109,10 @@ def test_the_token_does_not_go_to_one_that_asks_no_more() -> None:
 
 def test_a_seat_is_not_given_out_again_while_somebody_may_still_pass_the_token_to_it() -> None:
     lane = open_lane("0/0", seats=4)
-    one, _ = sit(lane, "one"), sit(lane, "leaver")
+    one, leaver = sit(lane, "one"), sit(lane, "leaver")
     give_turn(lane, one, "one")
+    leaver.wait(0.0)
+    lane.name_next(Who("leaver", 1, 0))
     lane.leave(Who("leaver", 1, 0))
     assert sit(lane, "newcomer").number == 2
     lane.recall()
