@@ -1,0 +1,124 @@
+"""What runs may hold of the devices that they share, and who is asked to see to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import pytest
+
+from penstock_devices.port import Usage
+from penstock_events import Device, Job, JobSpec
+from penstock_executor.limits import HOST_LEAST_BYTES, Limits
+
+MIB = 2**20
+KEY = ("j1", 1)
+HOST = Device(index=0, kind="fast", memory_bytes=1024 * MIB, backend="emulated")
+GPU = Device(index=1, kind="h100", memory_bytes=1000 * MIB, backend="cuda", uuid="GPU-1")
+
+
+class Enforcer:
+    """Remembers what it was told."""
+
+    name: Literal["cgroup", "rlimit"] = "rlimit"
+    reason = ""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, int, int]] = []
+        self.forgotten: list[str] = []
+        self.killed = 0
+
+    def command(self, key: str, argv: Sequence[str], cap_bytes: int, most_bytes: int = 0) -> list[str]:
+        return ["capped", key, str(cap_bytes), str(most_bytes), *argv]
+
+    def change(self, key: str, leader: int, cap_bytes: int) -> None:
+        self.changes.append((key, leader, cap_bytes))
+
+    def usage(self, key: str, leader: int) -> Usage:
+        del key, leader
+        return Usage(killed=self.killed)
+
+    def forget(self, key: str) -> None:
+        self.forgotten.append(key)
+
+
+@pytest.fixture
+def enforcer() -> Enforcer:
+    return Enforcer()
+
+
+@pytest.fixture
+def limits(enforcer: Enforcer) -> Limits:
+    return Limits([HOST, GPU], enforcer)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own that holds 100 MiB."""
+    code = "kept = bytearray(b'x') * (100 << 20); print('up', flush=True); input()"
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert started.stdout is not None
+    started.stdout.readline()
+    yield started
+    started.communicate(b"\n")
+
+
+def test_a_run_that_has_its_devices_alone_is_told_nothing_and_kept_to_nothing(limits: Limits) -> None:
+    assert limits.environment(KEY, (0,)) == {}
+    assert limits.command(KEY, 0, (0,), ("true",)) == ["true"]
+    assert limits.broken(KEY, 0, 0, os.getpid()) == ""
+
+
+def test_an_opaque_job_gets_its_part_of_each_device(limits: Limits) -> None:
+    spec = JobSpec(name="j", command=("true",), sharing="fraction", fraction=0.25)
+    limits.set_fraction(Job(id="j1", spec=spec, submitted_s=0.0, epoch=1), (0, 1))
+    assert limits.caps == {KEY: {0: 256 * MIB, 1: 250 * MIB}}
+    assert limits.environment(KEY, (0,))["PENSTOCK_MEMORY_BYTES"] == str(256 * MIB)
+    assert limits.environment(KEY, (1,))["PENSTOCK_MEMORY_FRACTION"] == "0.25"
+
+
+def test_the_hosts_memory_is_capped_by_the_kernel_and_a_gpus_by_what_allocates(limits: Limits) -> None:
+    limits.caps[KEY] = {0: 100 * MIB, 1: 200 * MIB}
+    cap, most = 100 * MIB + HOST_LEAST_BYTES, 1024 * MIB + HOST_LEAST_BYTES
+    assert limits.command(KEY, 0, (0,), ("true",)) == ["capped", "j1-1-0", str(cap), str(most), "true"]
+    assert limits.command(KEY, 1, (1,), ("true",)) == ["true"]
+    assert limits.environment(KEY, (1,), framework_bytes=50 * MIB)["PENSTOCK_MEMORY_FRACTION"] == "0.15"
+
+
+def test_a_cap_that_changes_is_changed_for_processes_that_run(limits: Limits, enforcer: Enforcer) -> None:
+    limits.caps[KEY] = {0: 100 * MIB, 1: 200 * MIB}
+    limits.change(KEY, 0, (0,), leader=77)
+    limits.change(KEY, 1, (1,), leader=78)
+    assert enforcer.changes == [("j1-1-0", 77, 100 * MIB + HOST_LEAST_BYTES)]
+
+
+def test_who_holds_more_than_its_cap_is_found(limits: Limits, process: subprocess.Popen[bytes]) -> None:
+    limits.caps[KEY] = {0: 200 * MIB}
+    assert limits.broken(KEY, 0, 0, process.pid) == ""
+    limits.caps[KEY] = {0: 20 * MIB}
+    assert limits.broken(KEY, 0, 0, process.pid).endswith("MiB of device 0, where it may hold 20 MiB")
+
+
+def test_where_the_kernel_counts_nobody_else_does(
+    limits: Limits, enforcer: Enforcer, process: subprocess.Popen[bytes]
+) -> None:
+    enforcer.name, limits.caps[KEY] = "cgroup", {0: 20 * MIB}
+    assert limits.broken(KEY, 0, 0, process.pid) == ""
+    assert limits.killed(KEY, 0, (0,)) == ""
+    enforcer.killed = 1
+    assert (
+        limits.killed(KEY, 0, (0,))
+        == "rank 0 wanted more than the 84 MiB that it may hold, and was ended by the kernel"
+    )
+
+
+def test_what_was_made_for_a_run_goes_with_it(limits: Limits, enforcer: Enforcer) -> None:
+    limits.caps[KEY] = {0: 20 * MIB}
+    limits.forget(KEY, {0: None, 2: None})
+    limits.forget(("j2", 1), {0: None})
+    assert (enforcer.forgotten, limits.caps) == (["j1-1-0", "j1-1-2"], {})
