@@ -40,6 +40,7 @@ class Rota:
         self.told: list[News] = []
         self.gone = 0
         self._lanes_of = lanes_of
+        self._places: dict[Who, list[str]] = {}
         self._asking: dict[str, deque[Who]] = {}
         self._poll = select.poll()
         self._poll.register(keeper.fileno(), select.POLLIN)
@@ -69,8 +70,8 @@ class Rota:
             self.told.append(news)
             match news:
                 case Knocked(who):
-                    self._seat(who)
-                case Asks(lane, who):
+                    self.seat(who, self._lanes_of(who))
+                case Asks(lane, who) if lane in self._places.get(who, ()):
                     self._asking.setdefault(lane, deque()).append(who)
                     self._name(lane)
                 case Passed(lane, _, taker):
@@ -78,22 +79,28 @@ class Rota:
                     self._name(lane)
                 case Gone(who):
                     self.gone += 1
+                    self._places.pop(who, None)
                     for lane in self._asking:
                         self._drop(lane, who)
                         self._name(lane)
-                case Overruled():
+                case Asks() | Overruled():
                     pass
                 case _:
                     assert_never(news)
 
-    def _seat(self, who: Who) -> None:
-        lanes = self._lanes_of(who)
+    def seat(self, who: Who, lanes: list[str]) -> None:
+        """Seat a process that is here, or move it; without a lane it is refused."""
         if not lanes:
             self.keeper.refuse(who, "it is not on the rota")
             return
         for lane in lanes:
             self.keeper.open(lane)
+        left, self._places[who] = self._places.get(who, []), lanes
         self.keeper.seat(who, lanes)
+        for lane in left:
+            if lane not in lanes:
+                self._drop(lane, who)
+                self._name(lane)
 
     def _name(self, lane: str) -> None:
         asking = self._asking.get(lane)

@@ -88,6 +88,11 @@ class House:
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(news) >= count, PATIENCE_S), (news, self.rota.told)
 
+    def wait_for_more(self, than: int) -> None:
+        """Wait until something happens after so many news, or all are done."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._known) > than, 0.02)
+
     def order(self, order: Callable[[Keeper], object]) -> None:
         """Have something done with the keeper, by the thread that serves."""
         with self._changed:

@@ -170,8 +170,7 @@ def test_gangs_take_their_devices_in_one_order_and_never_wait_in_a_circle(tmp_pa
 def test_a_process_moves_to_another_lane_at_its_boundary(tmp_path: Path) -> None:
     with house(tmp_path) as served:
         holder, other = contended(served)
-        served.order(lambda keeper: keeper.open("0/1"))
-        served.order(lambda keeper: keeper.seat(holder.who, ["0/1"]))
+        served.order(lambda _: served.rota.seat(holder.who, ["0/1"]))
         assert holder.do("exit")[0].startswith("exited False")
         assert other.hear().startswith("entered")
         assert holder.do("enter")[0].startswith("entered")
@@ -181,8 +180,7 @@ def test_a_process_moves_to_another_lane_at_its_boundary(tmp_path: Path) -> None
 def test_one_that_waits_moves_at_once(tmp_path: Path) -> None:
     with house(tmp_path) as served:
         holder, other = contended(served)
-        served.order(lambda keeper: keeper.open("0/1"))
-        served.order(lambda keeper: keeper.seat(other.who, ["0/1"]))
+        served.order(lambda _: served.rota.seat(other.who, ["0/1"]))
         assert other.hear().startswith("entered")
         assert served.keeper.view(LANE).holder == holder.who
 
@@ -235,3 +233,18 @@ def test_a_holder_that_died_while_there_was_no_keeper_is_not_waited_for_for_ever
         with house(tmp_path) as served:
             assert other.hear().startswith("entered")
             assert served.keeper.view(LANE).holder == other.who
+
+
+def test_processes_that_are_moved_about_all_come_to_their_end(tmp_path: Path) -> None:
+    lanes = [["0/0"], ["1/0"], ["0/0", "1/0"], ["1/0", "2/0"], ["0/0", "2/0"]]
+    with house(tmp_path, lambda _: lanes[0]) as served:
+        processes = [served.process(name) for name in "abc"]
+        for process in processes:
+            process.tell("work 40 200")
+            served.asks(process)
+        for turn in range(24):
+            moved, to = processes[turn % 3], lanes[(turn * 7 + turn // 3) % 5]
+            before = len(served.rota.told)
+            served.order(lambda _, moved=moved, to=to: served.count(Gone(moved.who)) or served.rota.seat(moved.who, to))
+            served.wait_for_more(before)
+        assert [len(process.hear().split()) for process in processes] == [40, 40, 40]
