@@ -162,6 +162,10 @@ class Gangs:
             if job_id in self.boards[device]:
                 self.boards[device].hurry(job_id)
 
+    def gained(self, device: int, lanes: int, ratio: float, now_s: float) -> list[Told]:
+        """Running side by side has been measured on one device (:meth:`Board.gained`)."""
+        return self._follow(_on(device, self.boards[device].gained(lanes, ratio, now_s)), now_s)
+
     def finish(self, job_id: str, now_s: float) -> list[Told]:
         """A job is over on all of its devices."""
         return self._follow(self._withdraw(self._gang(job_id), now_s), now_s)

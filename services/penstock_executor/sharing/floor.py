@@ -16,6 +16,7 @@ from penstock_executor.host import Host, Place
 from penstock_executor.limits import Limits
 from penstock_executor.local import Key, Run, Seat
 from penstock_executor.sharing import told
+from penstock_executor.sharing.beside import Beside
 from penstock_executor.sharing.desk import Desk
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.leases import WORDS, LeaseRules, Turns
@@ -82,6 +83,7 @@ class Floor:
         self._clock, self._hang = clock, hang
         self._turns = Turns(leases)
         self._shares = told.Shares()
+        self._beside = Beside()
         self._refused: dict[Key, Seat] = {}
         self._exited: set[Place] = set()
         host.on_memory = self._measured
@@ -129,6 +131,7 @@ class Floor:
         if self._has(key):
             self.lanes.leave(key[0], self._clock(), reason)
             self.desk.forget(key)
+            self._beside.forget(key[0])
             self.turn()
         run = self.host.runs.get(key)
         self.limits.forget(key, run.ranks if run is not None else {})
@@ -169,6 +172,9 @@ class Floor:
         self.desk.look_again()
         views = self.desk.views()
         self._shares.measure(views, monotonic_ns)
+        for device, lanes, ratio in self._beside.look(views):
+            _log.info("lanes_compared", device=device, lanes=lanes, ratio=round(ratio, 3))
+            self.lanes.gained(device, lanes, ratio, self._clock())
         for place, view in views.items():
             self._watch(place, view)
         for run in list(self.host.runs.values()):

@@ -187,6 +187,12 @@ class Lanes:
         self._home(who)
         table.want(party)
 
+    def gained(self, device: int, lanes: int, ratio: float, now_s: float) -> None:
+        """So many lanes of a device, side by side, have the throughput of one fewer times ``ratio``."""
+        table = self._at(now_s)
+        table.digest(table.gangs.gained(device, lanes, ratio, now_s))
+        table.touch_devices([device])
+
     # --- what is to be done
     def waiting(self, place: Place) -> int:
         """Return how many runs of a lane wait for their turn."""
