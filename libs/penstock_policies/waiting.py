@@ -81,14 +81,14 @@ def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
     >>> impossible(JobSpec(name="a", command=("true",)), empty)[:2]
     ('no_nodes', 'pool `lab` has no node')
     """
+    if _largest(spec, scene.whole) >= spec.gpus:
+        return None
     if not scene.nodes:
         remedy = "start an executor in it, or choose another pool"
         return Reason("no_nodes", f"pool `{scene.pool}` has no node", remedy)
     if not any(node.usable for node in scene.nodes):
         evidence = f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained"
         return Reason("no_nodes", evidence, _resume(_lacking(spec, scene) or scene.nodes[:3]))
-    if _largest(spec, scene.whole) >= spec.gpus:
-        return None
     present = Free({node.id: node.devices for node in scene.nodes})
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, scene)

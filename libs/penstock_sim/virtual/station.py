@@ -39,14 +39,18 @@ class Station:
     @property
     def concerned(self) -> bool:
         """Whether it has to be asked because of what it has heard, or somebody has woken it."""
-        while not self.woken and self._looked_at < len(self.heard):
-            self.woken = self._heeds(self.heard[self._looked_at].commit)
-            self._looked_at += 1
+        if not self.woken and self._looked_at < len(self.heard):
+            self._look()
         return self.woken
 
     def due(self, now_s: float) -> bool:
         """Say whether it is to be asked now."""
         return self.concerned or self.wake_at_s <= now_s
+
+    def _look(self) -> None:
+        while not self.woken and self._looked_at < len(self.heard):
+            self.woken = self._heeds(self.heard[self._looked_at].commit)
+            self._looked_at += 1
 
     def decide(self, now_s: float) -> list[tuple[Proposal, int]]:
         """Ask it; return its proposals, each with the sequence that it expects of its subject."""
