@@ -229,6 +229,22 @@ def test_a_pruner_stops_what_is_worse_than_the_median():
     assert 0 < last[-1] < 12
 
 
+def test_each_run_is_judged_by_a_pruner_once_however_long_the_sweep(monkeypatch):
+    pytest.importorskip("optuna")
+    from penstock_policies.search import optuna_study  # noqa: PLC0415 - needs Optuna
+
+    judged: list[int] = []
+    monkeypatch.setattr(optuna_study, "prunes", lambda _pruner, _spec, _past, number, _top: bool(judged.append(number)))
+    past = play(sweep("random", trials=20, pruner="median", budget=budget()), devices=3, chance=1)
+    below_the_top = [i for i, run in enumerate(past.runs) if run.rung < 2]
+    assert sorted(judged) == below_the_top
+
+
+def test_a_batch_is_bounded_on_a_large_cluster():
+    assert len(next_runs(sweep("tpe", trials=900), Past(), devices=500)) == 64
+    assert len(next_runs(sweep("tpe", trials=900, concurrency=100), Past(), devices=5)) == 100
+
+
 # --- what is refused
 
 

@@ -24,6 +24,10 @@ GROUP: Final = 500
 """Trials opened in one fact, so that it stays well below a message's limit."""
 
 
+BATCH: Final = 64
+"""Most trials of a batch whose size the sweep leaves open: nothing is learned within one, and each is a question."""
+
+
 class Driver(Protocol):
     """Says which runs are opened now."""
 
@@ -38,8 +42,8 @@ def at_once(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[W
 
 
 def in_batches(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:
-    """Open a batch, as many as there are devices unless the sweep says, and the next one when it is over."""
-    return _batch(spec, past, spec.concurrency or max(1, devices), sample)
+    """Open a batch, as many as there are devices (to :data:`BATCH`) unless the sweep says; the next when it is over."""
+    return _batch(spec, past, spec.concurrency or min(max(1, devices), BATCH), sample)
 
 
 def _batch(spec: SweepSpec, past: Past, batch: int, sample: Sample) -> list[Wanted]:

@@ -24,7 +24,7 @@ from penstock_policies.search.samplers import point_of
 RANDOM_SHARE: Final = 1 / 3
 """Of the points that a model-based search draws at random all the same (Falkner et al., BOHB, ICML 2018)."""
 
-optuna.logging.disable_default_handler()
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # a study is made for each question: no news
 
 
 def tpe(spec: SweepSpec, past: Past, count: int) -> list[Params]:

@@ -18,16 +18,18 @@ PRUNERS: Final = ("median", "percentile", "halving")
 
 
 def climbing(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:
-    """Let each trial train to the next budget unless it is pruned; where there is room, begin another one."""
-    budget, places = budget_of(spec), room(spec, past, devices)
+    """
+    Let each trial train to the next budget unless it is pruned; where there is room, begin another one.
+
+    Each is judged once: a trial that was stopped stays so, whatever becomes of the others.
+    """
+    budget = budget_of(spec)
     top, wanted = halvings(budget), []
-    gone = {(run.trial, run.rung) for run in past.runs}
+    judged = max((run.after for run in past.runs), default=0)  # whoever ended before the last opening was judged then
     for number, run in enumerate(past.runs):
-        climbs = run.value is not None and run.rung < top and (run.trial, run.rung + 1) not in gone
-        if climbs and not _pruned(spec, past, number, top):
+        if run.ended > judged and run.value is not None and run.rung < top and not _pruned(spec, past, number, top):
             wanted.append(promoted(past, number, run.rung + 1, budget.least * budget.eta ** (run.rung + 1)))
-    wanted = wanted[:places]
-    fresh = min(places - len(wanted), spec.trials - past.trials)
+    fresh = min(room(spec, past, devices) - len(wanted), spec.trials - past.trials)
     drawn = sample(fresh) if fresh > 0 else []
     return wanted + [Wanted(trial=past.trials + i, params=p, budget=budget.least) for i, p in enumerate(drawn)]
 
