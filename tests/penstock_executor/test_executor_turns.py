@@ -107,12 +107,12 @@ async def test_a_job_that_takes_more_than_it_may_hold_ends_alone(world: World, n
 async def test_a_restarted_executor_takes_turns_over_again(world: World, notes: Notes) -> None:
     node = await world.node(**ONE_LANE)
     for job in ("j1", "j2"):
-        await share(world, job, notes.command(1200))
+        await share(world, job, notes.command(600))
     await eventually(lambda: notes.done("j1") > 10 and notes.done("j2") > 10)
     await node.kill()
     await node.start()
     for job in ("j1", "j2"):
-        assert (await world.ended(job)).steps == 1200
+        assert (await world.ended(job)).steps == 600
     assert notes.overlaps() == []
     again = await world.fact(LaneChanged, "j1", lambda fact: "restarted" in fact.reason)
     assert (again.change, again.lane) == ("entered", 0)
@@ -145,12 +145,12 @@ async def test_a_gang_takes_its_turns_on_two_devices_together(world: World, note
 
 async def test_a_job_whose_need_nobody_knows_is_measured_before_others_have_turns(world: World, notes: Notes) -> None:
     await world.node(**ONE_LANE)
-    await share(world, "j1", notes.command(1500), memory=None)
+    await share(world, "j1", notes.command(500), memory=None)
     measured = await world.fact(RunMeasured, "j1")
     assert measured.iterations >= 2
     await share(world, "j2", notes.command(50))
     assert (await world.ended("j2")).steps == 50
-    assert (await world.ended("j1")).steps == 1500
+    assert (await world.ended("j1")).steps == 500
 
 
 async def test_a_part_of_a_device_is_told_and_kept_to(world: World) -> None:

@@ -57,13 +57,13 @@ def done(notes: Path, job_id: str) -> int:
 async def test_three_jobs_share_a_device_in_turns_and_do_every_step_once(cluster, tmp_path):
     notes, go = tmp_path / "notes", tmp_path / "go"
     async with cluster.client() as client:
-        jobs = [(await client.submit(turning(notes, 200, "busy_ms=2", f"go={go}"))).id for _ in range(3)]
+        jobs = [(await client.submit(turning(notes, 120, "busy_ms=2", f"go={go}"))).id for _ in range(3)]
         for job_id in jobs:
             await until(client, job_id, "run.started.v1")
         go.touch()
         for job_id in jobs:
             job = await client.wait(job_id)
-            assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 1, 200), job.reason
+            assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 1, 120), job.reason
         story = [line.text for line in (await client.story(jobs[1])).lines]
     assert_in_turns(notes)
     assert sum(first[2] != second[2] for first, second in pairwise(iterations(notes))) >= 6
@@ -75,12 +75,12 @@ async def test_three_jobs_share_a_device_in_turns_and_do_every_step_once(cluster
 async def test_a_crash_in_a_turn_leaves_the_others_alone(cluster, tmp_path):
     notes = tmp_path / "notes"
     async with cluster.client() as client:
-        first = (await client.submit(turning(notes, 400, "busy_ms=2"))).id
+        first = (await client.submit(turning(notes, 300, "busy_ms=2"))).id
         await eventually(lambda: done(notes, first) > 10)
-        second = (await client.submit(turning(notes, 200, "crash_at=50", "busy_ms=2"))).id
+        second = (await client.submit(turning(notes, 100, "crash_at=50", "busy_ms=2"))).id
         failed, other = await client.wait(second), await client.wait(first)
         left = (await facts(client, second, "run.lane_changed.v1"))[-1]
-    assert (failed.state, failed.exit_code, other.state, done(notes, first)) == ("F", 7, "CD", 400)
+    assert (failed.state, failed.exit_code, other.state, done(notes, first)) == ("F", 7, "CD", 300)
     assert left.fact["change"] == "left"
     assert left.fact["reason"] == "its run has ended with exit code 7"
     assert_in_turns(notes)
@@ -89,26 +89,26 @@ async def test_a_crash_in_a_turn_leaves_the_others_alone(cluster, tmp_path):
 async def test_a_job_of_its_own_device_waits_until_those_who_share_it_are_done(cluster, tmp_path):
     notes = tmp_path / "notes"
     async with cluster.client() as client:
-        sharing = (await client.submit(turning(notes, 200, "busy_ms=2"))).id
+        sharing = (await client.submit(turning(notes, 100, "busy_ms=2"))).id
         await until(client, sharing, "run.started.v1")
         alone = (await client.submit(JobSpec(name="alone", command=("true",), profile="off"))).id
         assert (await client.wait(alone)).state == "CD"
         started = (await facts(client, alone, "run.started.v1"))[0]
         ended = (await facts(client, sharing, "run.ended.v1"))[0]
     assert ended.seq < started.seq
-    assert done(notes, sharing) == 200
+    assert done(notes, sharing) == 100
 
 
 async def test_an_executor_that_is_killed_takes_its_lanes_over_again(cluster, tmp_path):
     notes = tmp_path / "notes"
     async with cluster.client() as client:
-        jobs = [(await client.submit(turning(notes, 600, "busy_ms=2"))).id for _ in range(2)]
+        jobs = [(await client.submit(turning(notes, 400, "busy_ms=2"))).id for _ in range(2)]
         await eventually(lambda: all(done(notes, job_id) > 10 for job_id in jobs))
         for pid in cluster.pids("executor"):
             os.kill(pid, signal.SIGKILL)
         for job_id in jobs:
             job = await client.wait(job_id)
-            assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 1, 600)
+            assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 1, 400)
         entered = [each.fact for each in await facts(client, jobs[0], "run.lane_changed.v1")]
     assert_in_turns(notes)
     assert [change.get("reason", "") for change in entered if change["change"] == "entered"][1:] == [
@@ -119,7 +119,7 @@ async def test_an_executor_that_is_killed_takes_its_lanes_over_again(cluster, tm
 async def test_a_preempted_job_that_shares_saves_and_goes_on_where_it_was(cluster, tmp_path):
     notes = tmp_path / "notes"
     async with cluster.client() as client:
-        jobs = [(await client.submit(turning(notes, 500, "busy_ms=2"))).id for _ in range(2)]
+        jobs = [(await client.submit(turning(notes, 250, "busy_ms=2"))).id for _ in range(2)]
         await eventually(lambda: all(done(notes, job_id) > 10 for job_id in jobs))
         node = (await client.nodes()).nodes[0].id
         cluster.run("node", "drain", node, "--preempt")
@@ -128,7 +128,7 @@ async def test_a_preempted_job_that_shares_saves_and_goes_on_where_it_was(cluste
         cluster.run("node", "resume", node)
         for job_id in jobs:
             job = await client.wait(job_id)
-            assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 2, 500)
+            assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 2, 250)
             (ended, _) = await facts(client, job_id, "run.ended.v1")
             assert ended.fact["outcome"] == "preempted"
     assert_in_turns(notes)
