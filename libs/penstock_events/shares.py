@@ -44,10 +44,11 @@ def leave(jobs: Jobs, job: Job, node_id: str, at_s: float) -> None:
 
 
 def beside(jobs: Jobs, event: Event) -> list[Job]:
-    """Return the jobs whose shares a start or an end of another's run may have changed."""
+    """Return the jobs whose shares a start or an end of another's run has changed, once it is folded in."""
     if not jobs.sharers or not isinstance(event, RunStarted | RunEnded):
         return []
-    return [jobs[job_id] for job_id in jobs.sharers.get(event.node_id, ()) if job_id != event.job_id]
+    there = (jobs[job_id] for job_id in jobs.sharers.get(event.node_id, ()) if job_id != event.job_id)
+    return [job for job in there if job.share_since_s == event.at_s]
 
 
 def _divide(jobs: Jobs, node_id: str, at_s: float) -> None:

@@ -76,6 +76,7 @@ class Sharing:
         self._closed: set[At] = set()
         self._kept: set[str] = set()  # kinds
         self._futile: dict[tuple[object, ...], int] = {}  # demand → devices that had been opened then, and one
+        self._by_rank: dict[tuple[object, ...], Mapping[str, Sharer]] = {}
         self._no_room: set[tuple[object, ...]] = set()
 
     def __len__(self) -> int:
@@ -256,21 +257,23 @@ class Sharing:
 
     def _lightest(self, ranked: Ranked, outlook: Outlook) -> list[tuple[Shared, list[Sharer]]]:
         """Return devices and those of their sharers who yield to a job, the lightest first."""
-        yielding = {
-            job_id: sharer
-            for job_id, sharer in self._sharers().items()
-            if job_id not in self._stopping and sharer.yields_to(ranked, outlook)
-        }
-        if not yielding:
-            return []
+        yielding = self._yielding(ranked, outlook)
         found = []
-        for shared in self._open_to(ranked):
-            there = sorted(
-                (yielding[job_id] for job_id in shared.tenants if job_id in yielding), key=lambda sharer: sharer.key
-            )
-            if there:
+        for shared in self._open_to(ranked) if yielding else ():
+            some = (yielding[job_id] for job_id in shared.tenants if job_id in yielding)
+            if there := sorted((s for s in some if s.job_id not in self._stopping), key=lambda sharer: sharer.key):
                 found.append((shared, there))
         return nsmallest(LOOKED_AT, found, key=lambda each: (each[1][0].key, key_of(each[0].at)))
+
+    def _yielding(self, ranked: Ranked, outlook: Outlook) -> Mapping[str, Sharer]:
+        """Return the sharers who make way for a job, by rank: those for others of its rank are the same."""
+        rank = ranked[:1] if outlook.manner.preempts == "queue" else ranked[:2]
+        found = self._by_rank.get(rank)
+        if found is None:
+            every = self._sharers().items()
+            found = {job_id: sharer for job_id, sharer in every if sharer.yields_to(ranked, outlook)}
+            self._by_rank[rank] = found
+        return found
 
     def _room(self, ranked: Ranked, tenant: Tenant, shared: Shared, yielding: Sequence[Sharer]) -> Room | None:
         """Return who would have to leave a device; None if it would not do, or if nobody were left there."""
