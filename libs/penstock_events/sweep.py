@@ -9,7 +9,7 @@ import msgspec
 from penstock_events.base import Event
 from penstock_events.spec import Param
 
-Problem = Literal["", "crashed", "diverged", "no_report", "out_of_memory", "refused"]
+Problem = Literal["", "crashed", "diverged", "no_report", "refused"]
 """Why a trial gave no value."""
 
 
@@ -60,8 +60,8 @@ class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.
     value : float or None
         Its metric; None where it reported none.
     problem : str
-        Why there is no value: it crashed, its metric was no number in the end (``diverged``), it reported nothing, it
-        took more memory than there was, or the gateway refused it. Empty where there is one, or it was cancelled.
+        Why there is no value: it crashed, its metric was no number in the end (``diverged``), it reported nothing, or
+        the gateway refused it. Empty where there is one, or it was cancelled.
     reason : str
         The same in a sentence, where there is more to say.
     """

@@ -20,7 +20,7 @@ class TrialView(View, frozen=True, kw_only=True):
     promoted : bool
         Whether another run went on from it.
     problem : str
-        Why it gave no value: crashed, diverged, no_report, out_of_memory, refused.
+        Why it gave no value: crashed, diverged, no_report, refused.
     """
 
     job_id: str
