@@ -65,7 +65,7 @@ def measure(jobs: int, sharing: Literal["exclusive", "lane"]) -> None:
 def main() -> None:
     """Print rounds with some room, and with none."""
     matching.warm()
-    for jobs in (1_500, 8_000):
+    for jobs in (1_500, 12_000):
         measure(jobs, "exclusive")
         measure(jobs, "lane")
 

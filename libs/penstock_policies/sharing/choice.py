@@ -23,7 +23,7 @@ from penstock_policies.sharing.tied import Sharer
 LOOKED_AT: Final = 64
 """Most devices of which a round considers to preempt some of those who share it, for one job."""
 
-MOST_MISSES: Final = 256
+MOST_MISSES: Final = 128
 """Demands that find no room in a round; jobs of others behind them are looked at when something has changed."""
 
 
@@ -199,7 +199,7 @@ class Sharing:
     def keep(self, ranked: Ranked) -> None:
         """Let nobody else onto the device that has most room for a job that has lost its patience: one of a kind."""
         tenant = self.tenants[ranked.job_id]
-        if tenant.alone or tenant.gpus > 1:
+        if tenant.alone or tenant.gpus > 1 or self._kept >= {like.kind for like in self._classes}:
             return
         open_to = [
             shared
