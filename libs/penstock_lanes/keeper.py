@@ -16,9 +16,10 @@ from time import monotonic_ns
 from typing import Final
 
 from penstock_lanes.door import Door, Guest
-from penstock_lanes.lane import Lane, NoRoom, open_lane
+from penstock_lanes.lane import Lane, open_lane
 from penstock_lanes.news import Gone, Knocked, News, View
 from penstock_lanes.page import MOST_SEATS, BadPage, Page
+from penstock_lanes.seating import NoRoom
 from penstock_lanes.wire import VERSION, Join, Message, Place, Refused, Sat, Seated, Who
 
 TICK_S: Final = 0.004

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from penstock_lanes.futex import fence
-from penstock_lanes.news import Asks, Counters, News, Overruled, Passed, View
+from penstock_lanes.news import Asks, News, Overruled, Passed, View
 from penstock_lanes.page import (
     ASKING,
     BUSY,
     DRAINING,
-    HELD_NS,
     ITERATIONS,
     LEAST_NS,
     LETTER,
@@ -24,13 +21,13 @@ from penstock_lanes.page import (
     RECALL,
     SINCE_NS,
     STATE,
-    TURNS,
     Page,
     following,
     regenerated,
     seat_of,
     turn_of,
 )
+from penstock_lanes.seating import Seating
 from penstock_lanes.wire import Who
 
 RETURN_NS: Final = 3_000_000_000
@@ -39,17 +36,6 @@ GRACE_NS: Final = 4_000_000
 """For how long a holder may be between two iterations while somebody waits."""
 STOPPED_NS: Final = 20_000_000
 """How long a turn lasts before it is looked whether the holder's process is stopped."""
-
-
-class NoRoom(Exception):
-    """All seats of a lane are taken."""
-
-
-@dataclass(slots=True, eq=False)
-class _Sitter:
-    who: Who
-    pid: int
-    asks: bool = False
 
 
 class Lane:
@@ -69,9 +55,7 @@ class Lane:
     def __init__(self, name: str, page: Page, bell: int) -> None:
         self.name, self.page, self.bell = name, page, bell
         self._words = page.words
-        self._sitters: dict[int, _Sitter] = {}
-        self._named: set[int] = set()  # in this turn: its holder may still give them the token
-        self._left: deque[tuple[int, int]] = deque()  # turn that has to be over, seat
+        self._seating = Seating(page)
         self._top = page.token()
         self._heir: int | None = None
         self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
@@ -82,7 +66,7 @@ class Lane:
     def contended(self) -> bool:
         """Whether somebody waits for the holder, so that :meth:`look` has to be called every few milliseconds."""
         holder = seat_of(self._top)
-        return holder != NOBODY and (self._heir is not None or self._recalled or holder not in self._sitters)
+        return holder != NOBODY and (self._heir is not None or self._recalled or holder not in self._seating)
 
     @property
     def is_untouched(self) -> bool:
@@ -98,13 +82,8 @@ class Lane:
         NoRoom
             If there is none left.
         """
-        number = self._seat(who)
-        if number is not None:
-            return number
-        number = self._free()
-        self.page.used = max(self.page.used, number + 1)
-        self._sitters[number] = _Sitter(who, pid)
-        return number
+        number = self._seating.number(who)
+        return self._seating.take(who, pid, turn_of(self._top)) if number is None else number
 
     def take_back(self, who: Who, pid: int, number: int) -> list[News]:
         """
@@ -115,20 +94,18 @@ class Lane:
         ValueError
             If there is no such seat, or somebody sits there.
         """
-        if not 0 <= number < min(self.page.used, self.page.seats) or number in self._sitters:
-            raise ValueError(f"lane {self.name} has no free seat {number} that was ever given out")
-        self._sitters[number] = _Sitter(who, pid)
+        self._seating.take_back(who, pid, number)
         return [Passed(self.name, None, who)] if seat_of(self._top) == number else []
 
     def announce(self, who: Who, letter: int) -> None:
         """Let a member know which message it has to read."""
-        number = self._seat(who)
+        number = self._seating.number(who)
         if number is not None:
             self._words[self.page.seat(number) + LETTER] = letter
 
     def call(self, who: Who) -> list[News]:
         """Have a member read what was sent to it: at its next boundary, where it gives up the token for that."""
-        number = self._seat(who)
+        number = self._seating.number(who)
         if number is None:
             return []
         news = self.name_next(None) if self._heir == number else []
@@ -139,27 +116,21 @@ class Lane:
 
     def leave(self, who: Who) -> list[News]:
         """A process has left its seat, or is dead."""
-        number = self._seat(who)
+        number = self._seating.number(who)
         if number is None:
             return []
         news = self.look(0)
-        first = self.page.seat(number)
-        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS):
-            self._words[first + word] = 0
+        self._seating.clear(number)
         if self._heir == number:
             news += self.name_next(None)
         if seat_of(self._top) == number:
             news += self._give(regenerated(self._top, NOBODY))
-        del self._sitters[number]
-        if number in self._named:
-            self._left.append((turn_of(self._top), number))
-        else:
-            self._left.appendleft((0, number))
+        self._seating.leave(number, turn_of(self._top))
         return [*news, *self._serve()]
 
     def name_next(self, who: Who | None, least_ns: int = 0) -> list[News]:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
-        number = None if who is None else self._seat(who)
+        number = None if who is None else self._seating.number(who)
         news = self.look(0)
         heir = number if number != seat_of(self._top) else None
         if heir != self._heir:
@@ -209,7 +180,7 @@ class Lane:
             By ``CLOCK_MONOTONIC``; 0: only see, and take the token from nobody.
         """
         news = self._follow()
-        for number, sitter in self._sitters.items():
+        for number, sitter in self._seating:
             if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
                 sitter.asks = True
                 news.append(Asks(self.name, sitter.who))
@@ -222,24 +193,14 @@ class Lane:
 
     def view(self) -> View:
         """Return what it looks like now."""
-        holder = self._sitters.get(seat_of(self._top))
+        holder = self._seating.who(seat_of(self._top))
         first = self.page.seat(seat_of(self._top)) if holder else 0
         return View(
-            holder=holder.who if holder else None,
+            holder=holder,
             since_ns=self._words[first + SINCE_NS] if holder else 0,
-            busy=bool(holder) and self._words[first + STATE] == BUSY,
+            busy=holder is not None and self._words[first + STATE] == BUSY,
             turn=self._top >> 8 & (1 << 40) - 1,
-            members=tuple(self._counters(number, sitter) for number, sitter in self._sitters.items()),
-        )
-
-    def _counters(self, number: int, sitter: _Sitter) -> Counters:
-        first = self.page.seat(number)
-        return Counters(
-            who=sitter.who,
-            iterations=self._words[first + ITERATIONS],
-            busy=self._words[first + STATE] == BUSY,
-            held_ns=self._words[first + HELD_NS],
-            turns=self._words[first + TURNS],
+            members=tuple(self._seating.counters()),
         )
 
     def _follow(self) -> list[News]:
@@ -251,23 +212,23 @@ class Lane:
         if turn_of(top) - turn_of(self._top) == 2 and self._heir is not None:
             way.insert(1, self._heir)
         self._top = top
-        self._named.clear()
+        self._seating.turned()
         news: list[News] = [self._passed(giver, taker) for giver, taker in pairwise(way)]
-        if seat_of(top) != NOBODY and seat_of(top) not in self._sitters:  # it had left when it was given the token
+        if seat_of(top) != NOBODY and seat_of(top) not in self._seating:  # it had left when it was given the token
             news += self._give(following(top, NOBODY))
         return news
 
     def _passed(self, giver: int, taker: int) -> Passed:
         self._heir, self._recalled = None, False
-        if taker in self._sitters:
-            self._sitters[taker].asks = False
-        return Passed(self.name, self._who(giver), self._who(taker))
+        if taker in self._seating:
+            self._seating[taker].asks = False
+        return Passed(self.name, self._seating.who(giver), self._seating.who(taker))
 
     def _give(self, word: int) -> list[News]:
         """Store the token; what was held is over."""
         giver, taker = seat_of(self._top), seat_of(word)
         self._words[self.page.row] = self._top = word
-        self._named.clear()
+        self._seating.turned()
         if taker != NOBODY:
             self.page.ring(taker, word)
         return [self._passed(giver, taker)]
@@ -288,14 +249,14 @@ class Lane:
     def _press(self, now_ns: int) -> list[News]:
         """Somebody waits for the holder: take the token from one that does not use it."""
         holder = seat_of(self._top)
-        if holder not in self._sitters:
+        if holder not in self._seating:
             self._found_ns = self._found_ns or now_ns
             return self.overrule() if now_ns - self._found_ns >= RETURN_NS else []
         first = self.page.seat(holder)
         if self._words[first + STATE] == BUSY:
             self._away = None
-            if now_ns - self._words[first + SINCE_NS] > STOPPED_NS and _is_stopped(self._sitters[holder].pid):
-                return [Overruled(self.name, self._sitters[holder].who), *self.overrule()]
+            if now_ns - self._words[first + SINCE_NS] > STOPPED_NS and _is_stopped(self._seating[holder].pid):
+                return [Overruled(self.name, self._seating[holder].who), *self.overrule()]
             return []
         seen = turn_of(self._top), self._words[first + ITERATIONS]
         if self._away != seen:
@@ -306,26 +267,10 @@ class Lane:
 
     def _tell(self, holder: int, to: int) -> None:
         self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | to
-        self._named.add(to)
+        self._seating.named(to)
 
     def _state(self, number: int) -> int:
         return self._words[self.page.seat(number) + STATE]
-
-    def _free(self) -> int:
-        """Return a seat; not one that somebody may still give the token to, having been told so in this turn."""
-        if self._left and self._left[0][0] < turn_of(self._top):
-            return self._left.popleft()[1]
-        number = self.page.used
-        if number >= self.page.seats:
-            raise NoRoom(f"lane {self.name} has {self.page.seats} seats, and all are taken; use another lane")
-        return number
-
-    def _seat(self, who: Who) -> int | None:
-        return next((number for number, sitter in self._sitters.items() if sitter.who == who), None)
-
-    def _who(self, number: int) -> Who | None:
-        sitter = self._sitters.get(number)
-        return sitter.who if sitter else None
 
 
 def open_lane(name: str, seats: int = MOST_SEATS) -> Lane:

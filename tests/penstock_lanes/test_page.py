@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_lanes import futex
-from penstock_lanes.lane import Lane, NoRoom, open_lane
+from penstock_lanes.lane import Lane, open_lane
 from penstock_lanes.page import (
     MAGIC,
     NOBODY,
@@ -23,6 +23,7 @@ from penstock_lanes.page import (
     turn_of,
 )
 from penstock_lanes.seat import Seat
+from penstock_lanes.seating import NoRoom
 from penstock_lanes.wire import Who
 
 tokens = st.builds(Token, st.integers(0, 2**16 - 1), st.integers(0, 2**40 - 2), st.integers(0, NOBODY))
