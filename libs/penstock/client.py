@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock import submission
+from penstock import results, submission
 from penstock.following import about, facts, until
 from penstock_bus.port import Bus, BusError, LogLine
 from penstock_bus.settings import Connection, load
@@ -278,6 +278,11 @@ class Client:
         seq = await self._announced(subjects.sweep(sweep.id), SweepFinished)
         sweep = await self.sweep(sweep.id)
         return sweep if sweep.finished_s is not None else await self.sweep(sweep.id, at=seq)
+
+    async def results(self, sweep_id: str) -> AsyncIterator[views.TrialView]:
+        """Yield each run of a sweep's trials when it is over, until the sweep is; its id in full."""
+        async for result in results.results(self.bus, sweep_id):
+            yield result
 
     async def follow_events(self, entity_id: str = "", *, after: int = 0) -> AsyncIterator[views.EventView]:
         """Yield every fact about an entity, or all, behind a stream sequence and from then on for ever."""

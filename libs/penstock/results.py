@@ -1,0 +1,102 @@
+"""What came of a sweep's trials, as they end, and as a study that Optuna can plot."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, assert_never
+
+from penstock_bus import Bus
+from penstock_events import (
+    Choice,
+    Dimension,
+    Integers,
+    SweepFinished,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    Uniform,
+    subjects,
+    views,
+)
+
+if TYPE_CHECKING:
+    import optuna
+
+
+async def results(bus: Bus, sweep_id: str) -> AsyncIterator[views.TrialView]:
+    """Yield each run of a sweep's trials when it is over, from the sweep's beginning to its end."""
+    opened: dict[str, tuple[int, Trial]] = {}
+    async for delivery in bus.follow(subjects=[subjects.sweep(sweep_id)]):
+        for fact in delivery.commit.facts:
+            match fact:
+                case TrialGroupOpened():
+                    opened.update({trial.job_id: (fact.group, trial) for trial in fact.trials})
+                case TrialFinished() if fact.job_id in opened:
+                    yield _view(*opened[fact.job_id], fact)
+                case SweepFinished():
+                    return
+                case _:
+                    pass
+
+
+def study(sweep: views.SweepView) -> optuna.Study:
+    """
+    Return an Optuna study of a sweep's trials, each with its last value and those on the way there.
+
+    For ``optuna.visualization``; nothing is asked of it. Trials without a value have failed.
+
+    Raises
+    ------
+    ImportError
+        If Optuna is not installed: ``pip install 'penstock[optuna]'``.
+    """
+    import optuna  # noqa: PLC0415 - an extra, and half a second
+    from optuna.trial import TrialState, create_trial  # noqa: PLC0415
+
+    made = optuna.create_study(study_name=sweep.name, direction="maximize" if sweep.mode == "max" else "minimize")
+    space = {name: _distribution(dimension) for name, dimension in sweep.spec.space.items()}
+    for number in dict.fromkeys(trial.number for trial in sweep.trials):
+        runs = [trial for trial in sweep.trials if trial.number == number]
+        values = {run.budget: run.value for run in runs if run.value is not None}
+        state = TrialState.COMPLETE if runs[-1].value is not None else TrialState.FAIL
+        params = {name: runs[0].params[name] for name in space}
+        made.add_trial(
+            create_trial(
+                state=state, value=runs[-1].value, params=params, distributions=space, intermediate_values=values
+            )
+        )
+    return made
+
+
+def _view(group: int, trial: Trial, end: TrialFinished) -> views.TrialView:
+    return views.TrialView(
+        job_id=trial.job_id,
+        params=trial.params,
+        gpus=trial.gpus,
+        group=group,
+        state={"completed": "CD", "failed": "F", "cancelled": "CA"}[end.state],
+        value=end.value,
+        number=trial.number,
+        bracket=trial.bracket,
+        rung=trial.rung,
+        budget=trial.budget,
+        problem=end.problem,
+    )
+
+
+def _distribution(dimension: Dimension) -> Any:
+    from optuna.distributions import (  # noqa: PLC0415 - an extra
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    match dimension:
+        case Choice():
+            return CategoricalDistribution(dimension.values)
+        case Integers():
+            return IntDistribution(dimension.low, dimension.high)
+        case Uniform():
+            return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+        case _:
+            assert_never(dimension)

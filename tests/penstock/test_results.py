@@ -1,0 +1,100 @@
+"""What came of a sweep's trials, one by one, and as a study."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from penstock import results
+from penstock_bus import Append
+from penstock_bus.memory import MemoryBus
+from penstock_events import (
+    AnyEvent,
+    Budget,
+    Choice,
+    Commit,
+    Integers,
+    JobSpec,
+    SweepFinished,
+    SweepSpec,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    Uniform,
+    subjects,
+    views,
+)
+
+TRIALS = tuple(
+    Trial(job_id=f"s1-t00{i}", params={"lr": 0.1 * (i + 1), "n": i, "act": "relu"}, number=i, budget=1)
+    for i in range(2)
+)
+LATER = Trial(job_id="s1-t001-r1", params=TRIALS[1].params, number=1, rung=1, budget=3, origin="s1-t001")
+
+
+async def store(bus: MemoryBus, sweep_id: str, *facts: AnyEvent) -> None:
+    for fact in facts:
+        commit = Commit(id=f"{sweep_id}-{next(NUMBERS)}", actor="tuner/1", facts=(fact,))
+        await bus.append(Append(subject=subjects.sweep(sweep_id), commit=commit, expected=None))
+
+
+def ended(job_id: str, value: float | None, sweep_id: str = "s1") -> TrialFinished:
+    state, problem = ("completed", "") if value is not None else ("failed", "crashed")
+    return TrialFinished(at_s=1.0, sweep_id=sweep_id, job_id=job_id, state=state, value=value, problem=problem)
+
+
+async def test_each_run_is_yielded_when_it_is_over_until_the_sweep_is(memory_bus: MemoryBus) -> None:
+    opened = TrialGroupOpened(at_s=1.0, sweep_id="s1", group=0, trials=TRIALS)
+    await store(memory_bus, "s1", opened, ended("s1-t001", 0.9), ended("s1-t000", None))
+    await store(memory_bus, "s2", ended("s1-t000", 0.1, "s2"), SweepFinished(at_s=1.0, sweep_id="s2", state="failed"))
+    second = TrialGroupOpened(at_s=1.0, sweep_id="s1", group=1, trials=(LATER,))
+    await store(memory_bus, "s1", second, ended(LATER.job_id, 0.95))
+    await store(memory_bus, "s1", SweepFinished(at_s=1.0, sweep_id="s1", state="completed"))
+    found = [result async for result in results.results(memory_bus, "s1")]
+    assert [(r.job_id, r.group, r.budget, r.value, r.problem) for r in found] == [
+        ("s1-t001", 0, 1, 0.9, ""),
+        ("s1-t000", 0, 1, None, "crashed"),
+        ("s1-t001-r1", 1, 3, 0.95, ""),
+    ]
+
+
+def test_optuna_sees_the_trials_with_their_values_and_those_on_the_way() -> None:
+    optuna = pytest.importorskip("optuna")
+    space = {"lr": Uniform(low=0.01, high=1.0, log=True), "n": Integers(low=0, high=3), "act": Choice(values=("relu",))}
+    spec = SweepSpec(
+        name="s", job=JobSpec(name="t", command=("x",)), space=space, metric="acc", budget=Budget(most=3), trials=2
+    )
+    shown = [
+        views.TrialView(
+            job_id=trial.job_id,
+            params=trial.params,
+            gpus=1,
+            group=0,
+            state="CD",
+            value=value,
+            number=trial.number,
+            budget=trial.budget,
+        )
+        for trial, value in ((TRIALS[0], None), (TRIALS[1], 0.9), (LATER, 0.95))
+    ]
+    sweep = views.SweepView(
+        id="s1",
+        name="s",
+        state="completed",
+        metric="acc",
+        mode="max",
+        submitted_s=0.0,
+        finished_s=9.0,
+        wanted=3,
+        done=3,
+        best_job_id=LATER.job_id,
+        best_value=0.95,
+        reason="",
+        trials=tuple(shown),
+        spec=spec,
+    )
+    study = results.study(sweep)
+    assert (study.best_value, study.best_params) == (0.95, {"lr": 0.2, "n": 1, "act": "relu"})
+    assert study.best_trial.intermediate_values == {1: 0.9, 3: 0.95}
+    assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.FAIL, optuna.trial.TrialState.COMPLETE]
