@@ -288,6 +288,16 @@ def test_a_cancelled_job_makes_room_once_its_processes_are_gone():
     assert devices(one) == {"n1/0": {"b", "c"}}
 
 
+def test_a_user_advances_by_the_share_that_his_jobs_have():
+    one = pool().given(lane("a", user="ann"), lane("b", user="bob"))
+    make_true(one, 2.0)
+    book = one.state.books.progress_of("default")
+    assert [book.active[user].rate for user in ("ann", "bob")] == [0.25, 0.25]  # half of one of two devices
+    one.given(ended("b", 5.0))
+    assert book.active["ann"].rate == 0.5
+    assert book.standing("ann", 5.0).progress_s == pytest.approx(0.75, rel=1e-3)
+
+
 # --- why one waits
 def why(scenario: Matcher, job_id: str) -> tuple[str, str]:
     waits = [wait for fact in make_true(scenario, 4.0) for wait in fact.waits if wait.job_id == job_id]
@@ -318,7 +328,9 @@ def test_why_says_that_a_need_is_not_known_yet():
 
 def test_why_says_that_devices_are_shared_in_the_other_way():
     _, evidence = why(taken().given(part("p", 0.5, at_s=3.0)), "p")
-    assert evidence.startswith("needs 0.5 of a device; 1 device shared in the other way; 1 device with jobs that it may")
+    assert evidence.startswith(
+        "needs 0.5 of a device; 1 device shared in the other way; 1 device with jobs that it may"
+    )
 
 
 def test_why_says_what_never_fits():
