@@ -26,10 +26,9 @@ from penstock_events import (
     views,
 )
 
-TRIALS = tuple(
-    Trial(job_id=f"s1-t00{i}", params={"lr": 0.1 * (i + 1), "n": i, "act": "relu"}, number=i, budget=1)
-    for i in range(2)
-)
+NUMBERS = count()
+POINTS = ({"lr": 0.1, "n": 0, "act": "relu"}, {"lr": 0.2, "n": 1, "act": "relu"})
+TRIALS = tuple(Trial(job_id=f"s1-t00{i}", params=point, number=i, budget=1) for i, point in enumerate(POINTS))
 LATER = Trial(job_id="s1-t001-r1", params=TRIALS[1].params, number=1, rung=1, budget=3, origin="s1-t001")
 
 
