@@ -357,7 +357,10 @@ class Executor:
         return job is not None and job.may_run(key[1], self.node_id)
 
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
-        self.tasks.create_task(task)
+        try:
+            self.tasks.create_task(task)
+        except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
+            task.close()
 
 
 def host_name() -> str:
