@@ -162,7 +162,7 @@ class Member:
         for seat in self.seats:
             seat.close()
         self.seats, self._drains = (), {}
-        self._detached = True
+        self._detached, self._between = True, threading.Lock()
         self._hang_up()
 
     def _wait(self, seat: Seat) -> bool:
@@ -216,7 +216,9 @@ class Member:
                 self._tell(connection, Sat(number))
             case Refused(reason):
                 self._hang_up()
-                raise NoSeat(f"{self._who.job_id} has no seat: {reason}")
+                if not self.seats:
+                    raise NoSeat(f"{self._who.job_id} has no seat: {reason}")
+                _log.warning("lanes_seat_lost reason=%s; asking again every %s s", reason, RECONNECT_S)
             case Join() | Sat():
                 for descriptor in descriptors:
                     os.close(descriptor)

@@ -248,3 +248,19 @@ def test_processes_that_are_moved_about_all_come_to_their_end(tmp_path: Path) ->
             served.order(lambda _, moved=moved, to=to: served.count(Gone(moved.who)) or served.rota.seat(moved.who, to))
             served.wait_for_more(before)
         assert [len(process.hear().split()) for process in processes] == [40, 40, 40]
+
+
+def test_one_that_a_new_keeper_does_not_know_yet_asks_again(tmp_path: Path) -> None:
+    known: list[str] = []
+    with house(tmp_path) as before:
+        process = before.process("a")
+        process.do("enter", "exit")
+        before.fall()
+        with house(tmp_path, lambda _: known) as served:
+            process.do("look", "look")
+            served.wait_for(Gone(process.who))
+            process.do("look")
+            known.append(LANE)
+            process.do("look")
+            served.wait_for(Knocked(process.who, process.popen.pid), count=2)
+            assert process.do("enter")[0].startswith("entered")
