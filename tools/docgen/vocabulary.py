@@ -30,7 +30,7 @@ def by_kind() -> dict[str, list[type[Event]]]:
 
 def tag(event: type[Event]) -> str:
     """Return the fact's tag."""
-    return tag_of(event)  # type: ignore[arg-type]  # the tag is the class's
+    return tag_of(event)
 
 
 def summary(thing: type) -> str:
