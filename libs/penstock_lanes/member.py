@@ -101,13 +101,13 @@ class Member:
         NoSeat
             If the keeper has none for it.
         """
-        with self._between:
-            for seat in self.seats:
-                if not seat.enter():
-                    break
-            else:
-                if self.seats or self._detached:
-                    return False
+        if self._drains:
+            with self._between:
+                ready = self._begin()
+        else:
+            ready = self._begin()
+        if ready:
+            return False
         self._settle()
         self._slices.shorten()
         while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
@@ -116,10 +116,13 @@ class Member:
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
-        works_on = self._works_on()
-        due = [seat for seat in self.seats if seat.exit(DRAINING if works_on else AWAY)]
+        works_on, due = self._works_on(), False
+        away = DRAINING if works_on else AWAY
+        for seat in self.seats:
+            if seat.exit(away):
+                due = True
         if due:
-            self._give(due)
+            self._give([seat for seat in self.seats if seat.is_busy])
         elif works_on and len(self._drains) < len(self.seats):
             self._drains = {
                 seat: self._drains.get(seat) or Drain(seat, self._settle, self._between) for seat in self.seats
@@ -164,6 +167,13 @@ class Member:
         self.seats, self._drains = (), {}
         self._detached, self._between = True, threading.Lock()
         self._hang_up()
+
+    def _begin(self) -> bool:
+        """Whether it has all of its tokens: this is the path that has to be short."""
+        for seat in self.seats:
+            if not seat.enter():
+                return False
+        return bool(self.seats) or self._detached
 
     def _wait(self, seat: Seat) -> bool:
         """Wait for the turn; False where the seats may have changed, or the keeper may be gone."""

@@ -118,6 +118,11 @@ class Seat:
         return False
 
     @property
+    def is_busy(self) -> bool:
+        """Whether it is in an iteration still: at a boundary, whether it has a token to give."""
+        return self._words[self._state] == BUSY
+
+    @property
     def drains(self) -> bool:
         """Whether it is between two iterations and the device may still be at work."""
         return self._words[self._state] == DRAINING
