@@ -86,7 +86,7 @@ class Job(msgspec.Struct, kw_only=True):
     forgone_s : float
         Of all that it ran up to then, what others had on devices that it shared: see :mod:`penstock_events.shares`.
     need : MemoryNeed or None
-        Of one device's memory, as its last run that measured it says.
+        Of one device's memory, as its last run that measured it says; before that, as its placement says.
     checkpointed_s : float
         When its last checkpoint was complete; 0 before the first.
     not_before_s : float
@@ -283,6 +283,7 @@ def _place(job: Job, placement: Placement, at_s: float) -> bool:
     if job.held or placement.epoch != job.epoch + 1 or not _move(job, "placed"):
         return False
     job.epoch, job.placement = placement.epoch, placement
+    job.need = job.need or placement.need
     job.open_nodes = {slot.node_id for slot in placement.slots}
     job.outcome, job.reason, job.exit_code = "completed", "", None
     job.waited_s += max(0.0, at_s - job.pending_since_s)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from penstock_events.base import Event
+from penstock_events.spec import MemoryNeed
 
 Cause = Literal[
     "capacity",  # every fitting device is taken by jobs that rank higher
@@ -29,7 +30,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[int, ...]
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     A lease: the job runs on these devices under this epoch.
 
@@ -37,12 +38,16 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     epoch : int
         One more than the job's last; executors and folds refuse facts of older ones.
+    need : MemoryNeed or None
+        For a job that takes turns on its devices: what it is reckoned to need of each, if anybody knows; until it is
+        measured, its executor goes by that.
     """
 
     job_id: str
     epoch: int
     kind: str
     slots: tuple[Slot, ...]
+    need: MemoryNeed | None = None
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,10 +15,10 @@ _SAID: Final = {
 }
 
 
-def sentence(fact: RunMeasured | LaneChanged) -> str:
-    """Return what a fact says, for a job's story."""
+def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
+    """Return what a fact says, for the story of a job that has devices of this kind."""
     if isinstance(fact, LaneChanged):
-        said = _SAID[fact.change].format(lane=fact.lane, device=f"{fact.node_id}/{fact.device}")
+        said = _SAID[fact.change].format(lane=fact.lane, device=f"{fact.node_id}/{kind}{fact.device}")
         return f"{said} ({fact.reason})" if fact.reason else said
     need = fact.need
     return (

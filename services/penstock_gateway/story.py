@@ -65,6 +65,7 @@ class Teller:
         self._queue: int | None = None
         self._cause = ""
         self._nodes: set[str] = set()
+        self._kind = job.placement.kind if job.placement is not None else ""
 
     def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
         """Yield the sentences of the next commit of the log; facts about other things give none."""
@@ -86,7 +87,7 @@ class Teller:
             case RunStarted() | RunCheckpointed() | RunEnded() | RunWarned():
                 yield from self._of_run(fact)
             case RunMeasured() | LaneChanged():
-                yield lanes.sentence(fact)
+                yield lanes.sentence(fact, self._kind)
             case SamplesRequested() | WorkloadProfiled():
                 yield from self._of_profile(fact)
             case JobsRanked():
@@ -163,6 +164,7 @@ class Teller:
         for placement in fact.placements:
             if placement.job_id == self._job.id:
                 self._cause, self._nodes = "", {slot.node_id for slot in placement.slots}
+                self._kind = placement.kind
                 yield f"placed on {listed(device_names(placement))} (epoch {placement.epoch})"
         for wait in fact.waits:
             if wait.job_id == self._job.id and wait.cause != self._cause:

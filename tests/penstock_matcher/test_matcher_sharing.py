@@ -133,6 +133,14 @@ def test_what_one_run_measured_is_known_of_all_jobs_of_its_workload():
     assert devices(one) == {"n1/0": {"a", "b", "c"}}
 
 
+def test_a_placement_says_what_others_of_the_workload_have_needed_so_that_the_executor_can_go_by_it():
+    one = pool().given(lane("a", memory=None))
+    assert [p.need for fact in make_true(one, 2.0) for p in fact.placements] == [None]
+    one.given(measured("a", gib(2, 2), 3.0), lane("b", memory=None))
+    assert [p.need for fact in make_true(one, 4.0) for p in fact.placements] == [gib(2, 2)]
+    assert one.state.jobs["b"].need == gib(2, 2)
+
+
 def test_a_sample_of_the_profiler_tells_what_its_workload_needs_and_has_its_device_alone():
     wanted = lane("a", memory=None).spec
     asked = SamplesRequested(

@@ -131,7 +131,7 @@ def _decided(
     moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[Running]
 ) -> tuple[RoundDecided | None, float]:
     pool, now_s, rules, looked_at = moment.pool, moment.now_s, moment.rules, field.looked_at
-    placements, preemptions = _placements(draft), _preemptions(field, draft.admitted, evicted)
+    placements, preemptions = _placements(field.pool, draft), _preemptions(field, draft.admitted, evicted)
     waits = _waits(moment, field, draft, left_out)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.patient
@@ -271,9 +271,16 @@ def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
     return busy
 
 
-def _placements(draft: _Draft) -> tuple[Placement, ...]:
+def _placements(pool: Pool, draft: _Draft) -> tuple[Placement, ...]:
+    tenants = pool.roster.sharing.tenants
     return tuple(
-        Placement(job_id=ranked.job_id, epoch=ranked.job.epoch + 1, kind=kind, slots=slots(devices))
+        Placement(
+            job_id=ranked.job_id,
+            epoch=ranked.job.epoch + 1,
+            kind=kind,
+            slots=slots(devices),
+            need=tenants[ranked.job_id].need if ranked.job_id in tenants else None,
+        )
         for ranked, kind, devices in draft.started
     )
 
