@@ -150,9 +150,11 @@ def test_one_who_was_named_and_should_not_have_been_gives_the_turn_back() -> Non
     play.lanes.table.parties["b"].lanes.clear()  # it has lost its lane at the same time
     play.deliver()
     assert play.lanes.wish(FIRST) == Wish(who("b"), recall=True)
+    play.ask(who("a"))
+    play.deliver_all()
     play.finish(who("b"))
     play.deliver_all()
-    assert play.lanes.wish(FIRST).holder == who("c")
+    assert named(play) == (who("c"), who("a")), "who asked meanwhile is not forgotten"
 
 
 def test_a_gang_has_its_turns_on_all_of_its_devices_together() -> None:
@@ -306,3 +308,20 @@ def check(play: Play) -> None:
         kept_bytes = sum(p.need.resident_bytes for p in here if p.seats)
         running_bytes = sum(p.need.ephemeral_bytes for p in here if p.busy)
         assert kept_bytes + running_bytes <= play.capacity_bytes
+
+
+def test_a_process_on_two_devices_has_given_its_turn_back_when_it_has_given_both_lanes_back() -> None:
+    devices = [Device(index=i, kind="fast", memory_bytes=1000, backend="emulated") for i in range(2)]
+    lanes, both, second = Lanes("n1", devices, ONE_LANE), who("both"), Place(1, 0)
+    lanes.arrive(Sharer(job_id="both", epoch=1, ranks={0: (0, 1)}, need=SMALL), 0.0)
+    assert lanes.join(both, 1.0)
+    assert lanes.take().seatings == {both: (FIRST, second)}
+    lanes.asks(both, 2.0)
+    assert (lanes.wish(FIRST), lanes.wish(second)) == (Wish(both, not_before_s=2.015), Wish(both, not_before_s=2.015))
+    lanes.passed(FIRST, None, both, 3.0)
+    lanes.asks(both, 3.0)
+    lanes.passed(second, None, both, 3.0)
+    lanes.passed(second, both, None, 4.0)
+    assert lanes.wish(FIRST).holder == both
+    lanes.passed(FIRST, both, None, 4.0)
+    assert (lanes.wish(FIRST), lanes.wish(second)) == (Wish(), Wish()), "it does not ask any more"

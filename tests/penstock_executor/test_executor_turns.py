@@ -143,6 +143,18 @@ async def test_a_gang_takes_its_turns_on_two_devices_together(world: World, note
     assert all(first.end <= second.begin for first, second in pairwise(on_device_1))
 
 
+async def test_one_process_on_two_devices_takes_both_lanes_for_a_turn(world: World, notes: Notes) -> None:
+    await world.node(lane_most=1, devices="fast:2@1.0:4GiB")
+    await share(world, "both", notes.command(60), 0, 1, processes="node")
+    await share(world, "j1", notes.command(60), 0)
+    await share(world, "j2", notes.command(60), 1)
+    for job in ("both", "j1", "j2"):
+        assert (await world.ended(job)).steps == 60
+    for alone in ("j1", "j2"):
+        beside = [i for i in notes.intervals() if i.job_id in {"both", alone}]
+        assert all(first.end <= second.begin for first, second in pairwise(beside))
+
+
 async def test_a_job_whose_need_nobody_knows_is_measured_before_others_have_turns(world: World, notes: Notes) -> None:
     await world.node(**ONE_LANE)
     await share(world, "j1", notes.command(500), memory=None)

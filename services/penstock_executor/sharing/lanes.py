@@ -137,28 +137,28 @@ class Lanes:
         """
         table = self._at(now_s)
         party = table.party(who)
-        if party is None:
-            return
+        if party is None or (party.turn and who.rank in party.holding and len(party.sharer.ranks[who.rank]) > 1):
+            return  # it has its turn, and takes the lanes of its devices one after the other
         party.asking.add(who.rank)
         if party.stopped is not None:
             need, party.stopped = party.stopped, None
             self._take_need(party, need)
         if not party.turn:
             table.want(party)
-        elif who.rank not in party.holding and _behind(who.rank, party, begun or {}):
+        elif _behind(who.rank, party, begun or {}):
             table.begin(party, {who.rank})
 
     def passed(self, place: Place, giver: Who | None, taker: Who | None, now_s: float) -> None:
         """The token of a lane went from one to another; None is the keeper."""
         self._at(now_s).orders.touched.add(place)
+        self._note_tokens(place, giver, taker)
         stray = self._strays.get(place)
         if giver is not None and stray is not None and stray.who == giver:
             self._stray_home(place, stray)
             giver = None
         if giver is not None and taker is not None:
-            if self._hands_on(place, giver, taker):
-                return
-            self._strays[place] = _Stray(taker, in_turn=True)
+            if not self._hands_on(place, giver, taker):
+                self._stray(place, giver, taker)
         elif giver is not None:
             self._home(giver)
         elif taker is not None:
@@ -184,6 +184,7 @@ class Lanes:
             return
         party.joined.discard(who.rank)
         party.asking.discard(who.rank)
+        party.tokens.pop(who.rank, None)
         self._home(who)
         table.want(party)
 
@@ -229,10 +230,22 @@ class Lanes:
         table.digest(told)
         return True
 
+    def _note_tokens(self, place: Place, giver: Who | None, taker: Who | None) -> None:
+        for who, has in ((giver, False), (taker, True)):
+            party = self.table.party(who)
+            if party is not None and who is not None:
+                party.note_token(who.rank, place, has=has)
+
+    def _stray(self, place: Place, giver: Who, taker: Who) -> None:
+        """A turn was handed to somebody whom the board would not have; or to whom it is giving it just now."""
+        holder = self.table.holder(place)
+        if holder is None or holder is not self.table.party(taker) or taker.rank not in holder.holding:
+            self._strays[place] = _Stray(taker, in_turn=holder is not None and holder is self.table.party(giver))
+
     def _home(self, giver: Who) -> None:
         """A process has no token any more: with a gang's last one, its turn is over."""
         party = self.table.party(giver)
-        if party is not None and party.turn:
+        if party is not None and party.turn and not party.tokens.get(giver.rank):
             party.holding.discard(giver.rank)
             if not party.holding:
                 self.table.end(party)

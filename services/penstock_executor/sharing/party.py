@@ -75,6 +75,8 @@ class Party:
         Device → the lane in whose page its process has its seat; one that is parked keeps the last.
     joined, asking, holding : set of int
         Ranks that are here, that wait for a turn, and that have one.
+    tokens : dict of int to set of Place
+        Rank → the lanes whose token it has; a process on several devices takes and gives them one after the other.
     turn : bool
         It is its turn on all of its devices.
     turn_s : float
@@ -95,6 +97,7 @@ class Party:
     joined: set[int] = field(default_factory=set)
     asking: set[int] = field(default_factory=set)
     holding: set[int] = field(default_factory=set)
+    tokens: dict[int, set[Place]] = field(default_factory=dict)
     turn: bool = False
     turn_s: float = 0.0
     pending: MemoryNeed | None = None
@@ -120,6 +123,14 @@ class Party:
     def all_ask(self) -> bool:
         """Whether everyone who is here waits for a turn."""
         return bool(self.joined) and self.joined <= self.asking
+
+    def note_token(self, rank: int, place: Place, *, has: bool) -> None:
+        """A process has a lane's token, or has it no more."""
+        mine = self.tokens.setdefault(rank, set())
+        if has:
+            mine.add(place)
+        else:
+            mine.discard(place)
 
     def pending_needs(self) -> dict[int, MemoryNeed] | None:
         """Return what it turned out to need of each device, which is known with that; None where nothing is new."""
