@@ -6,7 +6,7 @@ RUN python3 -m venv /opt/penstock
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY tools/dependencies.py tools/
-RUN python3 tools/dependencies.py examples > requirements.txt \
+RUN python3 tools/dependencies.py examples optuna > requirements.txt \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
 COPY libs libs
 COPY services services
