@@ -129,7 +129,7 @@ class Shared:
         hold = f"{number} job{'s hold' if number > 1 else ' holds'}"
         capacity_bytes = self.at[1].memory_bytes
         if self.fraction:
-            return f"{hold} {self.fraction:.3g} of it"
+            return f"{hold} {self.fraction:.0%} of it"
         if self.alone:
             return f"{hold} all of it until its need is measured"
         held_bytes = self.load.resident_bytes + self.load.ephemeral_bytes
