@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -95,6 +96,8 @@ def family(leader: int, proc: Path = PROC) -> list[int]:
 
 def _session(pid: int, proc: Path) -> int:
     try:
+        if proc == PROC:
+            return os.getsid(pid)  # 20 times as quick as reading the file
         stat = (proc / str(pid) / "stat").read_text()
     except OSError:
         return -1
