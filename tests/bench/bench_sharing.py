@@ -49,7 +49,7 @@ def measure(jobs: int, sharing: Literal["exclusive", "lane"]) -> None:
     fill(bench)
     took_s = time.process_time() - before
     print(f"{sharing}: {len(bench.running()):,} jobs run, {waiting(bench):,} wait; filling took {1e3 * took_s:.0f} ms")
-    for number in range(200):
+    for number in range(60):
         bench.now_s += float(bench.rng.exponential(20.0))
         running = np.array(bench.running())
         for job_id in bench.rng.choice(running, size=3, replace=False):
@@ -65,7 +65,7 @@ def measure(jobs: int, sharing: Literal["exclusive", "lane"]) -> None:
 def main() -> None:
     """Print rounds with some room, and with none."""
     matching.warm()
-    for jobs in (1_500, 12_000):
+    for jobs in (1_500, 8_000):
         measure(jobs, "exclusive")
         measure(jobs, "lane")
 
