@@ -16,7 +16,6 @@ from penstock_lanes.drain import Drain
 from penstock_lanes.futex import register_fences
 from penstock_lanes.page import AWAY, DRAINING, Page
 from penstock_lanes.seat import Seat
-from penstock_lanes.slices import Slices
 from penstock_lanes.wire import VERSION, Join, Place, Refused, Sat, Seated, Who, receive, send
 
 LOOK_S: Final = 0.25
@@ -75,7 +74,6 @@ class Member:
         self._path, self._who, self._settle, self._works_on = path, who, settle, works_on
         self._between = threading.Lock()  # so that no iteration begins while the device is waited for
         self._drains: dict[Seat, Drain] = {}
-        self._slices = Slices()
         self._connection: socket.socket | None = None
         self._detached = False
         register_fences()
@@ -109,7 +107,6 @@ class Member:
         if ready:
             return False
         self._settle()
-        self._slices.shorten()
         while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
             self.look(0.0 if self.seats else LOOK_S)
         return True
@@ -192,7 +189,6 @@ class Member:
         for seat in self.seats:
             if seat.drains:
                 seat.drained()
-        self._slices.restore()
 
     def _connect(self) -> bool:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
