@@ -14,6 +14,7 @@ from penstock_events import Device, Job, JobSpec, MemoryNeed, State
 from penstock_policies import sharing
 from penstock_policies.order import Ranked, Running
 from penstock_policies.sharing.devices import Limits, Shared
+from penstock_policies.sharing.index import Index
 from penstock_policies.sharing.near import Near
 from penstock_policies.sharing.tenants import Party, Tenant, asking
 from penstock_policies.sharing.tied import Expected, as_one, sharers, tied
@@ -87,6 +88,18 @@ def test_runs_are_tied_if_and_only_if_devices_lead_from_one_to_the_other(held):
             assert not mine & other or of[f"r{i}"] == of[f"r{j}"]
     devices = [set().union(*(held[int(job[1:])] for job in jobs)) for jobs in found.values()]
     assert sum(map(len, devices)) == len(set().union(*devices, set()))
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.sets(st.integers(0, 7)))
+def test_without_gangs_jobs_are_tied_by_their_device_alone(held, stopping):
+    index: Index[object] = Index({})
+    runs = [run(f"r{i}", device) for i, device in enumerate(held)]
+    for i, one in enumerate(runs):
+        index.lease(one, stopping=i in stopping)
+    assert index.ties == tied(one for i, one in enumerate(runs) if i not in stopping)
+    for one in runs:
+        index.release(one.ranked.job_id)
+    assert index.ties == {}
 
 
 def test_what_is_tied_ends_with_the_last_and_loses_what_all_lose():

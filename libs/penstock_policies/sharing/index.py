@@ -52,6 +52,7 @@ class Index(Generic[G]):
         self._limits: Limits | None = None
         self._tied: dict[str, tuple[str, ...]] | None = None
         self._untold: set[str] = set()
+        self._gangs = 0
 
     def __bool__(self) -> bool:
         return bool(self.tenants)
@@ -74,6 +75,7 @@ class Index(Generic[G]):
         """Note that a job has devices."""
         job_id = run.ranked.job_id
         self.runs[job_id] = run
+        self._gangs += len(run.devices) > 1
         if stopping:
             self.stopping[job_id] = None
         for node_id, device in run.devices:
@@ -83,6 +85,7 @@ class Index(Generic[G]):
     def release(self, job_id: str) -> None:
         """Note that a job has no devices any more."""
         run = self.runs.pop(job_id)
+        self._gangs -= len(run.devices) > 1
         self.stopping.pop(job_id, None)
         for node_id, device in run.devices:
             there = self._on[node_id, device.index]
@@ -114,8 +117,11 @@ class Index(Generic[G]):
     @property
     def ties(self) -> dict[str, tuple[str, ...]]:
         """The runs that are tied to each other, as :func:`penstock_policies.sharing.tied.tied` has it."""
-        if self._tied is None:
+        if self._tied is None and self._gangs:
             self._tied = tied(run for job_id, run in self.runs.items() if job_id not in self.stopping)
+        elif self._tied is None:  # no device is tied to another
+            going_on = ((at, self._on[at].keys() - self.stopping.keys()) for at in sorted(self._on))
+            self._tied = {f"{node_id}/{index}": tuple(sorted(jobs)) for (node_id, index), jobs in going_on if jobs}
         return self._tied
 
     def _measured(self, job: Job) -> MemoryNeed | None:
