@@ -157,7 +157,8 @@ class Keeper:
 
         Where the keeper has it, the one that is named has it at once, or as soon as it asks. A holder that is long
         between two iterations loses it to the keeper. What is said here stands until it is replaced, or until the next
-        ``Passed``. One that has gone, of which ``Gone`` may not have been heard yet, is nobody.
+        ``Passed``; while a recall stands, nobody is named. One that has gone, of which ``Gone`` may not have been heard
+        yet, is nobody.
 
         Parameters
         ----------
@@ -172,7 +173,11 @@ class Keeper:
         self._add(self._lane(lane).name_next(who, least_ns))
 
     def recall(self, lane: str) -> None:
-        """Let the holder give the token back at its next boundary, whatever its lease; nobody is named then."""
+        """
+        Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
+
+        It stands until the token has come back, of which a ``Passed`` tells.
+        """
         self._add(self._lane(lane).recall())
 
     def overrule(self, lane: str) -> None:

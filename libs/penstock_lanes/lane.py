@@ -132,6 +132,8 @@ class Lane:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
         number = None if who is None else self._seating.number(who)
         news = self.look(0)
+        if self._recalled and seat_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn
+            return news
         heir = number if number != seat_of(self._top) else None
         if heir != self._heir:
             self._heir, self._away = heir, None

@@ -180,3 +180,18 @@ def test_without_futexes_a_seat_looks_at_its_word_now_and_then(monkeypatch: pyte
     one.give()
     assert came.wait(10.0)
     waiting.join()
+
+
+def test_a_recall_stands_until_the_token_has_come_back_whoever_is_named_meanwhile() -> None:
+    lane = open_lane("0/0", seats=4)
+    one, other = sit(lane, "one"), sit(lane, "other")
+    give_turn(lane, one, "one")
+    other.wait(0.0)
+    lane.recall()
+    lane.name_next(Who("other", 1, 0))
+    lane.name_next(None)
+    assert one.exit()
+    one.give()
+    assert not one.enter()
+    lane.look(0)
+    assert seat_of(lane.page.token()) == NOBODY
