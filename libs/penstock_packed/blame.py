@@ -77,14 +77,21 @@ class Blame:
         except OSError:
             return []
         noted = (data[start : start + SLOT].split(b"\n")[0] for start in range(0, len(data), SLOT))
-        fields = (line.decode(errors="replace").split(" ", 2) for line in noted if line[:1] not in (b"", b"\0"))
-        return [Suspect(name, what, int(step)) for what, step, name in fields]
+        suspects = (_suspect(line.decode(errors="replace")) for line in noted if line[:1] not in (b"", b"\0"))
+        return [suspect for suspect in suspects if suspect is not None]
 
     def _suspected(self) -> list[Suspect]:
         try:
             return msgspec.json.decode(self._suspects.read_bytes(), type=list[Suspect])
         except (OSError, msgspec.MsgspecError):
             return []
+
+
+def _suspect(line: str) -> Suspect | None:
+    """Return whom a line names; None where it was torn when the process was killed, or the machine."""
+    what, _, rest = line.partition(" ")
+    step, _, name = rest.partition(" ")
+    return Suspect(name, what, int(step)) if step.isascii() and step.isdigit() and name else None
 
 
 def _short(name: str) -> str:

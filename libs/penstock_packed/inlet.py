@@ -31,6 +31,10 @@ SEND_TIMEOUT_S: Final = 1
 """A client that does not read its answers for so long is hung up on: the host would wait for it."""
 
 
+PAUSE_S: Final = 0.1
+"""After a connection that could not be accepted: where files have run out, the next attempt would fail at once."""
+
+
 class Line(msgspec.Struct, frozen=True):
     """A request."""
 
@@ -47,7 +51,8 @@ class Client:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._rest = b""
+        self._parts: list[bytes] = []  # of a line that is not complete: joined once, since lines may be long
+        self._size = 0
         self._sending = threading.Lock()
 
     def lines(self) -> list[bytes] | None:
@@ -56,13 +61,29 @@ class Client:
             chunk = self.connection.recv(CHUNK)
         except OSError:
             return None
-        if not chunk or len(self._rest) > MOST_LINE:
+        if not chunk:
             return None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        first, *others = chunk.split(b"\n")
+        self._parts.append(first)
+        self._size += len(first)
+        if self._size > MOST_LINE:
+            LOG.warning("request_too_long: a line of more than %s bytes; its client is hung up on", MOST_LINE)
+            return None
+        if not others:
+            return []
+        lines = [b"".join(self._parts), *others[:-1]]
+        self._parts, self._size = [others[-1]], len(others[-1])
         return lines
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a line; a client that is gone, or does not read, is hung up on."""
+        """
+        Send a line; a client that is gone, or does not read, is hung up on.
+
+        Raises
+        ------
+        Exception
+            If it cannot be written as JSON, of whatever kind the writer or the value itself raises.
+        """
         data = msgspec.json.encode(message, enc_hook=_as_lists) + b"\n"
         with self._sending:
             try:
@@ -89,6 +110,7 @@ class Inlet:
         self._endpoints = endpoints
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
+        self._pause = threading.Event()  # nobody sets it
         self._thread = threading.Thread(target=self._listen, name="penstock-inlet", daemon=True)
 
     def __enter__(self) -> Inlet:
@@ -128,7 +150,12 @@ class Inlet:
                     self._read(key.data)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # it has gone again, or there are too many open files
+            LOG.warning("client_not_accepted error=%r", error)
+            self._pause.wait(PAUSE_S)
+            return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._selector.register(connection, selectors.EVENT_READ, Client(connection))
 
@@ -144,7 +171,7 @@ class Inlet:
     def _understand(self, client: Client, line: bytes) -> None:
         try:
             asked = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # no UTF-8; brackets without end
             LOG.warning("request_not_understood line=%r error=%s", line[:200], error)
             client.send({"id": -1, "error": f"{error}; expected one JSON object a line with id, model and request"})
             return
@@ -163,8 +190,8 @@ def _reply(client: Client, number: int, answer: Future[Any]) -> None:
         return
     try:
         client.send({"id": number, "answer": answer.result()})
-    except TypeError as not_json:
-        client.send({"id": number, "error": f"its answer cannot be written as JSON: {not_json}"})
+    except Exception as not_json:  # whatever the answer's own tolist() raises is among it
+        client.send({"id": number, "error": f"its answer cannot be written as JSON: {reason(not_json)}"})
 
 
 def _as_lists(value: Any) -> Any:

@@ -16,8 +16,8 @@ from packed_cases import Count, Ledger
 from penstock.sessions.loop import Session
 from penstock.sessions.setup import Setup
 from penstock_events.agent import EXIT_PREEMPTED, Done, Progress, Saved
-from penstock_packed import Host, MemoryNeed
-from penstock_packed.blame import Blame
+from penstock_packed import Host, MemoryNeed, Rules
+from penstock_packed.blame import TURNS, Blame
 from penstock_testing.small_executor import overlay, small_executor
 
 SMALL = MemoryNeed(10, 0, 10)
@@ -129,7 +129,9 @@ def test_a_preempted_host_saves_all_members_leaves_and_goes_on_elsewhere(tmp_pat
 
 
 def hosted(folder: Path, device: Ledger, epoch: int) -> Host:
-    return Host(device, within=Session(Setup(checkpoint_dir=folder, checkpoint_s=1e-9, epoch=epoch)))
+    """Turns go round, so that who has had how many does not depend on how busy the machine is."""
+    within = Session(Setup(checkpoint_dir=folder, checkpoint_s=1e-9, epoch=epoch))
+    return Host(device, rules=Rules(policy="round-robin"), within=within)
 
 
 class Died(BaseException):
@@ -280,6 +282,18 @@ def test_who_was_in_its_turn_when_the_process_was_killed_by_chance_is_not_blamed
         blame = Blame(tmp_path, slots=1)
         blame.begin(0, "a", "step", step)
     assert not Blame(tmp_path, slots=1).accuses("a")
+
+
+@pytest.mark.parametrize("torn", [b"step 1\0\0", b"setup", b"step 12x a\n", b"\xff\xff \xff \xff\n", b"step 3 "])
+def test_a_note_that_was_torn_when_the_machine_died_accuses_nobody_and_keeps_no_host_from_its_start(
+    tmp_path: Path, torn: bytes
+) -> None:
+    Blame(tmp_path, slots=2).begin(1, "a", "step", 3)
+    with (tmp_path / TURNS).open("r+b") as file:
+        file.write(torn)
+    Blame(tmp_path, slots=2).begin(1, "a", "step", 3)
+    blame = Blame(tmp_path, slots=2)
+    assert blame.guilty == {"a"}
 
 
 def test_a_turn_that_ended_well_is_not_held_against_anybody(tmp_path: Path) -> None:
