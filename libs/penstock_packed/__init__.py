@@ -3,7 +3,7 @@
 from penstock_events import MemoryNeed
 from penstock_packed.cuda import CudaDevice
 from penstock_packed.device import CpuDevice, Device, Reading
-from penstock_packed.endpoint import Endpoint, MemberEnded
+from penstock_packed.endpoint import Endpoint, MemberEnded, Overloaded
 from penstock_packed.host import Host, Outcome
 from penstock_packed.roles import Model, Trial, Turn
 from penstock_packed.work import DeviceLost
@@ -20,6 +20,7 @@ __all__ = [
     "MemoryNeed",
     "Model",
     "Outcome",
+    "Overloaded",
     "Reading",
     "Rules",
     "Trial",

@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from penstock_packed.blame import Blame
 from penstock_packed.device import Device
-from penstock_packed.endpoint import MemberEnded, Request
+from penstock_packed.endpoint import MemberEnded, Overloaded, Request, fail, refuse, wanted
 from penstock_packed.floor import Floor, Go
 from penstock_packed.keeping import Keeping
 from penstock_packed.member import Member, Stage
-from penstock_packed.targets import Asked
 from penstock_packed.work import LOG, Done, Job, carry_out
 
 NAP_S: Final = 0.02
@@ -48,12 +47,12 @@ class Desk:
         self._device, self._floor, self._place, self._clock = device, floor, place, clock
         self._members: dict[str, Member] = {}
         self._jobs: dict[str, Job] = {}
-        self._keeping = Keeping(self._members, self._jobs, place)
+        self._keeping = Keeping(self._members, self._jobs, place, device.lost)
         self._blame: Blame | None = None
         self._changed = threading.Condition()
         self._closing_models: set[str] = set()
         self._running = 0
-        self._resting = self.closing = False
+        self._resting = self.closing = self._stopped = False
 
     @property
     def members(self) -> list[Member]:
@@ -91,6 +90,7 @@ class Desk:
             if go is None:
                 return
             self._running += 1
+            go = go._replace(requests=[asked for asked in go.requests if wanted(asked)])
             step, room_bytes = self._members[go.name].done, self._floor.room_bytes(go.name)
         done: Done | None = None
         ended: Stage | None = None
@@ -101,6 +101,8 @@ class Desk:
                 self._running -= 1
                 if done is not None:
                     self._settle(go.name, ended, done.error)
+                else:
+                    fail(go.requests, _stopped(go.name))
                 self._changed.notify_all()
 
     def wait_over(self, wait_s: float, broken: Callable[[], bool]) -> None:
@@ -118,21 +120,43 @@ class Desk:
             self.closing = True
             self._changed.notify_all()
 
+    def stop(self) -> None:
+        """Refuse all requests from now on, and those that wait; turns are over, and none is given any more."""
+        with self._changed:
+            self._stopped = True
+            for name in [member.name for member in self._members.values() if not (member.trains or member.over)]:
+                refuse(self._floor.left(name, self._clock()), _stopped(name))
+
     def why(self, name: str) -> str:
         """Return in one sentence why a member gets no turn; empty where it does, or is finished."""
         with self._changed:
+            if name not in self._floor.members:
+                return "the host has not begun"
             return self._floor.why(name, self._clock())
 
     # --- requests
     def ask(self, name: str, request: Request) -> None:
         """Take in a request, from any thread."""
         with self._changed:
-            member = self._members[name]
-            if member.over or name in self._closing_models:
-                request.answer.set_exception(MemberEnded(f"{name} has {member.stage}: {member.reason or 'closed'}"))
+            why_not = self._refusal(self._members[name])
+            if why_not is not None:
+                request.answer.set_exception(why_not)
                 return
             self._floor.targets.ask(name, request, self._clock())
             self._changed.notify_all()
+
+    def _refusal(self, member: Member) -> Exception | None:
+        """Return why a model takes no request now; None where it does."""
+        if member.over or member.name in self._closing_models:
+            return MemberEnded(f"{member.name} has {member.stage}: {member.reason or 'closed'}")
+        if self._stopped:
+            return _stopped(member.name)
+        waiting, latency = self._floor.targets.pending(member.name), self._jobs[member.name].latency
+        if waiting < member.most_waiting:
+            return None
+        if latency is not None:
+            latency.refused += 1
+        return Overloaded(f"{waiting} requests to {member.name} wait already; expected fewer than that: ask later")
 
     def close_model(self, name: str) -> None:
         """Take no more requests to a model, from any thread."""
@@ -211,15 +235,15 @@ class Desk:
 
     def _answer(self, go: Go[Request], done: Done) -> None:
         if done.error:
-            refuse(go.requests, MemberEnded(f"{go.name} has failed: {done.error}"))
+            fail(go.requests, MemberEnded(f"{go.name} has failed: {done.error}"))
             return
-        now_s, latency = self._clock(), self._jobs[go.name].latency
+        latency = self._jobs[go.name].latency
+        if latency is not None:
+            with self._changed:  # another thread may be reading it
+                for asked in go.requests:
+                    latency.see(self._clock() - asked.came_s)
         for asked, answer in zip(go.requests, done.answers, strict=True):
-            if latency is not None:
-                latency.see(now_s - asked.came_s)
             future = asked.request.answer
-            if not future.set_running_or_notify_cancel():
-                continue
             if isinstance(answer, Exception):
                 future.set_exception(answer)
             else:
@@ -257,8 +281,5 @@ class Desk:
                 self._changed.notify_all()
 
 
-def refuse(requests: list[Asked[Any]], error: MemberEnded) -> None:
-    """Answer requests with an error."""
-    for asked in requests:
-        if asked.request.answer.set_running_or_notify_cancel():
-            asked.request.answer.set_exception(error)
+def _stopped(name: str) -> MemberEnded:
+    return MemberEnded(f"{name} answers no more: its host has stopped")

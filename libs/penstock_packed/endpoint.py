@@ -6,12 +6,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from penstock_packed.targets import Asked
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
 class MemberEnded(Exception):
     """The model has ended, and answers no more; the message says why."""
+
+
+class Overloaded(Exception):
+    """So many requests wait for the model already that one more would wait for nothing; the message says how many."""
 
 
 class Request(NamedTuple):
@@ -44,7 +50,8 @@ class Endpoint(Generic[Q, A]):
         -------
         Future
             Its callbacks run on a thread of the host, and keep it from its work: they should be short. It fails with
-            :class:`MemberEnded` where the model has ended.
+            :class:`MemberEnded` where the model has ended or the host has stopped, and with :class:`Overloaded` where
+            too many requests wait. One that is cancelled before its turn is not computed.
         """
         answer: Future[A] = Future()
         self._ask(self.name, Request(content, answer))
@@ -53,3 +60,20 @@ class Endpoint(Generic[Q, A]):
     def close(self) -> None:
         """Take no more requests; those that are there are answered, and the model is finished."""
         self._close(self.name)
+
+
+def wanted(asked: Asked[Request]) -> bool:
+    """Say whether a request has not been given up; from now on it cannot be."""
+    return asked.request.answer.set_running_or_notify_cancel()
+
+
+def refuse(requests: list[Asked[Request]], error: MemberEnded) -> None:
+    """Answer requests that have waited with an error."""
+    fail([asked for asked in requests if wanted(asked)], error)
+
+
+def fail(requests: list[Asked[Request]], error: MemberEnded) -> None:
+    """Answer requests that were being answered with an error."""
+    for asked in requests:
+        if not asked.request.answer.done():
+            asked.request.answer.set_exception(error)

@@ -25,7 +25,7 @@ from penstock_packed.device import CpuDevice, Device
 from penstock_packed.endpoint import Endpoint, Request
 from penstock_packed.floor import Floor
 from penstock_packed.latency import Latency
-from penstock_packed.member import Member, Stage
+from penstock_packed.member import MOST_WAITING, Member, Stage
 from penstock_packed.roles import Model, Trial
 from penstock_packed.work import Job
 from penstock_policies.lanes import Rules
@@ -141,7 +141,14 @@ class Host:
         self._desk.add(member, Job(name, trial))
 
     def serve(
-        self, name: str, model: Model[Q, A], *, target_s: float, batch: int = 1, memory: MemoryNeed | None = None
+        self,
+        name: str,
+        model: Model[Q, A],
+        *,
+        target_s: float,
+        batch: int = 1,
+        most_waiting: int = MOST_WAITING,
+        memory: MemoryNeed | None = None,
     ) -> Endpoint[Q, A]:
         """
         Take in a model; before :meth:`run`, which then lasts until its endpoint is closed.
@@ -152,15 +159,18 @@ class Host:
             In which a request is to be answered, from when it is handed in.
         batch : int
             Most requests that one step gets, all that are there.
+        most_waiting : int
+            Most requests that wait; one more is refused with :class:`Overloaded`.
 
         Raises
         ------
         ValueError
             If the name is taken, or a number is not positive.
         """
-        if not target_s > 0 or batch < 1:
-            raise ValueError(f"target_s={target_s}, batch={batch} of {name}; expected more than 0, and 1 or more")
-        member = Member(name, self._standing(name, 0), memory or self._assumed, None, target_s, batch)
+        if not target_s > 0 or batch < 1 or most_waiting < 1:
+            given = f"target_s={target_s}, batch={batch}, most_waiting={most_waiting}"
+            raise ValueError(f"{given} of {name}; expected more than 0, and 1 or more of both others")
+        member = Member(name, self._standing(name, 0), memory or self._assumed, None, target_s, batch, most_waiting)
         self._desk.add(member, Job(name, model, Latency(target_s)))
         self.endpoints[name] = endpoint = Endpoint[Q, A](name, self._desk.ask, self._desk.close_model)
         return endpoint
@@ -218,6 +228,7 @@ class Host:
             self._desk.close()
             for thread in threads:
                 thread.join()
+            self._desk.stop()
 
     def _work(self, slot: int) -> None:
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from penstock_packed.member import Member
 from penstock_packed.states import RESUME, Resumable, copy, entry, read, write
-from penstock_packed.work import LOG, Job, reason
+from penstock_packed.work import LOG, DeviceLost, Job, reason
 
 NOT_THE_MEMBERS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 """Errors of the file system: the checkpoint as a whole is not written then, and no member is to blame."""
@@ -24,10 +25,18 @@ class Keeping:
         The host's own, read when saved and filled when loaded.
     place : Path or None
         The folder of the job's checkpoints.
+    lost : callable
+        Says whether after an error nothing on the device works any more.
     """
 
-    def __init__(self, members: dict[str, Member], jobs: dict[str, Job], place: Path | None) -> None:
-        self._members, self._jobs = members, jobs
+    def __init__(
+        self,
+        members: dict[str, Member],
+        jobs: dict[str, Job],
+        place: Path | None,
+        lost: Callable[[BaseException], bool],
+    ) -> None:
+        self._members, self._jobs, self._lost = members, jobs, lost
         self._resumable = Resumable(place / RESUME) if place else None
 
     def save(self, folder: Path) -> dict[str, str]:
@@ -38,15 +47,21 @@ class Keeping:
         ------
         OSError
             If the file system takes no more.
+        DeviceLost
+            If the device works no more: all that are to be saved would fail, and none of them is to blame.
         """
         failed: dict[str, str] = {}
         entries = []
         for number, member in enumerate(self._members.values()):
             try:
                 kept = self._save_state(member, folder / f"{number}")
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 if isinstance(error, OSError) and error.errno in NOT_THE_MEMBERS:
                     raise
+                if self._lost(error):
+                    raise DeviceLost(f"{reason(error)} while {member.name} was saved") from error
                 failed[member.name] = f"its state could not be saved: {reason(error)}"
                 member.stage, member.reason, kept = "failed", failed[member.name], False
             entries.append(entry(member, f"{number}" if kept else ""))

@@ -12,7 +12,7 @@ KEPT: Final = 512
 
 class Latency:
     """
-    The last latencies of one model, in seconds, and how many of all were late.
+    The last latencies of one model, in seconds, and how many of all were late, or refused because too many waited.
 
     Examples
     --------
@@ -28,6 +28,7 @@ class Latency:
         self._last_s: deque[float] = deque(maxlen=KEPT)
         self.answers = 0
         self.late = 0
+        self.refused = 0
 
     def see(self, took_s: float) -> None:
         """Take in one answer, counted from when its request came."""
@@ -38,6 +39,8 @@ class Latency:
     def metrics(self) -> dict[str, float]:
         """Return what is reported of a model, latencies in milliseconds; O(n log n) in those that are kept."""
         counts = {"answers": float(self.answers), "late": float(self.late)}
+        if self.refused:
+            counts["refused"] = float(self.refused)
         if not self._last_s:
             return counts
         ordered = sorted(self._last_s)

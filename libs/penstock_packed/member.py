@@ -14,6 +14,8 @@ from penstock_policies.lanes.turns import Standing
 
 Stage = Literal["new", "running", "finished", "failed"]
 NOTHING: Final = MemoryNeed(0, 0, 0)
+MOST_WAITING: Final = 1024
+"""By default; the last of them waits for a thousand answers, and there is no end to memory without a bound."""
 REMEMBERED: Final = 9
 """Turns whose median is taken for the length of the next: one that the host's system held up does not count."""
 
@@ -32,6 +34,8 @@ class Member:
         In which a model answers; None for a trial.
     batch : int
         Most requests of one step of a model.
+    most_waiting : int
+        Most requests that wait for a model; more are refused.
     declared : MemoryNeed
         What the user knows of its need; measured parts that are larger count instead.
     stage : {"new", "running", "finished", "failed"}
@@ -52,6 +56,7 @@ class Member:
     steps: int | None = None
     target_s: float | None = None
     batch: int = 1
+    most_waiting: int = MOST_WAITING
     stage: Stage = "new"
     done: int = 0
     lane: int | None = None

@@ -44,14 +44,23 @@ class Job:
     begun: bool = False
 
     def end(self, device: Device, lane: int) -> None:
-        """Have it tidied up, and let go of all that it holds."""
+        """
+        Have it tidied up, and let go of all that it holds.
+
+        Raises
+        ------
+        DeviceLost
+            If the device works no more; all other errors are logged only.
+        """
         try:
             with device.turn(lane, 0):
                 if self.body is not None and self.begun:
                     self.body.teardown()
-        except (KeyboardInterrupt, DeviceLost):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if device.lost(error):
+                raise DeviceLost(f"{reason(error)} while {self.name} was tidied up") from error
             LOG.warning("teardown_failed member=%s error=%r", self.name, error)
         self.body = None
         gc.collect()
@@ -115,7 +124,8 @@ def _work(go: Go[Request], job: Job, turn: Turn, done: Done) -> None:
             body.step(turn)
             done.metrics, done.last = turn.metrics, turn.last
         case "answer":
-            done.answers = list(body.step([asked.request.content for asked in go.requests]))
+            if go.requests:  # all may have been given up meanwhile
+                done.answers = list(body.step([asked.request.content for asked in go.requests]))
             if len(done.answers) != len(go.requests):
                 message = (
                     f"step() gave {len(done.answers)} answers to {len(go.requests)} requests; expected one for each"

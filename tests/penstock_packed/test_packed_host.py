@@ -10,7 +10,7 @@ from packed_cases import Count, Echo, Ledger
 
 from penstock.sessions.loop import Session
 from penstock.sessions.setup import Setup
-from penstock_packed import DeviceLost, Host, MemberEnded, MemoryNeed, Rules
+from penstock_packed import DeviceLost, Host, MemoryNeed, Rules
 from penstock_policies.lanes import POLICIES
 
 SMALL = MemoryNeed(10, 0, 10)
@@ -161,74 +161,26 @@ def test_who_needs_more_than_the_device_has_is_refused_with_the_reason() -> None
     assert outcomes["good"].stage == "finished"
 
 
-def test_requests_are_answered_one_wrong_request_is_one_error_and_batches_are_bounded() -> None:
-    host, model = Host(Ledger()), Echo()
-    endpoint = host.serve("echo", model, target_s=10.0, batch=3, memory=SMALL)
-    answers = [endpoint.ask(n) for n in range(7)]
-    wrong = endpoint.ask(ValueError("not a number"))
-    endpoint.close()
-    outcomes = host.run()
-    assert [answer.result(0) for answer in answers] == list(range(7))
-    with pytest.raises(ValueError, match="not a number"):
-        wrong.result(0)
-    assert model.batches == [3, 3, 2]
-    assert outcomes["echo"].stage == "finished"
-    assert outcomes["echo"].metrics["answers"] == 8
-    assert outcomes["echo"].metrics["late"] == 0
+def test_a_device_that_breaks_while_a_member_is_tidied_up_is_lost_and_not_held_against_the_next() -> None:
+    class Broken(Ledger):
+        def lost(self, error: BaseException) -> bool:
+            return isinstance(error, ArithmeticError)
+
+    class BadEnd(Count):
+        def teardown(self) -> None:
+            raise ArithmeticError("illegal address")
+
+    host = Host(Broken())
+    host.train("a", BadEnd(), steps=2, memory=SMALL)
+    host.train("b", Count(), steps=1000, memory=SMALL)
+    with pytest.raises(DeviceLost, match="illegal address while a was tidied up"):
+        host.run()
 
 
-def test_a_model_that_raises_has_ended_and_says_so_to_all_who_ask() -> None:
-    host, model = Host(Ledger()), Echo(raises=True)
-    bad = host.serve("bad", model, target_s=10.0, memory=SMALL)
-    good = host.serve("good", Echo(), target_s=10.0, memory=SMALL)
-    first, second = bad.ask(RuntimeError("cannot go on")), bad.ask(2)
-    other = good.ask("hello")
-    good.close()
-    outcomes = host.run()
-    for answer in (first, second, bad.ask(3)):
-        with pytest.raises(MemberEnded, match="bad has failed: RuntimeError: cannot go on"):
-            answer.result(0)
-    assert other.result(0) == "hello"
-    assert [outcomes[name].stage for name in ("bad", "good")] == ["failed", "finished"]
-
-
-def test_a_model_that_gives_too_few_answers_is_told_so() -> None:
-    class Lazy(Echo):
-        def step(self, _: object, /) -> list[object]:
-            return []
-
+def test_why_nobody_has_a_turn_before_the_host_runs() -> None:
     host = Host(Ledger())
-    answer = host.serve("lazy", Lazy(), target_s=1.0, memory=SMALL).ask(1)
-    assert "0 answers to 1 requests" in host.run()["lazy"].reason
-    assert isinstance(answer.exception(0), MemberEnded)
-
-
-def test_a_request_that_was_given_up_is_not_answered_and_does_no_harm() -> None:
-    host = Host(Ledger())
-    endpoint = host.serve("echo", Echo(), target_s=1.0, memory=SMALL)
-    given_up, other = endpoint.ask(1), endpoint.ask(2)
-    assert given_up.cancel()
-    endpoint.close()
-    host.run()
-    assert other.result(0) == 2
-
-
-def test_requests_come_in_from_other_threads_while_trials_run() -> None:
-    host = Host(Ledger())
-    endpoint = host.serve("echo", Echo(), target_s=10.0, memory=SMALL)
-    host.train("t", Count(), steps=300, memory=SMALL)
-    found: list[object] = []
-
-    def ask() -> None:
-        found.extend(endpoint.ask(n).result(30) for n in range(50))
-        endpoint.close()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    outcomes = host.run()
-    thread.join(30)
-    assert found == list(range(50))
-    assert outcomes["t"].steps == 300
+    host.train("a", Count(), steps=1, memory=SMALL)
+    assert host.why("a") == "the host has not begun"
 
 
 def test_with_two_lanes_turns_are_taken_side_by_side_and_each_trial_alone() -> None:

@@ -17,7 +17,6 @@ from penstock.sessions.loop import Session
 from penstock.sessions.setup import Setup
 from penstock_events.agent import EXIT_PREEMPTED, Done, Progress, Saved
 from penstock_packed import Host, MemoryNeed, Rules
-from penstock_packed.blame import TURNS, Blame
 from penstock_testing.small_executor import overlay, small_executor
 
 SMALL = MemoryNeed(10, 0, 10)
@@ -213,6 +212,10 @@ def test_a_member_that_cannot_be_saved_or_loaded_fails_alone(tmp_path: Path) -> 
         def save(self, _: Path) -> None:
             raise TypeError("cannot write a lock")
 
+    class Exits(Count):
+        def save(self, _: Path) -> None:
+            sys.exit("no room")
+
     class NoLoad(Count):
         def load(self, _: Path) -> None:
             raise KeyError("weights")
@@ -220,16 +223,19 @@ def test_a_member_that_cannot_be_saved_or_loaded_fails_alone(tmp_path: Path) -> 
     killed = Killed(1000, turns=10)
     host = hosted(tmp_path, killed, epoch=1)
     host.train("save", NoSave(), steps=24, memory=SMALL)
+    host.train("exits", Exits(), steps=24, memory=SMALL)
     for name in ("load", "good"):
         host.train(name, Count(lambda _: killed.take_turn()), steps=24, memory=SMALL)
     with pytest.raises(Exception, match="Died"):
         host.run()
     host = hosted(tmp_path, Ledger(1000), epoch=2)
     host.train("save", Count(), steps=24, memory=SMALL)
+    host.train("exits", Count(), steps=24, memory=SMALL)
     host.train("load", NoLoad(), steps=24, memory=SMALL)
     host.train("good", Count(), steps=24, memory=SMALL)
     outcomes = host.run()
     assert outcomes["save"].reason == "its state could not be saved: TypeError: cannot write a lock"
+    assert outcomes["exits"].reason == "its state could not be saved: it called sys.exit('no room')"
     assert outcomes["load"].reason == "KeyError: 'weights'"
     assert outcomes["good"][:2] == ("finished", 24)
 
@@ -242,6 +248,24 @@ def test_a_full_disk_is_nobodys_fault(tmp_path: Path) -> None:
     host = hosted(tmp_path, Ledger(), epoch=1)
     host.train("a", Full(), steps=20, memory=SMALL)
     assert host.run()["a"][:2] == ("finished", 20)
+
+
+def test_a_device_that_breaks_while_members_are_saved_fails_none_of_them(tmp_path: Path) -> None:
+    class Breaks(Count):
+        def save(self, _: Path) -> None:
+            raise Died
+
+    broken = Killed(1000, turns=3)
+    host = hosted(tmp_path, broken, epoch=1)
+    for name in "ab":
+        host.train(name, Breaks(lambda _: broken.take_turn()), steps=24, memory=SMALL)
+    with pytest.raises(Exception, match="Died"):
+        host.run()
+    assert [host.why(name) for name in "ab"] == ["", ""]
+    host = hosted(tmp_path, Ledger(1000), epoch=2)
+    for name in "ab":
+        host.train(name, Count(), steps=24, memory=SMALL)
+    assert [outcome.stage for outcome in host.run().values()] == ["finished", "finished"]
 
 
 def test_a_checkpoint_of_another_kind_of_job_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
@@ -275,33 +299,3 @@ def test_a_member_in_whose_same_step_the_process_dies_twice_has_failed(tmp_path:
     assert outcomes["poison"].reason == "the process has died twice in the same step of it"
     assert outcomes["poison"].steps == 7
     assert outcomes["good"][:2] == ("finished", 24)
-
-
-def test_who_was_in_its_turn_when_the_process_was_killed_by_chance_is_not_blamed(tmp_path: Path) -> None:
-    for step in (3, 9):
-        blame = Blame(tmp_path, slots=1)
-        blame.begin(0, "a", "step", step)
-    assert not Blame(tmp_path, slots=1).accuses("a")
-
-
-@pytest.mark.parametrize("torn", [b"step 1\0\0", b"setup", b"step 12x a\n", b"\xff\xff \xff \xff\n", b"step 3 "])
-def test_a_note_that_was_torn_when_the_machine_died_accuses_nobody_and_keeps_no_host_from_its_start(
-    tmp_path: Path, torn: bytes
-) -> None:
-    Blame(tmp_path, slots=2).begin(1, "a", "step", 3)
-    with (tmp_path / TURNS).open("r+b") as file:
-        file.write(torn)
-    Blame(tmp_path, slots=2).begin(1, "a", "step", 3)
-    blame = Blame(tmp_path, slots=2)
-    assert blame.guilty == {"a"}
-
-
-def test_a_turn_that_ended_well_is_not_held_against_anybody(tmp_path: Path) -> None:
-    for _ in range(3):
-        blame = Blame(tmp_path, slots=2)
-        blame.begin(1, "a b\nc", "step", 3)
-        blame.end(1)
-    assert not Blame(tmp_path, slots=2).accuses("a b\nc")
-    for _ in range(2):
-        Blame(tmp_path, slots=2).begin(1, "a b\nc", "setup", 0)
-    assert Blame(tmp_path, slots=2).accuses("a b\nc")
