@@ -84,7 +84,7 @@ class State(msgspec.Struct):
 
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.3", apply=apply, decide=_remembering())
+    return Decider(name="tuner", state=State, schema="tuner.4", apply=apply, decide=_remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:
@@ -153,7 +153,7 @@ def _next_facts(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...
     except search.BadSpace as error:
         if sweep.running:  # of a search whose library is gone: what runs is not lost
             return ()
-        return (SweepFinished(at_s=now_s, sweep_id=sweep.id, state="failed", reason=str(error)),)
+        return (msgspec.structs.replace(sweep.finish(now_s), state="failed", reason=str(error)),)
     return opened or (() if sweep.running else (sweep.finish(now_s),))
 
 

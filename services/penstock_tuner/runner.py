@@ -81,7 +81,12 @@ async def _give_up(shell: Shell, replica: Replica[State], spec: JobSpec, reason:
     shell.log.warning("trial_refused", job_id=spec.id, sweep_id=spec.parent, reason=reason)
     subject = subjects.sweep(spec.parent)
     fact = TrialFinished(
-        at_s=shell.now_s(), sweep_id=spec.parent, job_id=spec.id, state="failed", reason=f"refused: {reason}"
+        at_s=shell.now_s(),
+        sweep_id=spec.parent,
+        job_id=spec.id,
+        state="failed",
+        problem="refused",
+        reason=f"refused: {reason}",
     )
     commit = Commit(id=uuid.uuid4().hex, actor=f"{shell.service}/{shell.replica_id}", facts=(fact,))
     with suppress(Conflict):  # the decider was faster; the trial is still due then, and comes up again

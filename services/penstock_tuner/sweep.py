@@ -42,6 +42,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         What the search has tried.
     job_ids : list of str
         Of the runs in ``past``, in its order.
+    numbers : dict of str to int
+        The same, the other way round.
     running : dict of str to Trial
         Opened trials that are not over, by job id.
     ended : dict of str to Ended
@@ -71,6 +73,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     groups: int = 0
     past: Past = msgspec.field(default_factory=Past)
     job_ids: list[str] = msgspec.field(default_factory=list)
+    numbers: dict[str, int] = msgspec.field(default_factory=dict)
     running: dict[str, Trial] = msgspec.field(default_factory=dict)
     ended: dict[str, Ended] = msgspec.field(default_factory=dict)
     loop_s: dict[str, float] = msgspec.field(default_factory=dict)
@@ -174,11 +177,12 @@ class Sweep(msgspec.Struct, kw_only=True):
                 origin=self._number(trial.origin),
             )
         )
+        self.numbers[trial.job_id] = len(self.job_ids)
         self.job_ids.append(trial.job_id)
 
     def _number(self, job_id: str) -> int:
         """Return the number of a run in the past, -1 where it is not there."""
-        return self.job_ids.index(job_id) if job_id in self.job_ids else -1
+        return self.numbers.get(job_id, -1)
 
     def _outcome(self, job: Job) -> tuple[float | None, Problem]:
         """Return a trial's value, where it has one, and what was wrong with it."""

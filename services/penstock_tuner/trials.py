@@ -90,7 +90,7 @@ def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]
     idle = max(0, there.all - sum(trial.gpus for trial in sweep.running.values()))
     match spec.filling:
         case "water":
-            h1_s = np.array([_left(sweep, one) for one in wanted])
+            h1_s = np.array(_left(sweep, wanted))
             only_spread = waterfill.Mechanisms(intra=False, dynamic=False, leftover=spec.leftover)
             widths = waterfill.fill(h1_s, idle, 1, most, beta=sweep.beta, mechanisms=only_spread).tolist()
         case "fixed":
@@ -100,10 +100,14 @@ def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]
     return [max(spec.job.gpus, int(width)) for width in widths]
 
 
-def _left(sweep: Sweep, wanted: Wanted) -> float:
-    """Return the seconds that a run would take on one device; where nothing was measured, in units of its budget."""
+def _left(sweep: Sweep, wanted: Sequence[Wanted]) -> list[float]:
+    """Return the seconds that each would take on one device; where nothing was measured, in units of its budget."""
     seen = [work_s for job_id in sweep.unit_s if (work_s := sweep.work_s(job_id)) is not None]
     typical_s = median(seen) if seen else 1.0
+    return [_left_of(sweep, one, typical_s) for one in wanted]
+
+
+def _left_of(sweep: Sweep, wanted: Wanted, typical_s: float) -> float:
     if wanted.origin < 0:
         return max(1, wanted.budget) * typical_s
     left = wanted.budget - sweep.past.runs[wanted.origin].budget

@@ -114,6 +114,19 @@ def test_a_group_that_was_opened_in_part_is_completed_and_not_repeated(spec):
     assert [run.trial for run in past.runs] == list(range(len(past.runs)))
 
 
+@given(spec=searches, chance=st.integers(0, 1000))
+@settings(max_examples=20)
+def test_what_is_known_of_each_rung_agrees_with_the_runs(spec, chance):
+    past = play(spec, chance=chance)
+    for bracket, rung in {(run.bracket, run.rung) for run in past.runs}:
+        numbers = [i for i, run in enumerate(past.runs) if (run.bracket, run.rung) == (bracket, rung)]
+        assert list(past.level(bracket, rung)) == numbers
+        assert past.unfinished(bracket, rung) == past.unfinished(bracket) == 0
+    past = Past()
+    open_runs(past, spec)
+    assert sum(past.unfinished(bracket) for bracket in range(len(past.levels))) == past.running == len(past.runs)
+
+
 # --- early stopping
 
 
@@ -140,6 +153,19 @@ def test_a_rung_with_too_few_values_promotes_those_that_there_are():
 def test_a_grid_smaller_than_a_bracket_is_halved_as_what_it_is():
     space = {"lr": Choice(values=(0.1, 0.01, 0.001, 0.2)), "momentum": Choice(values=(0.5,))}
     assert rungs(play(sweep("halving", sampler="grid", space=space, budget=budget()))) == [(4, 1), (2, 3), (1, 9)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"search": "asha"}, {"search": "bohb-async"}, {"search": "grid", "pruner": "median"}]
+)
+def test_a_grid_that_leaves_the_number_of_trials_open_is_tried_as_a_whole(fields):
+    space = {"lr": Choice(values=(0.1, 0.01, 0.001)), "momentum": Choice(values=(0.5, 0.9))}
+    spec = sweep(**{"sampler": "grid", "space": space, "budget": budget(), **fields})
+    check(spec)
+    first = [run.params for run in play(spec).runs if run.rung == 0]
+    assert sorted((point["lr"], point["momentum"]) for point in first) == [
+        (lr, momentum) for lr in (0.001, 0.01, 0.1) for momentum in (0.5, 0.9)
+    ]
 
 
 def test_a_rung_in_which_everything_failed_ends_its_bracket():

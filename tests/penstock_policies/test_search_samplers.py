@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from sweeping import LR, budget, hill, play, sweep
 
 from penstock_events import Choice, Integers, SweepSpec
-from penstock_policies.search import BadSpace, Past, Tried, next_runs, samplers
+from penstock_policies.search import BadSpace, Past, Wanted, next_runs, samplers
 from penstock_policies.search.samplers import sampler
 
 optuna = pytest.importorskip("optuna", reason="Optuna's searches are not checked: pip install 'penstock[optuna]'")
@@ -41,8 +42,7 @@ def test_points_lie_in_the_space_and_have_its_types(name):
     spec = sweep("tpe", trials=30, space=MIXED)
     past = Past()
     for number in range(14):
-        past.runs.append(Tried(trial=number, params=sampler("random")(spec, past, 1)[0]))
-        past.trials += 1
+        past.open(Wanted(trial=number, params=sampler("random")(spec, past, 1)[0]))
         past.end(number, float(number))
     for point in sampler(name)(spec, past, 6):
         assert LR.low <= point["lr"] <= LR.high
@@ -79,8 +79,7 @@ def test_a_model_learns_from_the_largest_budget_that_tells_enough():
         for _ in range(count):
             lr = float(10 ** np.random.default_rng(len(past.runs)).normal(centre, 0.3))
             params: dict[str, Any] = {"lr": min(max(lr, LR.low), LR.high), "momentum": 0.9}
-            past.runs.append(Tried(trial=past.trials, params=params, budget=run_budget))
-            past.trials += 1
+            past.open(Wanted(trial=past.trials, params=params, budget=run_budget))
             past.end(len(past.runs) - 1, -abs(float(np.log10(lr)) - centre))
 
     add(20, run_budget=1, centre=-1.0)
@@ -114,6 +113,46 @@ def test_a_third_library_is_one_function_with_an_entry_point(monkeypatch):
     finally:
         samplers.sampler.cache_clear()
     assert [run.params["lr"] for run in past.runs] == [LR.low] * 3
+
+
+@pytest.fixture
+def proposing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let the sampler ``random`` propose this one point."""
+
+    def propose(point: Any) -> None:
+        monkeypatch.setattr(samplers, "sampler", lambda _name: lambda _spec, _past, _count: [point])
+
+    return propose
+
+
+def test_what_a_library_proposes_becomes_plain_values_of_the_spaces_own_types(proposing):
+    proposing({"lr": np.float64(0.5), "layers": np.int64(2), "act": np.str_("x")})
+    (wanted,) = next_runs(sweep("random", trials=1, space=MIXED), Past(), 1)
+    assert wanted.params == {"act": "x", "layers": 2, "lr": 0.5}
+    assert [type(value) for value in wanted.params.values()] == [str, int, float]
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ({"lr": 0.5}, "the sampler gave lr; expected a value for each of act, layers, lr"),
+        ({"lr": 9.0, "layers": 1, "act": "x"}, r"gave lr = 9\.0; expected a number from 0\.0001 to 1\.0"),
+        ({"lr": float("nan"), "layers": 1, "act": "x"}, "gave lr = nan; expected a number"),
+        ({"lr": 0.5, "layers": 1.5, "act": "x"}, r"gave layers = 1\.5; expected a whole number from 1 to 4"),
+        ({"lr": 0.5, "layers": 1, "act": "y"}, r"gave act = 'y'; expected one of True, 1, 1\.0, x"),
+        (None, "sampler 'random' raised AttributeError: "),
+    ],
+)
+def test_a_point_that_is_not_in_the_space_is_the_sweeps_trouble_alone(proposing, monkeypatch, point, message):
+    proposing(point)
+    if point is None:
+        monkeypatch.setattr(samplers, "sampler", lambda _name: lambda spec, _past, _count: spec.gone)
+    with pytest.raises(BadSpace, match=message):
+        next_runs(sweep("random", trials=1, space=MIXED), Past(), 1)
+
+
+def test_a_sampler_that_learns_is_shown_what_was_tried_whatever_the_search():
+    assert play(sweep("random", sampler="tpe", trials=30)) == play(sweep("tpe", trials=30))
 
 
 def test_a_library_that_is_not_installed_is_named_with_what_to_do(monkeypatch):

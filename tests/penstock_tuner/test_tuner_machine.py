@@ -20,6 +20,7 @@ from penstock_events import (
     TrialGroupOpened,
     Uniform,
 )
+from penstock_policies.search import samplers
 from penstock_testing import Scenario
 from penstock_tuner.machine import State, decider, submission
 from penstock_tuner.settings import Settings
@@ -93,6 +94,21 @@ def test_a_space_that_makes_no_sense_ends_the_sweep_with_the_reason(tuner):
     tuner.at(5.0).when(swept(space={"lr": Uniform(low=0.0, high=1.0)}))
     reason = "space.lr is continuous and search is 'grid'; expected a choice or int, or search = 'random'"
     tuner.then(finished("failed", reason=reason)).then()
+
+
+def test_a_search_that_fails_on_the_way_ends_its_sweep_and_no_other(tuner, monkeypatch):
+    def broken(name: str) -> Any:
+        return samplers.grid if name == "grid" else lambda s, past, _: s.gone if past.trials else [{"lr": 0.5}]
+
+    spec = random_spec(2, concurrency=1)
+    tuner.at(5.0).given(SweepSubmitted(at_s=1.0, sweep_id="s2", spec=sweep_spec()))
+    with monkeypatch.context() as patched:
+        patched.setattr(samplers, "sampler", broken)
+        tuner.given(SweepSubmitted(at_s=1.0, sweep_id="s1", spec=spec)).settle()
+        *_, end = tuner.given(*ran(FIRST, acc=0.7)).settle()
+    reason = "sampler 'random' raised AttributeError: 'SweepSpec' object has no attribute 'gone'"
+    assert end == finished("failed", FIRST, 0.7, reason)
+    assert list(tuner.state.sweeps) == ["s2"]
 
 
 # --- submitting

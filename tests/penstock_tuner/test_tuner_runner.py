@@ -129,6 +129,7 @@ async def test_a_trial_that_the_gateway_refuses_is_given_up_with_the_reason(bus:
         await eventually(lambda: has_finished(bus))
     first, second = await said(bus, TrialFinished)
     assert (first.job_id, first.state, first.reason) == (FIRST, "failed", "refused: it is not wanted")
+    assert first.problem == "refused"
     assert (second.job_id, second.state, second.reason) == (SECOND, "completed", "")
     (finish,) = await said(bus, SweepFinished)
     assert (finish.state, finish.best_job_id) == ("completed", SECOND)

@@ -52,6 +52,7 @@ ALGORITHMS: Final = {
     "bohb-async": Algorithm(sampler="model", drive=drivers.asynchronous_brackets, trials=True),
     "pbt": Algorithm(sampler="random", drive=generations, trials=True),
 }
+_BLIND: Final = ("random", "grid")  # samplers that learn nothing from what was tried
 
 
 def algorithm(spec: SweepSpec) -> Algorithm:
@@ -70,6 +71,8 @@ def algorithm(spec: SweepSpec) -> Algorithm:
         found = _installed(spec.search)
     if spec.pruner:
         found = msgspec.structs.replace(found, drive=climbing, staged=True, looks_back=True, trials=True)
+    if spec.sampler and not found.looks_back and spec.sampler not in _BLIND:
+        found = msgspec.structs.replace(found, drive=drivers.in_batches, looks_back=True)
     return msgspec.structs.replace(found, sampler=spec.sampler) if spec.sampler else found
 
 
@@ -85,6 +88,11 @@ def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
     devices : int
         That the sweep could use: what an asynchronous search keeps busy unless the sweep says otherwise.
 
+    Raises
+    ------
+    BadSpace
+        If the sampler is not there, fails, or proposes what is not in the space.
+
     Examples
     --------
     >>> from penstock_events import Choice, JobSpec
@@ -97,7 +105,12 @@ def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
     draw = samplers.sampler(chosen.sampler)
 
     def sample(count: int) -> list[Params]:
-        return draw(spec, past, count)
+        try:
+            return [space.plain(spec, point) for point in draw(spec, past, count)]
+        except BadSpace:
+            raise
+        except Exception as error:  # of some library: it is this sweep's trouble, not that of all of them
+            raise BadSpace(f"sampler {chosen.sampler!r} raised {type(error).__name__}: {error}") from error
 
     return chosen.drive(spec, past, devices, sample)
 

@@ -63,7 +63,7 @@ def successive_halving(spec: SweepSpec, past: Past, devices: int, sample: Sample
 def one_bracket(spec: SweepSpec) -> list[Rung]:
     """Return the rungs of successive halving; without ``trials``, of as many as leave one at the top."""
     budget = budget_of(spec)
-    return halving(_limit(spec) or budget.eta ** halvings(budget), budget)
+    return halving(limit(spec) or budget.eta ** halvings(budget), budget)
 
 
 def all_brackets(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:  # noqa: ARG001
@@ -76,7 +76,7 @@ def bracket_by_bracket(spec: SweepSpec, past: Past, devices: int, sample: Sample
     """Open Hyperband's brackets one after the other, so that each learns from those before: synchronous BOHB."""
     for number, rungs in enumerate(brackets(spec)):
         wanted = _climb(spec, past, number, rungs, sample)
-        if wanted or any(run.bracket == number and not run.over for run in past.runs):
+        if wanted or past.unfinished(number):
             return wanted
     return []
 
@@ -94,10 +94,10 @@ def brackets(spec: SweepSpec) -> list[list[Rung]]:
     [[(3, 1), (1, 3)], [(2, 3)], [(1, 1), (1, 3)]]
     """
     round_ = hyperband(budget_of(spec))
-    if not _limit(spec):
+    if not limit(spec):
         return round_
     cut: list[list[Rung]] = []
-    left = _limit(spec)
+    left = limit(spec)
     while left > 0:
         rungs = round_[len(cut) % len(round_)]
         cut.append([Rung(min(rung.trials, left), rung.budget) for rung in rungs])
@@ -105,7 +105,7 @@ def brackets(spec: SweepSpec) -> list[list[Rung]]:
     return cut
 
 
-def _limit(spec: SweepSpec) -> int:
+def limit(spec: SweepSpec) -> int:
     """Return how many trials there can be; 0 where the search is free to choose."""
     return size(spec) if (spec.sampler or spec.search) == "grid" else spec.trials
 
@@ -152,7 +152,7 @@ def _climb(spec: SweepSpec, past: Past, bracket: int, rungs: list[Rung], sample:
     if lacking and (points := sample(min(lacking, GROUP))):
         return list(_fresh(past, points, bracket, rungs[0].budget))
     for number, rung in enumerate(rungs[1:], 1):
-        if any(not past.runs[i].over for i in below):
+        if past.unfinished(bracket, number - 1):
             return []
         best = past.ranked(below, spec.mode)[: rung.trials]
         below = past.level(bracket, number)
@@ -176,9 +176,9 @@ def _ladder(budget: Budget, skipped: int) -> list[int]:
 def _fill_room(spec: SweepSpec, past: Past, devices: int, sample: Sample, ladders: list[list[int]]) -> list[Wanted]:
     places = room(spec, past, devices)
     up = list(_promotable(spec, past, ladders))[:places]
-    fresh = min(places - len(up), spec.trials - past.trials)
+    fresh = min(places - len(up), limit(spec) - past.trials)
     points = sample(fresh) if fresh > 0 else []
-    begun = [sum(run.bracket == b and run.rung == 0 for run in past.runs) for b in range(len(ladders))]
+    begun = [len(past.level(b, 0)) for b in range(len(ladders))]
     shares = [_share(budget_of(spec), len(ladder)) for ladder in ladders]
     for number, params in enumerate(points, past.trials):
         bracket = min(range(len(ladders)), key=lambda b: (begun[b] / shares[b], b))
@@ -197,7 +197,7 @@ def _promotable(spec: SweepSpec, past: Past, ladders: list[list[int]]) -> Iterat
     for bracket, ladder in enumerate(ladders):
         for rung in range(len(ladder) - 2, -1, -1):
             level = past.level(bracket, rung)
-            over = sum(past.runs[i].over for i in level)
+            over = len(level) - past.unfinished(bracket, rung)
             gone = {past.runs[i].trial for i in past.level(bracket, rung + 1)}
             for i in past.ranked(level, spec.mode)[: over // budget_of(spec).eta]:
                 if past.runs[i].trial not in gone:

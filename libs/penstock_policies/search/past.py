@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -61,6 +61,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     origin: int = -1
 
 
+class Level(msgspec.Struct):
+    """The runs of one rung of one bracket, and how many of them are not over."""
+
+    numbers: list[int] = []
+    running: int = 0
+
+
 class Past(msgspec.Struct, kw_only=True):
     """
     A sweep's runs in the order in which they were opened.
@@ -71,9 +78,12 @@ class Past(msgspec.Struct, kw_only=True):
         Empty where the search does not look back (:attr:`Algorithm.looks_back`).
     trials, running, ended : int
         How many points were opened, how many runs are not over, and how many are.
+    levels : list of list of Level
+        By bracket and rung: looked up after every fact, and a long sweep has hundreds of them.
     """
 
     runs: list[Tried] = msgspec.field(default_factory=list)
+    levels: list[list[Level]] = msgspec.field(default_factory=list)
     trials: int = 0
     running: int = 0
     ended: int = 0
@@ -81,6 +91,7 @@ class Past(msgspec.Struct, kw_only=True):
     def open(self, wanted: Wanted) -> None:
         """Note a run that was opened."""
         fields = {name: getattr(wanted, name) for name in Wanted.__struct_fields__}
+        self._note(wanted, len(self.runs))
         self.runs.append(Tried(**fields, after=self.ended))
         self.trials = max(self.trials, wanted.trial + 1)
         self.running += 1
@@ -95,14 +106,33 @@ class Past(msgspec.Struct, kw_only=True):
         self.ended += 1
         self.running -= 1
         if number >= 0:
-            self.runs[number].ended, self.runs[number].value = self.ended, value
+            run = self.runs[number]
+            self.levels[run.bracket][run.rung].running -= 1
+            run.ended, run.value = self.ended, value
 
-    def level(self, bracket: int, rung: int) -> list[int]:
-        """Return the numbers of the runs of one rung."""
-        return [i for i, run in enumerate(self.runs) if run.bracket == bracket and run.rung == rung]
+    def level(self, bracket: int, rung: int) -> Sequence[int]:
+        """Return the numbers of the runs of one rung, in the order in which they were opened."""
+        rungs = self._rungs(bracket)
+        return rungs[rung].numbers if 0 <= rung < len(rungs) else ()
+
+    def unfinished(self, bracket: int, rung: int | None = None) -> int:
+        """Return how many runs of a rung, or of a whole bracket, are not over."""
+        return sum(level.running for number, level in enumerate(self._rungs(bracket)) if rung in {None, number})
 
     def ranked(self, numbers: Iterable[int], mode: Literal["max", "min"]) -> list[int]:
         """Return those of the runs that gave a value, the best first; of equal ones the first."""
         sign = -1.0 if mode == "max" else 1.0
         valued = [(sign * value, i) for i in numbers if (value := self.runs[i].value) is not None]
         return [i for _, i in sorted(valued)]
+
+    def _rungs(self, bracket: int) -> Sequence[Level]:
+        return self.levels[bracket] if bracket < len(self.levels) else ()
+
+    def _note(self, wanted: Wanted, number: int) -> None:
+        while len(self.levels) <= wanted.bracket:
+            self.levels.append([])
+        rungs = self.levels[wanted.bracket]
+        while len(rungs) <= wanted.rung:
+            rungs.append(Level())
+        rungs[wanted.rung].numbers.append(number)
+        rungs[wanted.rung].running += 1

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock_events.spec import SweepSpec
-from penstock_policies.search.drivers import brackets, budget_of, one_bracket
+from penstock_policies.search.drivers import brackets, budget_of, limit, one_bracket
 from penstock_policies.search.rungs import Rung
-from penstock_policies.search.space import size
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -48,7 +47,7 @@ def planned(spec: SweepSpec) -> Plan | None:
     if spec.search == "pbt":
         generations = budget_of(spec).most // budget_of(spec).least
         return Plan(spec.trials, spec.trials * generations, spec.trials * budget_of(spec).least * generations)
-    trials = size(spec) if (spec.sampler or spec.search) == "grid" else spec.trials
+    trials = limit(spec)
     return Plan(trials, trials, trials)
 
 

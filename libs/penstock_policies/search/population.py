@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, assert_never
 
 import numpy as np
@@ -29,20 +30,20 @@ def generations(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> li
     """
     budget = budget_of(spec)
     last = budget.most // budget.least - 1
-    if past.trials < spec.trials and not any(run.rung for run in past.runs):
+    now = len(past.levels[0]) - 1 if past.levels else 0
+    if past.trials < spec.trials and not now:
         drawn = sample(spec.trials - past.trials)
         return [Wanted(trial=past.trials + i, params=p, budget=budget.least) for i, p in enumerate(drawn)]
-    now = max((run.rung for run in past.runs), default=0)
     level = past.level(0, now)
     before = past.level(0, now - 1)
     if now and len(level) < len(before) and past.ranked(before, spec.mode):  # opened in part only
         return _next(spec, past, before, now)[len(level) :]
-    if now >= last or any(not past.runs[i].over for i in level) or not past.ranked(level, spec.mode):
+    if now >= last or past.unfinished(0, now) or not past.ranked(level, spec.mode):
         return []
     return _next(spec, past, level, now + 1)
 
 
-def _next(spec: SweepSpec, past: Past, level: list[int], rung: int) -> list[Wanted]:
+def _next(spec: SweepSpec, past: Past, level: Sequence[int], rung: int) -> list[Wanted]:
     """Return the generation after one that is over; the same however much of it has been opened."""
     budget = budget_of(spec)
     ranked = past.ranked(level, spec.mode)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock_events.problems import nearest
 from penstock_events.spec import SweepSpec
-from penstock_policies.search.drivers import Sample, budget_of, promoted, room
+from penstock_policies.search.drivers import Sample, budget_of, limit, promoted, room
 from penstock_policies.search.past import Past, Wanted
 from penstock_policies.search.rungs import halvings
 from penstock_policies.search.space import BadSpace
@@ -29,7 +29,7 @@ def climbing(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[
     for number, run in enumerate(past.runs):
         if run.ended > judged and run.value is not None and run.rung < top and not _pruned(spec, past, number, top):
             wanted.append(promoted(past, number, run.rung + 1, budget.least * budget.eta ** (run.rung + 1)))
-    fresh = min(room(spec, past, devices) - len(wanted), spec.trials - past.trials)
+    fresh = min(room(spec, past, devices) - len(wanted), limit(spec) - past.trials)
     drawn = sample(fresh) if fresh > 0 else []
     return wanted + [Wanted(trial=past.trials + i, params=p, budget=budget.least) for i, p in enumerate(drawn)]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final, assert_never
+from collections.abc import Mapping
+from typing import Any, Final, SupportsFloat, SupportsIndex, assert_never
 
 import numpy as np
 
@@ -79,6 +80,41 @@ def points(spec: SweepSpec, start: int, count: int, rng: np.random.Generator, *,
     walks = [_values(spec.space[name]) for name in names]
     count = max(0, min(count, size(spec) - start))
     return [dict(zip(names, _grid_point(walks, i), strict=True)) for i in range(start, start + count)]
+
+
+def plain(spec: SweepSpec, params: Mapping[str, object]) -> Params:
+    """
+    Return a point that some library proposed, in the space's own types: JSON knows no numpy numbers.
+
+    Raises
+    ------
+    BadSpace
+        If it is not in the space.
+    """
+    if params.keys() != spec.space.keys():
+        given, known = (", ".join(sorted(names)) or "nothing" for names in (params, spec.space))
+        raise BadSpace(f"the sampler gave {given}; expected a value for each of {known}")
+    return {name: _plain(name, dimension, params[name]) for name, dimension in sorted(spec.space.items())}
+
+
+def _plain(name: str, dimension: Dimension, value: Any) -> Param:
+    match dimension:
+        case Choice():
+            same = [one for one in dimension.values if one == value]
+            if same:
+                return next((one for one in same if type(one) is type(value)), same[0])
+            expected = f"one of {', '.join(map(str, dimension.values))}"
+        case Integers():
+            if isinstance(value, SupportsIndex) and dimension.low <= (number := int(value)) <= dimension.high:
+                return number
+            expected = f"a whole number from {dimension.low} to {dimension.high}"
+        case Uniform():
+            if isinstance(value, SupportsFloat) and dimension.low <= (drawn := float(value)) <= dimension.high:
+                return drawn
+            expected = f"a number from {dimension.low} to {dimension.high}"
+        case _:
+            assert_never(dimension)
+    raise BadSpace(f"the sampler gave {name} = {value!r}; expected {expected}")
 
 
 def _draw(dimension: Dimension, count: int, rng: np.random.Generator) -> list[Param]:
