@@ -40,16 +40,11 @@ def test_starts_are_those_of_a_walk_along_each_machine(instance):
 
 @settings(deadline=None, max_examples=40)
 @given(instances(max_jobs=8))
-def test_a_saving_is_what_solving_once_more_finds_and_the_duals_bound_it(instance):
+def test_a_saving_is_what_solving_once_more_finds(instance):
     lengths, ready = instance
     saved = machines([times.tolist() for times in ready]).savings_us(lengths)
-    again = savings_us(lengths, ready)
-    for times, one, other, dual in zip(ready, saved.tolist(), again, assign(lengths, ready).price_us, strict=True):
-        if times.size:
-            assert one == other
-            assert one <= int(np.maximum(0, dual).sum())
-        else:
-            assert one == 0
+    for times, one, other in zip(ready, saved.tolist(), savings_us(lengths, ready), strict=True):
+        assert one == (other if times.size else 0)
 
 
 def test_the_duals_alone_say_more_than_one_more_device_saves():
