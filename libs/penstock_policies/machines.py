@@ -106,8 +106,9 @@ class Machines:
         Notes
         -----
         The duals of the matching are not these: they price the first moment of one more device, while its later places
-        are worth less than they say, and places that no device is deep enough for have no price. So the matching is solved once with a device of each
-        class that is free too late to be of use, and each of these in turn is let free at once.
+        are worth less than they say, and places that no device is deep enough for have no price. So the matching is
+        solved once with a device of each class that is free too late to be of use, and each of these in turn is let
+        free at once.
         """
         ready_us = self.nearest(len(lengths_us))
         unit = _unit(lengths_us, ready_us)
