@@ -43,7 +43,8 @@ def study(sweep: views.SweepView) -> optuna.Study:
     """
     Return an Optuna study of a sweep's trials, each with its last value and those on the way there.
 
-    For ``optuna.visualization``; nothing is asked of it. Trials without a value have failed.
+    For ``optuna.visualization``; nothing is asked of it. Trials that ended without a value, or were cancelled, have
+    failed; what they reported on the way is no result.
 
     Raises
     ------
@@ -57,13 +58,13 @@ def study(sweep: views.SweepView) -> optuna.Study:
     space = {name: _distribution(dimension) for name, dimension in sweep.spec.space.items()}
     for number in dict.fromkeys(trial.number for trial in sweep.trials):
         runs = [trial for trial in sweep.trials if trial.number == number]
-        values = {run.budget: run.value for run in runs if run.value is not None}
-        state = TrialState.COMPLETE if runs[-1].value is not None else TrialState.FAIL
+        values = {run.budget: run.value for run in runs if run.value is not None and run.state == "CD"}
+        last = values.get(runs[-1].budget) if runs[-1].state == "CD" else None
+        over = last is not None or runs[-1].state in {"CD", "F", "CA"} or runs[-1].problem
+        state = (TrialState.COMPLETE if last is not None else TrialState.FAIL) if over else TrialState.RUNNING
         params = {name: runs[0].params[name] for name in space}
         made.add_trial(
-            create_trial(
-                state=state, value=runs[-1].value, params=params, distributions=space, intermediate_values=values
-            )
+            create_trial(state=state, value=last, params=params, distributions=space, intermediate_values=values)
         )
     return made
 

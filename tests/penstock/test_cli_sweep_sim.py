@@ -50,6 +50,17 @@ def test_ways_of_filling_are_compared_in_one_table(penstock: Run, files: list[st
     assert other["one"]["runs"] == 9
 
 
+@pytest.mark.parametrize("flag", [("--sweep", "{}"), ("--sweep={}",)])
+def test_sim_with_a_sweep_is_the_same_command(penstock: Run, files: list[str], flag: tuple[str, ...]) -> None:
+    file, *options = files
+    options += ["-o", "json", "-f", "one,water"]
+    asked = ["sim", *options, *(word.format(file) for word in flag)]
+    assert penstock(*asked) == penstock("sweep", "sim", file, *options)
+    code, _, err = penstock("sim", "--sweep", file)
+    assert (code, "--curves" in err) == (2, True)
+    assert "--sweep" in penstock("sim", "--help")[1]
+
+
 def test_each_step_can_be_made_to_take_longer(penstock: Run, files: list[str]) -> None:
     spans = [
         json.loads(penstock("sweep", "sim", *files, "-f", "one", "-o", "json", "--slower", times)[1])["one"][

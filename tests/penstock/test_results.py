@@ -58,26 +58,12 @@ async def test_each_run_is_yielded_when_it_is_over_until_the_sweep_is(memory_bus
     ]
 
 
-def test_optuna_sees_the_trials_with_their_values_and_those_on_the_way() -> None:
-    optuna = pytest.importorskip("optuna")
+def seen(*trials: views.TrialView) -> views.SweepView:
     space = {"lr": Uniform(low=0.01, high=1.0, log=True), "n": Integers(low=0, high=3), "act": Choice(values=("relu",))}
     spec = SweepSpec(
         name="s", job=JobSpec(name="t", command=("x",)), space=space, metric="acc", budget=Budget(most=3), trials=2
     )
-    shown = [
-        views.TrialView(
-            job_id=trial.job_id,
-            params=trial.params,
-            gpus=1,
-            group=0,
-            state="CD",
-            value=value,
-            number=trial.number,
-            budget=trial.budget,
-        )
-        for trial, value in ((TRIALS[0], None), (TRIALS[1], 0.9), (LATER, 0.95))
-    ]
-    sweep = views.SweepView(
+    return views.SweepView(
         id="s1",
         name="s",
         state="completed",
@@ -90,10 +76,26 @@ def test_optuna_sees_the_trials_with_their_values_and_those_on_the_way() -> None
         best_job_id=LATER.job_id,
         best_value=0.95,
         reason="",
-        trials=tuple(shown),
+        trials=trials,
         spec=spec,
     )
-    study = results.study(sweep)
+
+
+def shown(trial: Trial, value: float | None, state: str = "CD") -> views.TrialView:
+    about = {"job_id": trial.job_id, "params": trial.params, "number": trial.number, "budget": trial.budget}
+    return views.TrialView(**about, gpus=1, group=0, state=state, value=value)
+
+
+def test_optuna_sees_the_trials_with_their_values_and_those_on_the_way() -> None:
+    optuna = pytest.importorskip("optuna")
+    study = results.study(seen(shown(TRIALS[0], None), shown(TRIALS[1], 0.9), shown(LATER, 0.95)))
     assert (study.best_value, study.best_params) == (0.95, {"lr": 0.2, "n": 1, "act": "relu"})
     assert study.best_trial.intermediate_values == {1: 0.9, 3: 0.95}
     assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.FAIL, optuna.trial.TrialState.COMPLETE]
+
+
+def test_optuna_takes_a_cancelled_trial_for_no_result_and_one_that_runs_for_running() -> None:
+    optuna = pytest.importorskip("optuna")
+    study = results.study(seen(shown(TRIALS[0], 0.99, "CA"), shown(TRIALS[1], 0.9), shown(LATER, None, "R")))
+    assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.FAIL, optuna.trial.TrialState.RUNNING]
+    assert [trial.intermediate_values for trial in study.trials] == [{}, {1: 0.9}]

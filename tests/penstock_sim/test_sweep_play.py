@@ -118,6 +118,10 @@ def test_curves_are_read_with_points_paces_and_values_and_gaps_are_divergence():
         ("", "x.csv has no column lr, unit_s; expected one for each dimension"),
         ("lr,unit_s\n0.1,1\n", "x.csv has no column that is a number; expected one for each budget"),
         ("lr,unit_s,9\n0.1,fast,0.5\n", "x.csv has a cell that is no number .*'fast'"),
+        ("lr,unit_s,9\nlow,1,0.5\n", "x.csv has a cell that is no number .*'low'"),
+        ("lr,unit_s,9\n0,1,0.5\n", "x.csv has a lr out of range; expected numbers above 0, as its scale is log"),
+        ("lr,unit_s,9\n0.1,0,0.5\n", "x.csv has a unit_s that is not above 0; expected seconds for one unit"),
+        ("lr,unit_s,9,3\n0.1,1,0.5,0.4\n", "x.csv has budgets that do not ascend; expected their columns from the"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_what_it_lacks(text, message):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from typer.core import TyperCommand
 
+from penstock.cli import sweep_sim
 from penstock.cli.session import Out
+
+SWEEP: Final = "--sweep"
 
 Trace = Annotated[
     Path,
@@ -77,9 +81,24 @@ LengthError = Annotated[
 ]
 
 
+class SweepOrTrace(TyperCommand):
+    """With ``--sweep FILE`` it is ``penstock sweep sim FILE``: other questions, other options."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Hand the arguments to whom they are meant for."""
+        words = [part for word in args for part in ((SWEEP, word[8:]) if word.startswith(f"{SWEEP}=") else (word,))]
+        if SWEEP not in words:
+            return super().make_context(info_name, args, parent, **extra)
+        words.remove(SWEEP)
+        about_sweeps = typer.Typer(add_completion=False, rich_markup_mode=None)
+        about_sweeps.command()(sweep_sim.sim)
+        command = typer.main.get_command(about_sweeps)
+        return command.make_context(f"{info_name} {SWEEP}", words, parent, **extra)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("sim")(sim)
+    app.command("sim", cls=SweepOrTrace)(sim)
 
 
 def sim(
@@ -110,9 +129,11 @@ def sim(
     output: Out = "table",
 ) -> None:
     """
-    Simulate a trace under one policy or several.
+    Simulate a trace under one policy or several; with --sweep FILE, a sweep.
 
     For example: penstock sim jobs.csv --cluster 3x4 --policy fifo --policy 2d-las --out report
+
+    Or: penstock sim --sweep sweep.toml --curves curves.csv --gpus 16 (as penstock sweep sim does; see its --help)
     """
     from penstock.cli import simulating
     from penstock.cli.seeding import several

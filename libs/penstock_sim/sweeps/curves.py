@@ -81,13 +81,33 @@ def read(lines: Iterable[str], name: str, spec: SweepSpec) -> Curves:
     if not budgets:
         raise BadCurves(f"{name} has no column that is a number; expected one for each budget, with the value there")
     try:
-        return Curves(
+        curves = Curves(
             points=[{column: row[column] for column in spec.space} for row in rows],
             unit_s=np.array([float(row[UNIT]) for row in rows]),
             budgets=np.array([float(budget) for budget in budgets]),
             values=np.array([[float(row[budget] or "nan") for budget in budgets] for row in rows]),
         )
+        _check(curves, name, spec)
     except (TypeError, ValueError) as error:
+        if isinstance(error, BadCurves):
+            raise
         raise BadCurves(
-            f"{name} has a cell that is no number ({error}); expected numbers in {UNIT} and budgets"
+            f"{name} has a cell that is no number ({error}); expected numbers in {UNIT}, budgets and dimensions"
         ) from error
+    return curves
+
+
+def _check(curves: Curves, name: str, spec: SweepSpec) -> None:
+    """Refuse numbers that a simulation would make nonsense of."""
+    if not np.all(np.isfinite(curves.unit_s) & (curves.unit_s > 0)):
+        raise BadCurves(f"{name} has a {UNIT} that is not above 0; expected seconds for one unit of budget")
+    if np.any(np.diff(curves.budgets) <= 0):
+        raise BadCurves(f"{name} has budgets that do not ascend; expected their columns from the least to the most")
+    for dimension, kind in spec.space.items():
+        if isinstance(kind, Choice):
+            continue
+        least = 0.0 if isinstance(kind, Uniform) and kind.log else -math.inf
+        found = np.array([point[dimension] for point in curves.points], dtype=np.float64)
+        if not np.all(np.isfinite(found) & (found > least)):
+            expected = "numbers above 0, as its scale is logarithmic" if least == 0.0 else "finite numbers"
+            raise BadCurves(f"{name} has a {dimension} out of range; expected {expected}")
