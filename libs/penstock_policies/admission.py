@@ -212,16 +212,20 @@ class _Walk:
 
     def _share(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Give a job room on devices that others share, else devices of its own, which others may share later."""
-        asking = sharing.asking(ranked)
-        if sharing.tired or all(count < ranked.job.spec.gpus for count in self.whole.kinds(asking.job.spec).values()):
+        asking, gpus = sharing.asking(ranked), ranked.job.spec.gpus
+        if all(count < gpus for count in self.whole.kinds(asking.job.spec).values()):
             return False
         if devices := sharing.join(ranked):
             self.found.joined.append((ranked, devices[0][1].kind, devices))
             return True
         if self._open(asking, sharing):
             return True
-        if ranked.job.spec.gpus > 1:  # a gang of lanes is of one node: it waits for one that has room
+        if gpus > 1:  # a gang of lanes is of one node: it waits for one that has room
             return self._complete(asking, sharing)
+        return not sharing.hopeless(ranked) and self._outlast(ranked, asking, sharing)
+
+    def _outlast(self, ranked: Ranked, asking: Ranked, sharing: Sharing) -> bool:
+        """Keep what others leave for a job, or have them leave."""
         if sharing.awaits(ranked) or self._keep_stopping(asking) or self._make_room(ranked, sharing):
             return True
         return self._preempt_for(asking) or self._keep_room(ranked, sharing)
@@ -257,6 +261,7 @@ class _Walk:
 
     def _keep_room(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Let nobody else onto the device that has most room for a job whose patience is over; it has to wait."""
+        sharing.miss(ranked)
         if self.first_sharer_left is None:  # who comes behind it has fewer to make way
             self.first_sharer_left = ranked
             self.found.wake_s = min(self.found.wake_s, sharing.ripe_s(ranked, self.outlook))

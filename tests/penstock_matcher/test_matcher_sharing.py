@@ -33,6 +33,14 @@ def test_a_job_that_shares_does_not_join_an_exclusive_one():
     assert make_true(one, 3.0)[0].placements == ()
 
 
+def test_many_who_find_no_room_keep_nobody_from_a_device_that_they_do_not_want():
+    one = pool().given(node("n2", slow=1))
+    one.given(*(lane(f"a{number:03}", 2, 6 - number / 1000, kinds=("fast",)) for number in range(140)))
+    one.given(lane("slow", kinds=("slow",)), lane("small", 0.001, 0.001, kinds=("fast",), at_s=2.0))
+    make_true(one, 2.0)
+    assert devices(one) == {"n1/0": {"a000"}, "n1/1": {"a001", "small"}, "n2/0": {"slow"}}
+
+
 def test_another_device_is_opened_where_the_first_has_no_room():
     one = pool().given(lane("a", 3, 2), lane("b", 2, 1), lane("c", 2, 1))
     make_true(one, 2.0)

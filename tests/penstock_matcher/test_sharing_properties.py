@@ -209,3 +209,24 @@ def test_a_fraction_waits_only_where_no_device_has_as_much_left(wanted):
             used[slot.devices[0]] += each.spec.fraction
     waiting = [each.spec.fraction for each in one.state.jobs if each.state is JobState.PENDING]
     assert all(share > 1.0 - min(used.values()) - 1e-9 for share in waiting)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(needs, parties), min_size=1, max_size=16))
+def test_a_lane_job_waits_only_where_no_device_that_it_may_share_has_room(wanted):
+    """What is remembered of others that found nothing never keeps anybody from room that there is."""
+    one = matcher(lane_reserve_share=0.0).given(node("n1", fast=2))
+    one.given(*(lane(f"j{i:02}", memory=need, **party) for i, (need, party) in enumerate(wanted)))
+    for fact in rounds(one.at(2.0).settle()):
+        for placement in fact.placements:
+            one.given(*started(placement, 2.0))
+    on: dict[int, list[Job]] = {0: [], 1: []}
+    for each in one.state.jobs:
+        for slot in each.placement.slots if each.placement is not None else ():
+            on[slot.devices[0]].append(each)
+    for each in one.state.jobs:
+        for there in on.values() if each.state is JobState.PENDING else ():
+            beside = [need for job in there if (need := job.spec.memory) is not None]
+            suits = all(willing(each, job) for job in there)
+            assert each.spec.memory is not None
+            assert not (suits and lanes_hold([*beside, each.spec.memory], 0.0))

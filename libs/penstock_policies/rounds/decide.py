@@ -69,9 +69,14 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
         return [*found, *sharing.ends(self.pool, self.sharers)]
 
     @cached_property
-    def sharers(self) -> sharing.Known:
+    def first(self) -> sharing.Place | None:
+        """Where the first job stands that may have others preempted."""
+        return min((ranked[:2] for ranked in self.ready if not ranked.sample), default=None)
+
+    @cached_property
+    def sharers(self) -> sharing.Tell:
         """Tells of the runs that share devices."""
-        return sharing.known(self.pool, self.outlook, self.covered.borrowers)
+        return sharing.Tell(self.pool, self.outlook, self.covered.borrowers, self.first)
 
 
 class _Draft(msgspec.Struct, frozen=True):
@@ -203,7 +208,7 @@ def _rivals(field: _Field, admitted: Admission) -> Sequence[Ranked]:
 def _victims(field: _Field) -> Runs:
     """Return the runs that some waiting job may preempt, and when each is expected to end."""
     pool, outlook, roster = field.pool, field.outlook, field.pool.roster
-    first = min((ranked[:2] for ranked in field.ready if not ranked.sample), default=None)
+    first = field.first
     if first is None or outlook.manner.preempts == "never":
         return runs.NONE
     if not field.covered.borrowers and not roster.has_below(first[0], outlook.manner):
@@ -212,7 +217,7 @@ def _victims(field: _Field) -> Runs:
     if field.covered.borrowers:
         every = every.borrowing(roster.leases.rows_of(list(field.covered.borrowers)))
     if roster.sharing.runs:
-        every, stoppable = tied.beside(every, stoppable, roster.sharing.ties, field.sharers())
+        every, stoppable = tied.beside(every, stoppable, roster.sharing.ties, field.sharers.behind())
     below = every.queue > first[0]
     if outlook.manner.preempts == "position":
         below |= (every.queue == first[0]) & (every.position > first[1])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from penstock_policies.order import Outlook, Running, Supply
+from penstock_policies.order import BORROWED, Outlook, Ranked, Running, Supply
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.roster import Group, Key
 from penstock_policies.runs import Shape, shape_of
@@ -20,35 +20,58 @@ from penstock_policies.sharing.tied import Expected, Sharer
 LOOKED_AT: Final = 256
 """Most waiting jobs of one demand that a round looks at: if all of them start, the next round looks at the others."""
 
-Known = Callable[[], Mapping[str, Sharer]]
+Place = tuple[int, float]
+"""Queue and position."""
 
 
-def known(pool: Pool, outlook: Outlook, borrowers: Collection[str]) -> Known:
-    """Return what will tell of the runs that share devices, by job; worked out once, when somebody asks."""
+class Tell:
+    """
+    Tells of the runs that share devices; worked out once, when somebody asks.
 
-    kept: list[Mapping[str, Sharer]] = []
+    Parameters
+    ----------
+    first : (int, float) or None
+        Where in the order the first job stands that others might make way for; None if there is none.
+    """
 
-    def found() -> Mapping[str, Sharer]:
-        if not kept:
-            kept.append(worked_out())
-        return kept[0]
+    def __init__(self, pool: Pool, outlook: Outlook, borrowers: Collection[str], first: Place | None) -> None:
+        self._pool, self._outlook, self._borrowers, self._first = pool, outlook, borrowers, first
+        self._every: Mapping[str, Sharer] | None = None
+        self._behind: Mapping[str, Sharer] | None = None
 
-    def worked_out() -> Mapping[str, Sharer]:
-        runs = list(pool.roster.sharing.runs.values())
-        jobs = [run.ranked.job for run in runs]
+    def every(self) -> Mapping[str, Sharer]:
+        """Return all of them, by job."""
+        if self._every is None:
+            self._every = self._of(list(self._pool.roster.sharing.runs.values()))
+        return self._every
+
+    def behind(self) -> Mapping[str, Sharer]:
+        """Return those that some waiting job comes before, as far as preemption goes."""
+        if self._behind is None:
+            runs = self._pool.roster.sharing.runs.values()
+            self._behind = self._of([run for run in runs if self._is_behind(run.ranked)])
+        return self._behind
+
+    def _is_behind(self, ranked: Ranked) -> bool:
+        if self._first is None:
+            return False
+        queue = ranked.queue + BORROWED * (ranked.job_id in self._borrowers)
+        by_position = self._outlook.manner.preempts == "position"
+        return (queue, ranked.position) > self._first if by_position else queue > self._first[0]
+
+    def _of(self, runs: Sequence[Running]) -> Mapping[str, Sharer]:
+        jobs, outlook = [run.ranked.job for run in runs], self._outlook
         expected = Expected(
             outlook.now_s,
             [outlook.speed(job, run.kind) for job, run in zip(jobs, runs, strict=True)],
             [outlook.cost(job) for job in jobs],
-            pool.finished_s,
+            self._pool.finished_s,
             outlook.prior_s,
         )
-        return tied.sharers(runs, expected, borrowers)
-
-    return found
+        return tied.sharers(runs, expected, self._borrowers)
 
 
-def supply(pool: Pool, plain: Supply, outlook: Outlook, sharers: Known) -> Supply:
+def supply(pool: Pool, plain: Supply, outlook: Outlook, tell: Tell) -> Supply:
     """Return what a try of a round works on: with the shared devices as they are now, if jobs of the pool share any."""
     index = pool.roster.sharing
     if not index:
@@ -58,17 +81,17 @@ def supply(pool: Pool, plain: Supply, outlook: Outlook, sharers: Known) -> Suppl
         index.shared(limits),
         index.tenants,
         stopping=index.stopping,
-        sharers=sharers,
+        sharers=tell.behind,
         speed=outlook.speed,
         limits=limits,
     )
     return msgspec.structs.replace(plain, sharing=sharing)
 
 
-def ends(pool: Pool, sharers: Known) -> Iterator[tuple[str, Shape, float]]:
+def ends(pool: Pool, tell: Tell) -> Iterator[tuple[str, Shape, float]]:
     """Yield what is tied to each other, which devices that is, and in how many seconds the last of them should end."""
     for name, jobs in pool.roster.sharing.ties.items():
-        run = tied.as_one(name, [sharers()[job_id] for job_id in jobs])
+        run = tied.as_one(name, [tell.every()[job_id] for job_id in jobs])
         yield name, shape_of(run), run.left_s
 
 

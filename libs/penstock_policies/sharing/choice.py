@@ -6,8 +6,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from heapq import nsmallest
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -16,25 +16,14 @@ from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Speed
 from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.sharing.devices import Limits, Shared
+from penstock_policies.sharing.futile import Futile, Misses
+from penstock_policies.sharing.making import Making, Room, room
 from penstock_policies.sharing.near import At, Near, key_of
 from penstock_policies.sharing.tenants import Tenant, asking
 from penstock_policies.sharing.tied import Sharer
 
 LOOKED_AT: Final = 64
 """Most devices of which a round considers to preempt some of those who share it, for one job."""
-
-MOST_MISSES: Final = 128
-"""Demands that find no room in a round; jobs of others behind them are looked at when something has changed."""
-
-
-class Room(NamedTuple):
-    """Sharers of a device that make room for another job there."""
-
-    loss_gpu_s: float
-    number: int
-    slowness: float
-    at: At
-    runs: tuple[Sharer, ...]
 
 
 class Sharing:
@@ -50,14 +39,15 @@ class Sharing:
     stopping : collection of str
         Jobs on devices that are asked to stop.
     sharers : callable
-        What preempting each of the jobs on devices would cost; asked for at most once.
+        What preempting each of the jobs on devices would cost that some waiting job may preempt.
     speed : callable
         Of a job on a kind.
     limits : Limits
 
     Notes
     -----
-    A look costs O(shared devices); equal demands that found nothing are not looked for again.
+    A look costs O(shared devices of its team). Who needs no less than another who found nothing does not look again,
+    nor does who needs more than any device of its team has left.
     """
 
     def __init__(
@@ -73,11 +63,11 @@ class Sharing:
         self.tenants, self.limits = tenants, limits
         self._near, self._sharers, self._speed = Near(devices), sharers, speed
         self._stopping = set(stopping)
+        self._making = Making(sharers, self._stopping)
         self._closed: set[At] = set()
         self._kept: set[str] = set()  # kinds
-        self._futile: dict[tuple[object, ...], int] = {}  # demand → devices that had been opened then, and one
-        self._by_rank: dict[tuple[object, ...], Mapping[str, Sharer]] = {}
-        self._no_room: set[tuple[object, ...]] = set()
+        self._futile, self._incomplete, self._no_room = Futile(), Futile(), Futile()
+        self._misses = Misses()
 
     def __len__(self) -> int:
         return len(self._near)
@@ -94,11 +84,6 @@ class Sharing:
     def _classes(self) -> Counter[Device]:
         return Counter(device_class(shared.at[1]) for shared in self._near)
 
-    @property
-    def tired(self) -> bool:
-        """Whether so many jobs have found no room that others need not be looked at now."""
-        return len(self._futile) >= MOST_MISSES
-
     def asking(self, ranked: Ranked) -> Ranked:
         """Return a job as one that asks for devices to itself, with enough memory for all that it needs."""
         job, tenant = ranked.job, self.tenants[ranked.job_id]
@@ -107,15 +92,16 @@ class Sharing:
 
     def join(self, ranked: Ranked) -> list[Located]:
         """Return shared devices that have room for a job, which has them from now on; none if too few have."""
-        tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
-        demand = (spec.kinds, spec.memory_bytes, tenant)
-        if tenant.alone:
+        tenant, seen = self.tenants[ranked.job_id], len(self._near.opened) + 1
+        if tenant.alone or not self._near.could(tenant):
             return []
-        since = self._futile.get(demand, 0) if tenant.gpus == 1 else 0
-        open_to = [shared for shared in self._open_to(ranked, since) if shared.holds(tenant)]
+        since = self._futile.seen(ranked, tenant)
+        if since == seen:
+            return []
+        open_to = [shared for shared in self._open_to(ranked, since * (tenant.gpus == 1)) if shared.holds(tenant)]
         chosen = self._together(ranked, open_to) if tenant.gpus > 1 else self._best(ranked, open_to)
         if not chosen:
-            self._futile[demand] = len(self._near.opened) + 1
+            self._futile.note(ranked, tenant, seen)
         for shared in chosen:
             self._put(ranked, shared)
         return [shared.at for shared in chosen]
@@ -127,6 +113,8 @@ class Sharing:
         Nothing where no node has enough. The shared ones it has from now on; the free ones are to be taken.
         """
         tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
+        if not any(free.kinds(spec).values()) or self._incomplete.seen(ranked, tenant):
+            return [], []
         shared: defaultdict[tuple[str, str], list[Shared]] = defaultdict(list)
         for one in self._open_to(ranked) if not tenant.alone else ():
             if one.holds(tenant):
@@ -138,6 +126,7 @@ class Sharing:
                 if 0 < lacking <= len(devices):
                     options.append((-self._speed(ranked.job, kind), lacking, len(devices), node_id, kind))
         if not options:
+            self._incomplete.note(ranked, tenant)
             return [], []
         _, lacking, _, node_id, kind = min(options)
         for one in shared[kind, node_id]:
@@ -151,18 +140,25 @@ class Sharing:
         for located in devices:
             self._near.put(Shared.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits))
 
+    def hopeless(self, ranked: Ranked) -> bool:
+        """Say whether nobody needs to be asked who could make way for a job: enough of those before it have asked."""
+        return self._misses.enough(ranked)
+
+    def miss(self, ranked: Ranked) -> None:
+        """Note that nobody makes way for a job."""
+        self._misses.note(ranked)
+
     def awaits(self, ranked: Ranked) -> bool:
         """Keep room for a job where there will be enough once those have stopped that are asked to; say if there is."""
         tenant = self.tenants[ranked.job_id]
-        if not self._stopping or tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
+        if not self._leaving or tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
             return False
-        later = [
-            shared
-            for shared in self._open_to(ranked)
-            if not self._stopping.isdisjoint(shared.tenants)
-            and (left := shared.without(self._stopping)).tenants
-            and left.holds(tenant)
-        ]
+        later = []
+        for at in self._leaving:
+            shared = self._near[at]
+            left = shared.without(self._stopping)
+            if left.tenants and left.holds(tenant) and self._is_open(ranked, shared):
+                later.append(shared)
         for shared in self._best(ranked, later):
             self._put(ranked, shared)
             return True
@@ -174,20 +170,35 @@ class Sharing:
 
         Notes
         -----
-        Looks at the :data:`LOOKED_AT` devices that have the lightest sharers to lose.
+        Looks at the :data:`LOOKED_AT` devices that have the lightest sharers to lose, of those that could do.
         """
         tenant = self.tenants[ranked.job_id]
         if tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
             return ()
-        rooms = (self._room(ranked, tenant, *each) for each in self._lightest(ranked, outlook))
-        best = min((room for room in rooms if room is not None), key=lambda room: room[:4], default=None)
+        best = min(self._rooms(ranked, outlook), key=lambda room: room[:4], default=None)
         if best is None:
-            self._no_room.add(self._demand(ranked))
+            self._no_room.note(ranked, tenant, rank=ranked.queue)
             return ()
         self._no_room.clear()
         self._stopping.update(sharer.job_id for sharer in best.runs)
+        self._leaving.update((key_of(at), None) for sharer in best.runs for at in sharer.run.devices)
+        self._making.stop(best.runs)
         self._put(ranked, self._near[best.at])
         return best.runs
+
+    def _rooms(self, ranked: Ranked, outlook: Outlook) -> Iterator[Room]:
+        tenant = self.tenants[ranked.job_id]
+        there = (self._near[at] for at in self._making.devices(ranked, outlook) if at in self._near)
+        able = (
+            shared
+            for shared in there
+            if self._making.could(ranked, outlook, shared, tenant) and self._is_open(ranked, shared)
+        )
+        for shared in islice(able, LOOKED_AT):
+            at = key_of(shared.at)
+            if gone := room(shared, tenant, self._making.on(ranked, outlook, at), self._stopping):
+                slowness = -self._speed(ranked.job, shared.at[1].kind)
+                yield Room(sum(sharer.loss_gpu_s for sharer in gone), len(gone), slowness, at, gone)
 
     def ripe_s(self, ranked: Ranked, outlook: Outlook) -> float:
         """Return when the next sharer that may have to make way for a job will have run long enough for that."""
@@ -224,6 +235,17 @@ class Sharing:
         near = self._near.to(party, since)
         return (shared for shared in near if key_of(shared.at) not in self._closed and fits(spec, shared.at[1]))
 
+    def _is_open(self, ranked: Ranked, shared: Shared) -> bool:
+        return key_of(shared.at) not in self._closed and fits(ranked.job.spec, shared.at[1])
+
+    @cached_property
+    def _leaving(self) -> dict[At, None]:
+        """The devices that some of their jobs are leaving."""
+        if not self._stopping:
+            return {}
+        found = (shared for shared in self._near if not self._stopping.isdisjoint(shared.tenants))
+        return {key_of(shared.at): None for shared in found}
+
     def _best(self, ranked: Ranked, open_to: Sequence[Shared]) -> list[Shared]:
         """Return the fastest device, then that on which the job takes least, then that with least left over."""
         tenant = self.tenants[ranked.job_id]
@@ -247,53 +269,9 @@ class Sharing:
                 options.append((-self._speed(ranked.job, kind), sets, len(found), node_id, kind, chosen))
         return min(options, key=lambda option: option[:5])[5] if options else []
 
-    def _demand(self, ranked: Ranked) -> tuple[object, ...]:
-        spec = ranked.job.spec
-        return spec.kinds, spec.memory_bytes, self.tenants[ranked.job_id], ranked.queue
-
     def _in_vain(self, ranked: Ranked) -> bool:
-        """Say whether an equal job has found that nobody leaves room for it."""
-        return self._demand(ranked) in self._no_room
-
-    def _lightest(self, ranked: Ranked, outlook: Outlook) -> list[tuple[Shared, list[Sharer]]]:
-        """Return devices and those of their sharers who yield to a job, the lightest first."""
-        yielding = self._yielding(ranked, outlook)
-        found = []
-        for shared in self._open_to(ranked) if yielding else ():
-            some = (yielding[job_id] for job_id in shared.tenants if job_id in yielding)
-            if there := sorted((s for s in some if s.job_id not in self._stopping), key=lambda sharer: sharer.key):
-                found.append((shared, there))
-        return nsmallest(LOOKED_AT, found, key=lambda each: (each[1][0].key, key_of(each[0].at)))
-
-    def _yielding(self, ranked: Ranked, outlook: Outlook) -> Mapping[str, Sharer]:
-        """Return the sharers who make way for a job, by rank: those for others of its rank are the same."""
-        rank = ranked[:1] if outlook.manner.preempts == "queue" else ranked[:2]
-        found = self._by_rank.get(rank)
-        if found is None:
-            every = self._sharers().items()
-            found = {job_id: sharer for job_id, sharer in every if sharer.yields_to(ranked, outlook)}
-            self._by_rank[rank] = found
-        return found
-
-    def _room(self, ranked: Ranked, tenant: Tenant, shared: Shared, yielding: Sequence[Sharer]) -> Room | None:
-        """Return who would have to leave a device; None if it would not do, or if nobody were left there."""
-        gone, chosen = set(self._stopping), list[Sharer]()
-        for sharer in yielding:
-            chosen.append(sharer)
-            gone.add(sharer.job_id)
-            left = shared.without(gone)
-            if not left.tenants:
-                return None
-            if left.holds(tenant):
-                break
-        else:
-            return None
-        for sharer in chosen[:-1]:  # the lighter ones may have become superfluous
-            if shared.without(gone - {sharer.job_id}).holds(tenant):
-                gone.discard(sharer.job_id)
-        runs = tuple(sharer for sharer in chosen if sharer.job_id in gone)
-        slowness = -self._speed(ranked.job, shared.at[1].kind)
-        return Room(sum(sharer.loss_gpu_s for sharer in runs), len(runs), slowness, key_of(shared.at), runs)
+        """Say whether a job that needs no more has found that nobody leaves room for it."""
+        return self._no_room.seen(ranked, self.tenants[ranked.job_id], rank=ranked.queue) > 0
 
     def _put(self, ranked: Ranked, shared: Shared) -> None:
         self._near.put(shared.plus(ranked.job_id, self.tenants[ranked.job_id]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -78,7 +79,9 @@ class Shared:
         load = Load(capacity_bytes - int(capacity_bytes * limits.reserve_share))
         for tenant in tenants.values():
             load = load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else load
-        fraction = sum(tenant.fraction for tenant in tenants.values() if tenant.mode == "fraction")
+        fraction = math.fsum(
+            tenant.fraction for tenant in tenants.values() if tenant.mode == "fraction"
+        )  # in any order
         parties = frozenset(tenant.party for tenant in tenants.values())
         mode = next((tenant.mode for tenant in tenants.values()), "")
         alone = any(tenant.alone for tenant in tenants.values())

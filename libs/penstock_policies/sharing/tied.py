@@ -68,9 +68,10 @@ class Sharer(NamedTuple):
     def comes_after(self, ranked: Ranked, outlook: Outlook) -> bool:
         """Say whether it ranks so much lower than a job that it may have to make way for it."""
         preempts, own = outlook.manner.preempts, (self.queue, self.run.ranked.position)
-        if ranked.sample or preempts == "never" or not self.stoppable:
+        if ranked.sample or preempts == "never":
             return False
-        return ranked.queue < self.queue or (preempts == "position" and ranked[:2] < own)
+        lower = ranked.queue < self.queue or (preempts == "position" and ranked[:2] < own)
+        return lower and self.stoppable
 
     def ripe_s(self, outlook: Outlook) -> float:
         """Return when it will have run long enough to be preempted."""
@@ -175,9 +176,17 @@ def as_one(name: str, members: Sequence[Sharer]) -> Running:
 def beside(
     every: Runs, stoppable: Bools, ties: Mapping[str, Sequence[str]], known: Mapping[str, Sharer]
 ) -> tuple[Runs, Bools]:
-    """Return the runs that may be preempted with those that share devices among them, tied ones as one."""
-    groups = [(name, [known[job_id] for job_id in jobs]) for name, jobs in ties.items()]
-    found = [(as_one(name, group), group) for name, group in groups if all(sharer.stoppable for sharer in group)]
+    """
+    Return the runs that may be preempted with those that share devices among them, tied ones as one.
+
+    Parameters
+    ----------
+    known : mapping of str to Sharer
+        The sharing runs that may be preempted by anybody: where one of those that are tied is not, none is.
+    """
+    able = {job_id for job_id, sharer in known.items() if sharer.stoppable}
+    groups = ((name, [known[job_id] for job_id in jobs]) for name, jobs in ties.items() if able.issuperset(jobs))
+    found = [(as_one(name, group), group) for name, group in groups]
     if not found:
         return every, stoppable
     return _appended(every, found), np.append(stoppable, np.ones(len(found), dtype=np.bool_))
