@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = _load(given.file)
     host = Host(_device(given), rules=Rules(policy=given.policy))
     module.members(host)
+    if not host.names:
+        raise SystemExit(f"members(host) of {given.file} took in nobody; expected it to call host.train or host.serve")
     with Inlet(given.listen, host.endpoints) if given.listen else nullcontext():
         outcomes = host.run()
     sys.stdout.write(_table(outcomes))
@@ -43,8 +46,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, help="defines members(host)")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="fair", help="whose turn it is among trials")
-    parser.add_argument("--lanes", type=int, default=0, help="turns at a time; 1 on a processor, 2 on a GPU")
-    parser.add_argument("--memory-gib", type=float, default=0.0, help="what all members have; what the device has")
+    parser.add_argument(
+        "--lanes", type=_at_least(int, 0), default=0, help="turns at a time; by default 1 on a processor, 2 on a GPU"
+    )
+    parser.add_argument(
+        "--memory-gib",
+        type=_at_least(float, 0),
+        default=0.0,
+        help="what all members may have; by default what the device has",
+    )
     parser.add_argument("--listen", type=Path, metavar="SOCKET", help="take requests to models on a Unix socket")
     parser.add_argument("--strict", action="store_true", help="fail if one member has failed, not only if all have")
     return parser
@@ -54,6 +64,17 @@ def _device(given: argparse.Namespace) -> Device:
     capacity_bytes = int(given.memory_gib * 2**30)
     found = cuda.here(given.lanes, capacity_bytes) if "torch" in sys.modules else None
     return found or CpuDevice(capacity_bytes, given.lanes or 1)
+
+
+def _at_least(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        found = kind(text)
+        if not least <= found < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is out of range; expected {least} or more")
+        return found
+
+    number.__name__ = "number"  # in the message where it is none
+    return number
 
 
 def _load(path: Path) -> ModuleType:

@@ -10,11 +10,13 @@ unless it is told to stay on the caller's, which is done here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
+from penstock.sessions.setup import read
 from penstock_packed.device import Reading
 
 
@@ -32,6 +34,9 @@ class CudaDevice:
         0: the whole device, less what is in use now: contexts, this process's and those of others.
     torch : module
         Imported where it is not given.
+    fraction : float
+        Of the device, where torch's allocator is held to a part of it; 0: it is not. Then ``capacity_bytes`` of 0 is
+        that part, and what others have in use is none of it.
 
     Notes
     -----
@@ -40,10 +45,13 @@ class CudaDevice:
     never too little, but too much by what the pool keeps for reuse.
     """
 
-    def __init__(self, index: int = 0, lanes: int = 1, capacity_bytes: int = 0, torch: Any = None) -> None:
+    def __init__(
+        self, index: int = 0, lanes: int = 1, capacity_bytes: int = 0, torch: Any = None, fraction: float = 0.0
+    ) -> None:
         self._torch = torch or import_module("torch")
         self._cuda = self._torch.cuda
         free_bytes, total_bytes = self._cuda.mem_get_info(index)  # makes the context
+        capacity_bytes = capacity_bytes or int(fraction * total_bytes)
         self.capacity_bytes = capacity_bytes or total_bytes
         self.reserve_bytes = 0 if capacity_bytes else total_bytes - free_bytes
         self.lanes = lanes
@@ -66,7 +74,8 @@ class CudaDevice:
 
     def lost(self, error: BaseException) -> bool:
         """Say whether the context is broken: after a failed assertion or an illegal address all later calls fail."""
-        return isinstance(error, self._torch.AcceleratorError)
+        kind = getattr(self._torch, "AcceleratorError", None)  # before 2.8 it was a RuntimeError like others
+        return isinstance(error, kind) if kind else "CUDA error" in str(error)
 
     @contextmanager
     def _alone(self, lane: int) -> Iterator[Reading]:
@@ -126,4 +135,4 @@ def here(lanes: int = 0, capacity_bytes: int = 0) -> CudaDevice | None:
         return None
     if not torch.cuda.is_available():
         return None
-    return CudaDevice(0, lanes or 2, capacity_bytes, torch)
+    return CudaDevice(0, lanes or 2, capacity_bytes, torch, read(os.environ).memory_fraction)

@@ -3,6 +3,9 @@ Where turns are taken: memory and how it is measured. The host's processor here;
 
 One process has one address space, so what a member takes is seen as what the process takes more after its turn than
 before. That is its own as long as turns are taken one at a time.
+
+Growth is told in whole MiB, since pages come and go by themselves; what is less is kept until it is more, so that
+however little a turn keeps, all turns together are told what the process has grown by.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from penstock_events.agent import Env
+
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 GRAIN: Final = 2**20
-"""Growth is counted in whole MiB: pages come and go by themselves."""
+"""Growth is told in whole MiB."""
 SLACK: Final = (256 + 80 * (os.cpu_count() or 1)) * 2**20
 """
 Address space that a turn may take beyond its memory: stacks and arenas of threads that begin meanwhile, one for each
@@ -82,7 +87,7 @@ class CpuDevice:
     Parameters
     ----------
     capacity_bytes : int
-        0: four fifths of what is available now.
+        0: four fifths of what is available now, and of what a job that shares its device may have.
     lanes : int
         Turns at a time. More than one is worth it where steps wait, or compute for long outside of Python; memory is
         then neither measured nor limited, since nobody could say whose it is, and what is declared counts alone.
@@ -98,6 +103,7 @@ class CpuDevice:
         self._limited = limited
         self._status = os.open("/proc/self/statm", os.O_RDONLY)
         self._peaks = Peaks()
+        self._untold = 0
 
     def turn(self, lane: int, room_bytes: int) -> AbstractContextManager[Reading]:
         """Measure a turn, and limit it."""
@@ -129,9 +135,16 @@ class CpuDevice:
             if self._limited:
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
             _, after = self._used()
-            reading.grew_bytes = round((after - before) / GRAIN) * GRAIN
+            reading.grew_bytes = self._whole(after - before)
             if peak_due:
                 reading.peak_bytes = max(0, self._peaks.read() - before)
+
+    def _whole(self, grew_bytes: int) -> int:
+        """Return growth in whole MiB, with what has not been told before; the rest is told with the next."""
+        self._untold += grew_bytes
+        told = int(self._untold / GRAIN) * GRAIN
+        self._untold -= told
+        return told
 
     def _used(self) -> tuple[int, int]:
         """Return the address space and the resident memory of this process."""
@@ -143,18 +156,21 @@ class Peaks:
     """
     The process's high-water mark of resident memory, which the kernel lets be reset.
 
-    Reading it takes some 30 microseconds, so it is read in the first turns and then in every 16th.
+    Reading it takes some 30 microseconds, so it is read in the first turns and then in one of 16. Not in every 16th:
+    where 16 members take turns, those would all be one member's. So a linear congruential generator says in which.
     """
 
     EVERY: Final = 16
 
     def __init__(self) -> None:
         self._turns = 0
+        self._chance = 0
 
     def begin(self) -> bool:
         """Begin a turn; return whether its peak is to be read."""
         self._turns += 1
-        due = self._turns < 8 * self.EVERY or self._turns % self.EVERY == 0
+        self._chance = (1_103_515_245 * self._chance + 12_345) % 2**31
+        due = self._turns < 8 * self.EVERY or self._chance < 2**31 // self.EVERY
         if due:
             try:
                 Path("/proc/self/clear_refs").write_text("5")
@@ -169,15 +185,25 @@ class Peaks:
 
 
 def available_bytes() -> int:
-    """Return what processes can have without swapping, by the kernel's estimate, within this process's cgroup."""
+    """
+    Return what this process can have without swapping, by the kernel's estimate, within its cgroup, and within what the
+    executor lets it have of a device that it shares.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    cap = os.environ.get(Env.MEMORY_BYTES)
+    if cap:
+        free = min(free, max(GRAIN, int(cap) - _resident_bytes()))
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except OSError:  # the root cgroup has neither
         return free
     return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 @contextmanager

@@ -109,6 +109,11 @@ class Host:
         self._told_s = -math.inf
 
     @property
+    def names(self) -> list[str]:
+        """The members' names, in the order in which they were added."""
+        return [member.name for member in self._desk.members]
+
+    @property
     def params(self) -> dict[str, Param]:
         """The hyper-parameters of the host's own job."""
         return self._session.params

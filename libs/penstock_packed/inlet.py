@@ -27,6 +27,7 @@ from penstock_packed.work import LOG, reason
 
 CHUNK: Final = 65_536
 MOST_LINE: Final = 64 * 2**20
+MOST_PATH: Final = 107
 SEND_TIMEOUT_S: Final = 1
 """A client that does not read its answers for so long is hung up on: the host would wait for it."""
 
@@ -114,7 +115,16 @@ class Inlet:
         self._thread = threading.Thread(target=self._listen, name="penstock-inlet", daemon=True)
 
     def __enter__(self) -> Inlet:
-        """Listen."""
+        """
+        Listen.
+
+        Raises
+        ------
+        ValueError
+            If the path is too long for a socket's.
+        """
+        if len(os.fsencode(self._path)) > MOST_PATH:
+            raise ValueError(f"{self._path} is too long for a socket; expected at most {MOST_PATH} bytes")
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)

@@ -44,7 +44,11 @@ class Order:
         asked_s = standing.asked_s
         self._asking.welcome(standing, now_s)
         if asked_s is not None:
+            later = {name: since for name, since in self._since.items() if since[0] > asked_s}
+            for name in later:
+                del self._since[name]
             self._since[standing.job_id] = (asked_s, standing)
+            self._since |= later
 
     def forget(self, standing: Standing) -> None:
         """Take out one who leaves; that it asks is kept, for its next lane."""

@@ -82,3 +82,28 @@ def test_a_file_that_is_not_there_or_names_no_members_is_told_so(tmp_path: Path)
     (tmp_path / "empty_members.py").write_text("")
     with pytest.raises(SystemExit, match="defines no members"):
         main([str(tmp_path / "empty_members.py")])
+    (tmp_path / "idle_members.py").write_text("def members(host): pass")
+    with pytest.raises(SystemExit, match="took in nobody; expected it to call"):
+        main([str(tmp_path / "idle_members.py")])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--lanes", "-1"), "-1 is out of range; expected 0 or more"),
+        (("--memory-gib", "-2"), "-2 is out of range; expected 0 or more"),
+        (("--memory-gib", "nan"), "nan is out of range"),
+        (("--memory-gib", "much"), "invalid number value: 'much'"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_before_anything_runs(
+    option: tuple[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([members(tmp_path, good=False), *option])
+    assert message in capsys.readouterr().err
+
+
+def test_a_socket_whose_path_is_too_long_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="too long for a socket; expected at most 107 bytes"):
+        main([members(tmp_path, good=False), "--memory-gib", "1", "--listen", f"/tmp/{'x' * 110}"])

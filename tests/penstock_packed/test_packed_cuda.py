@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from penstock_events.agent import Env
 from penstock_packed import CudaDevice
 from penstock_packed.cuda import here
 
@@ -149,6 +152,21 @@ def test_what_is_in_use_when_the_host_starts_is_left_alone() -> None:
     assert (device.capacity_bytes, device.reserve_bytes) == (1000, 100)
 
 
+def test_where_the_allocator_is_held_to_a_part_that_part_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.MEMORY_FRACTION, "0.25")
+    monkeypatch.setitem(sys.modules, "torch", Torch())
+    device = here()
+    assert device is not None
+    assert (device.capacity_bytes, device.reserve_bytes) == (250, 0)
+
+
+def test_an_older_torch_tells_a_broken_context_by_its_words_alone() -> None:
+    torch = SimpleNamespace(cuda=Torch().cuda)
+    device = CudaDevice(torch=torch)
+    assert device.lost(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not device.lost(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+
+
 def test_a_broken_context_is_told_from_an_error_of_a_member() -> None:
     device = CudaDevice(torch=Torch())
     assert device.lost(AcceleratorError("CUDA error: device-side assert triggered"))
@@ -156,5 +174,5 @@ def test_a_broken_context_is_told_from_an_error_of_a_member() -> None:
 
 
 def test_without_torch_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert here() is None

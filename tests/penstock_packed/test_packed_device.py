@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from packed_cases import Count
 
+from penstock_events.agent import Env
 from penstock_packed import CpuDevice, Host, MemoryNeed
-from penstock_packed.device import SLACK, available_bytes
+from penstock_packed.device import SLACK, Peaks, available_bytes
 
 MIB = 2**20
 
@@ -25,6 +26,34 @@ def test_what_a_turn_keeps_and_what_it_only_used_are_told_apart() -> None:
     with device.turn(0, 2**30) as reading:
         kept.clear()
     assert reading.grew_bytes == pytest.approx(-48 * MIB, abs=8 * MIB)
+
+
+def test_growth_of_less_than_a_mib_a_turn_is_told_when_it_has_become_one() -> None:
+    device, kept, told = CpuDevice(2**30), [], 0
+    for _ in range(64):
+        with device.turn(0, 2**30) as reading:
+            kept.append(np.ones(MIB // 4, np.uint8))
+        told += reading.grew_bytes
+    assert told == pytest.approx(16 * MIB, abs=4 * MIB)
+
+
+@pytest.mark.parametrize("members", [2, 3, 7, 16, 32, 48])
+def test_peaks_are_read_of_each_of_so_many_members_that_take_turns(members: int) -> None:
+    peaks = Peaks()
+    due = [turn % members for turn in range(8000) if peaks.begin()]
+    if not due:
+        pytest.skip("this kernel lets no peak be reset")
+    late = due[8 * Peaks.EVERY :]
+
+    assert min(late.count(member) for member in range(members)) > 0
+
+
+def test_a_job_that_shares_its_device_has_no_more_than_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = available_bytes()
+    monkeypatch.setenv(Env.MEMORY_BYTES, str(before // 2))
+    assert CpuDevice().capacity_bytes < 0.8 * before / 2
+    monkeypatch.setenv(Env.MEMORY_BYTES, "1")
+    assert 0 < CpuDevice().capacity_bytes <= MIB
 
 
 def test_a_turn_that_takes_far_more_than_its_room_gets_a_memory_error_and_later_turns_do_not() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock_packed.floor import Floor, Go
 from penstock_packed.member import Member
+from penstock_packed.order import Order
 from penstock_policies.lanes import POLICIES, MemoryNeed, Rules
 from penstock_policies.lanes.turns import Standing
 
@@ -240,6 +241,18 @@ def test_trials_take_their_turns_in_the_order_of_the_policy(policy: str, expecte
     while any(not member.over for member in played.floor.members.values()):
         played.turn()
     assert "".join(played.turns) == expected
+
+
+def test_patience_counts_from_the_first_asking_for_one_who_comes_from_another_lane() -> None:
+    there, here = Order("priority", 30.0), Order("priority", 30.0)
+    moved, first, second = (Standing(name, i, priority=i) for i, name in enumerate(["moved", "first", "second"]))
+    there.ask(moved, 0.0)
+    there.forget(moved)
+    here.ask(first, 10.0)
+    here.ask(second, 12.0)
+    here.welcome(moved, 15.0)
+    assert here.impatient(31.0)
+    assert [here.take(43.0, lambda _: True) for _ in range(4)] == ["moved", "first", "second", None]
 
 
 def test_fair_shares_the_time_and_not_the_turns() -> None:
