@@ -9,6 +9,10 @@ margin, which nobody can have passed.
 
 Each answers as soon as it is asked, from within a step too: a process that waits inside a collective operation for a
 peer that waits at its margin would reach no boundary. Only before its first step it answers when the loop begins.
+
+A process that takes turns on its device may wait for one for long, or for ever, where there is no memory for it any
+more. So between two steps it may answer that it is ``held``: it begins none before it hears the verdict, and needs no
+margin. If all of a gang are, they leave after the step that they have done.
 Rank 0 alone says :class:`Saved`; the others' last word is :class:`Progress`.
 """
 
@@ -78,9 +82,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
-    """Answer to :class:`Stop`: this many steps are done."""
+    """Answer to :class:`Stop`: this many steps are done; ``held``: none is begun before :class:`StopAt` is heard."""
 
     step: Count
+    held: bool = False
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
@@ -114,7 +119,11 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class StopAt(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
-    """Save a checkpoint after this step, say :class:`Saved` with ``leaving``, and exit with :data:`EXIT_PREEMPTED`."""
+    """
+    Save a checkpoint after this step, say :class:`Saved` with ``leaving``, and exit with :data:`EXIT_PREEMPTED`.
+
+    A process that is a gang by itself may leave after an earlier one.
+    """
 
     step: Count
 

@@ -37,8 +37,8 @@ class Member:
     """
     A process's seats.
 
-    Nothing waits but :meth:`enter`. The methods are called by one thread at a time. A forked child has no seat and no
-    token: there, :meth:`enter` returns at once and nothing else does anything.
+    Nothing waits but :meth:`enter`. The methods are called by one thread at a time, but for :meth:`interrupt`. A forked
+    child has no seat and no token: there, :meth:`enter` returns at once and nothing else does anything.
 
     Parameters
     ----------
@@ -85,9 +85,15 @@ class Member:
         """Whether it has the token of every seat."""
         return bool(self.seats) and all(seat.holds for seat in self.seats)
 
-    def enter(self) -> bool:
+    def enter(self, attend: Callable[[], object] = lambda: None) -> bool:
         """
         Begin an iteration: return as soon as it is this process's turn on all of its devices.
+
+        Parameters
+        ----------
+        attend : callable
+            Called before it waits, and after each :meth:`interrupt`. It may raise, and it may :meth:`close` the member,
+            which then asks for its seats anew.
 
         Returns
         -------
@@ -107,9 +113,16 @@ class Member:
         if ready:
             return False
         self._settle()
+        attend()
         while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
             self.look(0.0 if self.seats else LOOK_S)
+            attend()
         return True
+
+    def interrupt(self) -> None:
+        """Have a wait in :meth:`enter` attend to something now, or within :data:`LOOK_S`; from any thread."""
+        for seat in self.seats:
+            seat.nudge()
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""

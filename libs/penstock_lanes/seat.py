@@ -149,6 +149,10 @@ class Seat:
             self._sleep.wait(seen, timeout_s)
         return self._look()
 
+    def nudge(self) -> None:
+        """Have :meth:`wait` return, from any thread."""
+        self._page.call(self.number)
+
     def give(self) -> None:
         """Give the token to whoever is named, or back to the keeper; what was begun on the device has ended."""
         token, words = self._token, self._words

@@ -8,20 +8,25 @@ from penstock_events.agent import STOP_MARGIN, At, Done, FromJob, Hello, Progres
 from penstock_executor.local import Rank, Run
 
 
-def stop_step(world_size: int, answers: Mapping[int, int], absent: Collection[int] = ()) -> int | None:
+def stop_step(
+    world_size: int, answers: Mapping[int, int], absent: Collection[int] = (), held: Collection[int] = ()
+) -> int | None:
     """
     Return the step that all processes of a gang can stop after; None while an answer is missing.
 
-    ``absent`` are processes that have ended, and need not be waited for.
+    ``absent`` are processes that have ended, and need not be waited for; ``held`` are those that begin no further step
+    before they hear of it.
 
     Examples
     --------
     >>> stop_step(2, {0: 10}), stop_step(2, {0: 10, 1: 11}), stop_step(2, {0: 10}, absent={1})
     (None, 13, 12)
+    >>> stop_step(2, {0: 10, 1: 10}, held={0, 1}), stop_step(2, {0: 11, 1: 10}, held={0})
+    (10, 12)
     """
     if not answers or any(rank not in answers and rank not in absent for rank in range(world_size)):
         return None
-    return max(answers.values()) + STOP_MARGIN
+    return max(step + (0 if rank in held else STOP_MARGIN) for rank, step in answers.items())
 
 
 def hear(run: Run, index: int, message: FromJob) -> None:
@@ -32,6 +37,7 @@ def hear(run: Run, index: int, message: FromJob) -> None:
             rank.greeted = True
             rank.step = max(rank.step, message.step)
             run.answers.pop(index, None)  # a question over an older connection is void
+            run.held.discard(index)
         case Progress():
             _progress(rank, message)
         case Done():
@@ -39,6 +45,8 @@ def hear(run: Run, index: int, message: FromJob) -> None:
             run.answers[index] = message.step
         case At():
             run.answers[index] = message.step
+            if message.held:
+                run.held.add(index)
         case Saved():
             rank.saved_step = max(rank.saved_step, message.step)
             rank.step = max(rank.step, message.step)
@@ -64,5 +72,5 @@ def agree(run: Run, agreed: int | None = None) -> StopAt | None:
     if not run.asked_s or run.stop_step is not None:
         return None
     absent = run.absent | {index for index, rank in run.ranks.items() if not rank.alive}
-    run.stop_step = stop_step(run.world_size, run.answers, absent) if agreed is None else agreed
+    run.stop_step = stop_step(run.world_size, run.answers, absent, run.held) if agreed is None else agreed
     return None if run.stop_step is None else StopAt(step=run.stop_step)

@@ -92,6 +92,8 @@ class Run(msgspec.Struct, kw_only=True):
         Why it got them.
     answers : dict of int to int
         Steps done by each rank of the gang when asked to stop, as far as known.
+    held : set of int
+        Ranks of this node that begin no further step before they hear where to stop.
     absent : set of int
         Ranks on other nodes that have ended, by the log.
     stop_step : int or None
@@ -118,6 +120,7 @@ class Run(msgspec.Struct, kw_only=True):
     killed_s: float = 0.0
     ending: Ending = ""
     answers: dict[int, int] = {}
+    held: set[int] = set()
     absent: set[int] = set()
     stop_step: int | None = None
     sharing: Sharing = "exclusive"

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 import msgspec
 
@@ -31,6 +31,14 @@ _log = logging.getLogger("penstock.session")
 _decoder: Final = msgspec.json.Decoder(ToJob)
 
 
+class Question(Protocol):
+    """What the agreement makes of a question: what to answer, if anything."""
+
+    def __call__(self, step: int, /, *, held: bool) -> int | None:
+        """Return the answer after so many steps."""
+        ...
+
+
 class Agent:
     """
     A connection that comes and goes, and what was agreed over it.
@@ -43,6 +51,11 @@ class Agent:
         Returns the first line of a new connection.
     step : callable
         Returns the number of steps done, at any time and from any thread.
+    held : callable
+        Returns whether the loop is between two steps and begins none without looking at :attr:`attention`; asked before
+        the step, from any thread too.
+    heard : callable
+        Called when something was heard, by the thread that listens.
 
     Attributes
     ----------
@@ -51,11 +64,18 @@ class Agent:
         that the loop can be one step beyond its answer at most when it comes to know of it.
     """
 
-    def __init__(self, path: str, hello: Callable[[], Hello], step: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        path: str,
+        hello: Callable[[], Hello],
+        step: Callable[[], int],
+        held: Callable[[], bool] = lambda: False,
+        heard: Callable[[], object] = lambda: None,
+    ) -> None:
         self.attention = False
         self._path = path
         self._hello = hello
-        self._step = step
+        self._step, self._held, self._heard = step, held, heard
         self._agreement = Agreement()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -69,14 +89,18 @@ class Agent:
     def begin(self) -> None:
         """The loop begins: a question that came before is answered now."""
         with self._changed:
-            answer = self._agreement.begin(self._step())
-            if answer is not None:
-                self._send(At(step=answer))
+            self._answer(self._agreement.begin)
 
     @property
     def stop_at(self) -> int | None:
         """The step after which everyone stops, once agreed."""
         return self._agreement.stop_at
+
+    @property
+    def asked(self) -> bool:
+        """Whether the process is to stop, soon or at an agreed step."""
+        with self._changed:
+            return not self._agreement.idle
 
     def verdict(self, step: int) -> Verdict:
         """Return whether to go on or to leave after this step, waiting for the others' answers where promised."""
@@ -152,14 +176,19 @@ class Agent:
             self.attention = True  # before the step is read
             match message:
                 case Stop():
-                    answer = self._agreement.ask(self._step())
-                    if answer is not None:
-                        self._send(At(step=answer))
+                    self._answer(self._agreement.ask)
                 case StopAt(step=step):
                     self._agreement.agree(step)
                 case _:
                     assert_never(message)
             self._changed.notify_all()
+        self._heard()
+
+    def _answer(self, question: Question) -> None:
+        held = self._held()  # before the step: while it holds, the step stays
+        answer = question(self._step(), held=held)
+        if answer is not None:
+            self._send(At(step=answer, held=self._agreement.held))
 
     def _lost(self) -> None:
         with self._changed:

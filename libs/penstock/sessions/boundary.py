@@ -48,6 +48,8 @@ class Boundary:
         How the script's state is saved, once the script has said it.
     turns : Member or None
         By which it takes turns with other jobs on its devices; None where it has them to itself.
+    at_rest : bool
+        Whether it takes turns and is between two steps: it begins none before it has looked whether it is to leave.
     skew : float
         Share of the model's largest tensor, once the script has described it; 0 before.
     """
@@ -62,6 +64,7 @@ class Boundary:
         self._limit = Limit(setup.memory_fraction)
         self._course = course
         self.turns: Member | None = None
+        self.at_rest = False
         self._agent: Agent | None = None
         self._progress_due = self._checkpoint_due = self._due = math.inf
         self._leaving = False
@@ -71,7 +74,9 @@ class Boundary:
         """Say hello to the executor, if there is one."""
         self._limit.tell()
         if self._setup.socket:
-            self._agent = Agent(self._setup.socket, self._hello, lambda: self._course.step)
+            self._agent = Agent(
+                self._setup.socket, self._hello, lambda: self._course.step, lambda: self.at_rest, self._interrupt
+            )
             make_current(self._agent)
             self._progress_due = self._due = 0.0
         if self._setup.lanes:
@@ -79,6 +84,7 @@ class Boundary:
 
     def begin(self) -> None:
         """A loop begins; a boundary that a ``break`` left out is made up for."""
+        self.at_rest = self.turns is not None
         if self._agent is not None:
             self._agent.begin()
         if self._course.unattended:
@@ -98,6 +104,26 @@ class Boundary:
         ):
             self._attend(now)
             self.pace.resume()
+
+    def enter(self, turns: Member) -> None:
+        """
+        Begin a step as soon as it is this process's turn.
+
+        While it waits, the step before is complete and nothing but what is kept is held: who is to stop leaves from
+        here, without a turn. The item that was fetched for the next step is not done, and fetched again later.
+        """
+        while True:
+            if turns.enter(self._leave_if_told):
+                self.pace.resume()
+            self.at_rest = False  # before the look: whoever asks looks in the other order
+            if self._agent is None or not self._agent.attention or not self._leave_if_told():
+                return
+            self.at_rest = True
+
+    def rest(self, turns: Member) -> None:
+        """A step is over, in all that concerns this process."""
+        self.at_rest = True  # before anybody hears of it
+        turns.exit()
 
     def pause(self) -> None:
         """A loop has ended, in whatever way: who waits for the turn has it."""
@@ -185,6 +211,23 @@ class Boundary:
         elif now >= self._checkpoint_due:
             self._checkpoint(leaving=False)
         self._due = min(self._progress_due, self._checkpoint_due)
+
+    def _interrupt(self) -> None:
+        """Something was heard: have a wait for the turn look at it."""
+        if self.turns is not None:
+            self.turns.interrupt()
+
+    def _leave_if_told(self) -> bool:
+        """Leave from between two steps if that has been agreed; return whether it was to leave and could not."""
+        agent, turns = self._agent, self.turns
+        if agent is None or turns is None or not agent.attention or os.getpid() != self._pid:
+            return False
+        alone = self._setup.world_size == 1  # nobody else has to stop after the same step
+        if not (agent.asked if alone else agent.verdict(self._course.step) == "leave"):
+            return False
+        turns.close()  # nobody is to wait for the checkpoint
+        self._leave(agent)
+        return True
 
     def _end_sample(self) -> None:
         self.pace.settle()

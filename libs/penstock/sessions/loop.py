@@ -287,11 +287,10 @@ class Session:
 def _in_turn(items: Iterable[T], boundary: Boundary, turns: Member) -> Iterator[T]:
     """Yield each item when it is this process's turn; it has been fetched before."""
     for item in items:
-        if turns.enter():
-            boundary.pace.resume()
+        boundary.enter(turns)
         yield item
         boundary.cross()
-        turns.exit()
+        boundary.rest(turns)
 
 
 def _number(name: str, value: SupportsFloat) -> float:
