@@ -17,7 +17,6 @@ from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_events import Commit, RoundDecided, Wait, subjects
 from penstock_gateway import queries, reading
 from penstock_gateway.settings import Settings
-from penstock_testing import eventually
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
 
@@ -31,32 +30,57 @@ class Stalling(MemoryBus):
     """A bus whose log stops coming to those who begin to read it while it stalls."""
 
     stalls = False
-    readers = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stalled = asyncio.Event()
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
         if self.stalls:
-            self.readers += 1
+            self.stalled.set()
             await asyncio.Event().wait()
         async for delivery in super().follow(after_seq, subjects):
             yield delivery
 
 
-async def test_a_question_that_takes_too_long_is_given_up_and_commands_do_not_wait_for_it() -> None:
+class HeldClock:
+    """The event loop's clock, held: however slow the machine, time passes only when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self.now_s = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: self.now_s)
+
+    async def advance(self, by_s: float) -> None:
+        """Let time pass, and whoever waited for it have as many turns as an answer takes, and more."""
+        self.now_s += by_s
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+async def test_a_question_that_takes_too_long_is_given_up_and_commands_do_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bus = Stalling()
-    async with gateway(bus, joined(), submitted("j1"), settings=Settings(query_timeout_s=0.3)) as served:
-        bus.stalls = True
-        stuck = asyncio.create_task(refusal(served.query("jobs", {"at": 1})))
-        await eventually(lambda: bus.readers == 1)
-        also = asyncio.create_task(refusal(served.query("job", {"id": "j1", "at": 2})))
-        assert (await served.command("submit", {**JOB, "id": "j2"}))["created"]
-        assert (await served.query("why", {"id": "j2"}))["state"] == "PD"
-        assert not stuck.done()
-        assert await stuck == (
-            503,
-            "jobs took longer than 0.3 s and was given up; ask about an earlier moment, or for less, or raise "
-            "PENSTOCK_GATEWAY_QUERY_TIMEOUT_S",
-        )
-        assert (await also)[0] == 503
+    async with gateway(bus, joined(), submitted("j1"), settings=Settings(query_timeout_s=3.0)) as served:
+        with monkeypatch.context() as patched:
+            clock = HeldClock(patched)
+            bus.stalls = True
+            stuck = asyncio.create_task(refusal(served.query("jobs", {"at": 1})))
+            await bus.stalled.wait()
+            also = asyncio.create_task(refusal(served.query("job", {"id": "j1", "at": 2})))
+            assert (await served.command("submit", {**JOB, "id": "j2"}))["created"]
+            assert (await served.query("why", {"id": "j2"}))["state"] == "PD"
+            assert not stuck.done()
+            await clock.advance(3.5)
+            assert stuck.done()
+            assert also.done()
+            assert await stuck == (
+                503,
+                "jobs took longer than 3 s and was given up; ask about an earlier moment, or for less, or raise "
+                "PENSTOCK_GATEWAY_QUERY_TIMEOUT_S",
+            )
+            assert (await also)[0] == 503
         bus.stalls = False
         assert (await served.query("jobs", {"at": 2}))["total"] == 1
 
