@@ -17,6 +17,10 @@ from penstock_devices.port import DeviceError
 from penstock_events import Device
 from penstock_events.agent import Env
 
+MOST: Final = 100_000
+"""Devices of one group."""
+MOST_BYTES: Final = 2**53
+"""Of one device: whole numbers beyond that are not safe in JSON."""
 EXPECTED: Final = "expected kind:count@speed:memory, such as fast:2@1.0:16GiB"
 _UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _KIND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -108,8 +112,8 @@ def _group(part: str, column: int) -> Group:
     if not _KIND.fullmatch(kind):
         raise DeviceError(f"kind {kind!r} at column {column}: expected letters, digits, - and _; {EXPECTED}")
     column += len(kind) + 1
-    if not (count.isascii() and count.isdigit()) or int(count) < 1:
-        raise DeviceError(f"count {count!r} at column {column}: expected a whole number of at least 1; {EXPECTED}")
+    if not (count.isascii() and count.isdigit() and len(count) < 10) or not 1 <= int(count) <= MOST:
+        raise DeviceError(f"count {count[:20]!r} at column {column}: expected a whole number, 1 to {MOST}; {EXPECTED}")
     speed_x = _speed(speed, column + len(count) + 1) if at else 1.0
     size = fields[2] if len(fields) == 3 else "8GiB"
     return Group(kind, int(count), speed_x, parse_bytes(size, column + len(fields[1]) + 1))
@@ -140,8 +144,10 @@ def parse_bytes(text: str, column: int = 1) -> int:
     1536
     """
     match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    if size < 1:
+    size = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
+    if not 1 <= size < MOST_BYTES:
         units = ", ".join(unit for unit in _UNITS if unit)
-        raise DeviceError(f"memory {text!r} at column {column}: expected a positive number with one of {units}")
-    return size
+        raise DeviceError(
+            f"memory {text[:40]!r} at column {column}: expected a positive number below 8192 TiB with one of {units}"
+        )
+    return int(size)

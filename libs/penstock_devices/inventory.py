@@ -28,13 +28,30 @@ def backends_of(description: str) -> tuple[Backend, ...]:
     Raises
     ------
     DeviceError
-        If the description cannot be understood, or names devices that the host has not got.
+        If the description cannot be understood, names devices that the host has not got, or names them twice.
     """
-    backends, column = [], 1
+    backends: list[Backend] = []
+    column = 1
     for part in description.split(","):
-        backends.append(_backend(part.strip(), column + len(part) - len(part.lstrip())))
+        start = column + len(part) - len(part.lstrip())
+        backends.append(_backend(part.strip(), start))
+        _refuse_twice(backends, part.strip(), start)
         column += len(part) + 1
     return tuple(backends)
+
+
+def _refuse_twice(backends: Sequence[Backend], part: str, column: int) -> None:
+    """Refuse a backend whose devices are there already: what exists once would be leased twice."""
+    same = [backend for backend in backends if backend.name == backends[-1].name]
+    if len(same) == 1:
+        return
+    if same[-1].name == "cuda":
+        raise DeviceError(f"{part!r} at column {column} names the CUDA devices a second time; expected them once")
+    memory_bytes = sum(device.memory_bytes for backend in same for device in backend.devices())
+    if same[-1].name == "cpu" and memory_bytes > cpu.host_memory_bytes():
+        raise DeviceError(
+            f"{part!r} at column {column}: the parts of the host are more than it has; expected less of each"
+        )
 
 
 def _backend(part: str, column: int) -> Backend:

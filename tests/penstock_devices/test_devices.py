@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 from fake_nvml import FakeNvml, four_gpus
@@ -97,9 +98,15 @@ def test_the_session_is_told_the_slowest_emulated_speed() -> None:
         ("fast:0@1.0:8GiB", "count '0' at column 6"),
         ("fast:2@quick:8GiB", "speed 'quick' at column 8: expected a number above 0"),
         ("fast:2@-1:8GiB", "speed '-1' at column 8"),
-        ("fast:2@1.0:8Gib", "memory '8Gib' at column 12: expected a positive number with one of KiB"),
+        ("fast:2@1.0:8Gib", "memory '8Gib' at column 12: expected a positive number below 8192 TiB with one of KiB"),
         ("fast:1, slow:1@1.0:lots", "memory 'lots' at column 20"),
         ("fast:1,,slow:1", "nothing at column 8"),
+        ("fast:1000000000@1.0:8GiB", "count '1000000000' at column 6: expected a whole number, 1 to 100000"),
+        (f"fast:{'9' * 5000}", "count '99999999999999999999' at column 6"),
+        (f"fast:1@1.0:{'9' * 400}TiB", "expected a positive number below 8192 TiB"),
+        ("fast:1@1.0:8192TiB", "expected a positive number below 8192 TiB"),
+        ("cpu,fast:1, cpu:1GiB", "'cpu:1GiB' at column 13: the parts of the host are more than it has"),
+        ("cpu,auto", "'auto' at column 5: the parts of the host are more"),
     ],
 )
 def test_a_wrong_description_says_where_and_what_was_expected(description: str, message: str) -> None:
@@ -120,6 +127,17 @@ def test_an_inventory_numbers_the_devices_of_all_backends_through() -> None:
 
 def test_the_cpu_can_be_given_less_memory_than_the_host_has() -> None:
     assert inventory("cpu:2GiB")[0].memory_bytes == 2 * GIB
+
+
+def test_the_cpu_can_be_divided() -> None:
+    assert [device.memory_bytes for device in inventory("cpu:64MiB,cpu:32MiB")] == [64 << 20, 32 << 20]
+
+
+@pytest.mark.parametrize("description", ["cuda,cuda", "auto,fast:1,cuda", "cuda,auto"])
+def test_no_gpu_is_a_device_twice(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[inventory.__module__], "Nvml", lambda: Nvml(FakeNvml(four_gpus())))
+    with pytest.raises(DeviceError, match="names the CUDA devices a second time; expected them once"):
+        inventory(description)
 
 
 def test_insisting_on_cuda_without_a_driver_is_refused_with_a_way_out() -> None:
