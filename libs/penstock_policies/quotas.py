@@ -12,18 +12,28 @@ idle for the sake of quotas, and where these are no more than the devices there 
 the bounds of preemption (``min_run_s``, ``overhead_share``) allow. Among those that are covered, and among those that
 borrow, the order of the pool holds.
 
+A run that shares its devices counts as its part of them, whoever the others are, so a device counts once; a job with a
+fraction as this fraction. A lane job that waits counts as whole devices: it may have to open them.
+
 Partitions that never lend are pools of their own.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
 from penstock_policies.order import BORROWED, Manner, Outlook, Ranked
+
+ROUNDING: Final = 1e-9
+"""Three thirds of a device are a device."""
+
+_WHOLE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -36,16 +46,16 @@ class Coverage:
     borrowers : frozenset of str
         Jobs that no quota covers.
     quotas : mapping of str to int
-    held : mapping of str to int
+    held : mapping of str to float
         Team → devices of its runs that are not stopping.
-    covered : mapping of str to int
+    covered : mapping of str to float
         Team → devices of its own that its jobs have or are to have.
     """
 
     borrowers: frozenset[str] = frozenset()
     quotas: Mapping[str, int] = field(default_factory=dict)
-    held: Mapping[str, int] = field(default_factory=dict)
-    covered: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
+    covered: Mapping[str, float] = field(default_factory=dict)
 
     def ranked(self, ranked: Ranked) -> Ranked:
         """Return a job in the order as quotas have it: borrowers behind all others."""
@@ -53,19 +63,25 @@ class Coverage:
 
     def in_use(self, team: str) -> str:
         """Return what a team has, in words."""
-        return f"{_whose(team)}: {self.held.get(team, 0)} devices in use, {self.quotas.get(team, 0)} of its own"
+        return (
+            f"{_whose(team)}: {_number(self.held.get(team, 0))} devices in use, {self.quotas.get(team, 0)} of its own"
+        )
 
     def taken(self, team: str) -> str:
         """Return why nothing of a team's quota is left for another of its jobs, in words."""
         quota, covered = self.quotas.get(team, 0), self.covered.get(team, 0)
-        return f"{_whose(team)}: {covered} of {quota} devices of its own go to jobs before this one"
+        return f"{_whose(team)}: {_number(covered)} of {quota} devices of its own go to jobs before this one"
 
 
 NO_QUOTAS = Coverage()
 
 
 def coverage(
-    waiting: Sequence[Ranked], running: Sequence[Ranked], quotas: Mapping[str, int], manner: Manner
+    waiting: Sequence[Ranked],
+    running: Sequence[Ranked],
+    quotas: Mapping[str, int],
+    manner: Manner,
+    parts: Mapping[str, float] = _WHOLE,
 ) -> Coverage:
     """
     Return which of a pool's jobs borrow.
@@ -80,6 +96,8 @@ def coverage(
         Team → devices.
     manner : Manner
         How the pool's order is walked.
+    parts : mapping of str to float
+        Job → devices that it counts as, for those that share.
 
     Notes
     -----
@@ -94,20 +112,20 @@ def coverage(
     >>> sorted(coverage(jobs, [], {"a": 4}, Manner()).borrowers)
     ['j2']
     """
-    left, closed, borrowers = dict(quotas), set[str](), list[str]()
+    left, closed, borrowers = {team: float(quota) for team, quota in quotas.items()}, set[str](), list[str]()
     for ranked, runs in _in_turn(waiting, running, manner):
-        team, gpus = ranked.job.spec.team, ranked.job.spec.gpus
+        team, gpus = ranked.job.spec.team, parts.get(ranked.job_id, ranked.job.spec.gpus)
         if ranked.sample:
             continue
-        if gpus <= left.get(team, 0) and (runs or team not in closed):
+        if gpus <= left.get(team, 0.0) + ROUNDING and (runs or team not in closed):
             left[team] -= gpus
         else:
             borrowers.append(ranked.job_id)
             if not runs and not manner.backfills:
                 closed.add(team)
-    held: Counter[str] = Counter()
+    held: defaultdict[str, float] = defaultdict(float)
     for ranked in running:
-        held[ranked.job.spec.team] += ranked.job.spec.gpus
+        held[ranked.job.spec.team] += parts.get(ranked.job_id, ranked.job.spec.gpus)
     covered = {team: quotas[team] - unused for team, unused in left.items()}
     return Coverage(frozenset(borrowers), quotas, held, covered)
 
@@ -121,6 +139,10 @@ def reclaiming(outlook: Outlook) -> Outlook:
 
 def _whose(team: str) -> str:
     return f"team `{team}`" if team else "jobs without a team"
+
+
+def _number(devices: float) -> str:
+    return f"{devices:.3g}" if devices % 1.0 else f"{devices:.0f}"
 
 
 def _in_turn(waiting: Iterable[Ranked], running: Iterable[Ranked], manner: Manner) -> Iterable[tuple[Ranked, bool]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matching_facts import ended, job, matcher, node, queued, rounds, run_all, where
+from sharing_facts import lane, part
 
 from penstock_bus.settings import load
 from penstock_events import Job, JobsRanked, Rank, RunEnded
@@ -98,6 +99,28 @@ def test_those_who_wait_beyond_their_quota_are_told_so():
     (wait,) = rounds(one.at(2.0).settle())[-1].waits
     assert (wait.job_id, wait.cause) == ("a2", "fairness")
     assert "team `a`: 2 of 2 devices of its own go to jobs before this one" in wait.evidence
+
+
+def test_jobs_that_share_a_device_use_one_of_their_teams_together():
+    one = matcher(min_run_s=1.0, quotas={"a": 1, "b": 1}).given(node("n1", fast=2))
+    one.given(*(lane(f"a{i}", team="a") for i in range(3)))
+    assert run_all(one, 2.0).keys() == {"a0", "a1", "a2"}
+    one.given(job("a3", at_s=3.0, team="a"))
+    run_all(one, 4.0)
+    one.given(job("b0", at_s=9.0, team="b"))
+    found = preempted(one.at(9.0).settle())
+    assert found.keys() == {"a3"}
+    assert "team `a`: 2 devices in use, 1 of its own" in found["a3"]
+
+
+def test_a_fraction_of_a_device_uses_as_much_of_a_quota():
+    one = matcher(min_run_s=1.0, quotas={"a": 1, "b": 1}).given(node("n1", fast=2))
+    one.given(part("a0", 0.75, team="a"), part("a1", 0.5, team="a"))
+    assert run_all(one, 2.0).keys() == {"a0", "a1"}
+    one.given(job("b0", at_s=9.0, team="b"))
+    found = preempted(one.at(9.0).settle())
+    assert found.keys() == {"a1"}
+    assert "team `a`: 1.25 devices in use, 1 of its own" in found["a1"]
 
 
 def test_quotas_come_from_a_pools_table():

@@ -331,7 +331,7 @@ def test_why_says_how_much_is_taken_of_the_device_with_most_room():
     cause, evidence = why(taken().given(lane("l", 4, 2, at_s=3.0)), "l")
     assert cause == "capacity"
     assert evidence == (
-        "needs 6 GiB; device n1/0: 2 jobs hold 6 of 8 GiB; 1 device with jobs that it may not share with; "
+        "needs 6 GiB; device n1/fast0: 2 jobs hold 6 of 8 GiB; 1 device with jobs that it may not share with; "
         "1 device held by jobs that do not share; it is next"
     )
 

@@ -15,7 +15,7 @@ def of_pool(pool: Pool, ready: Sequence[Ranked], outlook: Outlook) -> Coverage:
     """Return which of the pool's jobs its quotas cover."""
     going_on = [run.ranked for run in pool.roster.runs() if can_be_stopped(run.ranked.job)]
     ranked = [pool.ranked_by(one, outlook.now_s) for one in going_on]
-    return quotas.coverage(ready, ranked, outlook.rules.quotas, outlook.manner)
+    return quotas.coverage(ready, ranked, outlook.rules.quotas, outlook.manner, pool.roster.sharing.parts())
 
 
 def reasons(left: Sequence[Ranked], covered: Coverage) -> dict[str, Reason]:

@@ -101,6 +101,20 @@ class Index(Generic[G]):
                 if there.keys() <= self.stopping.keys():
                     yield next(iter(there.values()))
 
+    def parts(self) -> dict[str, float]:
+        """
+        Return as how many devices each job counts: its fraction, or one for each lane that it has, over those there.
+
+        Those who are stopping do not count among them. Of a lane job that waits, nobody knows yet whom it will join:
+        it counts as whole devices.
+        """
+        found = {job_id: tenant.fraction * tenant.gpus for job_id, tenant in self.tenants.items()}
+        going_on = {at: len(there.keys() - self.stopping.keys()) for at, there in self._on.items()}
+        for job_id, run in self.runs.items():
+            if self.tenants[job_id].mode == "lane" and job_id not in self.stopping and run.devices:
+                found[job_id] = sum(1.0 / going_on[node_id, device.index] for node_id, device in run.devices)
+        return found
+
     def shared(self, limits: Limits) -> dict[At, Shared]:
         """Return the devices that jobs share, but for those that all of their jobs are leaving."""
         if limits != self._limits:

@@ -69,7 +69,8 @@ def _most_room(open_to: list[Shared]) -> list[str]:
     if not open_to:
         return []
     most = max(open_to, key=lambda shared: (shared.room_bytes, shared.at[0], shared.at[1].index))
-    return [f"device {most.at[0]}/{most.at[1].index}: {most.taken()}"]
+    node_id, device = most.at
+    return [f"device {node_id}/{device.kind}{device.index}: {most.taken()}"]
 
 
 def _count(number: int, what: str) -> str:
