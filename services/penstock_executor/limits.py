@@ -80,12 +80,16 @@ class Limits:
                 _log.warning("memory_cap_not_changed", job_id=key[0], epoch=key[1], rank=rank, error=str(error))
 
     def held_bytes(self, index: int, leader: int) -> int:
-        """Return what the processes of one rank hold on a device, as far as anybody counts it."""
+        """Return what the processes of one rank hold on a device, as far as anybody counts it; 0 where none can say."""
         device = self._devices[index]
         if device.backend != "cuda":
             return sum(HostAccounting().held(device, family(leader)).values())
-        self._nvml = self._nvml or Nvml()
-        return sum(self._nvml.accounting().held(device, family(leader)).values())
+        try:
+            self._nvml = self._nvml or Nvml()
+            return sum(self._nvml.accounting().held(device, family(leader)).values())
+        except DeviceError as error:  # a GPU that has fallen off the bus: its jobs fail, and those of others go on
+            _log.warning("device_memory_not_read", device=index, error=str(error))
+            return 0
 
     def broken(self, key: Key, rank: int, index: int, leader: int) -> str:
         """Return how a process holds more than it may; empty where it keeps to its cap."""

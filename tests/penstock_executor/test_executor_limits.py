@@ -10,6 +10,8 @@ from typing import Literal
 
 import pytest
 
+from penstock_devices import DeviceError
+from penstock_devices.accounting import CudaAccounting
 from penstock_devices.port import Usage
 from penstock_events import Device, Job, JobSpec
 from penstock_executor.limits import HOST_LEAST_BYTES, Limits
@@ -122,3 +124,17 @@ def test_what_was_made_for_a_run_goes_with_it(limits: Limits, enforcer: Enforcer
     limits.forget(KEY, {0: None, 2: None})
     limits.forget(("j2", 1), {0: None})
     assert (enforcer.forgotten, limits.caps) == (["j1-1-0", "j1-1-2"], {})
+
+
+def test_a_gpu_that_can_be_read_no_more_takes_nobody_down_but_its_own_jobs(limits: Limits) -> None:
+    class Driver:
+        def accounting(self) -> CudaAccounting:
+            return CudaAccounting(self.processes)
+
+        def processes(self, device: Device) -> dict[int, int]:
+            raise DeviceError(f"{device.uuid} cannot be read")
+
+    limits._nvml = Driver()
+    limits.caps[KEY] = {GPU.index: 10 * MIB}
+    assert limits.held_bytes(GPU.index, os.getpid()) == 0
+    assert limits.broken(KEY, 0, GPU.index, os.getpid()) == ""
