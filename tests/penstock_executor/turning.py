@@ -24,6 +24,7 @@ class Interval(NamedTuple):
     job_id: str
     rank: int
     pid: int
+    step: int
 
 
 class Notes:
@@ -40,12 +41,19 @@ class Notes:
         """Return all iterations that ended, or that began, in order."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         fields = (line.split() for line in lines)
-        each = [Interval(int(begin), int(end), job, int(rank), int(pid)) for job, rank, pid, begin, end in fields]
+        each = [
+            Interval(int(begin), int(end), job, int(rank), int(pid), int(step))
+            for job, rank, pid, begin, end, step in fields
+        ]
         return sorted(interval for interval in each if bool(interval.end) == ended)
 
     def done(self, job_id: str) -> int:
         """Return how many iterations a job has ended."""
         return sum(interval.job_id == job_id for interval in self.intervals())
+
+    def steps(self, job_id: str, rank: int = 0) -> list[int]:
+        """Return the steps that one process of a job has ended, over all of its runs."""
+        return [each.step for each in self.intervals() if (each.job_id, each.rank) == (job_id, rank)]
 
     def overlaps(self) -> list[tuple[Interval, Interval]]:
         """Return iterations during which another one began."""

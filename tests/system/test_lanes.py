@@ -41,7 +41,7 @@ def turning(notes: Path, iterations: int, *options: str, **more: object) -> JobS
 def iterations(notes: Path) -> list[tuple[int, int, str]]:
     """Return begin, end and job of all iterations that ended, in order."""
     lines = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
-    return sorted((int(begin), int(end), job) for job, _, _, begin, end in lines if end != "0")
+    return sorted((int(begin), int(end), job) for job, _, _, begin, end, _ in lines if end != "0")
 
 
 def assert_in_turns(notes: Path) -> None:

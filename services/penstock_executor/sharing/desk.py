@@ -11,7 +11,7 @@ from penstock_events import AnyEvent
 from penstock_executor.local import Key
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.orders import Orders, Wish
-from penstock_executor.sharing.party import Place
+from penstock_executor.sharing.party import Party, Place
 from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, View, Who
 
 RETURN_S: Final = 5.0
@@ -68,6 +68,7 @@ class Desk:
         self._closing: set[str] = set()
         self._later: dict[Place, float] = {}
         self._turns: dict[Place, tuple[Who, int]] = {}
+        self._before: dict[tuple[Place, Who], tuple[float, int]] = {}  # when a turn began, and the iterations before it
 
     def views(self) -> dict[Place, View]:
         """Return what the pages of all lanes say at this moment."""
@@ -112,7 +113,10 @@ class Desk:
         self._awaited.update(dict.fromkeys(whos, until_s))
 
     def look_again(self) -> None:
-        """Stop waiting for processes that have not come in time."""
+        """Stop waiting for processes that have not come in time, and let nobody of a gang wait for another for ever."""
+        for party in list(self.lanes.table.parties.values()):
+            if party.asking and len(party.sharer.ranks) > 1:
+                self.lanes.look_after(party.job_id, self._begun(party), self._clock())
         late = [who for who, until_s in self._awaited.items() if self._clock() >= until_s]
         for who in late:
             self._arrived(who)
@@ -133,7 +137,8 @@ class Desk:
             case Asks(lane, who):
                 if self._place(lane) is not None:
                     self._arrived(who)
-                    self.lanes.asks(who, now_s, self._begun(who))
+                    party = self.lanes.table.party(who)
+                    self.lanes.asks(who, now_s, self._begun(party) if party is not None else None)
             case Passed(lane, giver, taker):
                 if (place := self._place(lane)) is not None:
                     self.lanes.passed(place, giver, taker, now_s)
@@ -141,6 +146,7 @@ class Desk:
                 self.lanes.stopped(who, now_s)
             case Gone(who):
                 self._present.discard(who)
+                self._before = {key: before for key, before in self._before.items() if key[1] != who}
                 self._arrived(who)
                 self.lanes.gone(who, now_s)
             case _:
@@ -155,14 +161,14 @@ class Desk:
         else:
             self._present.add(who)
 
-    def _begun(self, who: Who) -> dict[int, int]:
-        """Return the iterations that each process of a run has begun, since it sat down where it sits."""
+    def _begun(self, party: Party) -> dict[int, int]:
+        """Return the iterations that each process of a run has begun in the run's turn."""
         begun: dict[int, int] = {}
-        party = self.lanes.table.party(who)
-        for place in party.places if party is not None else ():
+        for place in party.places if len(party.sharer.ranks) > 1 else ():
             for member in self.keeper.view(self._lane(place)).members:
-                if member.who.job_id == who.job_id:
-                    begun[member.who.rank] = member.iterations + member.busy
+                turn_s, before = self._before.get((place, member.who), (0.0, 0))
+                if member.who.job_id == party.job_id and turn_s == party.turn_s:
+                    begun[member.who.rank] = member.iterations + member.busy - before
         return begun
 
     def _write(self, place: Place) -> None:
@@ -186,11 +192,14 @@ class Desk:
             self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
 
     def _note_turns(self, place: Place, view: View, heir: Who | None) -> None:
-        """Note how many turns somebody has had who is about to get another one."""
+        """Note how many turns and iterations somebody has had who is about to get another turn."""
         self._turns.pop(place, None)
+        party = self.lanes.table.party(heir)
         for member in view.members:
             if member.who == heir:
                 self._turns[place] = (member.who, member.turns)
+                if party is not None and self._before.get((place, member.who), (0.0, 0))[0] != party.turn_s:
+                    self._before[place, member.who] = (party.turn_s, member.iterations)
 
     def _has_begun(self, place: Place, view: View) -> bool:
         """Say whether whoever was given the token has woken up: before that, it would give it back unused."""
@@ -210,8 +219,11 @@ class Desk:
         return Place(int(device), int(number))
 
     def _is_awaited(self, place: Place) -> bool:
+        holder = self.lanes.table.holder(place)  # a gang does not wait for its own
         parties = (self.lanes.table.party(who) for who in self._awaited)
-        return any(party is not None and place.device in party.sharer.devices for party in parties)
+        return any(
+            party is not None and party is not holder and place.device in party.sharer.devices for party in parties
+        )
 
     def _arrived(self, who: Who) -> None:
         if self._awaited.pop(who, None) is not None:

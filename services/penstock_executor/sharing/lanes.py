@@ -132,8 +132,8 @@ class Lanes:
         Parameters
         ----------
         begun : mapping of int to int
-            Rank → iterations that it has begun, of a gang's processes here. While some of them are still in their turn,
-            one that is behind another goes on with it: they may wait for each other inside an iteration.
+            Rank → iterations that it has begun in this turn, of a gang's processes here. While some of them are still
+            in their turn, one that is behind another goes on with it: they may wait for each other inside an iteration.
         """
         table = self._at(now_s)
         party = table.party(who)
@@ -145,8 +145,20 @@ class Lanes:
             self._take_need(party, need)
         if not party.turn:
             table.want(party)
-        elif _behind(who.rank, party, begun or {}):
-            table.begin(party, {who.rank})
+        else:
+            self._catch_up(party, begun or {})
+
+    def look_after(self, job_id: str, begun: Mapping[int, int], now_s: float) -> None:
+        """
+        See whether somebody of a gang waits inside an iteration for one that waits for its turn.
+
+        So it may be under an earlier executor's turn: then those who ask have one here, and the others come to it.
+        """
+        table, party = self._at(now_s), self.table.parties[job_id]
+        if party.turn:
+            self._catch_up(party, begun)
+        elif party.sharer.adopted and not party.turn_s:
+            table.ask(party)
 
     def passed(self, place: Place, giver: Who | None, taker: Who | None, now_s: float) -> None:
         """The token of a lane went from one to another; None is the keeper."""
@@ -215,6 +227,17 @@ class Lanes:
         return orders
 
     # --- turns
+    def _catch_up(self, party: Party, begun: Mapping[int, int]) -> None:
+        """
+        Let those of a gang go on who are behind somebody that has the turn still.
+
+        Who goes on is going to begin another iteration, for which those wait that have done as many as it had.
+        """
+        for rank in sorted(party.asking - party.holding, key=lambda rank: begun.get(rank, 0)):
+            if begun.get(rank, 0) < max(party.reach, *(begun.get(other, 0) for other in party.holding), 0):
+                party.reach = max(party.reach, begun.get(rank, 0) + 1)
+                self.table.begin(party, {rank})
+
     def _hands_on(self, place: Place, giver: Who, taker: Who) -> bool:
         """Take in that a turn was handed straight on; False where the board would not have it."""
         table = self.table
@@ -303,8 +326,3 @@ class Lanes:
     def _at(self, now_s: float) -> Table:
         self.table.now_s = now_s
         return self.table
-
-
-def _behind(rank: int, party: Party, begun: Mapping[int, int]) -> bool:
-    """Say whether somebody who still has the turn is in an iteration that this process has not done."""
-    return any(begun.get(other, 0) > begun.get(rank, 0) for other in party.holding)

@@ -81,6 +81,8 @@ class Party:
         It is its turn on all of its devices.
     turn_s : float
         Since when.
+    reach : int
+        So many iterations of this turn have been begun, or are about to be, by one that was let go on.
     pending : MemoryNeed or None
         What it turned out to need, to be taken into account at its next boundary.
     stopped : MemoryNeed or None
@@ -100,6 +102,7 @@ class Party:
     tokens: dict[int, set[Place]] = field(default_factory=dict)
     turn: bool = False
     turn_s: float = 0.0
+    reach: int = 0
     pending: MemoryNeed | None = None
     stopped: MemoryNeed | None = None
     seat: Seat = field(default_factory=lambda: Seat("waits"))

@@ -95,7 +95,7 @@ class Table:
     def begin(self, party: Party, ranks: set[int]) -> None:
         """Let processes of a run have their turn."""
         if not party.turn:
-            party.turn, party.turn_s = True, self.now_s
+            party.turn, party.turn_s, party.reach = True, self.now_s, 0
         party.holding |= ranks
         party.asking -= ranks
         self.touch(party)
@@ -109,7 +109,12 @@ class Table:
 
     def want(self, party: Party) -> None:
         """Ask for a run's turn, if all of its processes wait for one."""
-        if party.all_ask and not party.turn and party.job_id in self.gangs:
+        if party.all_ask and not party.turn:
+            self.ask(party)
+
+    def ask(self, party: Party) -> None:
+        """Ask for a run's turn."""
+        if party.job_id in self.gangs:
             self.touch(party)
             self.digest(self.gangs.want(party.job_id, self.now_s))
 
