@@ -111,10 +111,34 @@ class Client:
         filled = submission.fill(_given(spec, fields, JobSpec))
         return await self._command("submit", asks.SubmitAsk(spec=filled, strict=strict), views.SubmitAnswer)
 
-    async def tune(self, spec: SweepSpec | None = None, *, strict: bool = False, **fields: Any) -> views.SubmitAnswer:
-        """Submit a sweep, given as a :class:`SweepSpec` or as its fields."""
-        filled = submission.fill_sweep(_given(spec, fields, SweepSpec))
-        return await self._command("tune", asks.TuneAsk(spec=filled, strict=strict), views.SubmitAnswer)
+    def tune(
+        self,
+        spec: SweepSpec | Mapping[str, Any] | None = None,
+        script: str = "",
+        *,
+        strict: bool = False,
+        **fields: Any,
+    ) -> results.Tuning:
+        """
+        Submit a sweep, given as a :class:`SweepSpec`, as its fields, or as a space and a script.
+
+        Awaited, it is the gateway's answer; ``async for`` goes over its results as they come.
+
+        Examples
+        --------
+        ::
+
+            space = {"lr": Uniform(low=1e-4, high=1.0, log=True)}
+            async for result in client.tune(space, "train.py", metric="accuracy", search="tpe", trials=20):
+                print(result.params, result.value)
+        """
+        if spec is None or isinstance(spec, SweepSpec):
+            given = _given(spec, fields, SweepSpec)
+        else:
+            given = _given(None, submission.sweep_fields(spec, script, fields), SweepSpec)
+        filled = submission.fill_sweep(given)
+        asking = self._command("tune", asks.TuneAsk(spec=filled, strict=strict), views.SubmitAnswer)
+        return results.Tuning(asking, self.results)
 
     async def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
         """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
@@ -280,8 +304,9 @@ class Client:
         return sweep if sweep.finished_s is not None else await self.sweep(sweep.id, at=seq)
 
     async def results(self, sweep_id: str) -> AsyncIterator[views.TrialView]:
-        """Yield each run of a sweep's trials when it is over, until the sweep is; its id in full."""
-        async for result in results.results(self.bus, sweep_id):
+        """Yield each run of a sweep's trials when it is over, until the sweep is."""
+        sweep = await self.sweep(sweep_id)
+        async for result in results.results(self.bus, sweep.id):
             yield result
 
     async def follow_events(self, entity_id: str = "", *, after: int = 0) -> AsyncIterator[views.EventView]:
@@ -351,4 +376,4 @@ class Client:
 def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
     if spec is not None and fields:
         raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
-    return spec if spec is not None else strict.convert(fields, wanted)
+    return spec if spec is not None else strict.convert(msgspec.to_builtins(fields, enc_hook=str), wanted)

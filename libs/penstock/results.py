@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, assert_never
 
 from penstock_bus import Bus
@@ -21,6 +21,32 @@ from penstock_events import (
 
 if TYPE_CHECKING:
     import optuna
+
+
+class Tuning:
+    """
+    A sweep that is being submitted: awaited, it is the gateway's answer; iterated over, its results as they come.
+
+    It is submitted once, however often it is awaited.
+    """
+
+    def __init__(
+        self,
+        submitting: Coroutine[Any, Any, views.SubmitAnswer],
+        results: Callable[[str], AsyncIterator[views.TrialView]],
+    ) -> None:
+        self._submitting, self._results = submitting, results
+        self._answer: views.SubmitAnswer | None = None
+
+    def __await__(self) -> Generator[Any, Any, views.SubmitAnswer]:
+        if self._answer is None:
+            self._answer = yield from self._submitting.__await__()
+        return self._answer
+
+    async def __aiter__(self) -> AsyncIterator[views.TrialView]:
+        answer = await self
+        async for result in self._results(answer.id):
+            yield result
 
 
 async def results(bus: Bus, sweep_id: str) -> AsyncIterator[views.TrialView]:

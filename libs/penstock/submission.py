@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,6 +43,22 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
 def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ) -> SweepSpec:
     """Return the sweep with its job filled in."""
     return msgspec.structs.replace(spec, job=fill(spec.job, environ))
+
+
+def sweep_fields(space: Mapping[str, Any], script: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return the fields of a sweep over a space, each trial of which runs a script; it is named after it unless told.
+
+    Raises
+    ------
+    TypeError
+        If there is no script, and no job to say what runs.
+    """
+    if not script and "job" not in fields:
+        raise TypeError("a space was given without a script; expected tune(space, 'train.py', metric=...), or job=...")
+    named = {"name": name_from([script])} if script else {}
+    job = {"job": {**named, "command": ("python", script)}} if script else {}
+    return {**named, **job, "space": dict(space), **fields}
 
 
 def absolute(path: str) -> str:

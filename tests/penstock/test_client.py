@@ -15,7 +15,17 @@ import penstock
 from penstock.client import Client
 from penstock_bus import BusError, NoResponders, Reply, ServiceError
 from penstock_bus.memory import MemoryBus
-from penstock_events import Choice, JobHeld, JobSpec, SweepSpec, strict
+from penstock_events import (
+    Choice,
+    JobHeld,
+    JobSpec,
+    SweepSpec,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    Uniform,
+    strict,
+)
 
 
 async def test_a_submitted_job_carries_user_folder_script_digest_and_the_shells_search_path(
@@ -127,6 +137,29 @@ async def test_waiting_for_a_sweep_returns_its_best_trial() -> None:
         waiting = asyncio.ensure_future(client.wait_sweep(answer.id))
         await gateway.finish_sweep(answer.id)
         assert (await asyncio.wait_for(waiting, 5)).best_job_id == "s1-3"
+
+
+async def test_a_space_and_a_script_are_a_sweep_whose_results_can_be_gone_over() -> None:
+    gateway = FakeGateway()
+    async with gateway.client() as client:
+        tuning = client.tune({"lr": Uniform(low=0.1, high=1.0)}, "train.py", metric="acc", trials=2)
+        answer = await tuning
+        assert await tuning is answer, "it is submitted once"
+        spec = gateway.sweeps[answer.id].spec
+        assert (spec.name, spec.job.name, spec.job.command) == ("train", "train", ("python", "train.py"))
+        assert (spec.space, spec.trials) == ({"lr": Uniform(low=0.1, high=1.0)}, 2)
+        trials = (Trial(job_id="t0", params={"lr": 0.5}),)
+        await gateway.append(TrialGroupOpened(at_s=1.0, sweep_id=answer.id, group=0, trials=trials))
+        end = TrialFinished(at_s=2.0, sweep_id=answer.id, job_id="t0", state="completed", value=0.7)
+        await gateway.append(end)
+        await gateway.finish_sweep(answer.id)
+        assert [(result.params, result.value) async for result in tuning] == [({"lr": 0.5}, 0.7)]
+
+
+async def test_a_space_without_a_script_is_refused() -> None:
+    async with FakeGateway().client() as client:
+        with pytest.raises(TypeError, match=r"a space was given without a script; expected tune\(space, 'train.py'"):
+            client.tune({"lr": Uniform(low=0.1, high=1.0)}, metric="acc")
 
 
 @pytest.mark.parametrize(("code", "text"), [(404, "there is no job"), (409, "another job has that id")])
