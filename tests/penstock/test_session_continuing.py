@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,20 @@ def test_nothing_is_saved_at_the_end_unless_asked_for_nor_after_a_crash(tmp_path
     with pytest.raises(TypeError):
         trained(tmp_path / "c", [3, None])  # type: ignore[list-item]
     assert list(Checkpoints(tmp_path / "c").complete()) == []
+
+
+@pytest.mark.parametrize(("code", "kept"), [(0, 1), (None, 1), (3, 0)])
+def test_a_script_that_exits_inside_the_session_has_ended_as_its_exit_code_says(tmp_path: Path, code, kept) -> None:
+    def script() -> None:
+        with penstock.Session(read(overlay({}, CHECKPOINT_DIR=str(tmp_path), SAVE_AT_END="1"))) as session:
+            session.on_checkpoint(lambda path: (path / "x").write_text(""), lambda _path: None)
+            for _ in session.iterations(range(3)):
+                pass
+            sys.exit(code)
+
+    with pytest.raises(SystemExit):
+        script()
+    assert len(list(Checkpoints(tmp_path).complete())) == kept
 
 
 def test_a_sample_neither_begins_elsewhere_nor_saves(tmp_path: Path) -> None:

@@ -275,11 +275,11 @@ class Boundary:
     def _save_last(self, error: BaseException | None) -> None:
         """Save what another job will go on from."""
         wanted = self._setup.save_at_end and not self._setup.rank and not self._setup.sample_iterations
-        if wanted and error is None and not self._leaving:
+        if wanted and _ended_well(error) and not self._leaving:
             self._checkpoint(leaving=False)
 
     def _say_goodbye(self, agent: Agent, error: BaseException | None) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if _ended_well(error):
             self.pace.settle()
             agent.tell_last(self._done())
             return
@@ -313,6 +313,10 @@ class Boundary:
 
     def _diverged(self) -> tuple[str, ...]:
         return tuple(name for name, value in self.metrics.items() if not math.isfinite(float(value)))
+
+
+def _ended_well(error: BaseException | None) -> bool:
+    return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
 def _member(setup: Setup) -> Member:
