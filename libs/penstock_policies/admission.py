@@ -212,17 +212,20 @@ class _Walk:
 
     def _share(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Give a job room on devices that others share, else devices of its own, which others may share later."""
-        asking, gpus = sharing.asking(ranked), ranked.job.spec.gpus
-        if all(count < gpus for count in self.whole.kinds(asking.job.spec).values()):
-            return False
         if devices := sharing.join(ranked):
             self.found.joined.append((ranked, devices[0][1].kind, devices))
             return True
+        hopeless = sharing.hopeless(ranked)
+        if hopeless and not len(self.free):
+            return False
+        asking, gpus = sharing.asking(ranked), ranked.job.spec.gpus
+        if all(count < gpus for count in self.whole.kinds(asking.job.spec).values()):
+            return False
         if self._open(asking, sharing):
             return True
         if gpus > 1:  # a gang of lanes is of one node: it waits for one that has room
             return self._complete(asking, sharing)
-        return not sharing.hopeless(ranked) and self._outlast(ranked, asking, sharing)
+        return not hopeless and self._outlast(ranked, asking, sharing)
 
     def _outlast(self, ranked: Ranked, asking: Ranked, sharing: Sharing) -> bool:
         """Keep what others leave for a job, or have them leave."""

@@ -45,8 +45,9 @@ def capacity(spec: JobSpec, tenant: Tenant, sharing: Sharing, scene: Scene, ahea
     """
     place = f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"
     there = [shared for shared in sharing.near(tenant) if fits(spec, shared.at[1])]
-    refusals = Counter(why for shared in there if (why := shared.refuses(tenant)))
-    open_to = [shared for shared in there if not shared.refuses(tenant)]
+    refused = [(shared, shared.refuses(tenant)) for shared in there]
+    refusals = Counter(why for _, why in refused if why)
+    open_to = [shared for shared, why in refused if not why]
     every = sharing.number(spec)
     if every > len(there):
         refusals["with jobs that it may not share with"] += every - len(there)
