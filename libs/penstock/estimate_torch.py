@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 torch: Any = import_module("torch")
 _fake_tensor: Any = import_module("torch._subclasses.fake_tensor")
 _dispatch: Any = import_module("torch.utils._python_dispatch")
+_overrides: Any = import_module("torch.overrides")
 _pytree: Any = import_module("torch.utils._pytree")
 
 _READS_A_NUMBER = torch.ops.aten._local_scalar_dense.default
@@ -92,11 +94,47 @@ def fake(block_bytes: int) -> Iterator[Storages]:
     with (
         warnings.catch_warnings(),
         _in_parts(),
+        _moving(),
         _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
         _Watch(storages, fake=True),
+        _OnHost(),
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
         yield storages
+
+
+@contextmanager
+def _moving() -> Iterator[None]:
+    """
+    Let modules be moved: ``module.to(device)`` swaps tensors, and refuses where anybody has a weak reference to one.
+
+    Torch's own fake mode has one to each of its tensors, by which it finds none again, so that it minds no swap.
+    """
+    if not hasattr(torch.utils, "weakref"):  # where swap_tensors looks
+        yield
+        return
+    with patch.object(torch.utils, "weakref", _NobodyRefers):
+        yield
+
+
+class _NobodyRefers:
+    getweakrefs = staticmethod(lambda _: ())
+
+
+class _OnHost(_overrides.TorchFunctionMode):  # type: ignore[misc]  # torch's classes are Any here
+    """Leaves on the host what a script puts on a GPU: a backward pass opens the device of its tensors, fake or not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func is torch.Tensor.cuda:
+            return args[0]
+        return func(*map(_on_host, args), **{name: _on_host(value) for name, value in (kwargs or {}).items()})
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, str):
+        return "cpu" if value.partition(":")[0] == "cuda" else value
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
 @contextmanager

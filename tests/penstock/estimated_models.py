@@ -81,6 +81,25 @@ def linear(optimizer: str, *, give_back: bool = False) -> Make:
     return make
 
 
+def moved(how: str) -> Make:
+    """Return what `linear` is, built on the host and put on a device as scripts do."""
+
+    def make() -> Step:
+        model: Any = nn.Linear(1024, 1024, bias=False)
+        model = model.cuda() if how == "cuda()" else model.to(torch.device(how) if how == "cuda" else how)
+        descent = torch.optim.Adam(model.parameters(), lr=0.01)
+
+        def step() -> None:
+            descent.zero_grad()
+            inputs = torch.randn(8, 1024).cuda() if how == "cuda()" else torch.randn(8, 1024, device=how)
+            model(inputs).sum().backward()
+            descent.step()
+
+        return step
+
+    return make
+
+
 def huge() -> Step:
     """Keep a tebibyte."""
     kept = torch.empty(1 << 38)

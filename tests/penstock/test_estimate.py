@@ -48,6 +48,14 @@ def test_parameters_gradients_and_adams_state_are_persistent() -> None:
 
 
 @needs_torch
+@pytest.mark.parametrize("how", ["cpu", "cuda", "cuda:0", "cuda()"])
+def test_a_model_that_is_put_on_a_device_is_estimated_where_there_is_none(how: str) -> None:
+    need, there = need_of(models.moved(how), framework_bytes=0), need_of(models.linear("Adam"), framework_bytes=0)
+    assert need.persistent_bytes == pytest.approx(there.persistent_bytes, rel=0.01)
+    assert need.ephemeral_bytes == pytest.approx(there.ephemeral_bytes, rel=0.05)
+
+
+@needs_torch
 def test_gradients_that_an_iteration_gives_back_are_ephemeral() -> None:
     kept, given_back = need_of(models.linear(optimizer="SGD")), need_of(models.linear(optimizer="SGD", give_back=True))
     weights = 1024 * 1024 * 4
