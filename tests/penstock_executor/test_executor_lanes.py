@@ -174,6 +174,57 @@ def test_a_gang_has_its_turns_on_all_of_its_devices_together() -> None:
     assert (play.pages["0/0"].token, play.pages["1/0"].token) == (who("gang", 0), who("gang", 1))
 
 
+def test_who_is_let_go_on_takes_those_along_for_whom_it_would_wait() -> None:
+    lanes = pair()
+    for rank in (0, 1):
+        lanes.asks(who("gang", rank), 1.0)
+        lanes.passed(Place(rank, 0), None, who("gang", rank), 1.0)
+    lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
+    lanes.asks(who("gang", 1), 2.0, {0: 8, 1: 7})  # rank 0 was only about to begin its eighth
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+    lanes.passed(Place(0, 0), who("gang", 0), None, 3.0)
+    lanes.asks(who("gang", 0), 3.0, {0: 7, 1: 7})
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+
+
+def test_a_process_for_which_another_waits_is_found_later_too() -> None:
+    lanes = pair()
+    for rank in (0, 1):
+        lanes.asks(who("gang", rank), 1.0)
+        lanes.passed(Place(rank, 0), None, who("gang", rank), 1.0)
+    lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
+    lanes.asks(who("gang", 1), 2.0, {0: 7, 1: 7})
+    assert holders(lanes) == [who("gang", 0), None]
+    lanes.look_after("gang", {0: 8, 1: 7}, 3.0)
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+
+
+def test_those_of_an_adopted_gang_that_ask_have_a_turn_while_others_are_in_an_iteration_still() -> None:
+    lanes = pair(adopted=True)
+    lanes.asks(who("gang", 0), 1.0)
+    assert holders(lanes) == [None, None]
+    lanes.look_after("gang", {}, 2.0)
+    assert holders(lanes) == [who("gang", 0), None]
+    lanes.passed(Place(0, 0), None, who("gang", 0), 2.0)
+    lanes.asks(who("gang", 1), 3.0, {0: 1})
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+
+
+def pair(*, adopted: bool = False) -> Lanes:
+    """A gang of two processes, each on a device of its own."""
+    devices = [Device(index=i, kind="fast", memory_bytes=1000, backend="emulated") for i in (0, 1)]
+    lanes = Lanes("n1", devices, ONE_LANE)
+    lanes.arrive(Sharer(job_id="gang", epoch=1, ranks={0: (0,), 1: (1,)}, need=SMALL, adopted=adopted), 0.0)
+    for rank in (0, 1):
+        assert lanes.join(who("gang", rank), 0.5)
+    return lanes
+
+
+def holders(lanes: Lanes) -> list[Who | None]:
+    """Return who should have the tokens of the devices' first lanes."""
+    return [lanes.wish(Place(device, 0)).holder for device in (0, 1)]
+
+
 def test_a_gang_over_several_processes_stops_after_the_same_iteration() -> None:
     play = Play(devices=2, rules=ONE_LANE)
     play.arrive("gang", SMALL, devices=(0, 1), iterations=9)
