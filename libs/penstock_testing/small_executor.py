@@ -82,7 +82,8 @@ class SmallExecutor:
         """Ask all ranks to stop; return the step that was agreed."""
         for rank in range(ranks):
             self.say(Stop(), rank)
-        step = max(self.wait(At, rank).step for rank in range(ranks)) + STOP_MARGIN
+        answers = [self.wait(At, rank) for rank in range(ranks)]
+        step = max(answer.step + (0 if answer.held else STOP_MARGIN) for answer in answers)
         for rank in range(ranks):
             self.say(StopAt(step=step), rank)
         return step

@@ -16,6 +16,7 @@ class Process:
     """A process in lockstep with its peers: it ends a step only after all have begun it."""
 
     agreement: Agreement = field(default_factory=Agreement)
+    turns: bool = False
     step: int = 0
     inside: bool = False
     left_at: int | None = None
@@ -53,9 +54,9 @@ class Gang:
         process = self.processes[i]
         if kind == "stop":
             self.stops.discard(i)
-            answer = process.agreement.ask(process.step)
+            answer = process.agreement.ask(process.step, held=process.turns and not process.inside)
             assert answer is not None
-            self._answered(i, answer)
+            self._answered(i, answer + (0 if process.agreement.held else STOP_MARGIN))
         elif kind == "stop_at":
             self.stop_ats.discard(i)
             process.agreement.agree(self.agreed)
@@ -69,15 +70,15 @@ class Gang:
     def _answered(self, i: int, step: int) -> None:
         self.answers[i] = step
         if len(self.answers) == len(self.processes):
-            self.agreed = max(self.answers.values()) + STOP_MARGIN
+            self.agreed = max(self.answers.values())
             self.stop_ats = set(range(len(self.processes)))
 
 
-@given(st.data(), st.integers(1, 4), st.integers(0, 12))
+@given(st.data(), st.integers(1, 4), st.integers(0, 12), st.booleans())
 def test_a_gang_in_lockstep_stops_after_one_step_whatever_the_delays(
-    data: st.DataObject, size: int, head_start: int
+    data: st.DataObject, size: int, head_start: int, turns: bool
 ) -> None:
-    gang = Gang([Process() for _ in range(size)], stops=set())
+    gang = Gang([Process(turns=turns) for _ in range(size)], stops=set())
     for process in gang.processes:
         process.agreement.begin(0)
     for turn in range(600):
@@ -88,7 +89,7 @@ def test_a_gang_in_lockstep_stops_after_one_step_whatever_the_delays(
             break
         gang.move(*data.draw(st.sampled_from(moves)) if turn < 60 else moves[turn % len(moves)])
     assert {process.left_at for process in gang.processes} == {gang.agreed}
-    assert gang.agreed > 0
+    assert gang.agreed > 0 or turns
 
 
 @given(st.integers(0, 1000), st.integers(0, 5))
@@ -97,6 +98,16 @@ def test_nobody_goes_beyond_the_answer_plus_the_margin_before_the_step_is_named(
     agreement.begin(0)
     agreement.ask(answer)
     assert agreement.verdict(answer + further) == ("go" if further < STOP_MARGIN else "wait")
+
+
+@given(st.integers(0, 1000))
+def test_one_that_is_held_begins_no_step_before_the_agreed_one_is_named(answer: int) -> None:
+    agreement = Agreement()
+    agreement.begin(0)
+    agreement.ask(answer, held=True)
+    assert agreement.verdict(answer) == "wait"
+    agreement.agree(answer)
+    assert agreement.verdict(answer) == "leave"
 
 
 def test_a_question_before_the_loop_is_answered_when_the_loop_begins() -> None:

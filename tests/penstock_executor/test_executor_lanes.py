@@ -174,6 +174,14 @@ def test_a_gang_has_its_turns_on_all_of_its_devices_together() -> None:
     assert (play.pages["0/0"].token, play.pages["1/0"].token) == (who("gang", 0), who("gang", 1))
 
 
+def test_nobody_waits_for_one_that_is_to_stop_and_has_left_its_seat() -> None:
+    play = in_one_lane("a", "b", "c")
+    play.lanes.hurry("b")
+    assert named(play) == (who("a"), who("b"))
+    play.lanes.gone(who("b"), play.tick())
+    assert named(play) == (who("a"), who("c"))
+
+
 def test_who_is_let_go_on_takes_those_along_for_whom_it_would_wait() -> None:
     lanes = pair()
     for rank in (0, 1):

@@ -13,8 +13,9 @@ from taking_turns import House, house, who
 from penstock.sessions import device
 from penstock.sessions.loop import Session
 from penstock.sessions.setup import Setup, read
-from penstock_events.agent import Env
+from penstock_events.agent import EXIT_PREEMPTED, At, Env, Saved, Stop
 from penstock_lanes import Asks, NoSeat, Passed
+from penstock_testing.small_executor import small_executor
 
 LANE = "0/0"
 
@@ -127,6 +128,41 @@ def test_workers_that_are_forked_in_a_step_have_no_token_and_disturb_nobody(serv
                 os._exit(1 if held else 0)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert busy(served)
+
+
+def test_who_waits_and_is_to_stop_saves_and_leaves_without_a_turn(served: House, tmp_path: Path) -> None:
+    neighbour = served.process("neighbour")
+    done, fetched = [], []
+
+    def batches() -> Iterator[int]:
+        for item in range(100):
+            fetched.append(item)
+            yield item
+
+    def stop() -> None:
+        served.wait_for(Asks(LANE, who("script")), count=2)
+        executor.say(Stop())
+
+    with small_executor(tmp_path) as executor:
+        setup = Setup(
+            job_id="script", epoch=1, lanes=str(served.path), socket=str(executor.path), checkpoint_dir=tmp_path / "c"
+        )
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        with pytest.raises(SystemExit) as left, Session(setup) as session:  # noqa: PT012 - the loop is what is left
+            session.on_checkpoint(lambda _: None, lambda _: None)
+            for item in session.iterations(batches()):
+                done.append(item)
+                if item == 2:
+                    neighbour.tell("enter")
+                    served.asks(neighbour)
+        stopper.join()
+        assert left.value.code == EXIT_PREEMPTED
+        assert executor.wait(At) == At(step=3, held=True)
+        assert executor.wait(Saved) == Saved(step=3, leaving=True)
+    assert (done, fetched) == ([0, 1, 2], [0, 1, 2, 3])
+    assert neighbour.hear().startswith("entered")
+    assert served.keeper.view(LANE).holder == neighbour.who
 
 
 def test_who_waits_does_not_count_the_wait_as_its_step(served: House) -> None:

@@ -41,6 +41,20 @@ def whole(told: list[object]) -> list[object]:
     return [each for each in told if isinstance(each, Complete | Turn)]
 
 
+def test_a_gang_that_asks_no_more_gives_up_what_it_has_of_a_turn():
+    gangs = node(rules=Rules(most_lanes=1))
+    gangs.arrive("gang", on_both(10, 40), 0.0)
+    gangs.arrive("a", {1: need(10, 40)}, 0.0)
+    assert Turn("a") in gangs.want("a", 1.0)
+    assert Turn("gang") not in gangs.want("gang", 2.0)
+    gangs.arrive("b", {0: need(10, 40)}, 3.0)
+    assert Turn("b") not in gangs.want("b", 3.0), "the gang has its turn on the first device"
+    assert Turn("b") in gangs.rest("gang", 4.0)
+    assert Turn("gang") not in gangs.boundary("a", 5.0, wants=False)
+    gangs.boundary("b", 6.0, wants=False)
+    assert Turn("gang") in gangs.want("gang", 7.0)
+
+
 def test_a_gang_starts_when_it_has_a_lane_on_each_of_its_devices():
     gangs = node()
     gangs.arrive("small", {1: need(60, 20)}, 0.0)

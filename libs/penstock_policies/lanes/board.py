@@ -140,6 +140,13 @@ class Board:
             self._deck.grant(lane, now_s)
         return self._told()
 
+    def rest(self, job_id: str) -> None:
+        """A job asks for no turn any more, as when its process is saving its state to leave: nobody waits for it."""
+        member = self._member(job_id)
+        member.standing.asked_s = None
+        if member.lane is not None:
+            member.lane.asking.forget(member.standing)
+
     def boundary(
         self,
         job_id: str,

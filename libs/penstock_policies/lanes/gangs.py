@@ -135,6 +135,17 @@ class Gangs:
             told += _on(device, self.boards[device].boundary(job_id, now_s, need=need, wants=False))
         return [*self._follow(told, now_s), *self._follow(self._ask(gang, now_s), now_s)]
 
+    def rest(self, job_id: str, now_s: float) -> list[Told]:
+        """A job that has no turn asks for none any more; what it has of one on some devices, it gives up."""
+        gang, told = self._gang(job_id), list[On]()
+        for device in reversed(gang.devices[: gang.held]):
+            told += _on(device, self.boards[device].boundary(job_id, now_s, wants=False))
+        for device in gang.devices[gang.held :]:
+            if job_id in self.boards[device]:
+                self.boards[device].rest(job_id)
+        gang.held, gang.wants = 0, False
+        return self._follow(told, now_s)
+
     def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Told]:
         """A job on one device has handed its turn there straight to another such job (:meth:`Board.passed`)."""
         gang, other = self._gang(job_id), self._gang(to)

@@ -93,7 +93,7 @@ class Desk:
             self.keeper.open(self._lane(place))
         for who, seats in orders.seatings.items():
             if who in self._present and seats:
-                self.keeper.seat(who, [self._lane(place) for place in seats])
+                self._seat(who, seats)
         for fact in orders.facts:
             self._report(fact)
         for key, caps in orders.caps.items():
@@ -160,6 +160,15 @@ class Desk:
             self.keeper.refuse(who, "its run takes no turns on this node")
         else:
             self._present.add(who)
+
+    def _seat(self, who: Who, seats: tuple[Place, ...]) -> None:
+        """Seat a process; one that is parked and comes back sits where it sat, though that lane may be gone by now."""
+        for place in seats:
+            lane = self._lane(place)
+            if lane not in self.keeper.lanes:
+                self.keeper.open(lane)
+                self._closing.add(lane)
+        self.keeper.seat(who, [self._lane(place) for place in seats])
 
     def _begun(self, party: Party) -> dict[int, int]:
         """Return the iterations that each process of a run has begun in the run's turn."""

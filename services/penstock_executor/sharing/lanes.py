@@ -199,6 +199,7 @@ class Lanes:
         party.tokens.pop(who.rank, None)
         self._home(who)
         table.want(party)
+        table.rest(party)
 
     def gained(self, device: int, lanes: int, ratio: float, now_s: float) -> None:
         """So many lanes of a device, side by side, have the throughput of one fewer times ``ratio``."""

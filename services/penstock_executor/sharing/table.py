@@ -118,6 +118,13 @@ class Table:
             self.touch(party)
             self.digest(self.gangs.want(party.job_id, self.now_s))
 
+    def rest(self, party: Party) -> None:
+        """Nobody is here who would take a run's turn: others do not wait for it."""
+        if not party.turn and not party.joined and party.job_id in self.gangs:
+            self.touch(party)
+            self.digest(self.gangs.rest(party.job_id, self.now_s))
+            self.touch_devices(party.lanes)
+
     def drop(self, party: Party) -> None:
         """Forget a run that holds nothing any more."""
         self.touch(party)
