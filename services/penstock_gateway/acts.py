@@ -156,6 +156,9 @@ def job_named(state: State, wanted: str) -> Job:
     """Return the job that an id or its unique beginning names; samples only by their whole id."""
     if (job := state.jobs.get(wanted)) is not None:
         return job
+    if wanted in state.sweeps:
+        advice = f"`penstock sweep show {wanted}` lists its trials, `penstock sweep cancel {wanted}` ends them"
+        raise Refused(NOT_FOUND, f"{wanted} is a sweep; expected a job: {advice}")
     jobs = {job.id: job for job in state.jobs if job.sample is None}
     return find.one(jobs, wanted, "job", names=((job.spec.name, job.id) for job in jobs.values()))
 

@@ -76,6 +76,8 @@ class FakeGateway:
         Awaited with the gateway and the id of every job that was accepted.
     refusal : Reply or None
         Answers every request, where it is set.
+    sweep_end : dict
+        What a sweep is like as soon as it is submitted, if it is to have ended.
     asked : list
         What was asked, in order.
     """
@@ -89,6 +91,7 @@ class FakeGateway:
         self.dry: views.DryRunView = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0", "n1/fast1"))
         self.on_submit: Callable[[FakeGateway, str], Awaitable[None]] | None = None
         self.refusal: Reply | None = None
+        self.sweep_end: dict[str, Any] = {}
         self.warnings: tuple[str, ...] = ()
         self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[asks.Ask] = []
@@ -177,7 +180,7 @@ class FakeGateway:
             self._tasks.add(asyncio.ensure_future(self.on_submit(self, job_id)))
 
     def _tune(self, ask: asks.TuneAsk) -> views.SubmitAnswer:
-        self.sweeps["s1"] = sweep_view(ask.spec)
+        self.sweeps["s1"] = msgspec.structs.replace(sweep_view(ask.spec), **self.sweep_end)
         return views.SubmitAnswer(id="s1", seq=1, created=True)
 
     def _act(self, ask: asks.ActAsk) -> views.ActAnswer:

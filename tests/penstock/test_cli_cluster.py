@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -116,6 +117,25 @@ def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -
     assert penstock("sweep", "cancel", "s1")[:2] == (0, "s1: done\n")
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ({"state": "failed", "reason": "no trial reported 'acc'"}, 1, "s1 failed: no trial reported 'acc'"),
+        ({"state": "cancelled"}, 130, "s1 cancelled"),
+        (
+            {"state": "completed", "best_job_id": "s1-3", "best_value": 0.5},
+            0,
+            "s1 completed: best accuracy 0.5 by s1-3",
+        ),
+    ],
+)
+def test_waiting_for_a_sweep_says_how_it_ended_and_why(
+    penstock: Run, gateway: FakeGateway, sweep_file: str, *, end: dict[str, Any], code: int, told: str
+) -> None:
+    gateway.sweep_end = {"finished_s": 9.0, **end}
+    assert penstock("tune", sweep_file, "--no-check", "--wait") == (code, "s1\n", f"penstock: sweep {told}\n")
+
+
 def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway: FakeGateway) -> None:
     gateway.nodes = []
     code, out, _ = penstock("doctor")
@@ -171,7 +191,7 @@ def test_the_doctor_sees_a_full_disk_coming(tmp_path: Path, monkeypatch: pytest.
 def test_up_refuses_devices_it_cannot_make(penstock: Run, tmp_path: Path) -> None:
     code, _, err = penstock("up", "--data", str(tmp_path), "--emulate", "fast:x")
     assert code == 2
-    assert err.startswith("penstock: --devices: count 'x' at column 6: expected a whole number of at least 1")
+    assert err.startswith("penstock: --devices: count 'x' at column 6: expected a whole number, 1 to 100000")
 
 
 def test_up_refuses_services_that_do_not_exist(penstock: Run, tmp_path: Path) -> None:

@@ -268,6 +268,16 @@ async def test_an_unknown_id_is_404_with_the_nearest_and_a_short_one_must_be_uni
     assert await refusal(served.command("drain", {"id": "n9"})) == (404, "no node 'n9'; did you mean n1?")
 
 
+async def test_a_sweeps_id_where_a_job_is_asked_for_is_told_from_its_trials(served: Gateway) -> None:
+    space = {"lr": {"kind": "choice", "values": [0.1]}}
+    sweep = {"name": "s", "job": JOB, "space": space, "metric": "acc", "search": "grid", "id": "digits"}
+    assert (await served.command("tune", sweep))["created"]
+    await served.command("submit", {**JOB, "id": "digits-t000", "parent": "digits"})
+    code, told = await refusal(served.query("why", {"id": "digits"}))
+    assert (code, told.partition(":")[0]) == (404, "digits is a sweep; expected a job")
+    assert "`penstock sweep show digits`" in told
+
+
 async def test_a_node_is_drained_and_resumed(served: Gateway) -> None:
     drained = await served.command("drain", {"id": "n1", "by": "ops"})
     assert (drained["changed"], drained["state"]) == (True, "drained")

@@ -129,7 +129,7 @@ def sim(
     output: Out = "table",
 ) -> None:
     """
-    Simulate a trace under one policy or several; with --sweep FILE, a sweep.
+    Simulate a trace under one policy or several, or a sweep.
 
     For example: penstock sim jobs.csv --cluster 3x4 --policy fifo --policy 2d-las --out report
 

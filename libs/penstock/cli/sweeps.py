@@ -89,7 +89,8 @@ def _conclude(sweep: views.SweepView | None) -> None:
     best = (
         f": best {sweep.metric} {render.number(sweep.best_value)} by {sweep.best_job_id}" if sweep.best_job_id else ""
     )
-    typer.echo(f"penstock: sweep {sweep.id} {sweep.state}{best}", err=True)
+    why = f": {sweep.reason}" if sweep.reason else ""
+    typer.echo(f"penstock: sweep {sweep.id} {sweep.state}{why or best}", err=True)
     if sweep.state != "completed":
         raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
 
