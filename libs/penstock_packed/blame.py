@@ -3,7 +3,8 @@ Who was in its turn when the process died.
 
 A segmentation fault ends the process and with it all members; the next process goes on from the checkpoint, and would
 die in the same turn again. So each turn is noted before it begins, in a file mapped into memory, which outlives the
-process. A member in whose very same step the process has died twice has failed. A process that is killed from outside
+process. A member in whose very same step the process has died twice has failed, also where the next process dies before
+its checkpoint says so. A process that is killed from outside
 dies in somebody's turn too, but hardly twice in the same step of the same member.
 
 Turns of models are not noted: the request that did it is gone with the process.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,11 +51,11 @@ class Blame:
     def __init__(self, place: Path, slots: int) -> None:
         place.mkdir(parents=True, exist_ok=True)
         self._turns, self._suspects = place / TURNS, place / SUSPECTS
-        died_in = set(self._left_over())
-        before = set(self._suspected())
-        self.guilty: set[str] = {suspect.name for suspect in died_in & before}
+        died_in = self._left_over()
+        deaths = Counter([*self._suspected(), *died_in])
+        self.guilty: set[str] = {suspect.name for suspect, times in deaths.items() if times > 1}
         if died_in:
-            self._suspects.write_bytes(msgspec.json.encode(sorted(died_in | before)))
+            self._suspects.write_bytes(msgspec.json.encode(sorted(deaths.elements())))
         self._turns.write_bytes(bytes(SLOT * slots))
         with self._turns.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SLOT * slots)

@@ -28,6 +28,16 @@ def test_a_note_that_was_torn_when_the_machine_died_accuses_nobody_and_keeps_no_
     assert blame.guilty == {"a"}
 
 
+def test_who_is_accused_is_so_in_every_later_process(tmp_path: Path) -> None:
+    """The one that fails the member may be killed before its checkpoint is written."""
+    for _ in range(2):
+        Blame(tmp_path, slots=1).begin(0, "a", "step", 7)
+    for step in (3, 5):
+        blame = Blame(tmp_path, slots=1)
+        assert blame.guilty == {"a"}
+        blame.begin(0, "b", "step", step)
+
+
 def test_a_turn_that_ended_well_is_not_held_against_anybody(tmp_path: Path) -> None:
     for _ in range(3):
         blame = Blame(tmp_path, slots=2)
