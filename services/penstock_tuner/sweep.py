@@ -18,6 +18,8 @@ ENDINGS: Final[dict[State, Ending]] = {
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
 }
+_STEEPEST: Final = math.log(10.0)  # of the penalties believed: what is measured of loops of microseconds is noise
+_LEAST: Final = 1e-9
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -93,13 +95,17 @@ class Sweep(msgspec.Struct, kw_only=True):
     @property
     def beta(self) -> float:
         """The penalty of scaling out, as measured on trials that ran on one device and then on several; else 1."""
-        return max(1.0, math.exp(self.spread_xy / self.spread_xx)) if self.spread_xx else 1.0
+        if not self.spread_xx:
+            return 1.0
+        return math.exp(min(max(0.0, self.spread_xy / self.spread_xx), _STEEPEST))
 
     def work_s(self, job_id: str) -> float | None:
         """Return the seconds that one unit of a run's budget would take on one device; None where it is not known."""
         unit_s = self.unit_s.get(job_id)
         width = self.gpus.get(job_id, 1)
-        return None if unit_s is None else unit_s * width / self.beta ** (width - 1)
+        if unit_s is None:
+            return None
+        return unit_s * width * max(_LEAST, math.exp(-(width - 1) * math.log(self.beta)))
 
     def open(self, event: TrialGroupOpened) -> list[str]:
         """Note a group's trials; return the ids of those that are new."""

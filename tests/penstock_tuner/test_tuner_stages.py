@@ -22,6 +22,7 @@ from penstock_events import (
 from penstock_policies import search
 from penstock_testing import Scenario
 from penstock_tuner.machine import State, decider, submission
+from penstock_tuner.sweep import Sweep
 
 BUDGET = Budget(param="epochs", least=1, most=9)
 
@@ -172,6 +173,13 @@ def test_a_sweep_learns_from_its_own_trials_how_far_scaling_out_pays(tuner, wide
     tuner.given(SweepSubmitted(at_s=0.0, sweep_id="s2", spec=another)).settle()
     known = tuner.state.sweeps["s2"]
     assert {trial.gpus for trial in known.running.values()} == {min(2, then)}, "what was learned outlives the sweep"
+
+
+def test_a_measurement_beyond_belief_leaves_numbers_to_work_with():
+    sweep = Sweep(id="s1", spec=staged().spec, spread_xx=1.0, spread_xy=2000.0)
+    sweep.unit_s, sweep.gpus = {"s1-t000": 3.0}, {"s1-t000": 1000}
+    assert sweep.beta == pytest.approx(10.0)
+    assert 0.0 < sweep.work_s("s1-t000") < 1.0
 
 
 @pytest.mark.parametrize(("filling", "gpus"), [("water", 2), ("one", 1), ("fixed", 2)])
