@@ -212,6 +212,9 @@ class _Walk:
 
     def _share(self, ranked: Ranked, sharing: Sharing) -> bool:
         """Give a job room on devices that others share, else devices of its own, which others may share later."""
+        if sharing.full:
+            self.found.wake_s = self.now_s
+            return False
         if devices := sharing.join(ranked):
             self.found.joined.append((ranked, devices[0][1].kind, devices))
             return True
@@ -221,11 +224,10 @@ class _Walk:
         asking, gpus = sharing.asking(ranked), ranked.job.spec.gpus
         if all(count < gpus for count in self.whole.kinds(asking.job.spec).values()):
             return False
-        if self._open(asking, sharing):
+        if self._open(asking, sharing) or (gpus > 1 and self._complete(asking, sharing)):
             return True
-        if gpus > 1:  # a gang of lanes is of one node: it waits for one that has room
-            return self._complete(asking, sharing)
-        return not hopeless and self._outlast(ranked, asking, sharing)
+        # a gang of lanes is of one node: it waits for one that has room
+        return gpus == 1 and not hopeless and self._outlast(ranked, asking, sharing)
 
     def _outlast(self, ranked: Ranked, asking: Ranked, sharing: Sharing) -> bool:
         """Keep what others leave for a job, or have them leave."""
@@ -285,7 +287,7 @@ class _Walk:
         return True
 
     def _preempt_for(self, ranked: Ranked) -> bool:
-        if not self.victims.below(ranked):
+        if (self.sharing is not None and self.sharing.full) or not self.victims.below(ranked):
             return False
         options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := self._enough(ranked, kind))]
         if not options:

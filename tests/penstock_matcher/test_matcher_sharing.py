@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from matching_facts import Matcher, ended, job, matcher, node, profiled, queued, spec
+from matching_facts import Matcher, ended, job, matcher, node, profiled, queued, rounds, spec
 from sharing_facts import devices, gib, lane, make_true, measured, part, preempted
 
 from penstock_events import JobCancelled, RunCheckpointed, Sample, SamplesRequested
@@ -312,6 +313,15 @@ def test_a_user_advances_by_the_share_that_his_jobs_have():
     one.given(ended("b", 5.0))
     assert book.active["ann"].rate == 0.5
     assert book.standing("ann", 5.0).progress_s == pytest.approx(0.75, rel=1e-3)
+
+
+# --- how much one round says
+def test_a_round_that_starts_very_many_fits_into_a_message_and_the_next_starts_the_others():
+    one = matcher(most_sharers=64).given(*(node(f"n{number}", fast=8) for number in range(5)))
+    one.given(*(lane(f"j{number:04}", 0.01 + number / 1e6, 0.1) for number in range(2_050)))
+    found = rounds(one.at(2.0).settle())
+    assert [len(fact.placements) for fact in found] == [2_000, 50]
+    assert max(len(msgspec.json.encode(fact)) for fact in found) < 600_000
 
 
 # --- why one waits

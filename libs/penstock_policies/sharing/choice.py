@@ -19,11 +19,15 @@ from penstock_policies.sharing.devices import Limits, Shared
 from penstock_policies.sharing.futile import Futile, Misses
 from penstock_policies.sharing.making import Making, Room, room
 from penstock_policies.sharing.near import At, Near, key_of
+from penstock_policies.sharing.survey import Survey, survey
 from penstock_policies.sharing.tenants import Tenant, asking
 from penstock_policies.sharing.tied import Sharer
 
 LOOKED_AT: Final = 64
 """Most devices of which a round considers to preempt some of those who share it, for one job."""
+
+MOST_ACTS: Final = 2_000
+"""Runs that share and start or make way in a round: about 400 kB of its fact. Others follow in the next."""
 
 
 class Sharing:
@@ -68,21 +72,29 @@ class Sharing:
         self._kept: set[str] = set()  # kinds
         self._futile, self._incomplete, self._no_room = Futile(), Futile(), Futile()
         self._misses = Misses()
+        self._acts = 0
+        self._surveys: dict[tuple[object, ...], Survey] = {}
 
     def __len__(self) -> int:
         return len(self._near)
 
-    def near(self, tenant: Tenant) -> Iterator[Shared]:
-        """Yield the devices as they are by now, those left out that are shared by others only."""
-        return self._near.to(tenant.party)
-
-    def number(self, spec: JobSpec) -> int:
-        """Return how many devices are shared that a job accepts, whoever shares them."""
-        return sum(count for like, count in self._classes.items() if fits(spec, like))
+    def survey(self, spec: JobSpec, tenant: Tenant) -> Survey:
+        """Return how things stand for a job; worked out once for all that may share with the same."""
+        of = spec.kinds, spec.memory_bytes, tenant.mode, tenant.party, tenant.alone
+        if of not in self._surveys:
+            number = sum(count for like, count in self._classes.items() if fits(spec, like))
+            there = (shared for shared in self._near.to(tenant.party) if fits(spec, shared.at[1]))
+            self._surveys[of] = survey(there, tenant, number)
+        return self._surveys[of]
 
     @cached_property
     def _classes(self) -> Counter[Device]:
         return Counter(device_class(shared.at[1]) for shared in self._near)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many start or make way as one round may say."""
+        return self._acts >= MOST_ACTS
 
     def asking(self, ranked: Ranked) -> Ranked:
         """Return a job as one that asks for devices to itself, with enough memory for all that it needs."""
@@ -102,6 +114,7 @@ class Sharing:
         chosen = self._together(ranked, open_to) if tenant.gpus > 1 else self._best(ranked, open_to)
         if not chosen:
             self._futile.note(ranked, tenant, seen)
+        self._acts += bool(chosen)
         for shared in chosen:
             self._put(ranked, shared)
         return [shared.at for shared in chosen]
@@ -137,6 +150,8 @@ class Sharing:
 
     def open(self, ranked: Ranked, devices: Iterable[Located]) -> None:
         """Note that a job has devices that nobody had; others may join it."""
+        self._acts += 1
+        self._surveys.clear()
         for located in devices:
             self._near.put(Shared.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits))
 
@@ -183,6 +198,7 @@ class Sharing:
         self._stopping.update(sharer.job_id for sharer in best.runs)
         self._leaving.update((key_of(at), None) for sharer in best.runs for at in sharer.run.devices)
         self._making.stop(best.runs)
+        self._acts += len(best.runs)
         self._put(ranked, self._near[best.at])
         return best.runs
 
@@ -224,7 +240,9 @@ class Sharing:
 
     def close(self, devices: Iterable[Located]) -> None:
         """Let nobody onto devices that have been promised to others."""
-        self._closed.update(key_of(located) for located in devices)
+        keys = [key_of(located) for located in devices]
+        self._closed.update(keys)
+        self._acts += sum(len(self._near[at].tenants) for at in keys if at in self._near)
 
     def touched(self, devices: Iterable[Located]) -> bool:
         """Say whether any of these devices has been given or promised to somebody in this round."""
@@ -274,6 +292,7 @@ class Sharing:
         return self._no_room.seen(ranked, self.tenants[ranked.job_id], rank=ranked.queue) > 0
 
     def _put(self, ranked: Ranked, shared: Shared) -> None:
+        self._surveys.clear()
         self._near.put(shared.plus(ranked.job_id, self.tenants[ranked.job_id]))
 
 

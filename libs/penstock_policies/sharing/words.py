@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from penstock_events import JobSpec
 from penstock_policies import waiting
 from penstock_policies.cluster import fits
@@ -44,16 +42,10 @@ def capacity(spec: JobSpec, tenant: Tenant, sharing: Sharing, scene: Scene, ahea
         How many waiting jobs stand before it.
     """
     place = f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"
-    there = [shared for shared in sharing.near(tenant) if fits(spec, shared.at[1])]
-    refused = [(shared, shared.refuses(tenant)) for shared in there]
-    refusals = Counter(why for _, why in refused if why)
-    open_to = [shared for shared, why in refused if not why]
-    every = sharing.number(spec)
-    if every > len(there):
-        refusals["with jobs that it may not share with"] += every - len(there)
-    parts = [f"needs {_wanted(tenant)}", *_most_room(open_to)]
-    parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(refusals.items()) if not tenant.alone]
-    whole = sum(scene.whole.kinds(spec).values()) - every
+    found = sharing.survey(spec, tenant)
+    parts = [f"needs {_wanted(tenant)}", *_most_room(found.most)]
+    parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(found.refusals.items()) if not tenant.alone]
+    whole = sum(scene.whole.kinds(spec).values()) - found.number
     if whole > 0:
         parts.append(f"{_count(whole, 'device')} held by jobs that do not share")
     return Reason("capacity", "; ".join([*parts, place]))
@@ -65,11 +57,10 @@ def _wanted(tenant: Tenant) -> str:
     return f"{tenant.needs()} on each of {tenant.gpus} devices of a node" if tenant.gpus > 1 else tenant.needs()
 
 
-def _most_room(open_to: list[Shared]) -> list[str]:
+def _most_room(most: Shared | None) -> list[str]:
     """Return how much is taken of the device that has most room."""
-    if not open_to:
+    if most is None:
         return []
-    most = max(open_to, key=lambda shared: (shared.room_bytes, shared.at[0], shared.at[1].index))
     node_id, device = most.at
     return [f"device {node_id}/{device.kind}{device.index}: {most.taken()}"]
 
