@@ -77,6 +77,8 @@ def test_each_step_can_be_made_to_take_longer(penstock: Run, files: list[str]) -
         (["-f", "wattr"], "--filling: 'wattr' is not known; expected some of one, fixed, tuner, water"),
         (["--curves", "gone.csv"], "--curves: "),
         (["--gpus", "0"], "--gpus"),
+        (["--beta", "1e10", "--max-gpus", "64"], "--beta"),
+        (["--alpha", "9", "--packing", "400"], "--packing"),
     ],
 )
 def test_what_cannot_be_simulated_is_told(penstock: Run, files: list[str], words: list[str], told: str) -> None:
