@@ -55,6 +55,13 @@ def test_water_filling_is_much_shorter_than_one_trial_a_device_where_few_trials_
     assert water.utilisation > one.utilisation
 
 
+def test_where_scaling_out_slows_a_trial_down_none_is_spread():
+    steep = msgspec.structs.replace(MODEL, beta=3.0)
+    few = sweep("random", trials=3, budget=None)
+    spans = {name: play(few, curves(), steep, FILLINGS[name]).makespan_s for name in ("one", "tuner", "water")}
+    assert spans["tuner"] == spans["water"] == spans["one"]
+
+
 def test_spreading_helps_where_few_are_left_and_packing_where_many_wait():
     few, many = sweep("random", trials=3, budget=None), sweep("random", trials=80, budget=None)
     free = msgspec.structs.replace(MODEL, alpha=1.1, packing_c=3)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock_policies.waterfill import Mechanisms, fill, resized
+from penstock_policies.waterfill import Mechanisms, fill, resized, widest
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
                     h1_s,
                     idle,
                     model.packing_c,
-                    min(model.max_gpus_d, model.gpus),
+                    _widest(model),
                     alpha=model.alpha,
                     beta=model.beta,
                     mechanisms=self.mechanisms,
@@ -81,7 +81,7 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
             widths,
             model.gpus,
             model.packing_c,
-            min(model.max_gpus_d, model.gpus),
+            _widest(model),
             overhead_s=model.overhead_s,
             alpha=model.alpha,
             beta=model.beta,
@@ -93,6 +93,11 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
         if trials <= model.gpus:
             return float(min(model.max_gpus_d, model.gpus // trials))
         return 1.0 / min(model.packing_c, -(-trials // model.gpus))
+
+
+def _widest(model: Model) -> int:
+    """Return the most devices that water-filling gives a trial; as in the tuner, never more than make it faster."""
+    return min(model.max_gpus_d, model.gpus, widest(model.beta))
 
 
 FILLINGS: Final = {
