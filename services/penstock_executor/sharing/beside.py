@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +14,8 @@ LEAST_ITERATIONS: Final = 5
 """Of each job, in one look, for its iterations' mean to count."""
 LEAST_LOOKS: Final = 4
 """With so many lanes, before they are compared with fewer."""
+MOST_LOOKS: Final = 64
+"""The last ones count."""
 
 
 @dataclass(slots=True)
@@ -20,7 +23,7 @@ class _Device:
     """What one device has shown: lanes at work → job → seconds an iteration, over so many looks."""
 
     counted: dict[tuple[Place, str], tuple[int, int]] = field(default_factory=dict)
-    times_s: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    times_s: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
     told: set[tuple[int, frozenset[str]]] = field(default_factory=set)
 
 
@@ -82,7 +85,7 @@ class Beside:
         at_work = {place for place, _ in times_s}
         if len(at_work) == len(views):
             for (_, job_id), time_s in times_s.items():
-                known.times_s.setdefault(len(views), {}).setdefault(job_id, []).append(time_s)
+                known.times_s.setdefault(len(views), {}).setdefault(job_id, deque(maxlen=MOST_LOOKS)).append(time_s)
         return len(at_work) if len(at_work) == len(views) else 0
 
     def _judge(self, known: _Device, lanes: int) -> float | None:
@@ -101,6 +104,6 @@ class Beside:
             known.told = {(lanes, jobs) for lanes, jobs in known.told if job_id not in jobs}
 
 
-def _means(times_s: Mapping[str, list[float]]) -> dict[str, float]:
+def _means(times_s: Mapping[str, deque[float]]) -> dict[str, float]:
     """Return each job's mean, once it was seen often enough."""
     return {job: sum(each) / len(each) for job, each in times_s.items() if len(each) >= LEAST_LOOKS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, assert_never
 
 import structlog
@@ -155,9 +156,9 @@ class Desk:
     def _greet(self, who: Who, pid: int, now_s: float) -> None:
         if not self._is_of(who, pid):
             _log.warning("lane_seat_refused", job_id=who.job_id, epoch=who.epoch, rank=who.rank, pid=pid)
-            self.keeper.refuse(who, "it is no process of that run")
+            self._refuse(who, "it is no process of that run")
         elif not self.lanes.join(who, now_s):
-            self.keeper.refuse(who, "its run takes no turns on this node")
+            self._refuse(who, "its run takes no turns on this node")
         else:
             self._present.add(who)
 
@@ -168,7 +169,12 @@ class Desk:
             if lane not in self.keeper.lanes:
                 self.keeper.open(lane)
                 self._closing.add(lane)
-        self.keeper.seat(who, [self._lane(place) for place in seats])
+        with suppress(ValueError):  # it has gone, of which the keeper tells next
+            self.keeper.seat(who, [self._lane(place) for place in seats])
+
+    def _refuse(self, who: Who, reason: str) -> None:
+        with suppress(ValueError):  # it has gone meanwhile: what else has happened must not be lost over this
+            self.keeper.refuse(who, reason)
 
     def _begun(self, party: Party) -> dict[int, int]:
         """Return the iterations that each process of a run has begun in the run's turn."""

@@ -175,6 +175,7 @@ class Floor:
         for device, lanes, ratio in self._beside.look(views):
             _log.info("lanes_compared", device=device, lanes=lanes, ratio=round(ratio, 3))
             self.lanes.gained(device, lanes, ratio, self._clock())
+        self._turns.keep({(place, view.holder) for place, view in views.items()})
         for place, view in views.items():
             self._watch(place, view)
         for run in list(self.host.runs.values()):

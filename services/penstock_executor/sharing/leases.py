@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Literal
 
 import msgspec
@@ -64,6 +65,11 @@ class Turns:
         """It holds the turn no more."""
         self._since.pop(holder, None)
         self._warned.discard(holder)
+
+    def keep(self, holders: Collection[object]) -> None:
+        """Forget all but those that hold a turn now."""
+        for holder in [holder for holder in self._since if holder not in holders]:
+            self.forget(holder)
 
 
 WORDS: Final = {

@@ -1,0 +1,90 @@
+"""The desk, with a real keeper: who knocks, and who is gone before it is answered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_events import AnyEvent, Device, MemoryNeed
+from penstock_executor.sharing.desk import Desk
+from penstock_executor.sharing.lanes import Lanes
+from penstock_executor.sharing.leases import LeaseRules, Turns
+from penstock_executor.sharing.party import Sharer
+from penstock_lanes import Keeper, Member, Who
+from penstock_policies.lanes import Rules
+
+KNOCKING = """
+import socket, sys
+from penstock_lanes.wire import VERSION, Join, Who, send
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(sys.argv[1])
+send(connection, Join(VERSION, Who("stranger", 1, 0), ()))
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    device = Device(index=0, kind="fast", memory_bytes=1000, backend="emulated")
+    facts: list[AnyEvent] = []
+    keeper = Keeper(tmp_path / "lanes.sock")
+    yield Desk(
+        keeper,
+        Lanes("n1", [device], Rules()),
+        life="life",
+        clock=lambda: 1.0,
+        is_of=lambda who, _: who.job_id != "stranger",
+        report=facts.append,
+        limit=lambda *_: None,
+        wake=lambda: None,
+        again=lambda _: None,
+    )
+    keeper.close()
+
+
+def test_one_that_dies_before_it_is_refused_costs_no_other_its_news(desk: Desk, tmp_path: Path) -> None:
+    desk.lanes.arrive(Sharer(job_id="j1", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 10)), 0.0)
+    desk.carry_out()
+    knocking = subprocess.Popen([sys.executable, "-c", KNOCKING, str(tmp_path / "lanes.sock")])
+    os.waitid(os.P_PID, knocking.pid, os.WEXITED | os.WNOWAIT)
+    member = Member(str(tmp_path / "lanes.sock"), Who("j1", 1, 0))
+    for _ in range(4):
+        desk.turn()
+    knocking.wait()
+    member.look()
+    assert len(member.seats) == 1
+    member.close()
+
+
+def test_a_parked_process_that_comes_back_sits_where_it_sat(desk: Desk, tmp_path: Path) -> None:
+    for job_id in ("j1", "j2"):
+        sharer = Sharer(job_id=job_id, epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 400))
+        desk.lanes.arrive(sharer, 0.0)
+    desk.carry_out()
+    desk.lanes.table.digest(desk.lanes.table.gangs.measured("j2", {0: MemoryNeed(10, 0, 985)}, 1.0))
+    desk.turn()
+    assert desk.lanes.table.boards[0].parked == ("j2",)
+    assert len(desk.lanes.table.boards[0].lanes) == 1
+    assert len(desk.keeper.lanes) == 1
+    member = Member(str(tmp_path / "lanes.sock"), Who("j2", 1, 0))
+    for _ in range(4):
+        desk.turn()
+    member.look()
+    assert len(member.seats) == 1
+    member.close()
+    for _ in range(4):
+        desk.turn()
+    assert len(desk.keeper.lanes) == 1
+
+
+def test_of_turns_that_are_over_nothing_is_kept() -> None:
+    turns = Turns(LeaseRules(warn_s=10.0, take_s=60.0))
+    for number in range(5):
+        turns.look(number, iteration=1, waiting=1, now_s=0.0)
+    turns.keep({3})
+    assert turns.look(3, iteration=1, waiting=1, now_s=11.0) == "warn"
+    assert turns.look(4, iteration=1, waiting=1, now_s=11.0) == "go"
