@@ -226,11 +226,12 @@ class _Walk:
             return False
         if self._open(asking, sharing) or (gpus > 1 and self._complete(asking, sharing)):
             return True
-        # a gang of lanes is of one node: it waits for one that has room
-        return gpus == 1 and not hopeless and self._outlast(ranked, asking, sharing)
+        return not hopeless and self._outlast(ranked, asking, sharing)
 
     def _outlast(self, ranked: Ranked, asking: Ranked, sharing: Sharing) -> bool:
-        """Keep what others leave for a job, or have them leave."""
+        """Keep what others leave for a job, or have them leave; a gang of lanes waits until one node has room."""
+        if ranked.job.spec.gpus > 1:
+            return self._keep_room(asking, sharing)
         if sharing.awaits(ranked) or self._keep_stopping(asking) or self._make_room(ranked, sharing):
             return True
         return self._preempt_for(asking) or self._keep_room(ranked, sharing)
@@ -265,16 +266,18 @@ class _Walk:
         return bool(chosen)
 
     def _keep_room(self, ranked: Ranked, sharing: Sharing) -> bool:
-        """Let nobody else onto the device that has most room for a job whose patience is over; it has to wait."""
+        """Let nobody else onto devices that have most room for a job whose patience is over; it has to wait."""
         sharing.miss(ranked)
-        if self.first_sharer_left is None:  # who comes behind it has fewer to make way
+        if self.first_sharer_left is None and ranked.job.spec.gpus == 1:  # who comes behind has fewer to make way
             self.first_sharer_left = ranked
             self.found.wake_s = min(self.found.wake_s, sharing.ripe_s(ranked, self.outlook))
         until_s = ranked.job.pending_since_s + self.rules.patience_s
         if until_s > self.now_s:
             self.found.wake_s = min(self.found.wake_s, until_s)
-        else:
-            sharing.keep(ranked)
+        elif free := sharing.keep(ranked, self.free):
+            self.free.take(free)
+            self.found.kept += free
+            self.found.keeps[ranked.job_id] = free[0][1].kind
         return False
 
     def _keep_stopping(self, ranked: Ranked) -> bool:

@@ -205,6 +205,35 @@ def test_a_gang_of_lanes_prefers_devices_with_the_same_jobs():
     assert devices(one)["n1/2"] == devices(one)["n1/3"] == {"g", "h"}
 
 
+def test_small_jobs_do_not_overtake_a_gang_of_lanes_for_ever():
+    one = pool(patience_s=5.0).given(lane("a", 4, 3), lane("b", 4, 3))
+    make_true(one, 2.0)
+    one.given(lane("g", 2, 2, gpus=2, at_s=2.5), lane("c", 1, 1, at_s=3.0))
+    make_true(one, 3.0)  # it is patient still
+    assert devices(one) == {"n1/0": {"a", "c"}, "n1/1": {"b"}}
+    one.given(lane("d", 1, 1, at_s=8.0))
+    make_true(one, 8.0)  # now nobody else gets there
+    one.given(ended("a", 9.0), lane("e", 1, 1, at_s=9.0))
+    make_true(one, 9.0)
+    assert devices(one) == {"n1/0": {"c"}, "n1/1": {"b"}}
+    one.given(ended("b", 10.0))
+    make_true(one, 10.0)
+    assert all("g" in there for there in devices(one).values())
+
+
+def test_a_gang_of_lanes_whose_patience_is_over_keeps_a_free_device_beside_the_shared_one():
+    one = pool(patience_s=5.0).given(lane("a", 3, 3), job("x"))
+    make_true(one, 2.0)
+    one.given(lane("g", 3, 3, gpus=2, at_s=2.5))
+    make_true(one, 8.0)
+    one.given(ended("x", 9.0), job("y", at_s=9.0))
+    make_true(one, 9.0)
+    assert devices(one) == {"n1/0": {"a"}}
+    one.given(ended("a", 10.0))
+    make_true(one, 10.0)
+    assert devices(one) == {"n1/0": {"g"}, "n1/1": {"g"}}
+
+
 def test_a_gang_of_lanes_is_of_one_node():
     one = matcher().given(node("n1", fast=1), node("n2", fast=1), lane("g", gpus=2))
     assert not any(fact.placements for fact in make_true(one, 2.0))

@@ -15,6 +15,7 @@ from penstock_events import Device, JobSpec
 from penstock_policies.cluster import fits
 from penstock_policies.order import Outlook, Ranked, Speed
 from penstock_policies.placement import Free, Located, device_class
+from penstock_policies.sharing import keeping
 from penstock_policies.sharing.devices import Limits, Shared
 from penstock_policies.sharing.futile import Futile, Misses
 from penstock_policies.sharing.making import Making, Room, room
@@ -223,20 +224,28 @@ class Sharing:
         after = (sharer for sharer in self._sharers().values() if sharer.comes_after(ranked, outlook))
         return min((ripe_s for sharer in after if (ripe_s := sharer.ripe_s(outlook)) > outlook.now_s), default=math.inf)
 
-    def keep(self, ranked: Ranked) -> None:
-        """Let nobody else onto the device that has most room for a job that has lost its patience: one of a kind."""
+    def keep(self, ranked: Ranked, free: Free) -> Sequence[Located]:
+        """
+        Let nobody else onto devices that have most room for a job that has lost its patience: for one of each kind.
+
+        Returns
+        -------
+        Free devices that are to be kept for it too, if it is a gang.
+        """
         tenant = self.tenants[ranked.job_id]
-        if tenant.alone or tenant.gpus > 1 or self._kept >= {like.kind for like in self._classes}:
-            return
-        open_to = [
+        if tenant.alone or self._kept >= {like.kind for like in self._classes}:
+            return ()
+        open_to = (
             shared
             for shared in self._open_to(ranked)
             if not shared.refuses(tenant) and shared.at[1].kind not in self._kept
-        ]
-        if open_to:
-            most = max(open_to, key=lambda shared: (shared.room_bytes, key_of(shared.at)))
-            self._closed.add(key_of(most.at))
-            self._kept.add(most.at[1].kind)
+        )
+        kept = keeping.node(ranked, tenant, open_to, free) if tenant.gpus > 1 else keeping.device(open_to)
+        if kept is None:
+            return ()
+        self._closed.update(key_of(shared.at) for shared in kept.shared)
+        self._kept.add(kept.kind)
+        return kept.free
 
     def close(self, devices: Iterable[Located]) -> None:
         """Let nobody onto devices that have been promised to others."""
