@@ -186,6 +186,8 @@ async def test_an_evicted_job_does_every_step_once(world: World, notes: Notes) -
     ended = await world.ended("j2")
     assert (ended.outcome, ended.exit_code) == ("preempted", 75)
     assert "more between turns" in ended.reason
+    told = [delivery.commit.facts for delivery in await world.bus.read(subjects.run("j2"))]
+    assert [fact.change for facts in told for fact in facts if isinstance(fact, LaneChanged)] == ["entered", "left"]
     assert 20 < (await world.fact(RunCheckpointed, "j2")).step == ended.steps < 1_000
     await world.cancel("j1")
     assert (await world.ended("j1")).outcome == "cancelled"

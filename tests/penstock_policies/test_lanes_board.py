@@ -209,7 +209,7 @@ def test_one_that_leaks_has_to_leave_and_until_then_nobody_runs_in_what_it_has_t
     board.want("a", 0.0)
     board.want("b", 0.0)
     changes = board.boundary("b", 1.0, need=need(85, 5))
-    assert kinds(changes) == [Parked, Evicted, Closed]
+    assert kinds(changes) == [Evicted, Closed]
     assert board.leaving == ("b",)
     assert board.boundary("a", 2.0) == []
     assert board.finish("b", 3.0) == [Granted("a", 0)]
@@ -219,7 +219,7 @@ def test_where_caps_are_not_kept_lanes_take_turns_with_each_other_until_the_one_
     board = board_of(100, a=(5, 20), b=(5, 20), c=(5, 40))
     for job_id in ("a", "b", "c"):
         board.want(job_id, 0.0)
-    assert kinds(board.boundary("c", 1.0, need=need(65, 1))) == [Parked, Evicted, Closed]
+    assert kinds(board.boundary("c", 1.0, need=need(65, 1))) == [Evicted, Closed]
     assert board.boundary("a", 2.0) == []
     assert board.boundary("b", 3.0) == [Granted("a", 0)]
     assert board.boundary("a", 4.0, wants=False) == [Granted("b", 1)]
@@ -245,7 +245,7 @@ def test_where_all_are_parked_the_last_one_leaves_so_that_the_first_can_go_on():
     board = board_of(100, a=(40, 10), b=(40, 10))
     board.measured("b", need(40, 30), 1.0)
     assert board.parked == ("b",)
-    assert kinds(board.measured("a", need(40, 50), 2.0)) == [Parked, Closed, Evicted]
+    assert kinds(board.measured("a", need(40, 50), 2.0)) == [Closed, Evicted]
     assert (board.parked, board.leaving) == (("b",), ("a",))
     assert kinds(board.finish("a", 3.0)) == [Opened, Unparked]
 

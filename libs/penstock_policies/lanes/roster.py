@@ -134,7 +134,9 @@ class Roster:
         self._take_out(member, now_s)
         member.at = "leaving"
         self.leaving[member.job_id] = member
-        self._deck.changes.append(Evicted(member.job_id, reason))
+        changes = self._deck.changes
+        changes[:] = [each for each in changes if not (isinstance(each, Parked) and each.job_id == member.job_id)]
+        changes.append(Evicted(member.job_id, reason))
 
     def _take_out(self, member: Member, now_s: float) -> None:
         if member.lane is not None:
