@@ -6,6 +6,7 @@ import doctest
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -265,6 +266,14 @@ def test_what_is_not_known_is_said_in_sentences(log: list[str]) -> None:
     assert f"--policy {CONFIGURED}" in told[-1]
     assert not list(notes.of_log(cut))
     assert "begins at sequence" in next(notes.of_log(read_log(log[40:])))
+
+
+def test_it_is_said_what_a_replay_makes_of_jobs_that_shared_devices(log: list[str]) -> None:
+    cut = read_log(log[: len(log) // 2])
+    assert not list(notes.of_sharing(cut))
+    job = next(job for job in cut.jobs if cut.runs.get(job.id))
+    job.spec = msgspec.structs.replace(job.spec, sharing="lane")
+    assert next(notes.of_sharing(cut)).startswith(f"1 job shared devices: {job.id}; each runs as long as it did")
 
 
 def test_the_page_has_a_section_for_each_policy(log: list[str]) -> None:

@@ -59,7 +59,12 @@ def _present(planned: Plan, found: Mapping[str, Replay], wanted: Wanted) -> None
         settings={"engine": "production deciders under virtual time", **asked.described},
         command=["penstock", "replay", *asked.words(), *wanted.words()],
         versions=comparing.versions(),
-        notes=[*notes.of_log(planned.history), *notes.of_replay(first), *notes.of_scores(scores, asked.seed)],
+        notes=[
+            *notes.of_log(planned.history),
+            *notes.of_sharing(planned.history),
+            *notes.of_replay(first),
+            *notes.of_scores(scores, asked.seed),
+        ],
         tells_unfinished=False,
     )
     document = Document(
