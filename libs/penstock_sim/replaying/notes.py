@@ -26,9 +26,10 @@ def of_sharing(history: History) -> Iterator[str]:
     """Yield what a replay makes of jobs that shared devices."""
     ran = [job.id for job in history.jobs if job.spec.sharing != "exclusive" and history.runs.get(job.id)]
     if ran:
+        number = f"{len(ran):,} job{'s' if len(ran) > 1 else ''}"
         yield (
-            f"{len(ran):,} job{'s' if len(ran) > 1 else ''} shared devices: {_names(ran)}; each runs as long as it did, "
-            "whoever is beside it in the replay, and in utilisation it counts with whole devices, so that may be more than 100%"
+            f"{number} shared devices: {_names(ran)}; each runs as long as it did, whoever is beside it in the replay, "
+            "and in utilisation it counts with whole devices, so that may be more than 100%"
         )
 
 
