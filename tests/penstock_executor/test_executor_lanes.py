@@ -216,6 +216,12 @@ def test_those_of_an_adopted_gang_that_ask_have_a_turn_while_others_are_in_an_it
     lanes.passed(Place(0, 0), None, who("gang", 0), 2.0)
     lanes.asks(who("gang", 1), 3.0, {0: 1})
     assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+    lanes.passed(Place(1, 0), None, who("gang", 1), 3.0)
+    lanes.passed(Place(0, 0), who("gang", 0), None, 4.0)
+    lanes.asks(who("gang", 0), 4.0, {0: 1, 1: 1})  # the other one, which was further, waits for it in its iteration
+    lanes.look_after("gang", {0: 1, 1: 1}, 4.5)
+    lanes.look_after("gang", {0: 1, 1: 1}, 5.0)
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
 
 
 def pair(*, adopted: bool = False) -> Lanes:

@@ -71,7 +71,9 @@ class Lanes:
     def arrive(self, sharer: Sharer, now_s: float) -> None:
         """A run is to share its devices; of one whose need nobody knows, it is taken to be all that is left."""
         table = self._at(now_s)
-        table.parties[sharer.job_id] = Party(sharer, Meter(sharer.need), known=sharer.need is not None)
+        table.parties[sharer.job_id] = Party(
+            sharer, Meter(sharer.need), known=sharer.need is not None, level=not sharer.adopted
+        )
         needs = {device: sharer.need or self._rest_of(device) for device in sharer.devices}
         told = table.gangs.arrive(
             sharer.job_id,
@@ -157,6 +159,9 @@ class Lanes:
         table, party = self._at(now_s), self.table.parties[job_id]
         if party.turn:
             self._catch_up(party, begun)
+            if not party.level and party.looked == begun:  # counts tell nothing, but nobody gets on
+                table.begin(party, party.asking - party.holding)
+            party.looked = dict(begun)
         elif party.sharer.adopted and not party.turn_s:
             table.ask(party)
 

@@ -83,6 +83,10 @@ class Party:
         Since when.
     reach : int
         So many iterations of this turn have been begun, or are about to be, by one that was let go on.
+    level : bool
+        Whether its processes have done equally many iterations when a turn begins: who knows, of one that was adopted.
+    looked : dict of int to int
+        Rank → iterations that it had begun when it was looked last.
     pending : MemoryNeed or None
         What it turned out to need, to be taken into account at its next boundary.
     stopped : MemoryNeed or None
@@ -103,6 +107,8 @@ class Party:
     turn: bool = False
     turn_s: float = 0.0
     reach: int = 0
+    level: bool = True
+    looked: dict[int, int] = field(default_factory=dict)
     pending: MemoryNeed | None = None
     stopped: MemoryNeed | None = None
     seat: Seat = field(default_factory=lambda: Seat("waits"))
