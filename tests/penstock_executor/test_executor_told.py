@@ -131,3 +131,11 @@ def test_a_process_that_is_heard_of_late_is_measured_by_what_it_says_first() -> 
     meter = Meter()
     meter.see(0, sample(100, 300), 50)
     assert meter.need == MemoryNeed(100 * MIB, 0, 200 * MIB)
+
+
+def test_one_that_was_looked_at_too_late_is_warned_before_anything_is_taken() -> None:
+    turns = Turns(LeaseRules(warn_s=1.0, take_s=5.0))
+    looked = [turns.look("j1", iteration=7, waiting=1, now_s=now_s) for now_s in (0.0, 9.0, 9.5)]
+    assert looked == ["go", "warn", "take"]
+    unwarned = Turns(LeaseRules(warn_s=5.0, take_s=5.0))
+    assert [unwarned.look("j1", iteration=7, waiting=1, now_s=now_s) for now_s in (0.0, 9.0)] == ["go", "take"]

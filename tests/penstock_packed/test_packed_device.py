@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import resource
 
 import numpy as np
@@ -32,7 +33,10 @@ def test_growth_of_less_than_a_mib_a_turn_is_told_when_it_has_become_one() -> No
     device, kept, told = CpuDevice(2**30), [], 0
     for _ in range(64):
         with device.turn(0, 2**30) as reading:
-            kept.append(np.ones(MIB // 4, np.uint8))
+            kept.append(
+                mmap.mmap(-1, MIB // 4, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            )  # new, whatever was freed before
+            kept[-1].write(b"x" * (MIB // 4))
         told += reading.grew_bytes
     assert told == pytest.approx(16 * MIB, abs=4 * MIB)
 

@@ -6,7 +6,7 @@ import math
 from copy import deepcopy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_policies.lanes import (
@@ -48,12 +48,13 @@ def granted(changes: list[object]) -> list[str]:
     priorities=st.lists(st.integers(0, 1), min_size=3, max_size=3),
 )
 @settings(max_examples=60, deadline=None)
+@example(policy="fair", patience_s=3.0, longer=[2.0, 2.0, 0.0, 0.0, 0.0], priorities=[0, 0, 0])
 def test_a_turn_that_is_handed_on_as_said_goes_to_whom_the_board_would_have_given_it(
     policy: str, patience_s: float | None, longer: list[float], priorities: list[int]
 ) -> None:
     more = {job: {"priority": priority, "remaining_s": 9.0} for job, priority in zip("abc", priorities, strict=True)}
     board, now_s, holder = board_of(policy, "a", "b", "c", patience_s=patience_s, **more), 0.0, "a"
-    for extra_s in longer:
+    for turn, extra_s in enumerate(longer):
         ahead = board.ahead(holder, now_s)
         assert ahead is not None
         if math.isinf(ahead.lead_s):
@@ -61,9 +62,8 @@ def test_a_turn_that_is_handed_on_as_said_goes_to_whom_the_board_would_have_give
             return
         if ahead.lead_s > 0.1:  # until then, the board would have it go on
             assert granted(deepcopy(board).boundary(holder, now_s + 0.9 * ahead.lead_s)) == [holder]
-        now_s += ahead.lead_s + 0.01
-        assert granted(deepcopy(board).boundary(holder, now_s)) == [ahead.job_id]
-        now_s += extra_s
+        assert granted(deepcopy(board).boundary(holder, now_s + ahead.lead_s + 1e-7)) == [ahead.job_id]
+        now_s += ahead.lead_s + extra_s + 0.01 * math.sqrt(turn + 2)  # sums that no patience meets to the moment
         assert board.passed(holder, ahead.job_id, now_s, wants=True) == []
         holder = ahead.job_id
 

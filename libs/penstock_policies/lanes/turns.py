@@ -229,6 +229,9 @@ class Asking:
             remaining_s=max(0.0, holder.remaining_s - _LONG_S),
         )
         now, later, other = self._policy(holder), self._policy(served), self._policy(member)
+        again = self._policy(replace(holder, lane_s=max(holder.lane_s, self._clock_s)))  # as it will ask, at the least
+        if now < other <= again:
+            return 0.0
         if later > now:
             return other - now
         return math.inf if now < other or (now == other and later < now) else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -100,10 +101,10 @@ class Pool(msgspec.Struct, frozen=True):
     def supply(self) -> Supply:
         """Return the devices, with those of the runs that are coming to an end apart."""
         roster = self.roster
-        stopping = Free({}, roster.paths)
         own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
-        stopping.give(device for job_id in own for device in roster.run(job_id).devices)
-        stopping.give(roster.sharing.leaving())
+        coming = chain((device for job_id in own for device in roster.run(job_id).devices), roster.sharing.leaving())
+        stopping = Free({}, roster.paths)
+        stopping.give({(node_id, device.index): (node_id, device) for node_id, device in coming}.values())
         return Supply(free=roster.free, coming=stopping, whole=roster.whole)
 
     def outlook(self, now_s: float, rules: Rules) -> Outlook:

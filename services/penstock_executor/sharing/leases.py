@@ -30,7 +30,8 @@ class Turns:
     """
     Since when whoever holds a turn has been in the same iteration, while others wait.
 
-    It is looked at now and then: an iteration is the same if its number is. Nobody is warned twice in one iteration.
+    It is looked at now and then: an iteration is the same if its number is. Nobody is warned twice in one iteration,
+    and nothing is taken without a warning the time before, however late that was looked at.
 
     Examples
     --------
@@ -53,12 +54,13 @@ class Turns:
             self._since[holder] = (iteration, now_s)
             self._warned.discard(holder)
             return "go"
-        if now_s - since_s >= self.rules.take_s:
-            self.forget(holder)
-            return "take"
-        if now_s - since_s >= self.rules.warn_s and holder not in self._warned:
+        held_s, warned = now_s - since_s, holder in self._warned or self.rules.warn_s >= self.rules.take_s
+        if not warned and held_s >= self.rules.warn_s:
             self._warned.add(holder)
             return "warn"
+        if held_s >= self.rules.take_s:
+            self.forget(holder)
+            return "take"
         return "go"
 
     def forget(self, holder: object) -> None:
