@@ -55,7 +55,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def test_run_shows_the_output_of_a_gang_and_returns_its_exit_code(shell: Shell) -> None:
-    said = shell("run", "--gpus", "2", "--", "sh", "-c", "echo here; exit 3", code=3)
+    both = "echo here; : > said.$PENSTOCK_RANK; until [ -e said.0 ] && [ -e said.1 ]; do sleep 0.01; done; exit 3"
+    said = shell("run", "--gpus", "2", "--", "sh", "-c", both, code=3)
     assert "[0] here\n" in said
     assert "[1] here\n" in said
 

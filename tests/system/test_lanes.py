@@ -119,13 +119,13 @@ async def test_an_executor_that_is_killed_takes_its_lanes_over_again(cluster, tm
 async def test_a_preempted_job_that_shares_saves_and_goes_on_where_it_was(cluster, tmp_path):
     notes = tmp_path / "notes"
     async with cluster.client() as client:
-        jobs = [(await client.submit(turning(notes, 250, "busy_ms=2"))).id for _ in range(2)]
-        await eventually(lambda: all(done(notes, job_id) > 10 for job_id in jobs))
         node = (await client.nodes()).nodes[0].id
-        cluster.run("node", "drain", node, "--preempt")
+        jobs = [(await client.submit(turning(notes, 250, "busy_ms=8"))).id for _ in range(2)]
+        await eventually(lambda: all(done(notes, job_id) > 10 for job_id in jobs))
+        await client.drain(node, preempt=True)
         for job_id in jobs:
             await until(client, job_id, "run.ended.v1")
-        cluster.run("node", "resume", node)
+        await client.resume(node)
         for job_id in jobs:
             job = await client.wait(job_id)
             assert (job.state, job.attempts, done(notes, job_id)) == ("CD", 2, 250)
