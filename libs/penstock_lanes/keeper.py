@@ -112,7 +112,9 @@ class Keeper:
         """
         Seat a process that has knocked, or move one: these are its lanes from now on.
 
-        A process that moves gives up the token at its next boundary, and asks in its new lanes.
+        A process that moves gives up the token at its next boundary, and asks in its new lanes. In lanes that it leaves
+        it is not named any more; in those where it stays it is. Of one that comes back before it had left, ``Asks`` is
+        told again.
 
         Parameters
         ----------
@@ -143,7 +145,10 @@ class Keeper:
             self._part(guest)  # it comes back
             return
         for lane in before:
-            self._add(lane.call(who))
+            self._add(lane.call(who, stays=lane in wanted))
+        for lane in wanted:
+            if lane not in before:
+                self._add(lane.hear_anew(who))
 
     def refuse(self, who: Who, reason: str) -> None:
         """Hang up on a process, and say why; one that was seated loses its seats."""

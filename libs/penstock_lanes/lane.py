@@ -103,12 +103,28 @@ class Lane:
         if number is not None:
             self._words[self.page.seat(number) + LETTER] = letter
 
-    def call(self, who: Who) -> list[News]:
-        """Have a member read what was sent to it: at its next boundary, where it gives up the token for that."""
+    def hear_anew(self, who: Who) -> list[News]:
+        """A member comes: that it asks is told again of one that left, and was called back before it had gone."""
+        number = self._seating.number(who)
+        if number is not None:
+            self._seating[number].asks = False
+        return self.look(0)
+
+    def call(self, who: Who, *, stays: bool) -> list[News]:
+        """
+        Have a member read what was sent to it: at its next boundary, where it gives up the token for that.
+
+        Parameters
+        ----------
+        stays : bool
+            Whether it has a seat here still: then it is next if it was next.
+        """
         number = self._seating.number(who)
         if number is None:
             return []
-        news = self.name_next(None) if self._heir == number else []
+        news = self.look(0)
+        if self._heir == number and not stays:
+            news += self.name_next(None)
         if seat_of(self._top) == number:
             news += self.recall()
         self.page.call(number)
@@ -161,7 +177,7 @@ class Lane:
             self._fenced = fence()
             if self._state(holder) == DRAINING:
                 self.page.hasten(holder)
-            news += self._collect()
+            news += [*self._collect(), *self._asks()]
         return news
 
     def overrule(self) -> list[News]:
@@ -169,7 +185,7 @@ class Lane:
         news = self.look(0)
         if seat_of(self._top) != NOBODY:
             self._tell(seat_of(self._top), RECALL)
-            news += self._give(regenerated(self._top, NOBODY))
+            news += [*self._give(regenerated(self._top, NOBODY)), *self._asks()]
         return news
 
     def look(self, now_ns: int) -> list[News]:
@@ -182,13 +198,10 @@ class Lane:
             By ``CLOCK_MONOTONIC``; 0: only see, and take the token from nobody.
         """
         news = self._follow()
-        for number, sitter in self._seating:
-            if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
-                sitter.asks = True
-                news.append(Asks(self.name, sitter.who))
         if self._recalled:
             self._fenced = self._fenced or now_ns > 0
             news += self._collect()
+        news += self._asks()  # whoever lost the token just now may wait for it already, and calls no second time
         if now_ns and self.contended:
             news += self._press(now_ns)
         return [*news, *self._serve()]
@@ -218,6 +231,15 @@ class Lane:
         news: list[News] = [self._passed(giver, taker) for giver, taker in pairwise(way)]
         if seat_of(top) != NOBODY and seat_of(top) not in self._seating:  # it had left when it was given the token
             news += self._give(following(top, NOBODY))
+        return news
+
+    def _asks(self) -> list[News]:
+        """Tell of those who wait, each once."""
+        news: list[News] = []
+        for number, sitter in self._seating:
+            if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
+                sitter.asks = True
+                news.append(Asks(self.name, sitter.who))
         return news
 
     def _passed(self, giver: int, taker: int) -> Passed:

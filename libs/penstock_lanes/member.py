@@ -243,7 +243,11 @@ class Member:
                     os.close(descriptor)
 
     def _sit(self, letter: int, places: tuple[tuple[Place, int, int], ...]) -> None:
-        """Take the seats of these places, and leave all others; the token of a seat that stays is kept."""
+        """
+        Take the seats of these places, and leave all others; the token of a seat that stays is kept.
+
+        But not behind a new one: it would be kept from others while this process waits for a lower device.
+        """
         kept = {(seat.lane, seat.number): seat for seat in self.seats}
         seats = []
         for place, page, bell in places:
@@ -256,8 +260,12 @@ class Member:
             else:
                 seats.append(Seat(place.lane, Page(page), place.seat, bell, letter))
         left = [seat for seat in self.seats if seat not in seats]
-        if any(seat.holds for seat in left):
+        new = next((i for i, seat in enumerate(seats) if seat not in self.seats), len(seats))
+        behind = [seat for seat in seats[new:] if seat in self.seats]
+        if any(seat.holds for seat in (*left, *behind)):
             self._settle()
+        for seat in reversed(behind):
+            seat.give()
         for seat in reversed(left):
             if seat in self._drains:
                 self._drains.pop(seat).end()

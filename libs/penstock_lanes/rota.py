@@ -72,7 +72,9 @@ class Rota:
                 case Knocked(who):
                     self.seat(who, self._lanes_of(who))
                 case Asks(lane, who) if lane in self._places.get(who, ()):
-                    self._asking.setdefault(lane, deque()).append(who)
+                    asking = self._asking.setdefault(lane, deque())
+                    if who not in asking:  # one that was moved away and back may be told of twice
+                        asking.append(who)
                     self._name(lane)
                 case Passed(lane, _, taker):
                     self._drop(lane, taker)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_lanes import futex
 from penstock_lanes.lane import Lane, open_lane
+from penstock_lanes.news import Asks, Passed
 from penstock_lanes.page import (
     MAGIC,
     NOBODY,
@@ -96,6 +97,15 @@ def test_a_lease_ends_by_its_time_too() -> None:
     other.wait(0.0)
     lane.name_next(Who("other", 1, 0))
     assert one.exit()
+
+
+def test_one_that_has_lost_the_token_before_it_woke_up_for_it_asks_still() -> None:
+    lane, who = open_lane("0/0", seats=4), Who("one", 1, 0)
+    one = sit(lane, "one")
+    one.wait(0.0)
+    lane.look(0)
+    lane.name_next(who)  # it has the token, and sleeps
+    assert lane.recall() == [Passed("0/0", who, None), Asks("0/0", who)]
 
 
 def test_the_token_does_not_go_to_one_that_asks_no_more() -> None:

@@ -185,6 +185,40 @@ def test_one_that_waits_moves_at_once(tmp_path: Path) -> None:
         assert served.keeper.view(LANE).holder == holder.who
 
 
+def test_one_that_waits_and_is_moved_away_and_back_at_once_is_not_forgotten(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        served.order(lambda _: (served.rota.seat(other.who, ["0/1"]), served.rota.seat(other.who, [LANE])))
+        served.wait_for(Asks(LANE, other.who), count=2)
+        holder.do("exit")
+        assert other.hear().startswith("entered")
+
+
+def test_one_that_is_next_is_next_still_when_it_gets_another_lane_as_well(tmp_path: Path) -> None:
+    with house(tmp_path) as served:
+        holder, other = contended(served)
+        served.order(lambda _: served.rota.seat(other.who, [LANE, "1/0"]))
+        holder.do("exit")
+        served.wait_for(Asks("1/0", other.who))
+        assert other.hear().startswith("entered")
+
+
+def test_one_that_is_moved_while_it_waits_keeps_no_higher_lane_from_others(tmp_path: Path) -> None:
+    lanes = {"last": ["2/0"], "moved": ["1/0", "2/0"], "other": ["0/0", "1/0"]}
+    with house(tmp_path, lambda member: lanes[member.job_id]) as served:
+        last, moved, other = (served.process(name) for name in lanes)
+        last.do("enter")
+        moved.tell("enter")
+        served.asks(moved, "2/0")
+        other.tell("enter")
+        served.asks(other, "1/0")
+        served.order(lambda _: served.rota.seat(moved.who, ["0/0", "1/0"]))
+        served.wait_for(Passed("1/0", None, other.who))
+        assert other.hear().startswith("entered")
+        other.do("exit")
+        assert moved.hear().startswith("entered")
+
+
 @pytest.mark.parametrize("strangers", [("nobody",), ("a", "a")])
 def test_a_process_that_has_no_place_is_told_why(tmp_path: Path, strangers: tuple[str, ...]) -> None:
     with house(tmp_path, lambda member: [LANE] if member == Who("a", 1, 0) else []) as served:
