@@ -390,3 +390,32 @@ def test_a_process_on_two_devices_has_given_its_turn_back_when_it_has_given_both
     assert lanes.wish(FIRST).holder == both
     lanes.passed(FIRST, both, None, 4.0)
     assert (lanes.wish(FIRST), lanes.wish(second)) == (Wish(), Wish()), "it does not ask any more"
+
+
+def test_a_process_on_two_devices_that_asks_again_before_all_is_heard_of_its_last_turn_is_not_forgotten() -> None:
+    devices = [Device(index=i, kind="fast", memory_bytes=1000, backend="emulated") for i in range(2)]
+    lanes, both, second = Lanes("n1", devices, ONE_LANE), who("both"), Place(1, 0)
+    lanes.arrive(Sharer(job_id="both", epoch=1, ranks={0: (0, 1)}, need=SMALL), 0.0)
+    assert lanes.join(both, 1.0)
+    lanes.asks(both, 2.0)
+    for place in (FIRST, second):
+        lanes.passed(place, None, both, 3.0)
+    lanes.passed(FIRST, both, None, 4.0)
+    lanes.asks(both, 4.0)
+    lanes.passed(second, both, None, 4.0)
+    assert (lanes.wish(FIRST).holder, lanes.wish(second).holder) == (both, both)
+
+
+def test_what_a_gang_needs_is_taken_in_later_where_it_has_one_of_its_devices_already() -> None:
+    devices = [Device(index=i, kind="fast", memory_bytes=1000, backend="emulated") for i in range(2)]
+    lanes, gang, other = Lanes("n1", devices, ONE_LANE), who("gang"), who("other")
+    lanes.arrive(Sharer(job_id="other", epoch=1, ranks={0: (1,)}, need=SMALL), 0.0)
+    lanes.arrive(Sharer(job_id="gang", epoch=1, ranks={0: (0, 1)}, need=SMALL), 0.0)
+    for member in (gang, other):
+        assert lanes.join(member, 1.0)
+    lanes.asks(other, 2.0)
+    lanes.asks(gang, 2.0)
+    assert lanes.table.gangs.holds("gang")
+    for iterations in range(1, 4):
+        lanes.see(gang, Sample(30, 300), iterations, 3.0)
+    assert lanes.table.boards[0].need("gang") == SMALL, "not in what may be a turn"

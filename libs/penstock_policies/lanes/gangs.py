@@ -167,6 +167,10 @@ class Gangs:
                 told += _on(device, self.boards[device].measured(job_id, need, now_s))
         return self._follow(told, now_s)
 
+    def holds(self, job_id: str) -> bool:
+        """Return whether a job has its turn, or a part of its next one: on some of its devices."""
+        return self._gang(job_id).held > 0
+
     def hurry(self, job_id: str) -> None:
         """A job is to stop at a boundary: its requests go before those of others, on all of its devices."""
         for device in self._gang(job_id).devices:

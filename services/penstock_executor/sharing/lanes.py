@@ -139,8 +139,12 @@ class Lanes:
         """
         table = self._at(now_s)
         party = table.party(who)
-        if party is None or (party.turn and who.rank in party.holding and len(party.sharer.ranks[who.rank]) > 1):
-            return  # it has its turn, and takes the lanes of its devices one after the other
+        if party is None:
+            return
+        if party.turn and who.rank in party.holding and len(party.sharer.ranks[who.rank]) > 1:
+            if party.has_begun_to_give(who.rank):  # that it has given the others will be heard after this
+                party.asking.add(who.rank)
+            return  # else it takes the lanes of its devices one after the other, for the turn that it has
         party.asking.add(who.rank)
         if party.stopped is not None:
             need, party.stopped = party.stopped, None
@@ -315,9 +319,9 @@ class Lanes:
         self.table.orders.facts.append(fact)
 
     def _take_need(self, party: Party, need: MemoryNeed) -> None:
-        """Take a need into account: now, or at the end of the turn that is under way."""
+        """Take a need into account: now, or at the end of the turn that is under way, or has begun on some devices."""
         party.pending = need
-        if party.turn:
+        if party.turn or self.table.gangs.holds(party.job_id):
             self.table.touch(party)
             return
         needs, party.pending = party.pending_needs() or {}, None

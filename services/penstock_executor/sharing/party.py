@@ -128,6 +128,11 @@ class Party:
         """Its lanes."""
         return [Place(device, lane) for device, lane in self.lanes.items()]
 
+    def has_begun_to_give(self, rank: int) -> bool:
+        """Whether a process has given the lane of its first device back, but not, as far as is known, all others."""
+        has = self.tokens.get(rank)
+        return bool(has) and min(place.device for place in has or ()) > min(self.sharer.ranks[rank])
+
     @property
     def all_ask(self) -> bool:
         """Whether everyone who is here waits for a turn."""
