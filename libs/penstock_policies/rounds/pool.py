@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -76,11 +76,6 @@ class Pool(msgspec.Struct, frozen=True):
     def nodes(self) -> list[Node]:
         """The nodes whose executors are up, by id."""
         return self.roster.nodes
-
-    def among(self, jobs: Iterable[Job]) -> Pool:
-        """Return the same pool with other jobs, to see what a round would do."""
-        roster = Roster(self.name, self.cluster, self.ranks, jobs, self.roster.topology)
-        return msgspec.structs.replace(self, roster=roster)
 
     def evicted(self) -> list[Running]:
         """Return the runs that are to move because one of their nodes is being emptied."""
