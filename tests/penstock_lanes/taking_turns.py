@@ -80,13 +80,14 @@ class House:
         return process
 
     def count(self, news: type | News) -> int:
-        """How many news of a kind, or just these, there have been."""
-        return sum(each == news or type(each) is news for each in self._known)
+        """How many news of a kind, or just these, there have been: also those that the keeper has yet to hear of."""
+        self.order(lambda _: self.rota.turn())
+        return self._count(news)
 
     def wait_for(self, news: type | News, count: int = 1) -> None:
         """Wait until there have been so many."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.count(news) >= count, PATIENCE_S), (news, self.rota.told)
+            assert self._changed.wait_for(lambda: self._count(news) >= count, PATIENCE_S), (news, self.rota.told)
 
     def wait_for_more(self, than: int) -> None:
         """Wait until something happens after so many news, or all are done."""
@@ -108,6 +109,9 @@ class House:
             self._known = list(self.rota.told)
             self._changed.notify_all()
         return self._over
+
+    def _count(self, news: type | News) -> int:
+        return sum(each == news or type(each) is news for each in self._known)
 
     def asks(self, process: Process, lane: str = "0/0") -> None:
         """Wait until a process waits for its turn."""
