@@ -17,6 +17,7 @@ from penstock_lanes.page import (
     AWAY,
     BUSY,
     DRAINING,
+    HASTE,
     HELD_NS,
     ITERATIONS,
     LEAST_NS,
@@ -50,6 +51,11 @@ class Seat:
         Descriptor by which the keeper is called; the seat keeps it.
     letter : int
         Number of the message that told of it.
+
+    Attributes
+    ----------
+    hastened : int
+        What the word of :meth:`haste` was when it sat down: where it is another, it has been told to drain since.
     """
 
     def __init__(self, lane: str, page: Page, number: int, bell: int, letter: int = 0) -> None:
@@ -60,6 +66,7 @@ class Seat:
         self._first, self._mine = first, page.row + 1 + number
         self._sleep = page.bell(number)
         self._seen = self._words[self._named]
+        self.hastened = self._words[first + HASTE]
         self._letter = letter
         self._token = 0
         self._given = 0

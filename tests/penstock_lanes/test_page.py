@@ -188,7 +188,7 @@ def test_without_futexes_a_seat_looks_at_its_word_now_and_then(monkeypatch: pyte
     lane.name_next(Who("other", 1, 0))
     assert one.exit()
     one.give()
-    assert came.wait(10.0)
+    assert came.wait(30.0)
     waiting.join()
 
 
