@@ -303,6 +303,21 @@ class Client:
         sweep = await self.sweep(sweep.id)
         return sweep if sweep.finished_s is not None else await self.sweep(sweep.id, at=seq)
 
+    async def follow_sweep(self, sweep_id: str, every_s: float = 2.0) -> AsyncIterator[views.SweepView]:
+        """Yield a sweep as it is now, then again every so often while it runs, and once more when it has ended."""
+        yield (sweep := await self.sweep(sweep_id))
+        ending = asyncio.ensure_future(self._announced(subjects.sweep(sweep.id), SweepFinished))
+        try:
+            while sweep.finished_s is None:
+                over, _ = await asyncio.wait([ending], timeout=every_s)
+                sweep = await self.sweep(sweep.id)
+                if over and sweep.finished_s is None:  # the gateway has not heard yet
+                    sweep = await self.sweep(sweep.id, at=ending.result())
+                yield sweep
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
     async def results(self, sweep_id: str) -> AsyncIterator[views.TrialView]:
         """Yield each run of a sweep's trials when it is over, until the sweep is."""
         sweep = await self.sweep(sweep_id)

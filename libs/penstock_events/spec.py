@@ -118,6 +118,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         For ``lane``: what it needs of each device, where its user knows; None: it is measured.
     share_with : {"user", "team", "anyone"}
         With whose jobs it may share a device.
+    sharers : int
+        For ``lane``: most jobs on one of its devices, itself among them; 0: as many as its pool allows.
     priority : int
         The higher, the sooner its turn, on devices whose turns go by priority.
     begins_from : str
@@ -158,6 +160,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
     memory: MemoryNeed | None = None
     share_with: Literal["user", "team", "anyone"] = "team"
+    sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
@@ -224,6 +227,8 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Name of each hyper-parameter and where its values come from.
     metric, mode
         What ``session.report`` calls the result, and which end of it is better.
+    target : float or None
+        A value that is good enough: it is told how long the sweep took to reach it. Nothing stops there.
     search : str
         ``random``, ``grid``, ``tpe`` or ``cmaes`` train each trial to its end. ``halving``, ``hyperband``, ``asha``,
         ``bohb``, ``bohb-async`` and ``pbt`` stop early and need a ``budget``. Or the name of an installed sampler.
@@ -242,6 +247,13 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Most devices for one trial (Fluid's d).
     filling : {"water", "one", "fixed"}
         How devices are given to trials: by water-filling; or, to compare with, one each, or an equal part for each.
+    packing : int
+        Of water-filling: most trials side by side on one device; fewer where that has been seen to bring nothing.
+    intra, inter, dynamic : bool
+        Of water-filling, each of which can be switched off alone: pack several trials on one device; spread one over
+        several; move running ones to other widths.
+    on_memory : {"retry", "fail"}
+        What becomes of a trial that has exceeded its memory: it is tried once more with a device to itself, or fails.
     leftover : bool
         Of water-filling: hand the devices that rounding down leaves over to the trials that gain most.
     seed : int
@@ -254,6 +266,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metric: str
     id: EntityId = ""
     mode: Literal["max", "min"] = "max"
+    target: float | None = None
     search: Name = "random"
     sampler: Annotated[str, Meta(max_length=63)] = ""
     pruner: Annotated[str, Meta(max_length=63)] = ""
@@ -262,6 +275,11 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     concurrency: Annotated[int, Meta(ge=0, le=100_000)] = 0
     max_gpus: Gpus = 1
     filling: Literal["water", "one", "fixed"] = "water"
+    packing: Annotated[int, Meta(ge=1, le=64)] = 4
+    intra: bool = True
+    inter: bool = True
+    dynamic: bool = True
+    on_memory: Literal["retry", "fail"] = "retry"
     leftover: bool = False
     seed: int = 0
 

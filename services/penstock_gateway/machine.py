@@ -21,7 +21,6 @@ from penstock_events import (
     Jobs,
     JobsRanked,
     RoundDecided,
-    RunEnded,
     RunWarned,
     SweepCancelled,
     Wait,
@@ -36,7 +35,7 @@ from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v5"
+SCHEMA: Final = "gateway.v6"
 
 
 class State(Known):
@@ -77,13 +76,12 @@ def apply(state: State, event: Event, seq: int) -> None:
     changed, _ = fold(state, state.jobs, event)
     for job in changed:
         _note(state, job, event, seq)
+        sweeps.follow(state.sweeps, job, event)
     sweeps.apply(state.sweeps, event, seq)
+    sweeps.count_devices(state.sweeps, state.cluster, event)
     match event:
         case JobFinished():
             _announced(state, event.job_id)
-        case RunEnded():
-            for job in changed:
-                sweeps.measure(state.sweeps, job.spec.parent, event)
         case SweepCancelled():
             for job_id in state.children.get(event.sweep_id, ()):
                 _follow_up(state, state.jobs[job_id], seq)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from penstock_events import workload
 from penstock_events.views import GoodputView, RungView, SweepsView, SweepView, TrialView
 from penstock_gateway.show import Scene
 from penstock_gateway.sweeps import Sweep, TrialRow
 from penstock_policies import search
+from penstock_policies.search.spending import Account, Use, account
 
 
 def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
     """Return one sweep, with its runs, rungs and goodput, or without them."""
     finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
     rows = list(sweep.trials.values())
+    spent = _account(scene, sweep, rows) if whole else None
+    end_s = finished.at_s if finished is not None else max(scene.now_s, sweep.submitted_s)
     return SweepView(
         id=sweep.id,
         name=sweep.spec.name,
@@ -31,7 +37,10 @@ def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
         eta_s=_eta_s(scene, sweep, plan),
         trials=tuple(_trials(scene, rows)) if whole else (),
         rungs=tuple(_rungs(sweep, rows)) if whole else (),
-        goodput=_goodput(scene, sweep, rows) if whole else None,
+        goodput=_goodput(spent) if spent is not None else None,
+        makespan_s=end_s - sweep.submitted_s,
+        target_s=_since(sweep, spent.target_s if spent is not None else None),
+        utilisation=_utilisation(scene, sweep, spent) if spent is not None else None,
         spec=sweep.spec,
     )
 
@@ -104,28 +113,41 @@ def _rungs(sweep: Sweep, rows: list[TrialRow]) -> Iterable[RungView]:
         )
 
 
-def _goodput(scene: Scene, sweep: Sweep, rows: list[TrialRow]) -> GoodputView:
-    """Return what the devices were held for, of the runs that are over."""
-    best = sweep.best
-    wanted = {row.trial.origin for row in rows} | {best.trial.job_id if best is not None else ""}
-    useful = stopped = failed = allocated = 0.0
-    for row in rows:
-        job = scene.state.jobs.get(row.trial.job_id)
-        if row.finished is None or job is None:
-            continue
-        held_s = row.trial.gpus * job.executed_s
-        loop_s = min(held_s, row.trial.gpus * row.loop_s)
-        allocated += held_s
-        if row.value is None:
-            failed += held_s
-        elif row.trial.job_id in wanted:
-            useful += loop_s
-        else:
-            stopped += loop_s
-    return GoodputView(
-        useful_gpu_s=useful,
-        stopped_gpu_s=stopped,
-        failed_gpu_s=failed,
-        overhead_gpu_s=max(0.0, allocated - useful - stopped - failed),
-        allocated_gpu_s=allocated,
+def _account(scene: Scene, sweep: Sweep, rows: list[TrialRow]) -> Account:
+    """Return what the devices were held for, the profiler's samples of its workload included."""
+    uses = [_use(scene, row) for row in rows]
+    ids = scene.state.samples.get(workload.key(sweep.spec.job), ())
+    end_s = sweep.finished.at_s if sweep.finished is not None else scene.now_s
+    samples = [job for job in map(scene.state.jobs.get, ids) if job is not None]
+    sampled_s = [job.executed_s for job in samples if sweep.submitted_s <= job.submitted_s <= end_s]
+    return account(uses, sweep.spec.mode, target=sweep.spec.target, profile_gpu_s=sum(sampled_s))
+
+
+def _use(scene: Scene, row: TrialRow) -> Use:
+    finished, job = row.finished, scene.state.jobs.get(row.trial.job_id)
+    spent = row.spent
+    if finished is None and job is not None and job.started_s:
+        held_gpu_s = row.devices * max(0.0, job.served_by(scene.now_s) - row.served_s)
+        spent = replace(spent, held_gpu_s=spent.held_gpu_s + held_gpu_s)
+    return Use(
+        key=row.trial.job_id,
+        origin=row.trial.origin,
+        budget=row.trial.budget,
+        ended_s=finished.at_s if finished is not None else None,
+        value=row.value,
+        spent=spent,
     )
+
+
+def _goodput(spent: Account) -> GoodputView:
+    names = (name for name in GoodputView.__struct_fields__)
+    return GoodputView(**{name: getattr(spent, name) for name in names})
+
+
+def _since(sweep: Sweep, at_s: float | None) -> float | None:
+    return None if at_s is None else max(0.0, at_s - sweep.submitted_s)
+
+
+def _utilisation(scene: Scene, sweep: Sweep, spent: Account) -> float | None:
+    there_gpu_s = sweep.there_by_gpu_s(scene.now_s)
+    return min(1.0, (spent.allocated_gpu_s + spent.running_gpu_s) / there_gpu_s) if there_gpu_s else None

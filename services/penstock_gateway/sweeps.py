@@ -6,6 +6,12 @@ import msgspec
 
 from penstock_events import (
     Event,
+    Job,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeResumed,
+    RoundDecided,
     RunEnded,
     SweepCancelled,
     SweepFinished,
@@ -15,22 +21,50 @@ from penstock_events import (
     TrialFinished,
     TrialGroupOpened,
 )
+from penstock_policies.cluster import Cluster, fits
+from penstock_policies.search.spending import Spent
 
 
 class TrialRow(msgspec.Struct, kw_only=True):
     """
-    One run of a trial: where it stands in the sweep, and how it ended.
+    One run of a trial: where it stands in the sweep, how it ended, and what it held.
 
     Attributes
     ----------
+    spent : Spent
+        By the starts of its job that are over.
+    starts : int
+        How many of them there are.
+    devices : int
+        That its job holds, or held last.
+    ran_s, served_s : float
+        What its job had run, and been served, when ``spent`` was last added to.
     loop_s : float
-        Spent in iterations, in seconds over all of its job's runs.
+        In iterations since then.
     """
 
     trial: Trial
     group: int
     finished: TrialFinished | None = None
+    spent: Spent = msgspec.field(default_factory=Spent)
+    starts: int = 0
+    devices: int = 0
+    ran_s: float = 0.0
+    served_s: float = 0.0
     loop_s: float = 0.0
+
+    def note(self, job: Job, event: Event) -> None:
+        """Follow its job: what it holds, and for how long it did once a start of it is over."""
+        if job.placement is not None:
+            self.devices = sum(len(slot.devices) for slot in job.placement.slots)
+        if isinstance(event, RunEnded):  # of a gang, the node of its first process says so
+            self.loop_s = max(self.loop_s, event.loop_s)
+        if job.placement is None and job.executed_s > self.ran_s:
+            ran_s, served_s = job.executed_s - self.ran_s, job.executed_s - job.forgone_s - self.served_s
+            loop_s = self.loop_s * served_s / ran_s
+            self.spent.add(self.devices * served_s, self.devices * loop_s, again=self.starts > 0)
+            self.starts += 1
+            self.ran_s, self.served_s, self.loop_s = self.ran_s + ran_s, self.served_s + served_s, 0.0
 
     @property
     def value(self) -> float | None:
@@ -49,6 +83,10 @@ class Sweep(msgspec.Struct, kw_only=True):
         Of the commit that submitted it.
     trials : dict of str to TrialRow
         By job id, in the order in which the tuner opened them; a later group may open one again with other devices.
+    there : int
+        Devices that it could use, since ``since_s``.
+    there_gpu_s : float
+        Device-seconds of such devices before that.
     """
 
     id: str
@@ -58,6 +96,20 @@ class Sweep(msgspec.Struct, kw_only=True):
     cancelled: SweepCancelled | None = None
     finished: SweepFinished | None = None
     trials: dict[str, TrialRow] = msgspec.field(default_factory=dict)
+    there: int = 0
+    since_s: float = 0.0
+    there_gpu_s: float = 0.0
+
+    def count_devices(self, cluster: Cluster, at_s: float) -> None:
+        """Note which devices it could use from now on."""
+        self.there_gpu_s, self.since_s = self.there_by_gpu_s(at_s), at_s
+        nodes, job = cluster.usable(self.spec.job.pool), self.spec.job
+        self.there = sum(fits(job, device) for node in nodes for device in node.devices)
+
+    def there_by_gpu_s(self, now_s: float) -> float:
+        """Return the device-seconds of devices that it could have used up to now, or to its end."""
+        end_s = self.finished.at_s if self.finished is not None else now_s
+        return self.there_gpu_s + self.there * max(0.0, end_s - self.since_s)
 
     @property
     def best(self) -> TrialRow | None:
@@ -78,7 +130,7 @@ def apply(sweeps: dict[str, Sweep], event: Event, seq: int) -> None:
     """Fold one fact in; facts that are not about a known sweep change nothing."""
     match event:
         case SweepSubmitted():
-            made = Sweep(id=event.sweep_id, spec=event.spec, seq=seq, submitted_s=event.at_s)
+            made = Sweep(id=event.sweep_id, spec=event.spec, seq=seq, submitted_s=event.at_s, since_s=event.at_s)
             sweeps.setdefault(event.sweep_id, made)
         case SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished():
             if (sweep := sweeps.get(event.sweep_id)) is not None:
@@ -87,11 +139,27 @@ def apply(sweeps: dict[str, Sweep], event: Event, seq: int) -> None:
             pass
 
 
-def measure(sweeps: dict[str, Sweep], sweep_id: str, event: RunEnded) -> None:
-    """Note how long a trial's run was in its loop; of a gang, its first process's node says so."""
-    row = sweeps[sweep_id].trials.get(event.job_id) if sweep_id in sweeps else None
+def follow(sweeps: dict[str, Sweep], job: Job, event: Event) -> None:
+    """Note what a fact changed for a trial's job."""
+    row = sweeps[job.spec.parent].trials.get(job.id) if job.spec.parent in sweeps else None
     if row is not None:
-        row.loop_s += event.loop_s
+        row.note(job, event)
+
+
+def count_devices(sweeps: dict[str, Sweep], cluster: Cluster, event: Event) -> None:
+    """Note how many devices there are for each sweep that is not over, after a fact that may have changed that."""
+    match event:
+        case SweepSubmitted():
+            changed = [sweeps[event.sweep_id]]
+        case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
+            changed = list(sweeps.values())
+        case RoundDecided() if event.lost_nodes:
+            changed = list(sweeps.values())
+        case _:
+            return
+    for sweep in changed:
+        if sweep.finished is None:
+            sweep.count_devices(cluster, event.at_s)
 
 
 def _apply(sweep: Sweep, event: SweepCancelled | SweepFinished | TrialGroupOpened | TrialFinished) -> None:
@@ -102,7 +170,10 @@ def _apply(sweep: Sweep, event: SweepCancelled | SweepFinished | TrialGroupOpene
             sweep.finished = event
         case TrialGroupOpened():
             for trial in event.trials:
-                sweep.trials[trial.job_id] = TrialRow(trial=trial, group=event.group)
+                if (row := sweep.trials.get(trial.job_id)) is not None:
+                    row.trial, row.group = trial, event.group
+                else:
+                    sweep.trials[trial.job_id] = TrialRow(trial=trial, group=event.group)
         case TrialFinished():
             if (row := sweep.trials.get(event.job_id)) is not None:
                 row.finished = event

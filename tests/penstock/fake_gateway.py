@@ -78,6 +78,8 @@ class FakeGateway:
         Answers every request, where it is set.
     sweep_end : dict
         What a sweep is like as soon as it is submitted, if it is to have ended.
+    on_sweep : callable
+        Says what an asked-for sweep is like by then.
     asked : list
         What was asked, in order.
     """
@@ -92,6 +94,7 @@ class FakeGateway:
         self.on_submit: Callable[[FakeGateway, str], Awaitable[None]] | None = None
         self.refusal: Reply | None = None
         self.sweep_end: dict[str, Any] = {}
+        self.on_sweep: Callable[[views.SweepView], views.SweepView] = lambda sweep: sweep
         self.warnings: tuple[str, ...] = ()
         self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[asks.Ask] = []
@@ -143,7 +146,7 @@ class FakeGateway:
             "nodes": (asks.AllAsk, lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7)),
             "policies": (asks.AllAsk, lambda _: self.policies),
             "sweeps": (asks.AllAsk, lambda _: views.SweepsView(sweeps=tuple(self.sweeps.values()), seq=7)),
-            "sweep": (asks.OneAsk, lambda ask: self.sweeps[ask.id]),
+            "sweep": (asks.OneAsk, lambda ask: self.on_sweep(self.sweeps[ask.id])),
             "events": (asks.EventsAsk, lambda _: views.EventsView(events=self.events, seq=0)),
             "dryrun": (asks.SubmitAsk, lambda _: self.dry),
             "status": (asks.AllAsk, self._status),

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gatewaying import NOW_S, ended, joined, placed, started, submitted, sweep_spec
+from gatewaying import NOW_S, ended, joined, placed, preempted, spec, started, submitted, sweep_spec
 
-from penstock_events import AnyEvent, Budget, SweepFinished, SweepSubmitted, Trial, TrialFinished, TrialGroupOpened
+from penstock_events import (
+    AnyEvent,
+    Budget,
+    NodeDrained,
+    Sample,
+    SamplesRequested,
+    SweepFinished,
+    SweepSubmitted,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    workload,
+)
 from penstock_gateway import sweep_views
 from penstock_gateway.machine import State, apply
 from penstock_gateway.show import Scene
@@ -113,6 +125,71 @@ def test_goodput_counts_iterations_of_trials_that_went_on_or_are_the_best():
     assert goodput.failed_gpu_s == 5
     assert goodput.overhead_gpu_s == 1 + 1 + 2
     assert goodput.share == pytest.approx(12 / 25)
+
+
+def test_what_a_run_holds_counts_as_running_until_it_is_over():
+    start = [submitted("s1-t000", parent="s1"), placed("s1-t000"), started("s1-t000", at_s=NOW_S + 2)]
+    view = shown(joined(), swept(), opened(0, *FIRST), *start, now_s=NOW_S + 12)
+    assert (view.goodput.running_gpu_s, view.goodput.allocated_gpu_s) == (10, 0)
+    assert view.utilisation == pytest.approx(10 / (2 * 12)), "one of two devices, from the second second on"
+    assert view.makespan_s == 12
+
+
+def test_stopping_and_going_on_again_is_told_apart_from_starting():
+    again = [
+        submitted("s1-t000", parent="s1"),
+        placed("s1-t000"),
+        started("s1-t000", at_s=NOW_S + 2),
+        preempted("s1-t000"),
+        ended("s1-t000", "preempted", at_s=NOW_S + 7, loop_s=4.0),
+        placed("s1-t000", 0, 1, epoch=2, at_s=NOW_S + 8),
+        started("s1-t000", epoch=2, at_s=NOW_S + 8),
+        ended("s1-t000", epoch=2, at_s=NOW_S + 12, loop_s=1.0),
+        TrialFinished(at_s=NOW_S + 12, sweep_id="s1", job_id="s1-t000", state="completed", value=0.5),
+    ]
+    goodput = shown(joined(), swept(), opened(0, *FIRST), *again).goodput
+    assert goodput.allocated_gpu_s == 5 + 2 * 4, "as many devices as each run had"
+    assert (goodput.useful_gpu_s, goodput.overhead_gpu_s, goodput.rescale_gpu_s) == (4 + 2 * 1, 1, 2 * 3)
+
+
+def test_of_a_device_that_two_trials_share_each_holds_half():
+    both = [trial(0), trial(1)]
+    facts = [fact for one in both for fact in (submitted(one.job_id, parent="s1", sharing="lane"), placed(one.job_id))]
+    facts += [started(one.job_id, at_s=NOW_S + 2) for one in both]
+    for one in both:
+        facts += [
+            ended(one.job_id, at_s=NOW_S + 12, loop_s=8.0),
+            TrialFinished(at_s=NOW_S + 12, sweep_id="s1", job_id=one.job_id, state="completed", value=0.5),
+        ]
+    goodput = shown(joined(), swept(), opened(0, *both), *facts).goodput
+    assert goodput.allocated_gpu_s == pytest.approx(10)
+    assert goodput.useful_gpu_s == goodput.stopped_gpu_s == pytest.approx(4)
+
+
+def test_samples_that_were_taken_for_its_workload_count_as_profiling():
+    sample = Sample(sample_id="sample-1", kind="fast", iterations=5)
+    key = workload.key(spec())
+    asked = SamplesRequested(at_s=NOW_S + 1, key=key, spec=spec(), samples=(sample,))
+    ran_for = [placed("sample-1"), started("sample-1", at_s=NOW_S + 2), ended("sample-1", at_s=NOW_S + 5)]
+    goodput = shown(joined(), swept(), asked, *ran_for, opened(0, *FIRST), *ran(FIRST[0], 0.5)).goodput
+    assert (goodput.profile_gpu_s, goodput.allocated_gpu_s) == (3, 3 + 5)
+    later = SweepSubmitted(at_s=NOW_S + 9, sweep_id="s1", spec=sweep_spec())
+    before = shown(joined(), asked, *ran_for, later)
+    assert before.goodput.profile_gpu_s == 0, "the sweep came later, and found the workload known"
+
+
+def test_the_time_to_the_target_is_that_of_the_first_value_as_good():
+    facts = [joined(), swept(target=0.9), opened(0, *FIRST), *RUNG]
+    assert shown(*facts).target_s == 7
+    assert shown(joined(), swept(target=0.95), opened(0, *FIRST), *RUNG).target_s is None
+    assert shown(joined(), swept(), opened(0, *FIRST), *RUNG).target_s is None
+
+
+def test_devices_that_go_are_not_counted_as_unused():
+    drained = NodeDrained(at_s=NOW_S + 10, node_id="n2", by="u")
+    over = SweepFinished(at_s=NOW_S + 20, sweep_id="s1", state="completed")
+    facts = [joined(), joined("n2"), swept(), opened(0, FIRST[0]), *ran(FIRST[0], 0.5), drained, over]
+    assert shown(*facts, now_s=NOW_S + 99).utilisation == pytest.approx(5 / (4 * 10 + 2 * 10))
 
 
 def test_a_sweep_before_its_first_trial_has_no_goodput_and_no_estimate():

@@ -281,6 +281,7 @@ def sweep_lines(sweep: views.SweepView) -> list[str]:
     params = next((trial.params for trial in sweep.trials if trial.job_id == sweep.best_job_id), {})
     best = f"{render.number(sweep.best_value)} by {sweep.best_job_id} ({render.mapping(params)})"
     took = span(sweep.finished_s - sweep.submitted_s) if sweep.finished_s is not None else ""
+    used = sweep.utilisation
     return render.labelled(
         [
             ("id", sweep.id),
@@ -292,8 +293,11 @@ def sweep_lines(sweep: views.SweepView) -> list[str]:
             ("best", best if sweep.best_job_id else ""),
             ("submitted", clock(sweep.submitted_s)),
             ("took", took),
+            ("target", _target(sweep)),
             ("left", f"about {span(sweep.eta_s)}, at the pace so far" if sweep.eta_s is not None else ""),
+            ("utilisation", f"{_percent(used)} of the devices that it could use" if used is not None else ""),
             ("goodput", _goodput(sweep.goodput)),
+            ("spent", _spent(sweep.goodput)),
         ]
     )
 
@@ -304,16 +308,52 @@ def _trials(sweep: views.SweepView) -> str:
     return f"{sweep.opened}, in {_progress(sweep)} runs that are over"
 
 
+def _target(sweep: views.SweepView) -> str:
+    if sweep.spec.target is None:
+        return ""
+    when = f"reached after {span(sweep.target_s)}" if sweep.target_s is not None else "not reached"
+    return f"{sweep.metric} {render.number(sweep.spec.target)} {when}"
+
+
 def _goodput(view: views.GoodputView | None) -> str:
+    if view is None or not view.allocated_gpu_s + view.running_gpu_s:
+        return ""
+    running = f", and {view.running_gpu_s:.1f} of runs on their way" if view.running_gpu_s else ""
+    return f"{_percent(view.share)} of {view.allocated_gpu_s:.1f} device-seconds{running}"
+
+
+def _spent(view: views.GoodputView | None) -> str:
+    """Return what the rest of the device-seconds went into, the most first."""
     if view is None or not view.allocated_gpu_s:
         return ""
     parts = (
-        ("to tell the others apart", view.stopped_gpu_s),
-        ("starting and saving", view.overhead_gpu_s),
-        ("without a value", view.failed_gpu_s),
+        (view.useful_gpu_s, "promoted and best"),
+        (view.stopped_gpu_s, "to tell the others apart"),
+        (view.overhead_gpu_s, "starting and saving"),
+        (view.rescale_gpu_s, "moving and resuming"),
+        (view.failed_gpu_s, "killed, or without a value"),
+        (view.profile_gpu_s, "profiling"),
     )
-    rest = ", ".join(f"{_percent(part / view.allocated_gpu_s)} {name}" for name, part in parts if part)
-    return f"{_percent(view.share)} of {view.allocated_gpu_s:.1f} device-seconds" + (f"; {rest}" if rest else "")
+    shares = sorted(((part / view.allocated_gpu_s, name) for part, name in parts if part), reverse=True)
+    return ", ".join(f"{_percent(share)} {name}" for share, name in shares)
+
+
+def sweep_progress(sweep: views.SweepView) -> str:
+    """
+    Return how far a sweep is, in one line.
+
+    With the best so far, the time left at the pace so far, and goodput and utilisation as far as there are any.
+    """
+    goodput, used = sweep.goodput, sweep.utilisation
+    running = sum(trial.state == "R" for trial in sweep.trials)
+    words = [
+        f"{sweep.id}: {_progress(sweep)} runs, {running} running",
+        f"best {sweep.metric} {render.number(sweep.best_value)}" if sweep.best_job_id else "",
+        f"goodput {_percent(goodput.share)}" if goodput is not None and goodput.allocated_gpu_s else "",
+        f"used {_percent(used)}" if used is not None else "",
+        f"about {span(sweep.eta_s)} left" if sweep.eta_s is not None else "",
+    ]
+    return ", ".join(filter(None, words))
 
 
 def _percent(share: float) -> str:

@@ -56,11 +56,15 @@ def tune(
     seed: Annotated[int | None, typer.Option("--seed", help="Of the random search.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse a sweep that could not start at present.")] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")] = True,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it ends; exit code 0 if it completed.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", "-f", "--follow", help="Say how far it is until it ends; exit code 0 if it completed."),
+    ] = False,
     output: AnswerOut = "text",
 ) -> None:
     """Submit a sweep over hyper-parameters."""
     from penstock import specfile
+    from penstock.cli import sweep_progress
 
     typed: dict[str, Any] = {"name": name, "id": sweep_id, "trials": trials, "max_gpus": max_gpus, "seed": seed}
     overrides = {key: value for key, value in typed.items() if value not in {"", None}}
@@ -76,7 +80,7 @@ def tune(
             render.show_json_line(answer)
         else:
             render.say(answer.id)
-        return await client.wait_sweep(answer.id) if wait else None
+        return await sweep_progress.followed(client, answer.id) if wait else None
 
     _conclude(call(ctx, submit))
 
@@ -106,15 +110,49 @@ def ls(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
         render.show_table(text.SWEEP_HEADERS, [text.sweep_row(s) for s in found.sweeps], wide=output == "wide")
 
 
-def show(ctx: typer.Context, sweep: SweepId, output: Out = "table", at: At = None) -> None:
-    """Show a sweep and its trials."""
-    from penstock.cli import show as text
+def show(
+    ctx: typer.Context,
+    sweep: SweepId,
+    *,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Say how far it is until it ends, then show it.")
+    ] = False,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """Show a sweep, its trials, and what its devices were used for; with -f -o json, a line for each change."""
+    if follow:
+        from penstock.cli.errors import bad_input
 
-    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+        if at is not None:
+            bad_input("--follow and --at were given; expected one of them: what was does not change")
+        found = call(ctx, lambda client: _followed(client, sweep, output))
+        if output == "json":
+            return
+    else:
+        found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
     if output == "json":
         render.show_json(found)
-        return
-    render.say("\n".join(text.sweep_lines(found)))
+    else:
+        _show(found, output)
+
+
+async def _followed(client: Client, sweep_id: str, output: str) -> views.SweepView:
+    from penstock.cli import sweep_progress
+
+    if output != "json":
+        return await sweep_progress.followed(client, sweep_id)
+    told = sweep_progress.Told()
+    async for sweep in client.follow_sweep(sweep_id, sweep_progress.EVERY_S):
+        if told.news(sweep):
+            render.show_json_line(sweep)
+    return sweep
+
+
+def _show(found: views.SweepView, output: str) -> None:
+    from penstock.cli import show as text
+
+    render.say("\n".join(render.wrapped(text.sweep_lines(found))))
     render.say()
     if found.rungs:
         render.show_table(text.RUNG_HEADERS, [text.rung_row(r) for r in found.rungs], wide=output == "wide")

@@ -58,20 +58,26 @@ class RungView(View, frozen=True, kw_only=True):
 
 class GoodputView(View, frozen=True, kw_only=True):
     """
-    What became of the devices that a sweep's trials held, in device-seconds of runs that are over.
+    What became of the devices that a sweep's trials held, in device-seconds; all but the last of runs that are over.
 
     Attributes
     ----------
     useful_gpu_s : float
-        Spent in iterations whose result reached the search, of trials that were promoted or are the best.
+        Spent in iterations whose result reached the search, of runs that were promoted or are the best.
     stopped_gpu_s : float
-        The same of trials that were not: what it costs to find out.
+        The same of runs that were not: what it costs to find out.
     failed_gpu_s : float
-        Of runs that gave no value, iterations and all.
+        Of runs that gave no value, iterations and all: crashed, diverged, cancelled.
+    rescale_gpu_s : float
+        Stopping and going on again, after a move, a preemption or a crash.
     overhead_gpu_s : float
-        The rest: starting, loading and saving checkpoints, leaving; and what was done again after a preemption.
+        What else was no iteration: starting, loading and saving checkpoints, leaving.
+    profile_gpu_s : float
+        Samples that the profiler took of the workload while the sweep was there.
     allocated_gpu_s : float
-        All of it.
+        All of these.
+    running_gpu_s : float
+        Held so far by runs on their way.
     """
 
     useful_gpu_s: float
@@ -79,10 +85,13 @@ class GoodputView(View, frozen=True, kw_only=True):
     failed_gpu_s: float
     overhead_gpu_s: float
     allocated_gpu_s: float
+    rescale_gpu_s: float = 0.0
+    profile_gpu_s: float = 0.0
+    running_gpu_s: float = 0.0
 
     @property
     def share(self) -> float:
-        """The useful part, from 0 to 1."""
+        """The useful part of what was allocated, from 0 to 1."""
         return self.useful_gpu_s / self.allocated_gpu_s if self.allocated_gpu_s else 0.0
 
 
@@ -105,6 +114,12 @@ class SweepView(View, frozen=True, kw_only=True):
         So far: of the runs with the largest budget that gave a value, the best.
     eta_s : float or None
         Seconds to the end at the pace so far, as far as the search knows what is left.
+    makespan_s : float
+        Seconds from submission to the end, or so far.
+    target_s : float or None
+        Seconds from submission to the first value as good as the target of the specification.
+    utilisation : float or None
+        Device-seconds held over those of the devices that it could have used, from 0 to 1; None where there were none.
     rungs : tuple of RungView
     goodput : GoodputView or None
         None in a list of sweeps.
@@ -126,6 +141,9 @@ class SweepView(View, frozen=True, kw_only=True):
     spec: SweepSpec
     opened: int = 0
     eta_s: float | None = None
+    makespan_s: float = 0.0
+    target_s: float | None = None
+    utilisation: float | None = None
     rungs: tuple[RungView, ...] = ()
     goodput: GoodputView | None = None
 

@@ -37,6 +37,7 @@ def check(spec: SweepSpec, *, grid: bool) -> None:
             "space has no dimension; expected at least one, such as lr = {kind = 'choice', values = [0.1, 0.2]}"
         )
     _expect(_is_64_bit(spec.seed), "seed", "beyond 64 bits", _64_BITS)
+    _expect(spec.target is None or math.isfinite(spec.target), "target", f"{spec.target}", "a finite number, or none")
     for name, dimension in sorted(spec.space.items()):
         _check_dimension(f"space.{name}", dimension, grid=grid)
     if grid and size(spec) > MOST_TRIALS:

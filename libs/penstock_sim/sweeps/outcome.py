@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+PARTS: Final = ("stopped", "failed", "rescale", "overhead")
+"""Of the device-seconds held, what was not goodput; as in :class:`penstock_policies.search.spending.Account`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +24,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     utilisation : float
         Device-seconds held over those that there were, 0 to 1.
     goodput : float
-        Device-seconds of iterations of promoted and best trials over those held.
+        Device-seconds of iterations of promoted and best runs over those held.
+    stopped, failed, rescale, overhead : float
+        The rest of those held, as shares: iterations of the other runs, runs that diverged, moving, and starting.
     trials, runs, resizes : int
         Points tried, runs of them, and how often a running one was moved to another width.
     """
@@ -32,3 +39,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     trials: int
     runs: int
     resizes: int
+    stopped: float = 0.0
+    failed: float = 0.0
+    rescale: float = 0.0
+    overhead: float = 0.0

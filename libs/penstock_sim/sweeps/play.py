@@ -11,10 +11,11 @@ import numpy as np
 from penstock_events.spec import SweepSpec
 from penstock_policies import search
 from penstock_policies.search import Past
+from penstock_policies.search.spending import Account, Spent, Use, account
 from penstock_policies.waterfill import Room, run_time_s
 from penstock_sim.sweeps.curves import Curves
 from penstock_sim.sweeps.filling import Filling, Model
-from penstock_sim.sweeps.outcome import Outcome
+from penstock_sim.sweeps.outcome import PARTS, Outcome
 
 
 class Run(msgspec.Struct):
@@ -27,8 +28,10 @@ class Run(msgspec.Struct):
         What is left of it on one whole device, in seconds, as of ``since_s``; before that it starts or is being moved.
     guess_s : float
         The same as it was expected when it was opened, to find its width by.
-    held_gpu_s : float
-        Device-seconds held up to ``since_s``.
+    spent : Spent
+        Up to ``since_s``.
+    starts : int
+        How often it was started: at first, and after each move.
     turn : int
         Of the end that counts; earlier ones are void.
     """
@@ -38,8 +41,8 @@ class Run(msgspec.Struct):
     guess_s: float
     width: float = 0.0
     since_s: float = 0.0
-    held_gpu_s: float = 0.0
-    useful_gpu_s: float = 0.0
+    spent: Spent = msgspec.field(default_factory=Spent)
+    starts: int = 0
     turn: int = 0
 
 
@@ -78,8 +81,7 @@ class _Sweep:
         self.ends: list[tuple[float, int, int]] = []
         self.order = itertools.count()
         self.now_s = 0.0
-        self.target_s: float | None = None
-        self.held: dict[int, tuple[float, float]] = {}
+        self.spent: dict[int, tuple[float, Spent]] = {}
         self.resizes = 0
 
     def play(self) -> Outcome:
@@ -142,6 +144,7 @@ class _Sweep:
     def _go(self, run: Run) -> None:
         """Let a run go on from now, after what starting it takes."""
         run.since_s, run.turn = self.now_s, next(self.order)
+        run.starts += 1
         self.running[run.number] = run
         end_s = self.now_s + self.model.overhead_s + self._takes_s(run.h1_s, run.width)
         heapq.heappush(self.ends, (end_s, run.turn, run.number))
@@ -159,24 +162,16 @@ class _Sweep:
         self.pace_s[opened.trial] = float(self.curves.unit_s[curve])
         value = self.curves.value(curve, opened.budget or float(self.curves.budgets[-1]))
         self.past.end(run.number, value)
-        self.held[run.number] = (run.held_gpu_s, run.useful_gpu_s)
-        if value is not None and self._reaches(value) and self.target_s is None:
-            self.target_s = self.now_s
+        self.spent[run.number] = (self.now_s, run.spent)
 
     def _advance(self, run: Run) -> None:
         """Bring a run up to now."""
         went_s = self.now_s - run.since_s
         working_s = max(0.0, went_s - self.model.overhead_s)
         done = min(1.0, working_s / takes_s) if (takes_s := self._takes_s(run.h1_s, run.width)) else 1.0
-        run.held_gpu_s += went_s * run.width
-        run.useful_gpu_s += min(working_s, takes_s) * run.width
+        run.spent.add(went_s * run.width, min(working_s, takes_s) * run.width, again=run.starts > 1)
         run.h1_s *= 1.0 - done
         run.since_s = self.now_s
-
-    def _reaches(self, value: float) -> bool:
-        if self.target is None:
-            return False
-        return value >= self.target if self.spec.mode == "max" else value <= self.target
 
     # --- moving
     def _resize(self) -> None:
@@ -204,19 +199,26 @@ class _Sweep:
         return max(1e-9, run.h1_s * (1.0 - working_s / takes_s)) if takes_s else 1e-9
 
     def _outcome(self) -> Outcome:
-        runs = self.past.runs
-        top = max((run.budget for run in runs if run.value is not None), default=0)
-        ranked = self.past.ranked((i for i, run in enumerate(runs) if run.budget == top), self.spec.mode)
-        wanted = {run.origin for run in runs} | set(ranked[:1])
-        held = sum(held for held, _ in self.held.values())
-        useful = sum(useful for number, (_, useful) in self.held.items() if number in wanted)
+        uses = [self._use(number) for number in range(len(self.past.runs))]
+        found = account(uses, self.spec.mode, target=self.target)
+        best = self.past.runs[int(found.best)].value if found.best is not None else None
+        there_gpu_s = self.model.gpus * self.now_s
+        shares = {name: self._share(getattr(found, f"{name}_gpu_s"), found) for name in PARTS}
         return Outcome(
             makespan_s=self.now_s,
-            target_s=self.target_s,
-            best=runs[ranked[0]].value if ranked else None,
-            utilisation=held / (self.model.gpus * self.now_s) if self.now_s else 0.0,
-            goodput=useful / held if held else 0.0,
+            target_s=found.target_s,
+            best=best,
+            utilisation=found.allocated_gpu_s / there_gpu_s if there_gpu_s else 0.0,
+            goodput=found.goodput,
             trials=self.past.trials,
-            runs=len(runs),
+            runs=len(self.past.runs),
             resizes=self.resizes,
+            **shares,
         )
+
+    def _use(self, number: int) -> Use:
+        run, (ended_s, spent) = self.past.runs[number], self.spent[number]
+        return Use(key=number, origin=run.origin, budget=run.budget, ended_s=ended_s, value=run.value, spent=spent)
+
+    def _share(self, part_gpu_s: float, of: Account) -> float:
+        return part_gpu_s / of.allocated_gpu_s if of.allocated_gpu_s else 0.0
