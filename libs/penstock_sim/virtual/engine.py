@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from penstock_bus import Decider, Delivery
-from penstock_events import AnyEvent
+from penstock_events import AnyEvent, Event
 from penstock_sim.virtual.agenda import Agenda
 from penstock_sim.virtual.log import Log
 from penstock_sim.virtual.station import Station
@@ -40,6 +41,7 @@ class Engine:
         self.instants = 0
         self._stations = [Station(decider) for decider in deciders]
         self._heard = [station.heard for station in self._stations]
+        self._heeding = cache(self._who_heeds)
         self._log = log
         self._followers: list[Callable[[Delivery], None]] = []
         self._witnesses: list[Callable[[Delivery], None]] = []
@@ -82,7 +84,7 @@ class Engine:
     def _next_s(self) -> float:
         next_s = self.agenda.next_s
         for station in self._stations:
-            if station.concerned:
+            if station.woken:
                 return self.now_s
             next_s = min(next_s, station.wake_at_s)
         return next_s
@@ -97,13 +99,13 @@ class Engine:
     def _ask_all(self) -> int:
         proposed, now_s = 0, self.now_s
         for station in self._stations:
-            if station.due(now_s):
+            if station.woken or station.wake_at_s <= now_s:
                 for proposal, expected in station.decide(now_s):
                     proposed += 1
                     delivery = self._log.append(
                         proposal.subject,
                         proposal.facts,
-                        actor=f"{station.name}/sim",
+                        actor=station.actor,
                         at_s=now_s,
                         cause=proposal.cause,
                         expected=expected,
@@ -116,5 +118,12 @@ class Engine:
     def _spread(self, delivery: Delivery) -> None:
         for heard in self._heard:
             heard.append(delivery)
+        for fact in delivery.commit.facts:
+            for station in self._heeding(type(fact)):
+                station.woken = True
         for witness in self._witnesses:
             witness(delivery)
+
+    def _who_heeds(self, kind: type[Event]) -> tuple[Station, ...]:
+        """Return whom to ask after a fact of a kind."""
+        return tuple(station for station in self._stations if kind not in station.ignores)

@@ -22,7 +22,7 @@ from penstock_bus import Delivery
 from penstock_events import AnyEvent, Commit, codec, tag_of
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
+class _Line(msgspec.Struct, frozen=True):
     """A line, in the order of the fields of :class:`penstock_events.views.EventView`."""
 
     seq: int
@@ -41,16 +41,16 @@ _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(_Line)
 
 
-def encode(delivery: Delivery) -> bytes:
+def encode(*deliveries: Delivery) -> bytes:
     """
-    Return a commit's lines, each with its line end.
+    Return the lines of commits, each with its line end.
 
     Raises
     ------
     CodecError
         If a number is not finite.
     """
-    return _encoder.encode_lines([_line(delivery, fact) for fact in delivery.commit.facts])
+    return _encoder.encode_lines([_line(delivery, fact) for delivery in deliveries for fact in delivery.commit.facts])
 
 
 def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
@@ -77,14 +77,14 @@ def _line(delivery: Delivery, fact: AnyEvent) -> _Line:
         codec.encode(delivery.commit)  # refuses what is not finite
     commit = delivery.commit
     return _Line(
-        seq=delivery.seq,
-        stored_s=delivery.stored_s,
-        subject=delivery.subject,
-        actor=commit.actor,
-        cause=commit.cause,
-        type=_tag_of(type(fact)),
-        at_s=fact.at_s,
-        fact=msgspec.Raw(b"{" + body.split(b",", 2)[2]),
+        delivery.seq,
+        delivery.stored_s,
+        delivery.subject,
+        commit.actor,
+        commit.cause,
+        _tag_of(type(fact)),
+        fact.at_s,
+        msgspec.Raw(b"{" + body.split(b",", 2)[2]),
     )
 
 

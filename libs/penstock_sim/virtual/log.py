@@ -78,7 +78,7 @@ class Written:
             self._flush()
 
     def _flush(self) -> None:
-        self._file.write(b"".join([lines.encode(delivery) for delivery in self._batch]))
+        self._file.write(lines.encode(*self._batch))
         self._batch.clear()
 
     def __enter__(self) -> Written:

@@ -19,45 +19,32 @@ class Station:
 
     Attributes
     ----------
+    actor : str
+        As whom it writes.
+    ignores : frozenset of type
+        Kinds of facts after which it need not be asked.
     wake_at_s : float
         When it asked to be asked again; infinite where it did not.
     woken : bool
-        Whether it is to be asked whatever was delivered.
+        Whether it is to be asked: whoever delivers a fact of a kind that it does not ignore says so here.
     heard : list of Delivery
         Commits since it was asked last: whoever delivers puts them here, and they are folded in before it is asked.
     """
 
     def __init__(self, decider: Decider[Any]) -> None:
-        self.name = decider.name
+        self.actor, self.ignores = f"{decider.name}/sim", decider.ignores
         self.fold: Fold[Any] = Fold(decider)
         self.heard: list[Delivery] = []
-        self._looked_at = 0
         self.wake_at_s = math.inf
         self.woken = True
-        self._decide, self._heeds = decider.decide, decider.heeds
-
-    @property
-    def concerned(self) -> bool:
-        """Whether it has to be asked because of what it has heard, or somebody has woken it."""
-        if not self.woken and self._looked_at < len(self.heard):
-            self._look()
-        return self.woken
-
-    def due(self, now_s: float) -> bool:
-        """Say whether it is to be asked now."""
-        return self.concerned or self.wake_at_s <= now_s
-
-    def _look(self) -> None:
-        while not self.woken and self._looked_at < len(self.heard):
-            self.woken = self._heeds(self.heard[self._looked_at].commit)
-            self._looked_at += 1
+        self._decide = decider.decide
 
     def decide(self, now_s: float) -> list[tuple[Proposal, int]]:
         """Ask it; return its proposals, each with the sequence that it expects of its subject."""
+        apply = self.fold.apply
         for delivery in self.heard:
-            self.fold.apply(delivery)
+            apply(delivery)
         self.heard.clear()
-        self._looked_at = 0
         decision = self._decide(self.fold.state, now_s)
         self.woken = False
         wake_s = decision.wake_at_s
