@@ -60,11 +60,19 @@ def _plan(sweep: Sweep) -> search.Plan | None:
 
 
 def _eta_s(scene: Scene, sweep: Sweep, plan: search.Plan | None) -> float | None:
-    """Return the seconds that are left if the rest of the work goes as fast as what is done."""
-    done = sum(_work(sweep, row) for row in sweep.trials.values() if row.finished is not None)
+    """Return the seconds that are left if what is left goes as fast as what is done: starting runs, and training."""
+    over = [row for row in sweep.trials.values() if row.finished is not None]
+    done = sum(_work(sweep, row) for row in over)
     if plan is None or not done or sweep.finished is not None:
         return None
-    return max(0.0, (scene.now_s - sweep.submitted_s) * (plan.work - done) / done)
+    training_s = sum(row.spent.loop_gpu_s for row in over)
+    starting_s = sum(row.spent.held_gpu_s for row in over) - training_s
+    if training_s + starting_s > 0:
+        whole_s = starting_s * plan.runs / len(over) + training_s * plan.work / done
+        left = whole_s / (training_s + starting_s) - 1.0
+    else:
+        left = plan.work / done - 1.0
+    return max(0.0, (scene.now_s - sweep.submitted_s) * left)
 
 
 def _work(sweep: Sweep, row: TrialRow) -> int:

@@ -111,9 +111,18 @@ def test_where_less_is_better_the_best_is_the_least():
 def test_the_time_left_is_that_of_the_work_left_at_the_pace_so_far():
     facts = [joined(), swept(), opened(0, *FIRST), *RUNG]
     view = shown(*facts, now_s=NOW_S + 30)
-    assert view.eta_s == pytest.approx(30 * 2 / 3), "3 of 5 units of budget took 30 s"
+    whole_s = 4 * 1 + 5 * 4
+    assert view.eta_s == pytest.approx(30 * (whole_s / 15 - 1)), "3 of 4 starts of 1 s, 3 of 5 units of 4 s took 30 s"
     over = SweepFinished(at_s=NOW_S + 31, sweep_id="s1", state="completed")
     assert shown(*facts, over, now_s=NOW_S + 99).eta_s is None
+
+
+def test_where_trials_never_ran_the_time_left_is_judged_by_what_was_to_be_trained():
+    refused = [
+        TrialFinished(at_s=NOW_S + 1, sweep_id="s1", job_id=one.job_id, state="failed", problem="refused")
+        for one in FIRST
+    ]
+    assert shown(swept(), opened(0, *FIRST), *refused, now_s=NOW_S + 30).eta_s == pytest.approx(20)
 
 
 def test_goodput_counts_iterations_of_trials_that_went_on_or_are_the_best():
