@@ -11,6 +11,7 @@ from penstock_events.rank import JobsRanked, Rank
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
+from penstock_events.scale import Demand
 from penstock_events.spec import (
     Budget,
     Choice,
@@ -24,7 +25,7 @@ from penstock_events.spec import (
     SweepSpec,
     Uniform,
 )
-from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened
+from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened, TrialsScaled
 
 __all__ = [
     "ACTIVE",
@@ -36,6 +37,7 @@ __all__ = [
     "Choice",
     "CodecError",
     "Commit",
+    "Demand",
     "Device",
     "Dimension",
     "Event",
@@ -80,6 +82,7 @@ __all__ = [
     "Trial",
     "TrialFinished",
     "TrialGroupOpened",
+    "TrialsScaled",
     "Uniform",
     "Wait",
     "WorkloadProfiled",

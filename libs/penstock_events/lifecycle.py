@@ -21,7 +21,9 @@ from penstock_events.profile import Sample, SamplesRequested
 from penstock_events.rank import JobsRanked
 from penstock_events.round import Placement, RoundDecided
 from penstock_events.run import RunCheckpointed, RunEnded, RunMeasured, RunStarted
+from penstock_events.scale import Demand
 from penstock_events.spec import JobSpec, MemoryNeed, Outcome
+from penstock_events.sweep import TrialsScaled
 
 
 class State(StrEnum):
@@ -85,8 +87,12 @@ class Job(msgspec.Struct, kw_only=True):
         Part of its devices' time that the present run is reckoned to have, and since when; 1 where it shares none.
     forgone_s : float
         Of all that it ran up to then, what others had on devices that it shared: see :mod:`penstock_events.shares`.
+    carried_gpu_s : float
+        What runs of other widths attained beyond what the same time would have on the present one.
     need : MemoryNeed or None
         Of one device's memory, as its last run that measured it says; before that, as its placement says.
+    demand : Demand or None
+        What its next run is to have instead, while the present one is to make way for it.
     checkpointed_s : float
         When its last checkpoint was complete; 0 before the first.
     not_before_s : float
@@ -114,7 +120,9 @@ class Job(msgspec.Struct, kw_only=True):
     share: float = 1.0
     share_since_s: float = 0.0
     forgone_s: float = 0.0
+    carried_gpu_s: float = 0.0
     need: MemoryNeed | None = None
+    demand: Demand | None = None
     not_before_s: float = 0.0
     attempts: int = 0
     failures: int = 0
@@ -149,7 +157,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     def attained_gpu_s(self, now_s: float) -> float:
         """Return the two-dimensional attained service up to ``now_s``, in GPU-seconds."""
-        return self.spec.gpus * self.served_by(now_s)
+        return self.carried_gpu_s + self.spec.gpus * self.served_by(now_s)
 
     def waited_by(self, now_s: float) -> float:
         """Return the seconds spent waiting up to ``now_s``."""
@@ -226,15 +234,15 @@ class Jobs(msgspec.Struct):
                 touched = self._known(event.job_id, _checkpoint, event)
             case RunMeasured():
                 touched = self._known(event.job_id, _measure, event)
-            case JobCancelled():
-                touched = self._known(event.job_id, _cancel, event)
-            case JobHeld() | JobReleased():
-                touched = self._known(event.job_id, _hold, event)
+            case JobCancelled() | JobHeld() | JobReleased():
+                touched = self._known(event.job_id, _hear, event)
+            case TrialsScaled():
+                touched = [job for demand in event.demands for job in self._known(demand.job_id, _scale, demand)]
             case _:
                 touched = []
         return touched
 
-    def _known(self, job_id: str, step: Callable[[Job, Any], bool], event: Event) -> list[Job]:
+    def _known(self, job_id: str, step: Callable[[Job, Any], bool], event: Event | Demand) -> list[Job]:
         job = self.by_id.get(job_id)
         return [job] if job is not None and step(job, event) else []
 
@@ -307,9 +315,8 @@ def _enter_sharers(jobs: Jobs, entered: Iterable[Job], event: RunStarted) -> Non
 
 
 def _leave_sharers(jobs: Jobs, left: Iterable[Job], node_id: str, at_s: float) -> None:
-    for job in left:
-        if job.spec.sharing != "exclusive":
-            shares.leave(jobs, job, node_id, at_s)
+    for job in left if jobs.sharers else ():  # whose sharing may have changed with the end of this run
+        shares.leave(jobs, job, node_id, at_s)
 
 
 def _measure(job: Job, event: RunMeasured) -> bool:
@@ -368,8 +375,14 @@ def _conclude(job: Job, at_s: float) -> None:
     _move(job, what)
     if job.state is State.PENDING:
         job.pending_since_s = at_s
+        if job.demand is not None:
+            _become(job, job.demand)
     else:
         job.finished_s = at_s
+
+
+def _hear(job: Job, event: JobCancelled | JobHeld | JobReleased) -> bool:
+    return _cancel(job, event) if isinstance(event, JobCancelled) else _hold(job, event)
 
 
 def _cancel(job: Job, event: JobCancelled) -> bool:
@@ -389,6 +402,31 @@ def _hold(job: Job, event: JobHeld | JobReleased) -> bool:
     if changed:
         job.held = held
     return changed
+
+
+def _scale(job: Job, demand: Demand) -> bool:
+    """
+    Note what a job is to have from its next run on.
+
+    One that waits takes a new epoch with it, so that a placement which was decided before is void.
+    """
+    if demand.epoch != job.epoch or job.state in TERMINAL or job.state is State.COMPLETING:
+        return False
+    if job.placement is None:
+        job.epoch += 1
+        _become(job, demand)
+    else:
+        job.demand = demand
+    return True
+
+
+def _become(job: Job, demand: Demand) -> None:
+    """Have a job ask for something else; what it has attained by now stays."""
+    job.carried_gpu_s += (job.spec.gpus - demand.gpus) * (job.executed_s - job.forgone_s)
+    job.spec = msgspec.structs.replace(
+        job.spec, gpus=demand.gpus, sharing=demand.sharing, sharers=demand.sharers if demand.sharing == "lane" else 0
+    )
+    job.demand = None
 
 
 def _move(job: Job, what: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from penstock_events.base import Event
+from penstock_events.scale import Demand
 from penstock_events.spec import Param
 
 Problem = Literal["", "crashed", "diverged", "no_report", "refused"]
@@ -49,6 +50,17 @@ class TrialGroupOpened(Event, frozen=True, kw_only=True, tag="sweep.group_opened
     sweep_id: str
     group: int
     trials: tuple[Trial, ...]
+
+
+class TrialsScaled(Event, frozen=True, kw_only=True, tag="sweep.scaled.v1"):
+    """
+    These trials are to be as wide as this from their next runs on; no step is lost, and others are not touched.
+
+    A trial that is over, or is being cancelled, has no next run: its demand is void.
+    """
+
+    sweep_id: str
+    demands: tuple[Demand, ...]
 
 
 class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.v1"):

@@ -187,6 +187,8 @@ def _sharing(spec: JobSpec) -> Iterator[str]:
         yield f'gpus: a fraction is of one device, got {spec.gpus}; use `sharing = "lane"`, or one device'
     if spec.sharing != "fraction" and spec.fraction != 1.0:
         yield f'fraction: is for `sharing = "fraction"`, got {spec.fraction:g} with `{spec.sharing}`'
+    if spec.sharers and spec.sharing != "lane":
+        yield f'sharers: is for `sharing = "lane"`, got {spec.sharers} with `{spec.sharing}`'
     if spec.memory is not None and spec.sharing == "exclusive":
         yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 

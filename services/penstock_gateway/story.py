@@ -34,6 +34,7 @@ from penstock_events import (
     SweepSubmitted,
     TrialFinished,
     TrialGroupOpened,
+    TrialsScaled,
     WorkloadProfiled,
     subjects,
     workload,
@@ -53,7 +54,8 @@ def shared_subjects(job: Job) -> list[str]:
     """Return the subjects that speak of this job among others."""
     key = job.profile_key or workload.key(job.spec)
     pool = job.spec.pool
-    return [subjects.rank(pool), subjects.round_(pool), subjects.policy(pool), subjects.profile(key)]
+    of_sweep = [subjects.sweep(job.spec.parent)] if job.spec.parent else []
+    return [subjects.rank(pool), subjects.round_(pool), subjects.policy(pool), subjects.profile(key), *of_sweep]
 
 
 class Teller:
@@ -90,10 +92,8 @@ class Teller:
                 yield lanes.sentence(fact, self._kind)
             case SamplesRequested() | WorkloadProfiled():
                 yield from self._of_profile(fact)
-            case JobsRanked():
-                yield from self._of_rank(fact)
-            case RoundDecided():
-                yield from self._of_round(fact)
+            case JobsRanked() | RoundDecided() | TrialsScaled():
+                yield from self._of_decision(fact)
             case PolicySet():
                 yield _policy(fact)
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
@@ -147,12 +147,27 @@ class Teller:
             case WorkloadProfiled():
                 yield f"profiled, relative speeds: {listed(_speed(speed) for speed in fact.speeds)}"
 
+    def _of_decision(self, fact: JobsRanked | RoundDecided | TrialsScaled) -> Iterator[str]:
+        match fact:
+            case JobsRanked():
+                yield from self._of_rank(fact)
+            case RoundDecided():
+                yield from self._of_round(fact)
+            case TrialsScaled():
+                yield from self._of_scale(fact)
+
     def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
         for rank in fact.ranks:
             if rank.job_id == self._job.id and rank.queue != self._queue:
                 used = f" after {rank.attained_gpu_s:.1f} GPU-seconds" if rank.attained_gpu_s else ""
                 yield f"ranked in queue {rank.queue}{used}"
                 self._queue = rank.queue
+
+    def _of_scale(self, fact: TrialsScaled) -> Iterator[str]:
+        for demand in fact.demands:
+            if demand.job_id == self._job.id:
+                beside = f" with {demand.sharers - 1} beside it" if demand.sharing == "lane" and demand.sharers else ""
+                yield f"to go on on {count(demand.gpus, 'device')}{beside}{_because(demand.reason)}"
 
     def _of_round(self, fact: RoundDecided) -> Iterator[str]:
         for node_id in sorted(self._nodes.intersection(fact.lost_nodes)):

@@ -306,8 +306,10 @@ def _preemptions(field: _Field, admitted: Admission, evicted: Sequence[Running])
 
 
 def _eviction(pool: Pool, run: Running) -> str:
-    node_id = min(node_id for node_id in run.ranked.job.open_nodes if pool.cluster.nodes[node_id].evicting)
-    return f"node {node_id} is drained"
+    emptied, demand = pool.emptied(run.ranked.job), run.ranked.job.demand
+    if emptied or demand is None:
+        return f"node {emptied[0]} is drained"
+    return demand.reason or f"it is to go on on {demand.gpus} device{'s' if demand.gpus > 1 else ''}"
 
 
 def _scene_after(scene: Scene, runs: Sequence[Running], draft: _Draft) -> Scene:

@@ -106,7 +106,7 @@ class Known(msgspec.Struct, dict=True):
     def at_rest(self, name: str) -> bool:
         """Say whether nobody waits in a pool that was asked for, and nothing is to move: no round would do anything."""
         roster = rosters_of(self).get(name)
-        return roster is not None and not len(roster.waiting) and not roster.evicting
+        return roster is not None and not len(roster.waiting) and not roster.evicting and not roster.moving
 
     def pool(self, name: str, jobs: Jobs, topology: Sequence[str] = ()) -> Pool:
         """Return what a round of the pool is decided from; its nodes' domains are those of the levels of a topology."""

@@ -78,8 +78,10 @@ class Pool(msgspec.Struct, frozen=True):
         return self.roster.nodes
 
     def evicted(self) -> list[Running]:
-        """Return the runs that are to move because one of their nodes is being emptied."""
-        return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)] if self.roster.evicting else []
+        """Return the runs that are to move: one of their nodes is being emptied, or they are to be of another width."""
+        if not self.roster.evicting and not self.roster.moving:
+            return []
+        return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)]
 
     def ranked_by(self, ranked: Ranked, now_s: float) -> Ranked:
         """Return a running job in the order as it is now: by what is left to do, positions fall as jobs execute."""
@@ -89,9 +91,13 @@ class Pool(msgspec.Struct, frozen=True):
         return ranked._replace(position=ranked.position - rank.falls_per_s * max(0.0, now_s - ranked.job.started_s))
 
     def is_evicted(self, job: Job) -> bool:
-        """Say whether a run is to move because one of its nodes is being emptied."""
+        """Say whether a run is to move: one of its nodes is being emptied, or it is to be of another width."""
+        return can_be_stopped(job) and (job.demand is not None or bool(self.emptied(job)))
+
+    def emptied(self, job: Job) -> list[str]:
+        """Return which of a run's nodes are being emptied."""
         nodes = self.cluster.nodes
-        return can_be_stopped(job) and any(node_id in nodes and nodes[node_id].evicting for node_id in job.open_nodes)
+        return sorted(node_id for node_id in job.open_nodes if node_id in nodes and nodes[node_id].evicting)
 
     def supply(self) -> Supply:
         """Return the devices, with those of the runs that are coming to an end apart."""

@@ -72,6 +72,7 @@ class Entry(msgspec.Struct, frozen=True):
     fresh_s: float | None = None
     delayed: bool = False
     stopping: bool = False
+    moving: bool = False
     run: Running | None = None
     shape: Shape = ()
     held: tuple[tuple[str, int], ...] = ()
@@ -120,6 +121,8 @@ class Roster:
         Queue → devices of its runs; of those that hold several.
     evicting : bool
         Whether a node is being emptied.
+    moving : dict of str to None
+        Leases whose jobs are to be as wide as has been decided since.
 
     Notes
     -----
@@ -156,6 +159,7 @@ class Roster:
         self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
         self.delayed: dict[str, None] = {}
         self.stopping: dict[str, None] = {}
+        self.moving: dict[str, None] = {}
         self.below: Counter[int] = Counter()
         self.of_several: Counter[int] = Counter()
         for job in jobs:
@@ -219,6 +223,7 @@ class Roster:
             and before.placement is job.placement
             and before.nodes == len(job.open_nodes)
             and before.stopping == job.stopping
+            and before.moving == (job.demand is not None)
             and before.key == key_of(job, self._ranks)
         )
 
@@ -248,6 +253,7 @@ class Roster:
             ranked,
             demand,
             stopping=job.stopping,
+            moving=job.demand is not None,
             run=Running(ranked, placement.kind, devices),
             shape=shape,
             held=held,
@@ -325,6 +331,8 @@ class Roster:
         self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
+        if entry.moving:
+            self.moving[entry.ranked.job_id] = None
         if entry.tenant is not None and entry.run is not None:
             self.sharing.lease(entry.run, stopping=entry.stopping)
         holders, first = self._holders, []
@@ -343,6 +351,7 @@ class Roster:
         self.leased.remove(entry.key)
         self._count(entry.key[0], -len(entry.held))
         self.stopping.pop(entry.ranked.job_id, None)
+        self.moving.pop(entry.ranked.job_id, None)
         if entry.tenant is not None:
             self.sharing.release(entry.ranked.job_id)
         holders, last = self._holders, []

@@ -81,7 +81,7 @@ class Sharing:
 
     def survey(self, spec: JobSpec, tenant: Tenant) -> Survey:
         """Return how things stand for a job; worked out once for all that may share with the same."""
-        of = spec.kinds, spec.memory_bytes, tenant.mode, tenant.party, tenant.alone
+        of = spec.kinds, spec.memory_bytes, tenant.mode, tenant.party, tenant.alone, tenant.most
         if of not in self._surveys:
             number = sum(count for like, count in self._classes.items() if fits(spec, like))
             there = (shared for shared in self._near.to(tenant.party) if fits(spec, shared.at[1]))

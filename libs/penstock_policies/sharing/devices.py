@@ -50,6 +50,8 @@ class Shared:
         Whose they are.
     alone : bool
         Whether one of them is to have nobody beside it.
+    most : int
+        Jobs that there may be, as they themselves say; 0 where none says.
 
     Examples
     --------
@@ -71,6 +73,7 @@ class Shared:
     parties: frozenset[Party]
     mode: str
     alone: bool
+    most: int
 
     @classmethod
     def of(cls, at: Located, tenants: Mapping[str, Tenant], limits: Limits) -> Shared:
@@ -85,7 +88,8 @@ class Shared:
         parties = frozenset(tenant.party for tenant in tenants.values())
         mode = next((tenant.mode for tenant in tenants.values()), "")
         alone = any(tenant.alone for tenant in tenants.values())
-        return cls(at, limits, load, fraction, tenants, parties, mode, alone)
+        most = min((tenant.most for tenant in tenants.values() if tenant.most), default=0)
+        return cls(at, limits, load, fraction, tenants, parties, mode, alone, most)
 
     def holds(self, tenant: Tenant) -> bool:
         """Say whether one more job may join, and there is room for it."""
@@ -97,8 +101,9 @@ class Shared:
             return "shared in the other way"
         if tenant.alone or self.alone:
             return "with a job whose need is not known yet"
-        if len(self.tenants) >= self.limits.most_jobs:
-            return f"with {self.limits.most_jobs} jobs, the most"
+        most = min(filter(None, (self.limits.most_jobs, self.most, tenant.most)))
+        if len(self.tenants) >= most:
+            return f"with {most} job{'s' if most > 1 else ''}, the most"
         if not willing(tenant.party, self.parties):
             return "with jobs that it may not share with"
         return ""
@@ -119,7 +124,8 @@ class Shared:
         load = self.load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else self.load
         fraction = self.fraction + (tenant.fraction if tenant.mode == "fraction" else 0.0)
         tenants, parties = {**self.tenants, job_id: tenant}, self.parties | {tenant.party}
-        return replace(self, load=load, fraction=fraction, tenants=tenants, parties=parties)
+        most = min(filter(None, (self.most, tenant.most)), default=0)
+        return replace(self, load=load, fraction=fraction, tenants=tenants, parties=parties, most=most)
 
     def without(self, job_ids: set[str]) -> Shared:
         """Return the device without some of its jobs."""

@@ -76,7 +76,7 @@ def _like(ranked: Ranked) -> Hashable:
 def _class(ranked: Ranked, tenant: Tenant, rank: Hashable) -> Hashable:
     spec = ranked.job.spec
     one_size = tenant if tenant.mode == "fraction" or tenant.need is None else tenant.party
-    return rank, spec.kinds, spec.memory_bytes, tenant.gpus, one_size
+    return rank, spec.kinds, spec.memory_bytes, tenant.gpus, tenant.most, one_size
 
 
 def _size(tenant: Tenant) -> tuple[int, int]:

@@ -61,6 +61,8 @@ class Tenant(NamedTuple):
         Of one device, for ``fraction``; 1 for lanes.
     gpus : int
         A lane on each of so many devices of one node.
+    most : int
+        Jobs on each of its devices, itself among them; 0: as many as the pool allows.
     """
 
     mode: Mode
@@ -68,6 +70,7 @@ class Tenant(NamedTuple):
     need: MemoryNeed | None
     fraction: float = 1.0
     gpus: int = 1
+    most: int = 0
 
     @property
     def alone(self) -> bool:
@@ -103,7 +106,7 @@ def tenant_of(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> Tenant 
     party = Party(spec.user, spec.team, spec.share_with)
     if spec.sharing == "fraction":
         return Tenant("fraction", party, spec.memory, spec.fraction)
-    return Tenant("lane", party, job.need or spec.memory or measured(job), gpus=spec.gpus)
+    return Tenant("lane", party, job.need or spec.memory or measured(job), gpus=spec.gpus, most=spec.sharers)
 
 
 def asking(spec: JobSpec, tenant: Tenant, reserve_share: float) -> JobSpec:
