@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, assert_never
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from penstock_bus import Bus
 from penstock_events import (
@@ -65,34 +65,69 @@ async def results(bus: Bus, sweep_id: str) -> AsyncIterator[views.TrialView]:
                     pass
 
 
-def study(sweep: views.SweepView) -> optuna.Study:
+def study(
+    sweep: views.SweepView, *, stopped: Literal["pruned", "complete"] = "pruned", storage: Any = None
+) -> optuna.Study:
     """
     Return an Optuna study of a sweep's trials, each with its last value and those on the way there.
 
-    For ``optuna.visualization``; nothing is asked of it. Trials that ended without a value, or were cancelled, have
-    failed; what they reported on the way is no result.
+    Nothing is asked of it. Trials that ended without a value, or were cancelled, have failed; what they reported on the
+    way is no result.
+
+    Parameters
+    ----------
+    stopped : {"pruned", "complete"}
+        What Optuna is told of trials that were stopped below the largest budget. Its ``best_trial`` and its samplers do
+        not compare the pruned ones with the others; its pictures leave them out.
+    storage : str or optuna.storages.BaseStorage, optional
+        Where the study is kept, under the sweep's name and id; in memory, where it is left out.
 
     Raises
     ------
     ImportError
         If Optuna is not installed: ``pip install 'penstock[optuna]'``.
+    optuna.exceptions.DuplicatedStudyError
+        If the storage has it already.
     """
     import optuna  # noqa: PLC0415 - an extra, and half a second
-    from optuna.trial import TrialState, create_trial  # noqa: PLC0415
 
-    made = optuna.create_study(study_name=sweep.name, direction="maximize" if sweep.mode == "max" else "minimize")
+    made = optuna.create_study(
+        study_name=f"{sweep.name}-{sweep.id}",
+        direction="maximize" if sweep.mode == "max" else "minimize",
+        storage=storage,
+    )
     space = {name: _distribution(dimension) for name, dimension in sweep.spec.space.items()}
-    for number in dict.fromkeys(trial.number for trial in sweep.trials):
-        runs = [trial for trial in sweep.trials if trial.number == number]
-        values = {run.budget: run.value for run in runs if run.value is not None and run.state == "CD"}
-        last = values.get(runs[-1].budget) if runs[-1].state == "CD" else None
-        over = last is not None or runs[-1].state in {"CD", "F", "CA"} or runs[-1].problem
-        state = (TrialState.COMPLETE if last is not None else TrialState.FAIL) if over else TrialState.RUNNING
-        params = {name: runs[0].params[name] for name in space}
-        made.add_trial(
-            create_trial(state=state, value=last, params=params, distributions=space, intermediate_values=values)
-        )
+    below = max((run.budget for run in sweep.trials if _gave(run)), default=0) if stopped == "pruned" else 0
+    made.add_trials(_trials(sweep, space, below))
     return made
+
+
+def _trials(sweep: views.SweepView, space: dict[str, Any], below: int) -> Iterator[optuna.trial.FrozenTrial]:
+    from optuna.trial import TrialState, create_trial  # noqa: PLC0415 - an extra
+
+    runs_of: dict[int, list[views.TrialView]] = {}
+    for run in sweep.trials:
+        runs_of.setdefault(run.number, []).append(run)
+    for runs in runs_of.values():
+        last = runs[-1]
+        if _gave(last):
+            state = TrialState.PRUNED if last.budget < below else TrialState.COMPLETE
+        else:
+            over = last.state in {"CD", "F", "CA"} or last.problem
+            state = TrialState.FAIL if over else TrialState.RUNNING
+        yield create_trial(
+            state=state,
+            value=last.value if _gave(last) else None,
+            params={name: runs[0].params[name] for name in space},
+            distributions=space,
+            intermediate_values={run.budget: run.value for run in runs if run.value is not None and _gave(run)},
+            user_attrs={"job_ids": [run.job_id for run in runs], "gpus": [run.gpus for run in runs]},
+        )
+
+
+def _gave(run: views.TrialView) -> bool:
+    """Say whether a run gave a value to the search."""
+    return run.value is not None and run.state == "CD"
 
 
 def _view(group: int, trial: Trial, end: TrialFinished) -> views.TrialView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +100,25 @@ def test_optuna_takes_a_cancelled_trial_for_no_result_and_one_that_runs_for_runn
     study = results.study(seen(shown(TRIALS[0], 0.99, "CA"), shown(TRIALS[1], 0.9), shown(LATER, None, "R")))
     assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.FAIL, optuna.trial.TrialState.RUNNING]
     assert [trial.intermediate_values for trial in study.trials] == [{}, {1: 0.9}]
+
+
+def test_trials_that_were_stopped_below_the_largest_budget_are_pruned_and_never_the_best() -> None:
+    optuna = pytest.importorskip("optuna")
+    sweep = seen(shown(TRIALS[0], 0.99), shown(TRIALS[1], 0.9), shown(LATER, 0.95))
+    states = optuna.trial.TrialState
+    assert [trial.state for trial in results.study(sweep).trials] == [states.PRUNED, states.COMPLETE]
+    assert results.study(sweep).best_value == 0.95
+    assert results.study(sweep, stopped="complete").best_value == 0.99
+    assert results.study(sweep).best_trial.user_attrs["job_ids"] == ["s1-t001", "s1-t001-r1"]
+
+
+def test_a_study_that_is_kept_can_be_gone_on_with(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    kept_in = f"sqlite:///{tmp_path}/studies.db"
+    results.study(seen(shown(TRIALS[0], 0.5), shown(TRIALS[1], 0.9)), storage=kept_in)
+    loaded = optuna.load_study(study_name="s-s1", storage=kept_in)
+    assert [trial.value for trial in loaded.trials] == [0.5, 0.9]
+    asked = loaded.ask(loaded.trials[0].distributions)
+    assert set(asked.params) == {"lr", "n", "act"}
+    with pytest.raises(optuna.exceptions.DuplicatedStudyError):
+        results.study(seen(shown(TRIALS[0], 0.5)), storage=kept_in)

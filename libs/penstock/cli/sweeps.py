@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -40,6 +43,7 @@ def register(app: typer.Typer) -> None:
     sweep_app.command("show")(show)
     sweep_app.command("best")(best)
     sweep_app.command("export")(export)
+    sweep_app.command("plot")(plot)
     sweep_app.command("cancel")(cancel)
     sweep_app.command("sim")(sweep_sim.sim)
     app.add_typer(sweep_app, name="sweep")
@@ -176,17 +180,84 @@ def best(ctx: typer.Context, sweep: SweepId, output: AnswerOut = "text", at: At 
     render.say("\n".join(render.labelled(pairs)))
 
 
-def export(ctx: typer.Context, sweep: SweepId, at: At = None) -> None:
-    """Write a sweep's runs as CSV: where each stands, what it gave, and its hyper-parameters."""
+def export(
+    ctx: typer.Context,
+    sweep: SweepId,
+    *,
+    optuna: Annotated[
+        str,
+        typer.Option("--optuna", metavar="STORAGE", help="As an Optuna study, to sqlite:///FILE or another storage."),
+    ] = "",
+    at: At = None,
+) -> None:
+    """Write a sweep's runs as CSV: where each stands, what it gave, and its hyper-parameters; or as an Optuna study."""
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    if optuna:
+        _export_study(found, optuna)
+    else:
+        _export_csv(found)
+
+
+def _export_csv(found: views.SweepView) -> None:
     import csv
 
-    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
     names = sorted({name for trial in found.trials for name in trial.params})
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*_COLUMNS, *names])
     for trial in found.trials:
         cells = ["" if (value := getattr(trial, name)) is None else value for name in _COLUMNS]
         writer.writerow([*cells, *(trial.params.get(name, "") for name in names)])
+
+
+def _export_study(found: views.SweepView, storage: str) -> None:
+    from penstock import results
+
+    with _extras("an Optuna study", "penstock[optuna]"):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            kept_in = optuna.storages.get_storage(storage)
+        except Exception as error:  # of whatever is behind that storage
+            said = str(error).partition("\n")[0]
+            raise Failure(f"--optuna {storage}: {said}; expected a storage such as sqlite:///studies.db") from error
+        try:
+            made = results.study(found, storage=kept_in)
+        except optuna.exceptions.DuplicatedStudyError as error:
+            raise Failure(f"{storage} has a study {found.name}-{found.id} already; name another storage") from error
+    render.say(f"{made.study_name}: {len(made.trials)} trials in {storage}")
+
+
+def plot(
+    ctx: typer.Context,
+    sweep: SweepId,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder; it is made if it is not there.")],
+    picture: Annotated[Literal["png", "svg"], typer.Option("--format", help="png or svg.")] = "png",
+    at: At = None,
+) -> None:
+    """Draw a sweep's history, its points side by side, and its values at each budget, by Optuna."""
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    with _extras("pictures of a sweep", "penstock[optuna,plot]"):
+        from penstock.sweep_plots import draw
+
+        try:
+            written = draw(found, out, picture)
+        except ValueError as error:
+            raise Failure(str(error)) from error
+        except OSError as error:
+            raise Failure(f"--out {out}: {error}") from error
+    for path in written:
+        render.say(str(path))
+
+
+@contextmanager
+def _extras(what: str, extras: str) -> Iterator[None]:
+    """Say what has to be installed, where it is not."""
+    try:
+        yield
+    except ImportError as error:
+        raise Failure(f"{what} needs {error.name or error}; install it: pip install '{extras}'") from error
 
 
 def cancel(
