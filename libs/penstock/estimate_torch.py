@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+from penstock.estimate_recurrent import scratch_bytes, workspace_bytes
+
 torch: Any = import_module("torch")
 _fake_tensor: Any = import_module("torch._subclasses.fake_tensor")
 _dispatch: Any = import_module("torch.utils._python_dispatch")
@@ -17,6 +19,8 @@ _overrides: Any = import_module("torch.overrides")
 _pytree: Any = import_module("torch.utils._pytree")
 
 _READS_A_NUMBER = torch.ops.aten._local_scalar_dense.default
+_RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
+_RECURRENT_BOTH = _RECURRENT, torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 
 class Storages:
@@ -39,6 +43,10 @@ class Storages:
         else:
             self._count(size_bytes)
         self._known[key] = weakref.ref(storage, lambda gone: self._forget(key, gone)), size_bytes
+
+    def see_in_passing(self, size_bytes: int) -> None:
+        """Count what an operation takes beside its results and has given back."""
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + size_bytes)
 
     def reset_peak(self) -> None:
         """Begin to look for the most anew."""
@@ -68,8 +76,19 @@ class _Watch(_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch's clas
         if self._fake and func is _READS_A_NUMBER:
             return _number(args[0])
         result = func(*args, **(kwargs or {}))
+        if self._fake and func is _RECURRENT:
+            *results, _ = result  # torch describes its workspace as empty
+            result = (*results, torch.empty(workspace_bytes(*_lengths(args)), dtype=torch.uint8))
         _pytree.tree_map_only(torch.Tensor, self._storages.see, result)
+        if self._fake and func in _RECURRENT_BOTH:
+            self._storages.see_in_passing(scratch_bytes(*_lengths(args), backward=func is not _RECURRENT))
         return result
+
+
+def _lengths(args: Any) -> tuple[int, int, int, int]:
+    """Return steps, rows, inputs and hidden units of a recurrent layer, from its input and its second weights."""
+    steps, rows, inputs = args[0].shape
+    return steps, rows, inputs, args[2].shape[1]
 
 
 def _number(tensor: Any) -> Any:
@@ -93,7 +112,7 @@ def fake(block_bytes: int) -> Iterator[Storages]:
     storages = Storages(block_bytes)
     with (
         warnings.catch_warnings(),
-        _in_parts(),
+        _as_it_was(),
         _moving(),
         _fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
         _Watch(storages, fake=True),
@@ -122,26 +141,35 @@ class _NobodyRefers:
 
 
 class _OnHost(_overrides.TorchFunctionMode):  # type: ignore[misc]  # torch's classes are Any here
-    """Leaves on the host what a script puts on a GPU: a backward pass opens the device of its tensors, fake or not."""
+    """
+    Leaves on the host what a script puts on a GPU: a backward pass opens the device of its tensors, fake or not.
+
+    From then on it does without oneDNN, which computes recurrent layers on the CPU alone: they are counted in parts.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         if func is torch.Tensor.cuda:
+            torch._C._set_mkldnn_enabled(False)
             return args[0]
         return func(*map(_on_host, args), **{name: _on_host(value) for name, value in (kwargs or {}).items()})
 
 
 def _on_host(value: Any) -> Any:
-    if isinstance(value, str):
-        return "cpu" if value.partition(":")[0] == "cuda" else value
-    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+    if isinstance(value, str) and value.partition(":")[0] == "cuda":
+        moved: Any = "cpu"
+    elif isinstance(value, torch.device) and value.type == "cuda":
+        moved = torch.device("cpu")
+    else:
+        return value
+    torch._C._set_mkldnn_enabled(False)
+    return moved
 
 
 @contextmanager
-def _in_parts() -> Iterator[None]:
-    """Do without oneDNN: its recurrent layers are one operation, whose workspace a fake tensor does not show."""
+def _as_it_was() -> Iterator[None]:
+    """Leave oneDNN as it was found: see :class:`_OnHost`."""
     before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:

@@ -62,6 +62,95 @@ def transformer() -> Make:
     )
 
 
+class _Recurrent(nn.Module):
+    def __init__(self, kind: str, layers: int, *, bidirectional: bool) -> None:
+        super().__init__()
+        layer: Any = getattr(nn, kind)
+        self.layers = layer(64, 256, layers, batch_first=True, bidirectional=bidirectional)
+        self.out = nn.Linear(512 if bidirectional else 256, 10)
+
+    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(self.layers(sequence)[0][:, -1])
+        return scores
+
+
+def _recurrent(kind: str, layers: int, *, bidirectional: bool = False) -> Make:
+    return training(
+        model=lambda: _Recurrent(kind, layers, bidirectional=bidirectional),
+        optimizer=torch.optim.RMSprop,
+        batch=lambda: (torch.randn(32, 50, 64), torch.randint(0, 10, (32,))),
+        loss=functional.cross_entropy,
+    )
+
+
+def lstm() -> Make:
+    """Two LSTM layers of 256 with RMSprop, 32 rows of 50 steps."""
+    return _recurrent("LSTM", 2)
+
+
+def lstm_both_ways() -> Make:
+    """Two LSTM layers that read in both directions."""
+    return _recurrent("LSTM", 2, bidirectional=True)
+
+
+def gru() -> Make:
+    """Two GRU layers."""
+    return _recurrent("GRU", 2)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, out, 3, 2, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out))
+        self.past = nn.Sequential(nn.Conv2d(channels, out, 1, 2, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.second(self.first(x)) + self.past(x))
+
+
+def residual() -> Make:
+    """Three residual blocks with SGD and momentum, 32 pictures of 64 x 64."""
+    blocks = ((3, 32), (32, 64), (64, 128))
+    return training(
+        model=lambda: nn.Sequential(
+            *(_Residual(*block) for block in blocks), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)
+        ),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        batch=lambda: (torch.randn(32, 3, 64, 64), torch.randint(0, 10, (32,))),
+        loss=functional.cross_entropy,
+    )
+
+
+def embedding() -> Make:
+    """Means of 8 of 100,000 words of width 64, with Adam: nearly all of it is the table, its gradient and its state."""
+    return training(
+        model=lambda: nn.Sequential(nn.EmbeddingBag(100_000, 64), nn.Linear(64, 10)),
+        optimizer=torch.optim.Adam,
+        batch=lambda: (torch.randint(0, 100_000, (64, 8)), torch.randint(0, 10, (64,))),
+        loss=functional.cross_entropy,
+    )
+
+
+def accumulating() -> Make:
+    """Four small batches for each step of the optimizer."""
+
+    def make() -> Step:
+        model = nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))
+        descent = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step() -> None:
+            for _ in range(4):
+                scores = model(torch.randn(64, 784))
+                (functional.cross_entropy(scores, torch.randint(0, 10, (64,))) / 4).backward()
+            descent.step()
+            descent.zero_grad()
+
+        return step
+
+    return make
+
+
 def linear(optimizer: str, *, give_back: bool = False) -> Make:
     """Return 1024 x 1024 weights; with ``give_back``, no gradient outlives its iteration."""
 
@@ -106,14 +195,28 @@ def huge() -> Step:
     return lambda: kept * 2
 
 
-def recurrent() -> Step:
-    """Run two LSTM layers of 256 over 50 steps of 32 rows."""
-    model = nn.LSTM(64, 256, 2, batch_first=True)
+def recurrent_on_gpu() -> Step:
+    """Run two LSTM layers of 256 over 50 steps of 32 rows, on a GPU that need not be there."""
+    model = nn.LSTM(64, 256, 2, batch_first=True).to("cuda")
 
     def step() -> None:
-        model(torch.randn(32, 50, 64))[0].sum().backward()
+        model(torch.randn(32, 50, 64, device="cuda"))[0].sum().backward()
 
     return step
+
+
+def onednn_is_on() -> bool:
+    """Say whether torch uses oneDNN."""
+    return bool(torch._C._get_mkldnn_enabled())  # type: ignore[attr-defined]
+
+
+def lstm_workspace_bytes(steps: int, rows: int, inputs: int, hidden: int) -> int:
+    """Return what the kernel of an LSTM layer really keeps."""
+    state, gates = torch.zeros(rows, hidden), 4 * hidden
+    weights = torch.zeros(gates, inputs), torch.zeros(gates, hidden), torch.zeros(gates), torch.zeros(gates)
+    layer: Any = torch.ops.aten.mkldnn_rnn_layer
+    flags = (False, [], 2, hidden, 1, True, False, False, True)
+    return int(layer(torch.zeros(steps, rows, inputs), *weights, state, state, *flags)[3].nbytes)
 
 
 def reading() -> Step:

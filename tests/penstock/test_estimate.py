@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.estimate import EstimateError, Make, measured, need_of, training
+from penstock.estimate_recurrent import row_floats, scratch_bytes, workspace_bytes
 
 TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not TORCH, reason="torch is not installed: the dry estimate was not tried")
@@ -31,7 +32,20 @@ def test_one_iteration_is_too_few_because_optimizer_state_appears_in_it() -> Non
 
 
 @needs_torch
-@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp",
+        "cnn",
+        "transformer",
+        "lstm",
+        "lstm_both_ways",
+        "gru",
+        "residual",
+        "embedding",
+        "accumulating",
+    ],
+)
 def test_an_estimate_is_within_a_fifth_of_the_peak_that_the_profiler_counts(name: str) -> None:
     make: Make = getattr(models, name)()
     need, (persistent_bytes, peak_bytes) = need_of(make), models.profiled(make)
@@ -73,9 +87,24 @@ def test_a_model_larger_than_the_host_is_estimated_without_taking_its_memory() -
 
 
 @needs_torch
-def test_a_recurrent_layer_is_counted_step_by_step() -> None:
+@pytest.mark.parametrize(
+    ("steps", "rows", "inputs", "hidden"), [(50, 32, 64, 256), (10, 7, 300, 64), (3, 1, 1, 1), (5, 8, 100, 100)]
+)
+def test_an_lstm_layers_workspace_is_what_its_kernel_takes(steps: int, rows: int, inputs: int, hidden: int) -> None:
+    expected = workspace_bytes(steps, rows, inputs, hidden)
+    assert expected == pytest.approx(models.lstm_workspace_bytes(steps, rows, inputs, hidden), rel=0.02, abs=8192)
+
+
+@needs_torch
+def test_an_lstm_for_a_gpu_is_counted_step_by_step() -> None:
     steps = 50 * 32 * 256 * 4  # one value for each step, row and unit
-    assert need_of(models.recurrent).ephemeral_bytes > 10 * steps
+    assert need_of(models.recurrent_on_gpu).ephemeral_bytes > 10 * steps
+    assert models.onednn_is_on()
+
+
+@needs_torch
+def test_an_lstm_on_the_host_needs_what_its_kernel_keeps() -> None:
+    assert need_of(models.lstm()).ephemeral_bytes > 2 * workspace_bytes(50, 32, 64, 256)
 
 
 @needs_torch
@@ -107,6 +136,16 @@ def _refuses() -> Callable[[], object]:
 def test_a_job_that_cannot_be_estimated_says_why(make: Any, message: str) -> None:
     with pytest.raises(EstimateError, match=message):
         need_of(make)
+
+
+def test_a_kernels_rows_are_whole_cache_lines_and_never_share_them() -> None:
+    assert [row_floats(length) for length in (1, 16, 17, 256, 250, 512)] == [16, 16, 32, 272, 272, 528]
+
+
+def test_a_backward_pass_takes_more_than_a_forward_pass_where_weights_are_turned() -> None:
+    there, back = (scratch_bytes(50, 32, 64, 256, backward=backward) for backward in (False, True))
+    assert there == (50 * 32 + 64 + 256) * row_floats(1024) * 4
+    assert back == there + 1024 * row_floats(256) * 4  # rows of 64 are as oneDNN wants them
 
 
 def test_a_training_is_built_when_it_is_made_and_not_before() -> None:
