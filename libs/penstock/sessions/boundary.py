@@ -21,7 +21,7 @@ from penstock.sessions.agent import Agent, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
 from penstock.sessions.limit import Limit
 from penstock.sessions.pace import EmulatedPace, HostPace, Pace
-from penstock.sessions.replay import Course
+from penstock.sessions.replay import Course, Place
 from penstock.sessions.setup import Setup
 from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
 
@@ -46,6 +46,8 @@ class Boundary:
         Of the loop.
     save : callable or None
         How the script's state is saved, once the script has said it.
+    place : callable
+        Returns how far the script's sampler has come; None where it has none.
     turns : Member or None
         By which it takes turns with other jobs on its devices; None where it has them to itself.
     at_rest : bool
@@ -60,6 +62,7 @@ class Boundary:
         self.save: Callable[[Path], object] | None = None
         self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
+        self.place: Callable[[], Place | None] = lambda: None
         self._setup = setup
         self._limit = Limit(setup.memory_fraction)
         self._course = course
@@ -157,7 +160,8 @@ class Boundary:
         if found is None:
             _log.warning("nothing_to_begin_from folder=%s; training starts from the beginning", self._setup.begin_dir)
             return None
-        return msgspec.structs.replace(found, history=found.history.reopened())
+        place = found.place.reopened() if found.place else None
+        return msgspec.structs.replace(found, history=found.history.reopened(), place=place)
 
     def put_off_checkpoint(self) -> None:
         """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
@@ -259,7 +263,7 @@ class Boundary:
             return False
         step = self._course.step
         try:
-            self.checkpoints.save(step, self._course.history(), self.save)
+            self.checkpoints.save(step, self._course.history(), self.save, self.place())
         except Superseded as error:
             _log.warning("run_superseded step=%s: %s", step, error)
             self._exit(EXIT_PREEMPTED)

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.sessions.replay import History
+from penstock.sessions.replay import History, Place
 from penstock.sessions.setup import SessionError
 
 FORMAT: Final = 1
@@ -40,12 +40,22 @@ class Superseded(SessionError):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the session keeps of its own beside the user's files; ``files`` maps relative paths to sizes in bytes."""
+    """
+    What the session keeps of its own beside the user's files.
+
+    Attributes
+    ----------
+    files : dict of str to int
+        Sizes in bytes by relative paths.
+    place : Place or None
+        Of the session's sampler, where it has one.
+    """
 
     format: int
     step: int
     history: History
     files: dict[str, int]
+    place: Place | None = None
 
 
 class Checkpoints:
@@ -84,7 +94,7 @@ class Checkpoints:
         fresh.replace(self._folder / _EPOCH)
         self.sweep()
 
-    def save(self, step: int, history: History, write: Callable[[Path], object]) -> None:
+    def save(self, step: int, history: History, write: Callable[[Path], object], place: Place | None = None) -> None:
         """
         Write the checkpoint after a step and drop all but the last two.
 
@@ -99,7 +109,7 @@ class Checkpoints:
         fresh = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._folder))
         try:
             write(fresh)
-            self._seal(fresh, step, history)
+            self._seal(fresh, Manifest(format=FORMAT, step=step, history=history, files=_sizes(fresh), place=place))
             self._refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
             self._publish(fresh, self._folder / f"{_PREFIX}{step}")
         except BaseException:
@@ -157,9 +167,7 @@ class Checkpoints:
             message = f"run {newest} of this job has its checkpoints now; this is run {self._epoch}, which was given up"
             raise Superseded(message)
 
-    def _seal(self, fresh: Path, step: int, history: History) -> None:
-        files = {str(path.relative_to(fresh)): path.stat().st_size for path in _files(fresh)}
-        manifest = Manifest(format=FORMAT, step=step, history=history, files=files)
+    def _seal(self, fresh: Path, manifest: Manifest) -> None:
         (fresh / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         fresh.chmod(0o755)
         for path in [*_files(fresh), *(path for path in fresh.rglob("*") if path.is_dir()), fresh]:
@@ -194,6 +202,10 @@ def _verified(path: Path) -> Manifest:
             message = f"{name} has {found} bytes, {size} were written"
             raise ValueError(message)
     return manifest
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
 
 
 def _files(folder: Path) -> list[Path]:

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Protocol, SupportsFloat, TypeVar
 
 from penstock.sessions.boundary import Boundary
 from penstock.sessions.replay import Course, skip
+from penstock.sessions.sampling import Sampling
 from penstock.sessions.setup import SessionError, Setup, read
 from penstock_events.spec import Param
 from penstock_policies.skew import skew
 
 if TYPE_CHECKING:
+    from penstock.sessions.distributed import Distributed
+    from penstock.sessions.sampler import Sampler
     from penstock_lanes.member import Member
 
 T = TypeVar("T")
@@ -81,6 +84,8 @@ class Session:
         self._setup = setup
         self._course = Course()
         self._boundary = Boundary(setup, self._course)
+        self._sampling = Sampling()
+        self._boundary.place = lambda: self._sampling.place(self._course.step)
 
     # --- what the job is
     @property
@@ -180,6 +185,7 @@ class Session:
         manifest = boundary.checkpoints.load(load) or boundary.inherit(load)
         if manifest is not None:
             self._course.resume(manifest.step, manifest.history)
+            self._sampling.resume(manifest.place)
             boundary.tell_progress()
         boundary.put_off_checkpoint()
 
@@ -214,11 +220,68 @@ class Session:
         self._boundary.skew = skew(tensor.numel() * tensor.element_size() for tensor in model.parameters())
         return self._boundary.skew
 
+    def sampler(self, dataset_size: int, batch_size: int = 0, *, seed: int = 0, shuffle: bool = True) -> Sampler:
+        """
+        Return this process's rows of each step's batch, to be iterated: each loop of :meth:`iterations` is an epoch.
+
+        Each epoch sees each sample once, over all processes of the gang and all runs of the job, also where a later run
+        has another number of processes or another batch size: checkpoints keep how many samples of it are done.
+
+        Parameters
+        ----------
+        dataset_size : int
+        batch_size : int
+            Of one step over all processes, where Penstock has no wish (:attr:`batch_size`).
+        seed : int
+            Of the orders, on all processes and in all runs the same.
+        shuffle : bool
+            Whether each epoch has an order of its own, or goes from the first sample to the last.
+
+        Raises
+        ------
+        SessionError
+            If there is a sampler already, if there is nothing to sample from, if a batch has fewer samples than there
+            are processes, or if a checkpoint's epoch cannot be gone on with.
+
+        Examples
+        --------
+        >>> with session() as s:
+        ...     sampler = s.sampler(5, batch_size=2, shuffle=False)
+        ...     [rows.tolist() for epoch in range(2) for rows in s.iterations(sampler)]
+        [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4]]
+        """
+        from penstock.sessions.sampler import Sampler  # noqa: PLC0415 - it needs numpy, which a plain loop does not
+
+        size, rank, world_size = self.batch_size or batch_size, self.rank, self.world_size
+        return self._sampling.adopt(
+            Sampler(dataset_size, batch_size=size, rank=rank, world_size=world_size, seed=seed, shuffle=shuffle)
+        )
+
+    def distributed(self, *, timeout_s: float = 1800.0) -> Distributed:
+        """
+        Return the gang's process group for PyTorch, to be used in a ``with`` statement; also for a gang of one.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long a process waits for its peers in one operation. A peer that has ended is noticed at once; this is
+            for one that hangs, and must be longer than a checkpoint takes.
+
+        Raises
+        ------
+        SessionError
+            If there is no torch, or none that can use the job's devices.
+        """
+        from penstock.sessions.distributed import distributed  # noqa: PLC0415 - for those who ask
+
+        return distributed(self._setup, timeout_s)
+
     def iterations(self, items: Iterable[T]) -> Iterator[T]:
         """
         Yield the items, one for each step; the executor's wishes are met between two of them.
 
-        After a resume, the items that were done before are left out, over all loops of the script.
+        After a resume, the items that were done before are left out, over all loops of the script. Of a sampler (or a
+        ``DataLoader`` whose ``batch_sampler`` it is) those are the samples, however many steps they took.
 
         Raises
         ------
@@ -230,9 +293,14 @@ class Session:
         self._check_order()
         course, boundary = self._course, self._boundary
         done, ended = course.next_loop()
-        rest = skip(items, done)
+        sampler = self._sampling.of(items)
+        if sampler is None:
+            rest = skip(items, done)
         if ended:
             return
+        if sampler is not None:  # which knows by itself what was done
+            self._sampling.open(sampler, course.step)
+            rest = iter(items)
         boundary.begin()
         course.open_loop(done)
         boundary.pace.resume()
@@ -254,6 +322,8 @@ class Session:
             raise
         finally:
             course.close_loop()
+            if sampler is not None:
+                self._sampling.close(sampler, course.step)
             boundary.pause()
 
     def __enter__(self) -> Session:

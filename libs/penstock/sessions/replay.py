@@ -65,6 +65,33 @@ class History(msgspec.Struct):
         yield self.items, False
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How far a sampler has come in its data set.
+
+    Attributes
+    ----------
+    epoch : int
+        From 0.
+    seen : int
+        Samples of it that were done, by all processes together.
+    closed : bool
+        Whether the loop over this epoch has ended, so that the next one is about the next.
+    size, seed : int
+        Samples in the data set, and what their order is drawn from.
+    """
+
+    epoch: int
+    seen: int = 0
+    closed: bool = False
+    size: int
+    seed: int = 0
+
+    def reopened(self) -> Place:
+        """Return a place from which the last loop goes on where it has anything left."""
+        return msgspec.structs.replace(self, closed=False)
+
+
 class Course:
     """
     A script's way through its loops.

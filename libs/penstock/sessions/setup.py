@@ -39,6 +39,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         Least seconds between two periodic checkpoints; 0 for none.
     sample_iterations : int
         Iterations after which a profiler's sample ends; 0 where this is no sample.
+    backend : str
+        What its devices are: ``cuda``, ``cpu`` or ``emulated``; empty by hand.
     emulated_speed : float
         Speed of the emulated device relative to this host; 0 on a real device.
     memory_fraction : float
@@ -60,6 +62,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = 0
     sample_iterations: int = 0
     device_kind: str = ""
+    backend: str = ""
     emulated_speed: float = 0.0
     memory_fraction: float = 0.0
 
@@ -96,6 +99,7 @@ def read(environ: Mapping[str, str]) -> Setup:
         batch_size=_whole(environ, Env.BATCH_SIZE),
         sample_iterations=sample,
         device_kind=environ.get(Env.DEVICE_KIND, ""),
+        backend=environ.get(Env.BACKEND, ""),
         emulated_speed=_number(environ, Env.EMULATED_SPEED),
         memory_fraction=min(_number(environ, Env.MEMORY_FRACTION), 1.0),
     )

@@ -1,0 +1,61 @@
+"""The one sampler that a session may have: which loop is over it, and how far it is. Pure; without numpy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.sessions.replay import Place
+from penstock.sessions.setup import SessionError
+
+if TYPE_CHECKING:
+    from penstock.sessions.sampler import Sampler
+
+
+class Sampling:
+    """A session's sampler, once there is one, and where the last checkpoint left it, once that is loaded."""
+
+    def __init__(self) -> None:
+        self._sampler: Sampler | None = None
+        self._resumed: Place | None = None
+        self._begun_step = 0
+
+    def adopt(self, sampler: Sampler) -> Sampler:
+        """
+        Take the session's sampler.
+
+        Raises
+        ------
+        SessionError
+            If there is one already, or if it cannot go on where the checkpoint was taken.
+        """
+        if self._sampler is not None:
+            message = "this session has a sampler already; a checkpoint keeps the place of one"
+            raise SessionError(message)
+        if self._resumed is not None:
+            sampler.resume(self._resumed)
+        self._sampler = sampler
+        return sampler
+
+    def resume(self, place: Place | None) -> None:
+        """Go on from a checkpoint, whether it is loaded before the sampler is made or after."""
+        self._resumed = place
+        if self._sampler is not None and place is not None:
+            self._sampler.resume(place)
+
+    def of(self, items: object) -> Sampler | None:
+        """Return the sampler if the items come of it: it is they, or a DataLoader's ``batch_sampler``."""
+        ours = self._sampler
+        return ours if ours is not None and (items is ours or getattr(items, "batch_sampler", None) is ours) else None
+
+    def open(self, sampler: Sampler, step: int) -> None:
+        """A loop over it begins after so many steps of the job."""
+        sampler.open()
+        self._begun_step = step
+
+    def close(self, sampler: Sampler, step: int) -> None:
+        """That loop ended."""
+        sampler.close(step - self._begun_step)
+
+    def place(self, step: int) -> Place | None:
+        """Return how far it is after so many steps of the job."""
+        return self._sampler.after(step - self._begun_step) if self._sampler else self._resumed

@@ -1,0 +1,225 @@
+"""Each epoch sees each sample once: over any number of processes, and over resumes at other widths and batch sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.sessions.replay import Place
+from penstock.sessions.sampler import Rows, Sampler
+from penstock.sessions.setup import SessionError, read
+from penstock_testing.small_executor import overlay
+
+
+class Stopped(Exception):
+    """A run was cut off."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_disk() -> Iterator[None]:
+    """No power fails here: some hundred checkpoints need not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.sessions.checkpoint._flush", lambda _: None)
+        yield
+
+
+def run(
+    folder: Path, size: int, epochs: int, *, batch: int, stop_after: int | None = None, **env: str
+) -> list[tuple[int, list[int]]]:
+    """
+    Train one rank, with a checkpoint after each step; return the epoch and the rows of each step that it did.
+
+    ``stop_after``: it is cut off in the step after so many.
+    """
+    done: list[tuple[int, list[int]]] = []
+    setup = read(overlay({}, CHECKPOINT_DIR=str(folder), CHECKPOINT_S="1e-9", BATCH_SIZE=str(batch), **env))
+    try:
+        with penstock.Session(setup) as session:
+            session.on_checkpoint(lambda path: (path / "state").touch(), lambda path: (path / "state").stat())
+            sampler = session.sampler(size)
+            for epoch in range(epochs):
+                for rows in session.iterations(sampler):
+                    if len(done) == stop_after:
+                        raise Stopped
+                    assert sampler.epoch == epoch
+                    done.append((epoch, rows.tolist()))
+    except Stopped:
+        pass
+    return done
+
+
+def gang(
+    folder: Path, size: int, epochs: int, world_size: int, *, batch: int, stop_after: int | None = None
+) -> Counter:
+    """Train all ranks, one after the other and rank 0 last, since it writes; count how often each sample was seen."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for rank in reversed(range(world_size)):
+        env = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        for epoch, rows in run(folder, size, epochs, batch=batch, stop_after=stop_after, **env):
+            seen.update((epoch, row) for row in rows)
+    return seen
+
+
+widths = st.integers(1, 4)
+runs = st.lists(st.tuples(widths, st.integers(4, 9), st.integers(0, 7)), max_size=4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(1, 40), epochs=st.integers(1, 3), cut=runs, last=st.tuples(widths, st.integers(4, 9)))
+def test_each_epoch_sees_each_sample_once_over_all_widths_batch_sizes_and_resumes(
+    tmp_path_factory: pytest.TempPathFactory,
+    size: int,
+    epochs: int,
+    cut: list[tuple[int, int, int]],
+    last: tuple[int, int],
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    seen: Counter[tuple[int, int]] = Counter()
+    for world_size, batch, steps in cut:
+        seen += gang(folder, size, epochs, world_size, batch=batch, stop_after=steps)
+    seen += gang(folder, size, epochs, last[0], batch=last[1])
+    assert seen == Counter((epoch, row) for epoch in range(epochs) for row in range(size))
+
+
+@settings(max_examples=50)
+@given(size=st.integers(1, 200), batch=st.integers(8, 30), world_size=st.integers(1, 8), seed=st.integers(0, 99))
+def test_the_parts_of_a_step_are_the_batch_whatever_the_width(
+    size: int, batch: int, world_size: int, seed: int
+) -> None:
+    alone = steps(Sampler(size, batch_size=batch, seed=seed))
+    parts = [
+        steps(Sampler(size, batch_size=batch, rank=r, world_size=world_size, seed=seed)) for r in range(world_size)
+    ]
+    for step, rows in enumerate(alone):
+        assert sorted(np.concatenate([part[step] for part in parts])) == sorted(rows)
+        assert max(len(part[step]) for part in parts) - min(len(part[step]) for part in parts) <= 1
+    assert {len(part) for part in parts} == {len(alone)}
+
+
+def steps(sampler: Sampler) -> list[Rows]:
+    sampler.open()
+    return list(sampler)
+
+
+def test_epochs_have_orders_of_their_own_and_every_process_draws_the_same() -> None:
+    one, other = Sampler(100, batch_size=10), Sampler(100, batch_size=30, rank=1, world_size=2)
+    assert one.order(3).tolist() == other.order(3).tolist() != one.order(4).tolist()
+    assert one.order(3).tolist() != Sampler(100, batch_size=10, seed=1).order(3).tolist()
+
+
+def test_a_resumed_epoch_says_how_many_steps_are_left_of_it(tmp_path: Path) -> None:
+    run(tmp_path, 20, 2, batch=4, stop_after=3)
+    with penstock.Session(read(overlay({}, CHECKPOINT_DIR=str(tmp_path)))) as session:
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        sampler = session.sampler(20, batch_size=5)
+        assert (len(sampler), len(list(session.iterations(sampler)))) == (2, 2)  # 8 samples
+        assert (len(sampler), len(list(session.iterations(sampler)))) == (4, 4)
+
+
+def test_a_sampler_may_be_made_before_the_checkpoint_is_loaded(tmp_path: Path) -> None:
+    run(tmp_path, 20, 1, batch=4, stop_after=3)
+    with penstock.Session(read(overlay({}, CHECKPOINT_DIR=str(tmp_path)))) as session:
+        sampler = session.sampler(20, batch_size=4)
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        assert len(list(session.iterations(sampler))) == 2
+
+
+def test_a_break_leaves_out_the_rest_of_its_epoch() -> None:
+    with penstock.Session(read({})) as session:
+        sampler = session.sampler(10, batch_size=2, shuffle=False)
+        for _ in session.iterations(sampler):
+            break
+        assert next(rows.tolist() for rows in session.iterations(sampler)) == [0, 1]
+        assert sampler.epoch == 1
+
+
+def test_a_job_with_more_epochs_goes_on_after_those_that_another_one_did(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", 10, 2, batch=4, SAVE_AT_END="1")
+    second = run(tmp_path / "b", 10, 3, batch=5, BEGIN_DIR=str(tmp_path / "a"))
+    assert [epoch for epoch, _ in first] == [0, 0, 0, 1, 1, 1]
+    assert [epoch for epoch, _ in second] == [2, 2]
+
+
+def test_other_loops_leave_the_sampler_where_it_is(tmp_path: Path) -> None:
+    def train(stop_at: int | None) -> list[list[int]]:
+        seen = []
+        try:
+            with penstock.Session(read(overlay({}, CHECKPOINT_DIR=str(tmp_path), CHECKPOINT_S="1e-9"))) as session:
+                session.on_checkpoint(lambda _: None, lambda _: None)
+                sampler = session.sampler(4, batch_size=2, shuffle=False)
+                for _ in range(2):
+                    seen += [rows.tolist() for rows in session.iterations(sampler)]
+                    for _ in session.iterations(range(3)):
+                        if session.step == stop_at:
+                            raise Stopped
+        except Stopped:
+            pass
+        return seen
+
+    assert train(stop_at=4) == [[0, 1], [2, 3]]  # in the second loop between the two epochs
+    assert train(stop_at=None) == [[0, 1], [2, 3]]
+
+
+def test_a_loaders_batch_sampler_is_known_as_the_sampler() -> None:
+    class Loader:
+        def __init__(self, sampler: Sampler) -> None:
+            self.batch_sampler = sampler
+
+        def __iter__(self):
+            return (("batch", rows.tolist()) for rows in self.batch_sampler)
+
+    with penstock.Session(read({})) as session:
+        loader = Loader(session.sampler(4, batch_size=2, shuffle=False))
+        assert [list(session.iterations(loader)) for _ in range(2)] == [[("batch", [0, 1]), ("batch", [2, 3])]] * 2
+
+
+def test_a_sampler_behind_something_else_is_refused_since_nobody_would_count() -> None:
+    with penstock.Session(read({})) as session:
+        sampler = session.sampler(4, batch_size=2)
+        with pytest.raises(SessionError, match="hand it over itself, or as the batch_sampler of a DataLoader"):
+            session.iterations(rows for rows in sampler)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "message"),
+    [(0, 4, "the data set has 0 samples"), (9, 1, "a batch of 1 cannot be divided among 2"), (9, 0, "set batch_size")],
+)
+def test_what_cannot_be_sampled_is_refused(size: int, batch: int, message: str) -> None:
+    with (
+        penstock.Session(read(overlay({}, WORLD_SIZE="2", RANK="0"))) as session,
+        pytest.raises(SessionError, match=message),
+    ):
+        session.sampler(size, batch)
+
+
+def test_a_session_has_one_sampler() -> None:
+    with penstock.Session(read({})) as session:
+        session.sampler(4, 2)
+        with pytest.raises(SessionError, match="this session has a sampler already"):
+            session.sampler(4, 2)
+
+
+def test_the_jobs_batch_size_overrules_the_scripts() -> None:
+    with penstock.Session(read(overlay({}, BATCH_SIZE="3"))) as session:
+        assert session.sampler(9, batch_size=2).batch_size == 3
+
+
+@pytest.mark.parametrize(("size", "seed"), [(11, 0), (10, 1)])
+def test_an_epoch_cannot_go_on_over_another_data_set_or_in_another_order(size: int, seed: int) -> None:
+    place = Place(epoch=2, seen=4, size=10, seed=0)
+    with pytest.raises(SessionError, match="taken after 4 of 10 samples in the order of seed 0"):
+        Sampler(size, batch_size=2, seed=seed).resume(place)
+
+
+def test_the_next_epoch_may_be_over_a_data_set_that_has_grown() -> None:
+    sampler = Sampler(12, batch_size=4)
+    sampler.resume(Place(epoch=2, seen=10, closed=True, size=10))
+    sampler.open()
+    assert (sampler.epoch, len(list(sampler))) == (3, 3)
