@@ -50,6 +50,19 @@ def test_ways_of_filling_are_compared_in_one_table(penstock: Run, files: list[st
     assert other["one"]["runs"] == 9
 
 
+def test_several_seeds_are_compared_seed_by_seed(penstock: Run, files: list[str]) -> None:
+    both = ["--policy", "one,water", "--seeds", "3"]
+    played = json.loads(penstock("sweep", "sim", *files, *both, "-o", "json")[1])
+    assert [len(outcomes) for outcomes in played.values()] == [3, 3]
+    third = json.loads(penstock("sweep", "sim", *files, "-f", "one", "--seed", "2", "-o", "json")[1])
+    assert played["one"][2] == third["one"]
+    ratios = [w["makespan_s"] / o["makespan_s"] - 1 for w, o in zip(played["water"], played["one"], strict=True)]
+    head, one, water = (line.split() for line in penstock("sweep", "sim", *files, *both)[1].splitlines())
+    assert head[:5] == ["FILLING", "MAKESPAN", "VS", "ONE", "FROM..TO"]
+    assert one[2:5] == ["0", "%", "0..0"]
+    assert water[2:5] == [f"{100 * sum(ratios) / 3:.0f}", "%", f"{100 * min(ratios):.0f}..{100 * max(ratios):.0f}"]
+
+
 @pytest.mark.parametrize("flag", [("--sweep", "{}"), ("--sweep={}",)])
 def test_sim_with_a_sweep_is_the_same_command(penstock: Run, files: list[str], flag: tuple[str, ...]) -> None:
     file, *options = files

@@ -96,8 +96,9 @@ def test_the_time_to_the_target_is_that_of_the_first_run_that_reaches_it():
     spec = sweep("random", trials=4, budget=None, seed=2)
     alone = Model(gpus=1)
     first = play(msgspec.structs.replace(spec, trials=1), curves(), alone, FILLINGS["one"])
-    assert play(spec, curves(), alone, FILLINGS["one"], target=-9.0).target_s == first.makespan_s
-    assert play(spec, curves(), alone, FILLINGS["one"], target=9.0).target_s is None
+    easy, hard = (msgspec.structs.replace(spec, target=target) for target in (-9.0, 9.0))
+    assert play(easy, curves(), alone, FILLINGS["one"]).target_s == first.makespan_s
+    assert play(hard, curves(), alone, FILLINGS["one"]).target_s is None
 
 
 def test_a_trial_alone_on_one_device_takes_its_recorded_time():
@@ -107,6 +108,18 @@ def test_a_trial_alone_on_one_device_takes_its_recorded_time():
     assert outcome.makespan_s == 3.0 + 9 * 2.0
     assert outcome.goodput == pytest.approx(18 / 21)
     assert outcome.best == 0.9
+
+
+@pytest.mark.parametrize("name", list(FILLINGS))
+@pytest.mark.parametrize("overhead_s", [0.0, 30.0])
+def test_all_that_was_held_is_accounted_for(name, overhead_s):
+    recorded = curves()
+    recorded.values[3:9] = np.nan
+    outcome = play(sweep(), recorded, Model(gpus=4, overhead_s=overhead_s), FILLINGS[name])
+    parts = (outcome.goodput, outcome.stopped, outcome.failed, outcome.rescale, outcome.overhead)
+    assert sum(parts) == pytest.approx(1.0)
+    assert outcome.failed > 0
+    assert (outcome.rescale > 1e-9) == (outcome.resizes > 0 and overhead_s > 0)
 
 
 def test_curves_are_read_with_points_paces_and_values_and_gaps_are_divergence():

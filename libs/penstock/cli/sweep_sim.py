@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from penstock_events import SweepSpec
     from penstock_sim.sweeps import Curves, Outcome
 
-HEADERS: Final = ("FILLING", "MAKESPAN", "LONGER", "TARGET", "BEST", "USED", "GOODPUT", "TRIALS", "RUNS", "MOVED")
+_COLUMNS: Final = ("TARGET", "BEST", "USED", "GOODPUT", "MOVING", "STARTING", "TRIALS", "RUNS", "MOVED")
 
 
 def sim(
@@ -27,7 +28,8 @@ def sim(
     curves: Annotated[Path, typer.Option("--curves", help="CSV: the dimensions, unit_s, and a column a budget.")],
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Devices, all alike.")] = 16,
     filling: Annotated[
-        list[str] | None, typer.Option("--filling", "-f", help="Repeatable, or with commas; all, if left out.")
+        list[str] | None,
+        typer.Option("--filling", "--policy", "-f", help="Repeatable, or with commas; all, if left out."),
     ] = None,
     search: Annotated[str, typer.Option("--search", help="Instead of the file's.")] = "",
     trials: Annotated[int | None, typer.Option("--trials", min=0, help="How many points are tried.")] = None,
@@ -39,6 +41,9 @@ def sim(
     slower: Annotated[float, typer.Option("--slower", min=1e-9, help="Times by which each step takes longer.")] = 1.0,
     target: Annotated[float | None, typer.Option("--target", help="Value of the metric to be reached.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Instead of the file's.")] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=1000, help="So many sweeps: this seed, and those after.")
+    ] = 1,
     output: Out = "table",
 ) -> None:
     """Simulate a sweep over recorded learning curves, under water-filling and what it is compared with."""
@@ -46,7 +51,7 @@ def sim(
     from penstock.cli.typed import words
     from penstock_sim.sweeps import FILLINGS, Model, play
 
-    typed = {"search": search or None, "trials": trials, "seed": seed}
+    typed = {"search": search or None, "trials": trials, "seed": seed, "target": target}
     overrides = {key: value for key, value in typed.items() if value is not None}
     spec = specfile.sweep(specfile.read(file, sys.stdin.read), overrides)
     recorded = _curves(curves, spec)
@@ -55,7 +60,8 @@ def sim(
     names = list(dict.fromkeys(words(filling or []))) or list(FILLINGS)
     if unknown := [name for name in names if name not in FILLINGS]:
         bad_input(f"--filling: {unknown[0]!r} is not known; expected some of {', '.join(FILLINGS)}")
-    _show({name: play(spec, recorded, model, FILLINGS[name], target) for name in names}, output)
+    sweeps = [msgspec.structs.replace(spec, seed=spec.seed + i) for i in range(seeds)]
+    _show({name: [play(one, recorded, model, FILLINGS[name]) for one in sweeps] for name in names}, output)
 
 
 def _curves(path: Path, spec: SweepSpec) -> Curves:
@@ -68,24 +74,38 @@ def _curves(path: Path, spec: SweepSpec) -> Curves:
         bad_input(f"--curves: {error}")
 
 
-def _show(outcomes: dict[str, Outcome], output: str) -> None:
+def _show(played: dict[str, list[Outcome]], output: str) -> None:
+    """Show the means over the seeds, and each makespan over that of the same seed under the first way."""
     if output == "json":
-        render.show_json({name: msgspec.to_builtins(outcome) for name, outcome in outcomes.items()})
+        found = {name: [msgspec.to_builtins(outcome) for outcome in outcomes] for name, outcomes in played.items()}
+        render.show_json({name: all_[0] if len(all_) == 1 else all_ for name, all_ in found.items()})
         return
-    first = min(outcome.makespan_s for outcome in outcomes.values())
-    rows = [
-        (
-            name,
-            span(outcome.makespan_s),
-            f"{100 * (outcome.makespan_s / first - 1):.0f} %" if first else "-",
-            span(outcome.target_s) if outcome.target_s is not None else "-",
-            render.number(outcome.best),
-            f"{100 * outcome.utilisation:.0f} %",
-            f"{100 * outcome.goodput:.0f} %",
-            str(outcome.trials),
-            str(outcome.runs),
-            str(outcome.resizes),
-        )
-        for name, outcome in outcomes.items()
+    first = next(iter(played))
+    headers = ("FILLING", "MAKESPAN", f"VS {first.upper()}", "FROM..TO", *_COLUMNS)
+    rows = [(name, *_row(outcomes, played[first])) for name, outcomes in played.items()]
+    render.show_table(headers, rows, wide=output == "wide")
+
+
+def _row(outcomes: list[Outcome], against: list[Outcome]) -> tuple[str, ...]:
+    ratios = [
+        outcome.makespan_s / other.makespan_s - 1 if other.makespan_s else 0.0
+        for outcome, other in zip(outcomes, against, strict=True)
     ]
-    render.show_table(HEADERS, rows, wide=output == "wide")
+    reached = [outcome.target_s for outcome in outcomes if outcome.target_s is not None]
+    found = [outcome.best for outcome in outcomes if outcome.best is not None]
+    return (
+        span(fmean(outcome.makespan_s for outcome in outcomes)),
+        f"{100 * fmean(ratios):.0f} %",
+        f"{100 * min(ratios):.0f}..{100 * max(ratios):.0f}" if len(ratios) > 1 else "-",
+        span(fmean(reached))
+        if len(reached) == len(outcomes)
+        else f"{len(reached)}/{len(outcomes)}"
+        if reached
+        else "-",
+        render.number(fmean(found)) if found else "-",
+        *(
+            f"{100 * fmean(getattr(outcome, part) for outcome in outcomes):.0f} %"
+            for part in ("utilisation", "goodput", "rescale", "overhead")
+        ),
+        *(f"{fmean(getattr(outcome, count) for outcome in outcomes):g}" for count in ("trials", "runs", "resizes")),
+    )

@@ -46,7 +46,7 @@ class Run(msgspec.Struct):
     turn: int = 0
 
 
-def play(spec: SweepSpec, curves: Curves, model: Model, filling: Filling, target: float | None = None) -> Outcome:
+def play(spec: SweepSpec, curves: Curves, model: Model, filling: Filling) -> Outcome:
     """
     Play a sweep to its end.
 
@@ -58,20 +58,18 @@ def play(spec: SweepSpec, curves: Curves, model: Model, filling: Filling, target
         A trial is the recorded one that comes nearest to its point.
     model : Model
     filling : Filling
-    target : float, optional
-        Value to be reached.
 
     Notes
     -----
     What is known of a trial before it runs is what the tuner knows: the pace of its own earlier rung, else the median
     of those seen, else that all are equal.
     """
-    return _Sweep(spec, curves, model, filling, target).play()
+    return _Sweep(spec, curves, model, filling).play()
 
 
 class _Sweep:
-    def __init__(self, spec: SweepSpec, curves: Curves, model: Model, filling: Filling, target: float | None) -> None:
-        self.spec, self.curves, self.model, self.filling, self.target = spec, curves, model, filling, target
+    def __init__(self, spec: SweepSpec, curves: Curves, model: Model, filling: Filling) -> None:
+        self.spec, self.curves, self.model, self.filling = spec, curves, model, filling
         self.past = Past()
         self.curve_of: dict[int, int] = {}
         self.pace_s: dict[int, float] = {}  # trial → seconds for one unit, as seen
@@ -200,7 +198,7 @@ class _Sweep:
 
     def _outcome(self) -> Outcome:
         uses = [self._use(number) for number in range(len(self.past.runs))]
-        found = account(uses, self.spec.mode, target=self.target)
+        found = account(uses, self.spec.mode, target=self.spec.target)
         best = self.past.runs[int(found.best)].value if found.best is not None else None
         there_gpu_s = self.model.gpus * self.now_s
         shares = {name: self._share(getattr(found, f"{name}_gpu_s"), found) for name in PARTS}
