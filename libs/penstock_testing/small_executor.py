@@ -14,7 +14,7 @@ import msgspec
 from penstock_events.agent import STOP_MARGIN, At, Env, FromJob, Hello, Stop, StopAt
 
 M = TypeVar("M", bound=FromJob)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class SmallExecutor:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.01
 
 

@@ -29,7 +29,7 @@ def append(job_id: str, expected: int | None = 0, *, commit_id: str = "", by: st
     return Append(subject=subjects.job(job_id), commit=commit, expected=expected)
 
 
-async def take(deliveries: AsyncIterator[Delivery], count: int, within_s: float = 20.0) -> list[Delivery]:
+async def take(deliveries: AsyncIterator[Delivery], count: int, within_s: float = 60.0) -> list[Delivery]:
     """Return the next deliveries; the iterator stays usable."""
     async with asyncio.timeout(within_s):
         return [await anext(deliveries) for _ in range(count)]

@@ -76,7 +76,8 @@ async def test_an_answer_that_does_not_come_in_time_is_a_timeout(bus: Bus) -> No
     async with bus.serve("test", "1.0.0", [endpoint(sleep)]):
         with pytest.raises(Timeout, match=r"within 0\.2 s"):
             await bus.request(ECHO, b"", timeout_s=0.2)
-        assert asked.is_set()
+        async with asyncio.timeout(60):
+            await asked.wait()
 
 
 async def test_replicas_of_a_service_share_the_requests(harness: Harness) -> None:
@@ -137,7 +138,7 @@ async def test_what_is_told_reaches_those_who_listen(harness: Harness) -> None:
         aclosing(other.listen(subjects.HEARTBEATS)) as heard,
     ):
         told = asyncio.create_task(_tell_until_heard(one))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await anext(heard) == (subjects.heartbeat("n1"), b"alive")
         told.cancel()
 
@@ -181,7 +182,7 @@ async def test_following_the_output_gives_old_and_new_pieces_over_a_crash(harnes
     for i in range(3):
         await bus.write_log("j1", 0, b"old %d" % i)
     async with aclosing(bus.read_logs("j1", follow=True, tail=1)) as lines:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await anext(lines)).data == b"old 2"
             await bus.write_log("j1", 1, b"new 0")
             assert (await anext(lines)).data == b"new 0"

@@ -16,7 +16,7 @@ from penstock_testing import eventually
 JOBS = [subjects.INBOX_JOBS]
 
 
-async def take(work: AsyncIterator[Work], count: int, within_s: float = 20.0) -> list[Work]:
+async def take(work: AsyncIterator[Work], count: int, within_s: float = 60.0) -> list[Work]:
     async with asyncio.timeout(within_s):
         return [await anext(work) for _ in range(count)]
 
@@ -141,7 +141,7 @@ async def test_work_that_nobody_finishes_goes_to_the_rejected(harness: Harness) 
 
 
 async def test_work_that_is_held_is_not_delivered_again_however_long_it_takes(harness: Harness) -> None:
-    async with harness.connect(ack_wait_s=0.5, max_deliver=1) as bus, aclosing(bus.work("gateway", JOBS)) as work:
+    async with harness.connect(ack_wait_s=1.4, max_deliver=1) as bus, aclosing(bus.work("gateway", JOBS)) as work:
         await submit(bus, 1)
         (one,) = await take(work, 1)
         for _ in range(8):

@@ -96,7 +96,7 @@ async def test_the_notifier_of_the_guide_posts_finished_jobs_and_goes_on_where_i
         command = [sys.executable, "-m", "penstock_notifier"]
         service = await asyncio.create_subprocess_exec(*command, cwd=tmp_path / "notifier", env=environment)
         try:
-            key, fact = await asyncio.to_thread(Webhook.posts.get, timeout=30)
+            key, fact = await asyncio.to_thread(Webhook.posts.get, timeout=60)
             assert (key, fact["job_id"]) == (f"{job_id}/finished", job_id)
             service.terminate()
             assert await service.wait() == 0

@@ -66,22 +66,22 @@ def test_the_example_learns_to_read_digits_by_hand(script: str) -> None:
 def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
     script: str, executor: SmallExecutor, tmp_path: Path
 ) -> None:
-    params: dict[str, object] = {"steps": 60, "width": 32}
+    params: dict[str, object] = {"steps": 150, "width": 32}
     alone, twice = tmp_path / "alone", tmp_path / "twice"
     assert end(start(script, params, often(alone)))[0] == 0
 
     first = start(script, params, often(twice), executor)
-    executor.wait(Saved, when=lambda saved: saved.step == 30)
+    executor.wait(Saved, when=lambda saved: saved.step == 5)
     step = executor.preempt()
     assert end(first)[0] == EXIT_PREEMPTED
-    assert 30 <= step < 60
+    assert 5 <= step < 150
     second = start(script, params, often(twice), executor)
     done = executor.wait(Done)
     assert end(second)[0] == 0
-    assert (done.step, done.loop_steps) == (60, 60 - step)
+    assert (done.step, done.loop_steps) == (150, 150 - step)
     assert done.metrics["accuracy"] > 0.8
 
-    expected, found = state(alone, 60), state(twice, 60)
+    expected, found = state(alone, 150), state(twice, 150)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert value.tobytes() == found[name].tobytes(), name
@@ -129,7 +129,8 @@ def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path
     assert executor.wait(Saved) == Saved(step=step, leaving=True)
     ranks = both()
     assert [end(process)[0] for process in ranks] == [0, 0]
-    assert [(done.step, done.loop_steps) for done in executor.of(Done)] == [(400, 400 - step)] * 2
+    ended = [executor.wait(Done, rank) for rank in (0, 1)]
+    assert [(done.step, done.loop_steps) for done in ended] == [(400, 400 - step)] * 2
 
 
 def test_crash_at_crashes_on_the_first_attempt_only(tmp_path: Path) -> None:

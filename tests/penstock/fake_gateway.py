@@ -109,7 +109,7 @@ class FakeGateway:
         self.url = url
         async with MemoryBus() as bus, bus.serve("gateway", "0", self._endpoints()):
             self.bus = bus
-            async with Client(bus=bus, timeout_s=5.0) as client:
+            async with Client(bus=bus, timeout_s=30.0) as client:
                 yield client
 
     async def append(self, fact: AnyEvent) -> None:

@@ -71,7 +71,7 @@ async def test_waiting_returns_the_job_once_its_end_is_announced() -> None:
         waiting = asyncio.ensure_future(client.wait("j1"))
         await gateway.append(JobHeld(at_s=2.0, job_id="j1"))
         await gateway.finish("j1", "F", 3, "exit code 3")
-        job = await asyncio.wait_for(waiting, 5)
+        job = await asyncio.wait_for(waiting, 60)
     assert (job.state, job.exit_code) == ("F", 3)
 
 
@@ -136,7 +136,7 @@ async def test_waiting_for_a_sweep_returns_its_best_trial() -> None:
         answer = await client.tune(spec)
         waiting = asyncio.ensure_future(client.wait_sweep(answer.id))
         await gateway.finish_sweep(answer.id)
-        assert (await asyncio.wait_for(waiting, 5)).best_job_id == "s1-3"
+        assert (await asyncio.wait_for(waiting, 60)).best_job_id == "s1-3"
 
 
 async def test_a_space_and_a_script_are_a_sweep_whose_results_can_be_gone_over() -> None:

@@ -77,13 +77,13 @@ def test_what_is_between_loops_is_not_stretched() -> None:
 
 
 def test_the_real_clocks_stretch_real_work() -> None:
-    pace = EmulatedPace(0.25)
     start, cpu = perf_counter(), process_time()
+    pace = EmulatedPace(0.25)
     for _ in range(5):
         burn(0.002)
         pace.lap()
     pace.settle()
-    assert pace.loop_s == pytest.approx((process_time() - cpu) / 0.25, rel=0.2)
+    assert 5 * 0.002 / 0.25 <= pace.loop_s <= (process_time() - cpu) / 0.25
     assert perf_counter() - start >= pace.loop_s - MOST_CREDIT_S
 
 

@@ -195,7 +195,7 @@ async def test_all_are_ready_when_each_process_has_said_so(memory_bus: MemoryBus
     def missing(ready: set[int]) -> list[str]:
         return [str(pid) for pid in (1, 2) if pid not in ready]
 
-    waiting = asyncio.create_task(Readiness().all_of(memory_bus, ["ranker"], missing, 10.0))
+    waiting = asyncio.create_task(Readiness().all_of(memory_bus, ["ranker"], missing, 60.0))
     await asyncio.sleep(0)
     await memory_bus.tell(subjects.replica("ranker", "x"), b"no heartbeat")
     for pid, ready in ((1, True), (2, False), (2, True)):

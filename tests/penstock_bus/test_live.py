@@ -117,7 +117,7 @@ async def test_whoever_waits_before_it_is_open_need_not_wait_for_what_the_snapsh
     for _ in range(10):  # long enough to ask the log how far it is
         await asyncio.sleep(0)
     async with again:
-        await asyncio.wait_for(waiting, 10.0)
+        await asyncio.wait_for(waiting, 60.0)
 
 
 class Stalled(MemoryBus):

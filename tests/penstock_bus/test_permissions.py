@@ -24,11 +24,11 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def as_user(server: Server, user: str) -> AbstractAsyncContextManager[NatsBus]:
-    return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=1.0)
+    return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=5.0)
 
 
 def anonymous(server: Server) -> AbstractAsyncContextManager[NatsBus]:
-    return connect(server.url, timeout_s=1.0)
+    return connect(server.url, timeout_s=5.0)
 
 
 def commit_to(subject: str) -> Append:

@@ -15,6 +15,7 @@ from penstock_testing import eventually
 from penstock_testing.releasing import DECIDER, Released, apply, decide, submitted
 
 FAST = Pace(lease_ttl_s=0.3, renew_s=0.1)
+STEADY = Pace(lease_ttl_s=3_600.0)  # the lead is not lost, however slow the machine
 ALL_DECIDE = dataclasses.replace(DECIDER, leads=False)
 
 
@@ -145,7 +146,7 @@ async def test_changes_within_the_debounce_make_one_decision(memory_bus: MemoryB
         decisions.append(len(state.seen))
         return decide(state, now_s)
 
-    pace = Pace(debounce_s=0.2)
+    pace = Pace(debounce_s=1.0)
     async with running(memory_bus, dataclasses.replace(ALL_DECIDE, decide=counted), pace=pace):
         for i in range(10):
             await submit(memory_bus, f"j{i}")
@@ -158,10 +159,10 @@ async def test_one_replica_leads_and_the_other_keeps_its_fold_hot() -> None:
     async with (
         MemoryBus(server) as bus_1,
         MemoryBus(server) as bus_2,
-        running(bus_1, DECIDER, "r1") as first,
+        running(bus_1, DECIDER, "r1", STEADY) as first,
     ):
         await eventually(lambda: first.leading)
-        async with running(bus_2, DECIDER, "r2") as second:
+        async with running(bus_2, DECIDER, "r2", STEADY) as second:
             await submit(bus_1, "j1")
             await released(bus_1, "j1")
             await eventually(lambda: second.live.last_seq == 2)
@@ -247,7 +248,7 @@ async def test_an_error_in_the_decider_ends_the_replica_with_it(memory_bus: Memo
 async def test_health_knows_that_it_is_ready_leads_and_how_far_it_is(memory_bus: MemoryBus) -> None:
     await submit(memory_bus, "j1")
     shell = Shell(memory_bus, "gateway", "r1")
-    task = asyncio.create_task(run_decider(shell, DECIDER, pace=FAST))
+    task = asyncio.create_task(run_decider(shell, DECIDER, pace=STEADY))
     await released(memory_bus, "j1")
     await eventually(lambda: shell.vitals.last_seq == 2)
     assert (shell.vitals.ready, shell.vitals.leading) == (True, True)

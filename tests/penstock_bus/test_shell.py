@@ -43,7 +43,7 @@ def start(**variables: str) -> subprocess.Popen[str]:
 
 def test_a_wrong_setting_ends_the_service_with_one_line() -> None:
     process = start(PENSTOCK_MATCHER_ROUNDS="many")
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == EX_CONFIG
     assert said == (
         "penstock matcher: variable PENSTOCK_MATCHER_ROUNDS: Expected `int`, got `str`; got 'many', expected int\n"
@@ -52,7 +52,7 @@ def test_a_wrong_setting_ends_the_service_with_one_line() -> None:
 
 def test_a_dead_address_is_named_with_what_to_do() -> None:
     process = start(PENSTOCK_URL="nats://127.0.0.1:1", PENSTOCK_CONNECT_S="0", PENSTOCK_LOG_FORMAT="json")
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == EX_UNAVAILABLE
     last = json.loads(said.splitlines()[-1])
     assert last["event"] == "bus_unreachable"
@@ -66,7 +66,7 @@ def test_a_signal_ends_a_service_that_still_waits_for_the_bus() -> None:
     while "bus_not_reached_yet" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 
@@ -87,7 +87,7 @@ def until_it_says(process: subprocess.Popen[str], event: str) -> None:
 def test_a_signal_ends_a_service_in_good_order(nats_account: Account, signum: signal.Signals) -> None:
     process = serve(nats_account, 1)
     process.send_signal(signum)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(said.splitlines()[-1])["event"] == "stopped"
 
@@ -97,7 +97,7 @@ def test_a_second_signal_ends_it_at_once(nats_account: Account) -> None:
     process.send_signal(signal.SIGTERM)
     until_it_says(process, "stopping")
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert said == "second SIGTERM: exiting at once\n"
 
@@ -105,7 +105,7 @@ def test_a_second_signal_ends_it_at_once(nats_account: Account) -> None:
 def test_a_drain_has_a_bound(nats_account: Account) -> None:
     process = serve(nats_account, 2, PENSTOCK_DRAIN_S="0.1")
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == EX_SOFTWARE
     assert json.loads(said.splitlines()[-1])["event"] == "drain_timed_out"
 
@@ -113,7 +113,7 @@ def test_a_drain_has_a_bound(nats_account: Account) -> None:
 def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: Account) -> None:
     process = serve(nats_account, 3)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == EX_SOFTWARE
     last = json.loads(said.splitlines()[-1])
     assert last["event"] == "service_failed"
@@ -122,7 +122,7 @@ def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: Account)
 
 def test_refused_credentials_end_it_at_once(nats_account: Account) -> None:
     process = start(**{**nats_account.environment, "PENSTOCK_PASSWORD": "guess", "PENSTOCK_LOG_FORMAT": "json"})
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == EX_NOPERM
     assert json.loads(said.splitlines()[-1])["event"] == "credentials_refused"
 

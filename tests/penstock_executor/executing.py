@@ -39,7 +39,7 @@ from penstock_testing import subject_of
 
 F = TypeVar("F", bound=AnyEvent)
 JOB = Path(__file__).with_name("speaking_job.py")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Node:

@@ -181,7 +181,7 @@ async def test_two_executors_in_one_folder_are_refused(world: World) -> None:
 
 
 async def joins(world: World, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for _ in world.bus.follow(subjects=[subjects.node("n1")]):
             count -= 1
             if not count:

@@ -181,7 +181,7 @@ async def test_a_job_that_never_spoke_gets_term_at_once(world: World) -> None:
 
 async def test_a_job_that_does_not_answer_is_ended_and_keeps_its_last_checkpoint(world: World) -> None:
     await world.node()
-    await world.run("j1", *speaking("100000", "stubborn", "save_at=2"), grace_s=0.2)
+    await world.run("j1", *speaking("100000", "stubborn", "save_at=2"), grace_s=1.0)
     await world.fact(RunCheckpointed, "j1")
     await world.preempt("j1")
     ended = await world.ended("j1")
@@ -193,6 +193,7 @@ async def test_a_gang_stops_after_one_and_the_same_step(world: World) -> None:
     await world.submit("j1", *speaking("100000"), gpus=2)
     await world.place("j1", 0, 1)
     await world.progress("j1")
+    await eventually((world.folder / "checkpoints" / "steps-1").exists)
     await world.preempt("j1")
     ended = await world.ended("j1")
     assert ended.outcome == "preempted"

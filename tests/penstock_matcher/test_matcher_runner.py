@@ -89,10 +89,11 @@ async def is_placed(bus: Bus, job_id: str) -> bool:
 
 
 async def test_a_node_that_falls_silent_is_lost_and_its_jobs_move_to_one_that_is_heard(bus: Bus) -> None:
-    async with matcher(bus, node_timeout_s=0.6), background(beating(bus, "n2")):
-        await tell(bus, node("n1", fast=1), job("a"))
-        await eventually(lambda: is_placed(bus, "a"))
-        await tell(bus, node("n2", fast=1))
+    async with matcher(bus, node_timeout_s=1.5), background(beating(bus, "n2")):
+        async with background(beating(bus, "n1")):
+            await tell(bus, node("n1", fast=1), job("a"))
+            await eventually(lambda: is_placed(bus, "a"))
+            await tell(bus, node("n2", fast=1))
         await eventually(lambda: has_epoch(bus, "a", 2))
     assert [fact.lost_nodes for fact in await decided(bus) if fact.lost_nodes] == [("n1",)]
 

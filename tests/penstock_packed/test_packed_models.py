@@ -14,7 +14,7 @@ SMALL = MemoryNeed(10, 0, 10)
 
 def test_requests_are_answered_one_wrong_request_is_one_error_and_batches_are_bounded() -> None:
     host, model = Host(Ledger()), Echo()
-    endpoint = host.serve("echo", model, target_s=10.0, batch=3, memory=SMALL)
+    endpoint = host.serve("echo", model, target_s=600.0, batch=3, memory=SMALL)
     answers = [endpoint.ask(n) for n in range(7)]
     wrong = endpoint.ask(ValueError("not a number"))
     endpoint.close()

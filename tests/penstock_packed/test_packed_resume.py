@@ -21,7 +21,7 @@ from penstock_testing.small_executor import overlay, small_executor
 
 SMALL = MemoryNeed(10, 0, 10)
 MEMBERS = '''
-import json, os
+import json, os, time
 from pathlib import Path
 from penstock_packed import MemoryNeed
 
@@ -43,7 +43,8 @@ class Counted:
     def step(self, turn):
         if turn.step == self.fails_at:
             raise ValueError("as it should")
-        total = sum(i * i for i in range(3000))
+        if "SLOWLY" in os.environ and turn.step >= 100:  # who is to be ended is not over before
+            time.sleep(0.05)
         self.note("step", turn.step)
         self.count += 1
         assert self.count == turn.step + 1, (self.count, turn.step)
@@ -85,11 +86,20 @@ def of(found: list[tuple[str, str, int]], name: str, what: str) -> list[int]:
     return [number for at, kind, number in found if (at, kind) == (name, what)]
 
 
+def is_well_on_its_way(tmp_path: Path, pid: int) -> bool:
+    """Those that are to be over are, and all others have begun."""
+    found = notes(tmp_path, pid)
+    return all(of(found, name, "teardown") for name in ("short", "bad")) and all(
+        of(found, name, "step") for name in "abc"
+    )
+
+
 def test_after_kill_9_each_member_goes_on_from_its_checkpoint_and_does_each_step_once(tmp_path: Path) -> None:
     with small_executor(tmp_path) as executor:
         env = executor.env(CHECKPOINT_DIR=str(tmp_path / "checkpoints"), CHECKPOINT_S="0.05")
-        first = start(tmp_path, env)
-        executor.wait(Saved, when=lambda saved: saved.step > 200)
+        first = start(tmp_path, env | {"SLOWLY": "1"})
+        executor.wait(Saved, when=lambda _: is_well_on_its_way(tmp_path, first.pid))
+        executor.wait(Saved, count=len(executor.of(Saved)) + 2)  # one that was begun after that
         first.send_signal(signal.SIGKILL)
         first.communicate(timeout=60)
         second = start(tmp_path, env)
@@ -113,7 +123,7 @@ def test_after_kill_9_each_member_goes_on_from_its_checkpoint_and_does_each_step
 def test_a_preempted_host_saves_all_members_leaves_and_goes_on_elsewhere(tmp_path: Path) -> None:
     with small_executor(tmp_path) as executor:
         env = executor.env(CHECKPOINT_DIR=str(tmp_path / "checkpoints"))
-        first = start(tmp_path, env)
+        first = start(tmp_path, env | {"SLOWLY": "1"})
         executor.wait(Progress, when=lambda progress: progress.step > 100)
         step = executor.preempt()
         first.communicate(timeout=60)

@@ -70,11 +70,12 @@ async def is_in(bus: Bus, job_id: str, queue: int) -> bool:
 
 async def test_a_running_job_is_demoted_at_its_crossing_without_any_event(bus: Bus) -> None:
     async with ranker(bus) as shell:
+        await tell(bus, submitted("j1"))
+        await eventually(lambda: is_in(bus, "j1", 0))
         placement = Placement(job_id="j1", epoch=1, kind="fast", slots=(Slot(node_id="n1", devices=(0, 1)),))
         now_s = shell.now_s()
         await tell(
             bus,
-            submitted("j1"),
             RoundDecided(pool="default", at_s=now_s, placements=(placement,)),
             RunStarted(job_id="j1", epoch=1, node_id="n1", devices=(0, 1), at_s=now_s),
         )

@@ -52,7 +52,7 @@ class Cluster:
             environment["PENSTOCK_URL"] = self.url
         command = [sys.executable, "-m", "penstock", *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, timeout=60, cwd=cwd
+            command, capture_output=True, text=True, check=False, env=environment, timeout=110, cwd=cwd
         )
 
     @property

@@ -323,7 +323,7 @@ def test_a_sweep_without_sense_is_refused_with_the_dimension(cluster: Cluster, t
 # --- no server, the wrong one, one too many
 
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """A busy machine may take a while to start an interpreter; the connection itself is given up after two seconds."""
 OTHERS = {"silence": b"", "a web server": b"HTTP/1.1 400 Bad Request\r\n\r\n", "noise": b"\xff\xfe\x00"}
 WRONG_ADDRESSES = {
@@ -366,7 +366,7 @@ def ask(url: str) -> tuple[int, str, float]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
     started = time.monotonic()  # noqa: TID251 - how long people wait is what is tested
     command = [sys.executable, "-m", "penstock", "ps", "--url", url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=110)
     assert done.stdout == ""
     return done.returncode, done.stderr, time.monotonic() - started  # noqa: TID251
 
@@ -461,7 +461,7 @@ async def test_on_a_full_disk_nothing_is_accepted_or_lost_and_all_goes_on_by_its
             use_up(small_disk / "ballast")
             accepted += await fill(client, env={"PADDING": "x" * 5_000})
             (small_disk / "ballast").unlink()
-            await eventually(lambda: accepts(client), within_s=30.0)
+            await eventually(lambda: accepts(client))
         await each_ends_once(cluster, [*accepted, "after"])
         cluster.kill_all()
         cluster.up()
@@ -507,7 +507,7 @@ async def accepts(client: penstock.Client) -> bool:
 
 
 async def each_ends_once(cluster: Cluster, ids: list[str]) -> None:
-    async with cluster.client() as client, asyncio.timeout(60):
+    async with cluster.client() as client, asyncio.timeout(110):
         for job_id in ids:
             assert (await client.wait(job_id)).state == "CD"
             assert len(await facts(client, job_id, "job.finished.v1")) == 1

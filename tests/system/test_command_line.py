@@ -33,7 +33,7 @@ class Shell:
 
     def __call__(self, *args: str, code: int = 0) -> str:
         done = subprocess.run(
-            [*PENSTOCK, *args], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60, check=False
+            [*PENSTOCK, *args], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=110, check=False
         )
         assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
@@ -97,7 +97,7 @@ def test_ctrl_c_in_run_cancels_the_job(shell: Shell) -> None:
     assert running.stdout is not None
     assert running.stdout.readline() == "step\n"
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=110)
     assert running.returncode == 130
     assert "loop was cancelled" in said
 

@@ -23,7 +23,7 @@ from penstock_bus.server import Server, ServerSettings
 from penstock_events import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 
 SERVICES = ("gateway", "profiler", "ranker", "matcher", "tuner", "executor")
-PROMPTLY_S = 10.0
+PROMPTLY_S = 30.0
 PATIENCE_S = 60.0
 
 

@@ -106,7 +106,7 @@ async def test_an_order_that_is_set_is_heeded_at_once_and_outlives_kill_9_of_all
         before = {name: cluster.pids(name) for name in ("ranker", "matcher", "gateway")}
         signal_all([pid for pids in before.values() for pid in pids], signal.SIGKILL)
         await eventually(lambda: all(cluster.pids(name) != pids for name, pids in before.items()), why="they are back")
-        await eventually(lambda: answers(client), within_s=30.0, why="the gateway answers again")
+        await eventually(lambda: answers(client), why="the gateway answers again")
         await submit(client, "later")
         await eventually(lambda: told(client, "later", "order"), why="it is fifo still")
         assert [job.state for job in (await client.jobs()).jobs if job.id in {"wide", "small", "later"}] == ["PD"] * 3

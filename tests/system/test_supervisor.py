@@ -55,7 +55,7 @@ async def running(chosen: Options) -> AsyncIterator[list[str]]:
 async def ready(url: str, service: str) -> bool:
     with suppress(Unavailable, NoResponders, ServiceError):  # the last: it says that it is not ready
         async with connect(url) as bus:
-            return bool(await bus.request(subjects.query("ready", service), b"", timeout_s=1.0))
+            return bool(await bus.request(subjects.query("ready", service), b"", timeout_s=20.0))
     return False
 
 

@@ -128,7 +128,7 @@ async def test_a_preempted_job_goes_on_after_its_last_step(tmp_path):
     try:
         async with cluster.client() as client:
             long = (await client.submit(counting(_made(tmp_path / "long"), 400))).id
-            await until(client, long, "run.checkpointed.v1", count=5)
+            await until(client, long, "run.checkpointed.v1", count=2)
             short = (await client.submit(python("print('short')"))).id
             short_job, long_job = await client.wait(short), await client.wait(long)
             assert (long_job.state, long_job.preemptions, long_job.steps) == ("CD", 1, 400)
