@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
@@ -125,7 +126,7 @@ class Gateway:
 @asynccontextmanager
 async def gateway(bus: Bus, *facts: AnyEvent, settings: Settings | None = None) -> AsyncIterator[Gateway]:
     """Run a gateway whose log begins with these facts."""
-    clock = iter(range(10_000))
+    clock = count()
     shell = Shell(bus, "gateway", replica_id="r1", clock=lambda: NOW_S + 100 + next(clock) / 1000)
     running = Gateway(bus, shell)
     await running.told(*facts)

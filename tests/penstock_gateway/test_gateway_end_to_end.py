@@ -111,7 +111,7 @@ async def test_what_one_gateway_accepted_every_other_knows_at_once(memory_bus: M
 
 
 async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(memory_bus: MemoryBus) -> None:
-    quick = Settings(append_timeout_s=0.05)
+    quick = Settings(append_timeout_s=0.5)
     async with gateway(MemoryBus(memory_bus.server), joined(), settings=quick) as served:
         served.bus, away = memory_bus, cast("MemoryBus", served.bus)
         away.disconnect()
