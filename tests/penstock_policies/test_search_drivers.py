@@ -14,7 +14,7 @@ from sweeping import LR, budget, hill, open_runs, play, rungs, sweep
 
 from penstock_events import Choice, Integers
 from penstock_events.spec import Budget
-from penstock_policies.search import ALGORITHMS, BadSpace, Past, check, next_runs
+from penstock_policies.search import ALGORITHMS, BadSpace, Past, check, next_runs, pruning
 from penstock_policies.search.population import perturbed
 from penstock_policies.search.rungs import halving, hyperband
 
@@ -255,15 +255,47 @@ def test_a_pruner_stops_what_is_worse_than_the_median():
     assert 0 < last[-1] < 12
 
 
-def test_each_run_is_judged_by_a_pruner_once_however_long_the_sweep(monkeypatch):
-    pytest.importorskip("optuna")
-    from penstock_policies.search import optuna_study  # noqa: PLC0415 - needs Optuna
-
-    judged: list[int] = []
-    monkeypatch.setattr(optuna_study, "prunes", lambda _pruner, _spec, _past, number, _top: bool(judged.append(number)))
+def test_each_run_is_told_to_a_pruner_once_however_long_the_sweep(monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    told: list[float] = []
+    report = optuna.Trial.report
+    monkeypatch.setattr(optuna.Trial, "report", lambda *of: (told.append(of[1]), report(*of))[1])
     past = play(sweep("random", trials=20, pruner="median", budget=budget()), devices=3, chance=1)
-    below_the_top = [i for i, run in enumerate(past.runs) if run.rung < 2]
-    assert sorted(judged) == below_the_top
+    last = max(run.after for run in past.runs)  # whoever ended after the last opening is not asked about any more
+    assert told[: last - 1] == [run.value for run in sorted(past.runs, key=lambda run: run.ended)][: last - 1]
+    assert len(told) <= len(past.runs)
+
+
+@pytest.mark.parametrize("pruner", ["median", "percentile", "halving"])
+def test_a_pruner_that_has_forgotten_everything_judges_as_before(pruner):
+    pytest.importorskip("optuna")
+    spec = sweep("random", trials=30, pruner=pruner, budget=budget())
+    kept = play(spec, devices=3, chance=1)
+
+    def forgetting(params, at):
+        pruning._KEPT.clear()
+        return hill(params, at)
+
+    assert play(spec, forgetting, devices=3, chance=1) == kept
+    assert len(kept.level(0, 2)) < 30, "somebody was stopped"
+
+
+def test_the_pruner_halving_lets_about_one_in_eta_go_on():
+    pytest.importorskip("optuna")
+    past = play(sweep("random", trials=40, pruner="halving", budget=budget()), devices=2, chance=3)
+    first, second, third = (trials for trials, _ in rungs(past))
+    assert first == 40
+    assert 40 / 3 <= second <= 40 * 0.6, "the first ones have nobody to be worse than"
+    assert third <= second * 0.6
+
+
+def test_judging_by_a_pruner_costs_about_the_same_however_many_were_judged(monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    made: list[object] = []
+    create = optuna.create_study
+    monkeypatch.setattr(optuna, "create_study", lambda **how: (made.append(how), create(**how))[1])
+    play(sweep("random", trials=40, pruner="median", budget=budget()), devices=2)
+    assert len(made) == 1, "one study for a sweep, not one for each question"
 
 
 def test_a_batch_is_bounded_on_a_large_cluster():

@@ -1,5 +1,5 @@
 """
-Optuna's samplers and pruners, behind the ports of this package.
+Optuna's samplers, behind the port of this package.
 
 The log is the only truth: a study is made for each question, told what was tried, asked, and thrown away. Chance comes
 from the sweep's seed and the number of trials so far, so that whoever asks with the same past gets the same points.
@@ -87,28 +87,6 @@ def _tell(study: optuna.Study, spec: SweepSpec, run: Tried, asked: optuna.Trial)
         study.add_trial(_trial(spec, run))
 
 
-def prunes(pruner: optuna.pruners.BasePruner, spec: SweepSpec, past: Past, number: int, top: int) -> bool:
-    """
-    Say whether a pruner stops a trial after one of its runs.
-
-    It is shown what had ended when that run ended, so that the answer stays the same ever after.
-
-    Parameters
-    ----------
-    number : int
-        Of the run.
-    top : int
-        The highest rung: whoever has a value there is complete, and the others are measured against those.
-    """
-    seen = [run for run in past.runs if 0 < run.ended <= past.runs[number].ended]
-    trials = sorted({run.trial for run in seen})
-    with warnings.catch_warnings(action="ignore"):
-        study = optuna.create_study(direction=_direction(spec), pruner=pruner)
-        for trial in trials:
-            study.add_trial(_with_steps(spec, [run for run in seen if run.trial == trial], top))
-        return pruner.prune(study, study.trials[trials.index(past.runs[number].trial)])
-
-
 def distributions(spec: SweepSpec) -> dict[str, BaseDistribution]:
     """Return a space as Optuna writes it; choices by their places, since 1, 1.0 and True are equal to Python."""
     return {name: _distribution(dimension) for name, dimension in sorted(spec.space.items())}
@@ -158,17 +136,6 @@ def _state(run: Tried) -> TrialState:
     if not run.over:
         return TrialState.RUNNING
     return TrialState.FAIL if run.value is None else TrialState.COMPLETE
-
-
-def _with_steps(spec: SweepSpec, runs: list[Tried], top: int) -> FrozenTrial:
-    complete = runs[-1].rung == top and runs[-1].value is not None
-    return create_trial(
-        state=TrialState.COMPLETE if complete else TrialState.RUNNING,
-        value=runs[-1].value if complete else None,
-        params=_encoded(spec, runs[0].params),
-        distributions=distributions(spec),
-        intermediate_values={run.budget: run.value for run in runs if run.value is not None},
-    )
 
 
 def _ask(study: optuna.Study, spec: SweepSpec, count: int) -> list[Params]:

@@ -14,7 +14,14 @@ from penstock_policies.search.space import BadSpace
 if TYPE_CHECKING:
     import optuna
 
+    from penstock_policies.search.judging import Judge
+
 PRUNERS: Final = ("median", "percentile", "halving")
+JUDGES: Final = 16
+"""Sweeps whose judges are kept between questions: forgetting one changes nothing but what the next question costs."""
+
+
+_KEPT: Final[dict[int, tuple[Past, SweepSpec, Judge]]] = {}
 
 
 def climbing(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> list[Wanted]:
@@ -41,9 +48,20 @@ def check_pruner(name: str) -> None:
 
 
 def _pruned(spec: SweepSpec, past: Past, number: int, top: int) -> bool:
-    from penstock_policies.search import optuna_study  # noqa: PLC0415 - an extra, and half a second
+    return _judge(spec, past, top).stops(past, number)
 
-    return optuna_study.prunes(_made(spec), spec, past, number, top)
+
+def _judge(spec: SweepSpec, past: Past, top: int) -> Judge:
+    """Return the judge of this very past, the one that was kept or another who hears all of it."""
+    from penstock_policies.search.judging import Judge  # noqa: PLC0415 - an extra, and half a second
+
+    kept = _KEPT.pop(id(past), None)
+    if kept is None or kept[0] is not past or kept[1] != spec:
+        kept = (past, spec, Judge(spec, _made(spec), top))
+    _KEPT[id(past)] = kept
+    while len(_KEPT) > JUDGES:
+        del _KEPT[next(iter(_KEPT))]
+    return kept[2]
 
 
 def _made(spec: SweepSpec) -> optuna.pruners.BasePruner:

@@ -110,7 +110,7 @@ def widest(beta: float) -> int:
     return min((about, about + 1), key=lambda width: run_time_s(1.0, width, 1.0, beta))
 
 
-def packing_c(iteration_s: Floats, least_gain: float) -> int:
+def packing_c(iteration_s: Floats, least_gain: float, *, stop_at_first_below: bool = False) -> int:
     """
     Return how many trials to pack on one device at most.
 
@@ -120,6 +120,9 @@ def packing_c(iteration_s: Floats, least_gain: float) -> int:
         Average iteration time with 1, 2, …, P trials on one device.
     least_gain : float
         Least gain by the p-th trial (the published threshold ``O_th``).
+    stop_at_first_below : bool
+        Look no further than the first p whose gain is not above it: what can be known where packing is measured step
+        by step, one trial more at a time. The answers differ where a later trial gains after one that did not.
 
     Notes
     -----
@@ -133,10 +136,14 @@ def packing_c(iteration_s: Floats, least_gain: float) -> int:
     --------
     >>> packing_c(np.array([10.0, 12.0, 16.0, 22.0, 31.0]), least_gain=0.1)
     3
+    >>> jagged = np.array([10.0, 19.0, 19.5])
+    >>> packing_c(jagged, least_gain=0.1), packing_c(jagged, least_gain=0.1, stop_at_first_below=True)
+    (3, 1)
     """
     p = np.arange(2, iteration_s.size + 1)
     gain = 1.0 - (p - 1) / p * iteration_s[1:] / iteration_s[:-1]
-    worth = p[gain > least_gain]
+    above = gain > least_gain
+    worth = p[np.logical_and.accumulate(above) if stop_at_first_below else above]
     return int(worth[-1]) if worth.size else 1
 
 
