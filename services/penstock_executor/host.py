@@ -19,6 +19,7 @@ from penstock_executor import agreement, folder, launch, preflight, processes
 from penstock_executor.ears import Line
 from penstock_executor.limits import Limits
 from penstock_executor.local import Ending, Key, Rank, Run, sharing_of
+from penstock_executor.meeting import Meetings
 from penstock_lanes import Who
 from penstock_policies.cluster import Cluster
 
@@ -85,6 +86,7 @@ class Host:
         self.lines: dict[Place, Line] = {}
         self.fresh: set[Key] = set()
         self._processes: dict[Place, processes.Process] = {}
+        self._meetings = Meetings()
         self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
 
     # --- beginning
@@ -113,7 +115,7 @@ class Host:
         run.cap_bytes = self.limits.least_bytes(run.key)
         if not run.refused:
             run.ranks = {member.rank: Rank() for member in mine}
-            self._spawn_all(run, job, mine, launch.rendezvous(job, gang, cluster))
+            self._spawn_all(run, job, mine, self._meetings.arrange(run.key, gang, cluster))
         return run
 
     def _problem(self, job: Job, member: launch.Member) -> str:
@@ -242,6 +244,7 @@ class Host:
     def clean(self, key: Key) -> None:
         """Remove a run whose end is in the log."""
         folder.remove(self.runs_dir, key)
+        self._meetings.over(key)
         self.runs.pop(key, None)
         self.fresh.discard(key)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import zlib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,15 +15,13 @@ from penstock_devices import environment
 from penstock_events import Device, Job, Placement, Slot
 from penstock_events.agent import Env
 from penstock_executor.local import sharing_of
-from penstock_policies.cluster import Cluster
 
 INHERITED: Final = (
     *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
-    *("CUDA_*", "NVIDIA_*", "NCCL_*", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "SSL_CERT_*", "REQUESTS_CA_BUNDLE"),
+    *("http_proxy", "https_proxy", "no_proxy"),
 )
 """What a job gets of the executor's own environment: what a machine is like, never what its operator holds."""
-_FIRST_PORT: Final = 20_000
-_PORTS: Final = 12_000  # below the ports that kernels hand out by themselves, which start at 32,768
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -123,39 +119,6 @@ def inherited(pass_env: Iterable[str] = ()) -> dict[str, str]:
     patterns = (*INHERITED, *pass_env)
     env = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
     return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
-
-
-def rendezvous(job: Job, gang: list[Member], cluster: Cluster) -> dict[str, str]:
-    """
-    Return where the gang's processes meet, the same for all of them.
-
-    On one node the port is a free one. Over several, each node works out the same number from job and epoch; that it
-    is free on rank 0's node is likely, not certain: a gang that meets a taken port fails and is retried under another
-    epoch, which gives another number.
-    """
-    placement = placement_of(job)
-    alone = len({member.node_id for member in gang}) == 1
-    first = cluster.nodes.get(gang[0].node_id)
-    address = "127.0.0.1" if alone or first is None else first.labels.get("address", "127.0.0.1")
-    port = free_port() if alone and len(gang) > 1 else derived_port(job.id, placement.epoch)
-    return {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(len(gang)),
-        Env.WORLD_SIZE: str(len(gang)),
-    }
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def derived_port(job_id: str, epoch: int) -> int:
-    """Return the port that every node of a gang works out by itself."""
-    return _FIRST_PORT + zlib.crc32(f"{job_id}/{epoch}".encode()) % _PORTS
 
 
 def placement_of(job: Job) -> Placement:

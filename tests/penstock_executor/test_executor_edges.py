@@ -77,11 +77,6 @@ def test_no_process_has_passed_the_agreed_step(answers: dict[int, int]) -> None:
     assert agreement.stop_step(9, answers) is None
 
 
-def test_every_node_of_a_gang_works_out_the_same_port() -> None:
-    assert launch.derived_port("j1", 1) == launch.derived_port("j1", 1)
-    assert launch.derived_port("j1", 1) != launch.derived_port("j1", 2)
-
-
 def test_the_same_facts_have_the_same_commit_id() -> None:
     fact = RunStarted(job_id="j", epoch=1, node_id="n", devices=(0,), at_s=1.0)
     later = msgspec.structs.replace(fact, at_s=2.0)

@@ -1,0 +1,61 @@
+"""Where gangs meet: at a port of their own on one node, at the same one on several."""
+
+from __future__ import annotations
+
+import socket
+from itertools import count
+
+from penstock_events import NodeJoined
+from penstock_executor.launch import Member
+from penstock_executor.meeting import Meetings, derived_port
+from penstock_policies.cluster import Cluster
+
+PAIR = [Member(0, 0, "n1", (0,)), Member(1, 1, "n1", (1,))]
+APART = [Member(0, 0, "n1", (0,)), Member(1, 0, "n2", (0,))]
+
+
+def port_of(meetings: Meetings, job_id: str, epoch: int = 1) -> int:
+    return int(meetings.arrange((job_id, epoch), PAIR, Cluster())["MASTER_PORT"])
+
+
+def test_two_gangs_of_a_node_never_meet_at_the_same_port() -> None:
+    meetings, alike = Meetings(), same_port()
+    ports = [port_of(meetings, job_id) for job_id in alike]
+    assert len(set(ports)) == len(alike)
+    assert derived_port(alike[0], 1) == derived_port(alike[1], 1)
+
+
+def same_port() -> list[str]:
+    """Return two jobs from which the same port is derived."""
+    first: dict[int, str] = {}
+    for job_id in map("job-{}".format, count()):
+        if (other := first.setdefault(derived_port(job_id, 1), job_id)) != job_id:
+            return [other, job_id]
+    raise AssertionError("there are finitely many ports")
+
+
+def test_a_port_on_which_somebody_listens_is_left_to_them() -> None:
+    meetings = Meetings()
+    taken = port_of(meetings, "j1")
+    meetings.over(("j1", 1))
+    with socket.create_server(("127.0.0.1", taken)):
+        assert port_of(meetings, "j1") != taken
+
+
+def test_no_port_is_one_that_the_kernel_gives_to_connections() -> None:
+    meetings = Meetings()
+    assert all(20_000 <= port_of(meetings, f"job-{i}") < 32_768 for i in range(50))
+
+
+def test_every_node_of_a_gang_works_out_the_same_port_and_rank_0s_address() -> None:
+    cluster = Cluster()
+    cluster.apply(NodeJoined(node_id="n1", devices=(), labels={"address": "10.0.0.7"}, at_s=1.0))
+    found = [Meetings().arrange(("j1", 2), APART, cluster) for _ in range(2)]
+    assert found[0] == found[1]
+    assert (found[0]["MASTER_ADDR"], found[0]["MASTER_PORT"]) == ("10.0.0.7", str(derived_port("j1", 2)))
+    assert derived_port("j1", 1) != derived_port("j1", 2)
+
+
+def test_a_gang_of_one_node_meets_at_home() -> None:
+    found = Meetings().arrange(("j1", 1), PAIR, Cluster())
+    assert (found["MASTER_ADDR"], found["WORLD_SIZE"], found["PENSTOCK_WORLD_SIZE"]) == ("127.0.0.1", "2", "2")
