@@ -71,6 +71,17 @@ def test_a_sweep_shows_its_goodput_what_the_rest_went_into_and_whether_the_targe
     ) in out
 
 
+def test_before_a_run_is_over_there_is_no_goodput_to_be_shown(
+    penstock: Run, gateway: FakeGateway, sweep_file: str
+) -> None:
+    nothing = dict.fromkeys(GOODPUT.__struct_fields__, 0.0)
+    gateway.sweep_end = {"goodput": views.GoodputView(**{**nothing, "running_gpu_s": 4.0})}
+    penstock("tune", sweep_file)
+    out = penstock("sweep", "show", "s1")[1]
+    assert "no run is over; 4.0 device-seconds of those on their way\n" in out
+    assert "spent:" not in out
+
+
 def test_the_json_of_a_sweep_has_these_keys(penstock: Run, gateway: FakeGateway, sweep_file: str) -> None:
     gateway.sweep_end = SO_FAR
     penstock("tune", sweep_file)

@@ -318,6 +318,8 @@ def _target(sweep: views.SweepView) -> str:
 def _goodput(view: views.GoodputView | None) -> str:
     if view is None or not view.allocated_gpu_s + view.running_gpu_s:
         return ""
+    if not view.allocated_gpu_s:
+        return f"no run is over; {view.running_gpu_s:.1f} device-seconds of those on their way"
     running = f", and {view.running_gpu_s:.1f} of runs on their way" if view.running_gpu_s else ""
     return f"{_percent(view.share)} of {view.allocated_gpu_s:.1f} device-seconds{running}"
 
