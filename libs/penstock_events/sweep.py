@@ -20,6 +20,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    gpus : int
+    packed : int
+        Trials on its device at most, itself among them; where there may be others, it takes turns with them.
     number : int
         Of the point; a trial that is promoted runs again under the same number, as another job.
     bracket, rung : int
@@ -33,6 +36,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     params: dict[str, Param]
     gpus: int = 1
+    packed: int = 1
     number: int = 0
     bracket: int = 0
     rung: int = 0

@@ -7,6 +7,8 @@ has not accepted yet, and the runner submits those, again and again under the sa
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from collections.abc import Callable
 from typing import Final
@@ -28,18 +30,22 @@ from penstock_events import (
     NodeResumed,
     RoundDecided,
     RunEnded,
-    SamplesRequested,
+    RunStarted,
     SweepCancelled,
     SweepFinished,
     SweepSubmitted,
     TrialFinished,
     TrialGroupOpened,
+    TrialsScaled,
     subjects,
     workload,
 )
 from penstock_policies import search
 from penstock_policies.cluster import Cluster
-from penstock_tuner import trials
+from penstock_tuner import resizing, trials
+from penstock_tuner.leases import Leases
+from penstock_tuner.measures import Measures
+from penstock_tuner.paces import Paces
 from penstock_tuner.settings import Settings
 from penstock_tuner.sweep import Sweep
 
@@ -52,11 +58,12 @@ WORKLOADS: Final = 1000
 _LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?$")
 _TAKEN: Final = "its id belongs to another job"
 _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
+_FOR_DEVICES: Final = frozenset({"capacity", "gang", "order", "fairness", "later_place"})
 
 
 class State(msgspec.Struct):
     """
-    Nodes, sweeps that are not over, and their trials' jobs.
+    Nodes, jobs and sweeps that are not over.
 
     Attributes
     ----------
@@ -66,10 +73,12 @@ class State(msgspec.Struct):
         The part of it that the gateway has not accepted and that is still wanted, oldest first.
     strangers : set of str
         Ids that look like a trial's but were taken by other jobs.
-    spreads : dict of str to (float, float)
-        Workload key → what its sweeps have shown of scaling out (:attr:`Sweep.beta`); the last one comes last.
-    nodes_seq : int
-        Sequence of the last fact about nodes.
+    measures : dict of str to Measures
+        Workload key → what its last sweep has shown; the last one comes last.
+    waits : dict of str to list of str
+        Pool → jobs that wait for devices, as its last round said.
+    nodes_seq, leases_seq : int
+        Sequence of the last fact about nodes; of the last that gave or took devices.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -78,13 +87,16 @@ class State(msgspec.Struct):
     sweep_of: dict[str, str] = msgspec.field(default_factory=dict)
     unaccepted: dict[str, str] = msgspec.field(default_factory=dict)
     strangers: set[str] = msgspec.field(default_factory=set)
-    spreads: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+    measures: dict[str, Measures] = msgspec.field(default_factory=dict)
+    leases: Leases = msgspec.field(default_factory=Leases)
+    waits: dict[str, list[str]] = msgspec.field(default_factory=dict)
     nodes_seq: int = 0
+    leases_seq: int = 0
 
 
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.4", apply=apply, decide=_remembering())
+    return Decider(name="tuner", state=State, schema="tuner.5", apply=apply, decide=_remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:
@@ -102,8 +114,6 @@ def apply(state: State, event: Event, seq: int) -> None:
             _forget(state, event.sweep_id)
         case JobSubmitted():
             _accept(state, event, seq)
-        case SamplesRequested():
-            pass  # samples are jobs, but no trials
         case _:
             _note_rest(state, event, seq)
 
@@ -127,19 +137,22 @@ def _remembering() -> Callable[[State, float], Decision]:
     facts about its sweep and the nodes, need not be found out again; forgetting it changes nothing.
     """
     waits: dict[str, tuple[int, int]] = {}
+    rests: dict[str, tuple[int, int, int]] = {}
 
     def decide(state: State, now_s: float) -> Decision:
         proposals = []
         for sweep in state.sweeps.values():
-            asked = (sweep.cause, state.nodes_seq)
-            if waits.get(sweep.id) == asked:
-                continue
-            if facts := _next_facts(state, sweep, now_s):
-                proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
-            else:
+            asked, looked = (sweep.cause, state.nodes_seq), (sweep.cause, state.nodes_seq, state.leases_seq)
+            facts: tuple[AnyEvent, ...] = ()
+            if waits.get(sweep.id) != asked and not (facts := _next_facts(state, sweep, now_s)):
                 waits[sweep.id] = asked
-        for gone in waits.keys() - state.sweeps.keys():
-            del waits[gone]
+            if not facts and rests.get(sweep.id) != looked and not (facts := _moves(state, sweep, now_s)):
+                rests[sweep.id] = looked
+            if facts:
+                proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
+        for seen in (waits, rests):
+            for gone in seen.keys() - state.sweeps.keys():
+                del seen[gone]
         return Decision(proposals)
 
     return decide
@@ -175,12 +188,27 @@ def _reports(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
 def _next_group(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
     if not sweep.groups:
         search.check(sweep.spec)
-    there = trials.devices(sweep.spec, state.cluster)
+    there = trials.devices(sweep.spec, state.cluster, state.leases)
     wanted = search.next_runs(sweep.spec, sweep.past, there.all)
     if not wanted:
         return ()
-    group = trials.group(sweep, wanted, there)
+    group = trials.group(sweep, wanted, there, max(0, there.idle - _claimed(state, sweep)))
     return (TrialGroupOpened(at_s=now_s, sweep_id=sweep.id, group=sweep.groups, trials=group),)
+
+
+def _claimed(state: State, sweep: Sweep) -> int:
+    """Return how many idle devices are for trials of the sweep that have been opened and have none yet."""
+    waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.leases.of_job]
+    return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
+
+
+def _moves(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
+    """Return the widths that trials are to have instead of theirs, once all that was decided has come about."""
+    there = trials.devices(sweep.spec, state.cluster, state.leases)
+    others = (job_id for job_id in state.waits.get(sweep.spec.job.pool, ()) if job_id not in sweep.running)
+    others_wait = any(job_id in state.jobs.by_id and job_id not in state.leases.of_job for job_id in others)
+    found = resizing.demands(sweep, state.jobs, state.leases, there, now_s, others_wait=others_wait)
+    return (TrialsScaled(at_s=now_s, sweep_id=sweep.id, demands=found),) if found else ()
 
 
 def _cancel(state: State, sweep_id: str, seq: int) -> None:
@@ -217,41 +245,38 @@ def _report(state: State, event: TrialFinished, seq: int) -> None:
         return
     sweep.report(event)
     state.unaccepted.pop(event.job_id, None)
-    state.jobs.forget(event.job_id)
     sweep.cause = seq
 
 
 def _begin(state: State, event: SweepSubmitted, seq: int) -> None:
     """Begin a sweep, with what sweeps over the same workload have shown."""
-    xx, xy = state.spreads.get(workload.key(event.spec.job), (0.0, 0.0))
-    fresh = Sweep(id=event.sweep_id, spec=event.spec, spread_xx=xx, spread_xy=xy)
+    known = state.measures.get(workload.key(event.spec.job), Measures())
+    fresh = Sweep(id=event.sweep_id, spec=event.spec, paces=Paces(measures=copy.deepcopy(known)))
     state.sweeps.setdefault(event.sweep_id, fresh).cause = seq
 
 
 def _forget(state: State, sweep_id: str) -> None:
     sweep = state.sweeps.pop(sweep_id, None)
-    if sweep is not None and sweep.spread_xx:
+    if sweep is not None:
         key = workload.key(sweep.spec.job)
-        state.spreads.pop(key, None)
-        state.spreads[key] = (sweep.spread_xx, sweep.spread_xy)
-        if len(state.spreads) > WORKLOADS:
-            del state.spreads[next(iter(state.spreads))]
+        state.measures.pop(key, None)
+        state.measures[key] = sweep.measures
+        if len(state.measures) > WORKLOADS:
+            del state.measures[next(iter(state.measures))]
     for job_id in (*sweep.running, *sweep.ended) if sweep is not None else ():
         state.sweep_of.pop(job_id, None)
         state.unaccepted.pop(job_id, None)
-        state.jobs.forget(job_id)
 
 
 def _accept(state: State, event: JobSubmitted, seq: int) -> None:
+    state.jobs.apply(event)
     sweep = state.sweeps.get(state.sweep_of.get(event.job_id, ""))
     if sweep is None:
         if _LIKE_A_TRIAL.search(event.job_id):
             state.strangers.add(event.job_id)
         return
     state.unaccepted.pop(event.job_id, None)
-    if event.spec.parent == sweep.id:
-        state.jobs.apply(event)
-    else:  # somebody took the id: the gateway will refuse the trial for ever
+    if event.spec.parent != sweep.id:  # somebody took the id: the gateway will refuse the trial for ever
         sweep.drop(event.job_id, "failed", problem="refused", reason=_TAKEN)
         sweep.cause = seq
 
@@ -260,15 +285,32 @@ def _note_rest(state: State, event: Event, seq: int) -> None:
     state.cluster.apply(event)
     if isinstance(event, _ABOUT_NODES) or (isinstance(event, RoundDecided) and event.lost_nodes):
         state.nodes_seq = seq
+    if isinstance(event, RoundDecided):
+        state.waits[event.pool] = [wait.job_id for wait in event.waits if wait.cause in _FOR_DEVICES]
+    gpus = _gpus(state, event)
     for job in state.jobs.apply(event):
-        if isinstance(event, RunEnded):
-            state.sweeps[state.sweep_of[job.id]].note_loop(job.id, event.loop_s)
+        if state.leases.note(job) or isinstance(event, RunStarted):
+            state.leases_seq = seq
+        if (sweep := _sweep_of(state, job)) is not None:
+            sweep.paces.follow(sweep.running[job.id], job, event, gpus)
         if job.state in TERMINAL:
-            _end(state, job, seq)
+            _end(state, sweep, job, seq)
 
 
-def _end(state: State, job: Job, seq: int) -> None:
-    sweep = state.sweeps[state.sweep_of[job.id]]
-    sweep.end(job)
+def _gpus(state: State, event: Event) -> int:
+    """Return how many devices the job has whose run is about to end: the fold may give it another width with that."""
+    job = state.jobs.get(event.job_id) if isinstance(event, RunEnded) else None
+    return job.spec.gpus if job is not None else 1
+
+
+def _sweep_of(state: State, job: Job) -> Sweep | None:
+    """Return the sweep whose trial a job is that is not over; a job of another that took its id is none."""
+    sweep = state.sweeps.get(state.sweep_of.get(job.id, ""))
+    return sweep if sweep is not None and job.id in sweep.running and job.spec.parent == sweep.id else None
+
+
+def _end(state: State, sweep: Sweep | None, job: Job, seq: int) -> None:
     state.jobs.forget(job.id)
-    sweep.cause = seq
+    if sweep is not None:
+        sweep.end(job)
+        sweep.cause = seq

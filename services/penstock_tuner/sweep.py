@@ -11,6 +11,8 @@ from penstock_events import Job, State, SweepFinished, SweepSpec, Trial, TrialFi
 from penstock_events.sweep import Problem
 from penstock_policies import search
 from penstock_policies.search import Past, Wanted
+from penstock_tuner.measures import Measures
+from penstock_tuner.paces import Paces
 
 Ending = Literal["completed", "failed", "cancelled"]
 ENDINGS: Final[dict[State, Ending]] = {
@@ -18,8 +20,6 @@ ENDINGS: Final[dict[State, Ending]] = {
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
 }
-_STEEPEST: Final = math.log(10.0)  # of the penalties believed: what is measured of loops of microseconds is noise
-_LEAST: Final = 1e-9
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -50,14 +50,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         Opened trials that are not over, by job id.
     ended : dict of str to Ended
         Trials that are over but not reported.
-    loop_s : dict of str to float
-        Job id of a run on its way → seconds that it was in its loop, over all of its job's runs.
-    unit_s : dict of str to float
-        Job id of a run → seconds that it took for one unit of its budget, on the devices that it had.
-    gpus : dict of str to int
-        Job id of such a run → its devices.
-    spread_xx, spread_xy : float
-        Sums over the runs that were seen on one device and on several, for :attr:`beta`.
+    paces : Paces
+        How fast its trials have been seen to be.
     reported : dict of str to int
         Reported trials by how they ended.
     seen_metrics : set of str
@@ -78,11 +72,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     numbers: dict[str, int] = msgspec.field(default_factory=dict)
     running: dict[str, Trial] = msgspec.field(default_factory=dict)
     ended: dict[str, Ended] = msgspec.field(default_factory=dict)
-    loop_s: dict[str, float] = msgspec.field(default_factory=dict)
-    unit_s: dict[str, float] = msgspec.field(default_factory=dict)
-    gpus: dict[str, int] = msgspec.field(default_factory=dict)
-    spread_xx: float = 0.0
-    spread_xy: float = 0.0
+    paces: Paces = msgspec.field(default_factory=Paces)
     reported: dict[str, int] = msgspec.field(default_factory=dict)
     seen_metrics: set[str] = msgspec.field(default_factory=set)
     refusal: str = ""
@@ -93,19 +83,15 @@ class Sweep(msgspec.Struct, kw_only=True):
     cause: int = 0
 
     @property
-    def beta(self) -> float:
-        """The penalty of scaling out, as measured on trials that ran on one device and then on several; else 1."""
-        if not self.spread_xx:
-            return 1.0
-        return math.exp(min(max(0.0, self.spread_xy / self.spread_xx), _STEEPEST))
+    def measures(self) -> Measures:
+        """What its trials have shown of their workload, and those of sweeps before it."""
+        return self.paces.measures
 
-    def work_s(self, job_id: str) -> float | None:
-        """Return the seconds that one unit of a run's budget would take on one device; None where it is not known."""
-        unit_s = self.unit_s.get(job_id)
-        width = self.gpus.get(job_id, 1)
-        if unit_s is None:
-            return None
-        return unit_s * width * max(_LEAST, math.exp(-(width - 1) * math.log(self.beta)))
+    def units(self, trial: Trial) -> float:
+        """Return what a run adds to its trial's training, in units of the budget; 1 where there is none."""
+        origin = self._number(trial.origin)
+        before = self.past.runs[origin].budget if origin >= 0 else 0
+        return float(max(0, trial.budget - before)) if self.spec.budget is not None else 1.0
 
     def open(self, event: TrialGroupOpened) -> list[str]:
         """Note a group's trials; return the ids of those that are new."""
@@ -116,10 +102,6 @@ class Sweep(msgspec.Struct, kw_only=True):
             self._open(trial)
         return [trial.job_id for trial in event.trials]
 
-    def note_loop(self, job_id: str, loop_s: float) -> None:
-        """Note that a run of a trial's job was in its loop for so long; of a gang, only one node says so."""
-        self.loop_s[job_id] = self.loop_s.get(job_id, 0.0) + loop_s
-
     def end(self, job: Job) -> None:
         """Note that a trial's job is over."""
         trial = self.running.get(job.id)
@@ -127,10 +109,10 @@ class Sweep(msgspec.Struct, kw_only=True):
             return
         value, problem = self._outcome(job)
         self.drop(job.id, ENDINGS[job.state], value, problem, job.reason if problem else "")
-        loop_s = self.loop_s.pop(job.id, 0.0)
         if job.state is State.COMPLETED:
             self.seen_metrics.update(job.metrics)
-            self._measure(trial, loop_s or job.executed_s)
+            self.paces.end(trial, self.units(trial), job.executed_s)
+        self.paces.forget(job.id)
 
     def drop(
         self, job_id: str, state: Ending, value: float | None = None, problem: Problem = "", reason: str = ""
@@ -199,18 +181,6 @@ class Sweep(msgspec.Struct, kw_only=True):
         if value is None:
             return None, "diverged" if self.spec.metric in job.diverged else "no_report"
         return (value, "") if usable else (None, "diverged")
-
-    def _measure(self, trial: Trial, took_s: float) -> None:
-        """Learn how fast a trial is, and, where it was seen on one device before, what scaling out costs."""
-        origin = self._number(trial.origin)
-        before = self.past.runs[origin].budget if origin >= 0 else 0
-        if trial.budget <= before or took_s <= 0:
-            return
-        unit_s = took_s / (trial.budget - before)
-        self.unit_s[trial.job_id], self.gpus[trial.job_id] = unit_s, trial.gpus
-        if trial.gpus > 1 and self.gpus.get(trial.origin) == 1:
-            self.spread_xx += (trial.gpus - 1.0) ** 2
-            self.spread_xy += (trial.gpus - 1.0) * math.log(unit_s * trial.gpus / self.unit_s[trial.origin])
 
     def _beats(self, value: float, budget: int) -> bool:
         if self.best_value is None or budget != self.best_budget:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -16,6 +15,7 @@ from penstock_policies import waterfill
 from penstock_policies.cluster import Cluster, fits
 from penstock_policies.search import Wanted
 from penstock_policies.search.drivers import GROUP
+from penstock_tuner.leases import Leases
 from penstock_tuner.sweep import Sweep
 
 _LONGEST: Final = 51  # of the part of a job's id or name before "-t00000-r000"; 63 characters in all
@@ -31,24 +31,35 @@ class Devices(msgspec.Struct, frozen=True):
         Devices on usable nodes that its trials fit.
     of_one_kind : int
         The most of one kind: a trial on several devices is a gang, and a gang sits on one kind.
+    free : dict of str to int
+        Kind → those of them that no job holds.
     """
 
     all: int
     of_one_kind: int
+    free: dict[str, int]
+
+    @property
+    def idle(self) -> int:
+        """How many of them no job holds."""
+        return sum(self.free.values())
 
 
-def devices(spec: SweepSpec, cluster: Cluster) -> Devices:
+def devices(spec: SweepSpec, cluster: Cluster, leases: Leases) -> Devices:
     """Return what the sweep could use at present."""
-    nodes = cluster.usable(spec.job.pool)
-    by_kind = Counter(device.kind for node in nodes for device in node.devices if fits(spec.job, device))
-    return Devices(by_kind.total(), max(by_kind.values(), default=0))
+    fitting = [
+        (node.id, device) for node in cluster.usable(spec.job.pool) for device in node.devices if fits(spec.job, device)
+    ]
+    by_kind = Counter(device.kind for _, device in fitting)
+    free = Counter(device.kind for node_id, device in fitting if not leases.sharers(node_id, device.index))
+    return Devices(by_kind.total(), max(by_kind.values(), default=0), dict(free))
 
 
-def group(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> tuple[Trial, ...]:
-    """Return the trials of a group, :data:`GROUP` at most, each as wide as the sweep's idle devices suggest."""
+def group(sweep: Sweep, wanted: Sequence[Wanted], there: Devices, idle: int) -> tuple[Trial, ...]:
+    """Return the trials of a group, :data:`GROUP` at most, each as wide as so many idle devices suggest."""
     some = wanted[:GROUP]
-    widths = _widths(sweep, some, there)
-    return tuple(_trial(sweep, one, width) for one, width in zip(some, widths, strict=True))
+    widths = _widths(sweep, some, there, idle)
+    return tuple(_trial(sweep, one, *width) for one, width in zip(some, widths, strict=True))
 
 
 def trial_id(sweep_id: str, number: int, rung: int = 0) -> str:
@@ -72,38 +83,90 @@ def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
         name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}",
         parent=sweep_id,
         gpus=trial.gpus,
+        **sharing(trial.packed),
         params={**spec.job.params, **trial.params, **budget},
         begins_from=trial.origin,
         keep_checkpoint=spec.job.keep_checkpoint or _may_go_on(spec, trial),
     )
 
 
-def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices) -> list[int]:
+def sharing(packed: int) -> dict[str, Any]:
+    """Return how a trial's job shares its device, where there may be others; as the template has it where not."""
+    return {"sharing": "lane", "share_with": "user", "sharers": packed} if packed > 1 else {}
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """
+    What bounds the widths of a sweep's trials at present.
+
+    Attributes
+    ----------
+    packing : int
+        Most trials on one device (c).
+    most : int
+        Most devices for one trial (d).
+    """
+
+    packing: int
+    most: int
+    mechanisms: waterfill.Mechanisms
+
+    def form(self, spec: SweepSpec, width: float) -> tuple[int, int]:
+        """Return a width as devices and trials on each of them; no run gets less than the template asks for."""
+        return max(spec.job.gpus, int(width)), round(1.0 / width) if width < 1.0 else 1
+
+
+def bounds(sweep: Sweep, there: Devices) -> Bounds:
+    """Return what the sweep allows and its trials have shown to be worth it."""
+    spec, measures = sweep.spec, sweep.measures
+    plain = spec.job.sharing == "exclusive"
+    return Bounds(
+        packing=measures.packing(spec.packing),
+        most=max(1, min(spec.max_gpus, there.of_one_kind, waterfill.widest(measures.beta))),
+        mechanisms=waterfill.Mechanisms(
+            intra=spec.intra and plain and spec.job.gpus == 1,
+            inter=spec.inter,
+            dynamic=spec.dynamic and plain,
+            leftover=spec.leftover,
+        ),
+    )
+
+
+def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices, idle: int) -> list[tuple[int, int]]:
     """
     Return how many devices each run gets: its share of the work, by what the trials have been seen to take.
 
-    Before anything has run, all are expected to take equally long for a unit of budget. No run gets less than the
-    template asks for.
+    Before anything has run, all are expected to take equally long for a unit of budget.
     """
-    spec = sweep.spec
-    most = max(1, min(spec.max_gpus, there.of_one_kind, waterfill.widest(sweep.beta)))
-    idle = max(0, there.all - sum(trial.gpus for trial in sweep.running.values()))
+    spec, bound = sweep.spec, bounds(sweep, there)
     match spec.filling:
-        case "water":
-            h1_s = np.array(_left(sweep, wanted))
-            only_spread = waterfill.Mechanisms(intra=False, dynamic=False, leftover=spec.leftover)
-            widths = waterfill.fill(h1_s, idle, 1, most, beta=sweep.beta, mechanisms=only_spread).tolist()
+        case "water" if there.all:
+            widths = fill(sweep, bound, left_s(sweep, wanted), idle)
         case "fixed":
-            widths = [min(most, max(1, idle // len(wanted)))] * len(wanted)
-        case "one":
-            widths = [1] * len(wanted)
-    return [max(spec.job.gpus, int(width)) for width in widths]
+            widths = [float(min(bound.most, max(1, idle // len(wanted))))] * len(wanted)
+        case _:
+            widths = [1.0] * len(wanted)
+    return [bound.form(spec, width) for width in widths]
 
 
-def _left(sweep: Sweep, wanted: Sequence[Wanted]) -> list[float]:
+def fill(sweep: Sweep, bound: Bounds, h1_s: Sequence[float], idle: int) -> list[float]:
+    """Return the widths that water-filling gives to trials of so much work on idle devices."""
+    measures = sweep.measures
+    widths: list[float] = waterfill.fill(
+        np.array(h1_s),
+        idle,
+        bound.packing,
+        bound.most,
+        alpha=measures.alpha,
+        beta=measures.beta,
+        mechanisms=bound.mechanisms,
+    ).tolist()
+    return widths
+
+
+def left_s(sweep: Sweep, wanted: Sequence[Wanted]) -> list[float]:
     """Return the seconds that each would take on one device; where nothing was measured, in units of its budget."""
-    seen = [work_s for job_id in sweep.unit_s if (work_s := sweep.work_s(job_id)) is not None]
-    typical_s = median(seen) if seen else 1.0
+    typical_s = sweep.paces.typical_s or 1.0
     return [_left_of(sweep, one, typical_s) for one in wanted]
 
 
@@ -111,14 +174,15 @@ def _left_of(sweep: Sweep, wanted: Wanted, typical_s: float) -> float:
     if wanted.origin < 0:
         return max(1, wanted.budget) * typical_s
     left = wanted.budget - sweep.past.runs[wanted.origin].budget
-    return max(1, left) * (sweep.work_s(sweep.job_ids[wanted.origin]) or typical_s)
+    return max(1, left) * (sweep.paces.work_s(sweep.job_ids[wanted.origin]) or typical_s)
 
 
-def _trial(sweep: Sweep, wanted: Wanted, gpus: int) -> Trial:
+def _trial(sweep: Sweep, wanted: Wanted, gpus: int, packed: int) -> Trial:
     return Trial(
         job_id=trial_id(sweep.id, wanted.trial, wanted.rung),
         params=wanted.params,
         gpus=gpus,
+        packed=packed,
         number=wanted.trial,
         bracket=wanted.bracket,
         rung=wanted.rung,

@@ -54,7 +54,14 @@ def test_a_trial_is_the_template_with_its_point_and_width_on_top(tuner):
 
 @pytest.mark.parametrize(
     ("kinds", "max_gpus", "width"),
-    [((), 4, 1), (("a",), 4, 1), (("a",) * 8, 1, 1), (("a",) * 8, 4, 4), (("a",) * 7, 4, 3), (("a", "b") * 4, 9, 4)],
+    [
+        ((), 4, 1),
+        (("a",) * 2, 4, 1),
+        (("a",) * 8, 1, 1),
+        (("a",) * 8, 4, 4),
+        (("a",) * 7, 4, 3),
+        (("a", "b") * 4, 9, 4),
+    ],
 )
 def test_devices_are_shared_like_water_within_one_kind(tuner, kinds, max_gpus, width):
     tuner.given(node("n1", *kinds)).when(swept(max_gpus=max_gpus)).then(opened(gpus=width))

@@ -22,7 +22,8 @@ from penstock_events import (
 from penstock_policies import search
 from penstock_testing import Scenario
 from penstock_tuner.machine import State, decider, submission
-from penstock_tuner.sweep import Sweep
+from penstock_tuner.measures import Mean, Measures
+from penstock_tuner.paces import Paces
 
 BUDGET = Budget(param="epochs", least=1, most=9)
 
@@ -44,7 +45,7 @@ def value_of(trial: Trial) -> float:
 def took(trial: Trial, seconds: float = 1.0) -> list[Any]:
     """Return a trial that ran, was accepted before and reported its value."""
     facts = ended(trial.job_id, at_s=3.0 + seconds, acc=value_of(trial))
-    return [accepted(trial.job_id), facts[0], started(trial), facts[1]]
+    return [accepted(trial.job_id, gpus=trial.gpus), facts[0], started(trial), facts[1]]
 
 
 def started(trial: Trial) -> Any:
@@ -162,7 +163,7 @@ def test_a_sweep_learns_from_its_own_trials_how_far_scaling_out_pays(tuner, wide
         tuner.settle()
         if len(running) == 2:
             break
-    assert sweep.beta == pytest.approx(beta)
+    assert sweep.measures.beta == pytest.approx(beta)
     (last,) = sweep.running.values()
     assert last.gpus == then
     while "s1" in tuner.state.sweeps:
@@ -176,10 +177,10 @@ def test_a_sweep_learns_from_its_own_trials_how_far_scaling_out_pays(tuner, wide
 
 
 def test_a_measurement_beyond_belief_leaves_numbers_to_work_with():
-    sweep = Sweep(id="s1", spec=staged().spec, spread_xx=1.0, spread_xy=2000.0)
-    sweep.unit_s, sweep.gpus = {"s1-t000": 3.0}, {"s1-t000": 1000}
-    assert sweep.beta == pytest.approx(10.0)
-    assert 0.0 < sweep.work_s("s1-t000") < 1.0
+    paces = Paces(measures=Measures(spread={"2": Mean(2000.0, 1)}))
+    paces.unit_s, paces.widths = {"s1-t000": 3.0}, {"s1-t000": 300.0}
+    assert paces.measures.beta == pytest.approx(10.0)
+    assert 0.0 < paces.work_s("s1-t000") < 1.0
 
 
 @pytest.mark.parametrize(("filling", "gpus"), [("water", 2), ("one", 1), ("fixed", 2)])

@@ -43,9 +43,10 @@ def node(node_id: str = "n1", *kinds: str) -> NodeJoined:
     return NodeJoined(at_s=0.0, node_id=node_id, devices=devices)
 
 
-def opened(sweep_id: str = "s1", at_s: float = 1.0, gpus: int = 1) -> TrialGroupOpened:
+def opened(sweep_id: str = "s1", at_s: float = 1.0, gpus: int = 1, packed: int = 1) -> TrialGroupOpened:
     trials = tuple(
-        Trial(job_id=f"{sweep_id}-t00{i}", number=i, params={"lr": lr}, gpus=gpus) for i, lr in enumerate((0.1, 0.2))
+        Trial(job_id=f"{sweep_id}-t00{i}", number=i, params={"lr": lr}, gpus=gpus, packed=packed)
+        for i, lr in enumerate((0.1, 0.2))
     )
     return TrialGroupOpened(at_s=at_s, sweep_id=sweep_id, group=0, trials=trials)
 
