@@ -1,0 +1,150 @@
+"""
+Sweeps of the digits example, by water-filling and by one trial a device: ``bench_sweep.py [WORDS]``.
+
+A 27-trial Hyperband and a 16-trial synchronous BOHB, on four emulated devices and on four bare CPU devices, on a real
+``penstock up`` with real processes. Both ways of filling run on the same cluster, one after the other; what counts are
+their ratios. ``hyperband``, ``bohb``, ``emulated``, ``cpu`` choose; ``rounds=3`` repeats each pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+
+from clusters import Cluster
+
+import penstock
+from penstock_events import SweepSpec, strict, views
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SPEED = 0.01
+"""Of the emulated devices: a step takes 100 times what it computes, so that training outweighs starting a process."""
+TARGET = 0.96
+SEARCHES = ("hyperband", "bohb")
+DEVICES = ("emulated", "cpu")
+
+
+class Way(NamedTuple):
+    """How devices are given to trials."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+WAYS = (
+    Way("one trial a device", {"filling": "one"}),
+    Way("water-filling", {"filling": "water", "max_gpus": 4, "leftover": True}),
+)
+
+
+class Seen(NamedTuple):
+    """What came of a sweep."""
+
+    makespan_s: float
+    target_s: float
+    goodput: float
+    utilisation: float
+    best: float
+    widest: int
+    moving: float
+
+
+def spec(search: str, devices: str, way: Way) -> SweepSpec:
+    """Return the example, for these devices; on bare CPUs with wider networks and ten times the steps."""
+    document = tomllib.loads((EXAMPLES / "sweeps" / f"{search}.toml").read_text())
+    job = document["job"]
+    job["command"] = [sys.executable, str(EXAMPLES / "digits_mlp.py")]
+    job["kinds"] = ["fast" if devices == "emulated" else "cpu"]
+    job["name"] = job["model"] = f"digits-{search}-{devices}"
+    if devices == "cpu":
+        document["space"]["width"]["values"] = [256, 512]
+        document["budget"] = {key: value * 10 for key, value in document["budget"].items() if key != "param"}
+        document["budget"]["param"] = "steps"
+    return strict.convert({**document, "target": TARGET, **way.fields}, SweepSpec)
+
+
+async def run(client: penstock.Client, asked: SweepSpec) -> Seen:
+    """Run a sweep to its end."""
+    sweep = await client.wait_sweep((await client.tune(asked)).id)
+    if sweep.state != "completed" or sweep.goodput is None:
+        raise SystemExit(f"the sweep {sweep.id} {sweep.state}: {sweep.reason}")
+    return seen(sweep, sweep.goodput)
+
+
+def seen(sweep: views.SweepView, goodput: views.GoodputView) -> Seen:
+    return Seen(
+        sweep.makespan_s,
+        sweep.target_s if sweep.target_s is not None else float("nan"),
+        goodput.share,
+        sweep.utilisation or 0.0,
+        sweep.best_value or 0.0,
+        max(trial.gpus for trial in sweep.trials),
+        goodput.rescale_gpu_s / goodput.allocated_gpu_s,
+    )
+
+
+async def compare(cluster: Cluster, search: str, devices: str, rounds: int) -> None:
+    """Print a line for each way, and the ratios."""
+    found: dict[str, list[Seen]] = {way.name: [] for way in WAYS}
+    async with cluster.client() as client:
+        for number in range(rounds):
+            for way in WAYS if number % 2 == 0 else reversed(WAYS):
+                found[way.name].append(await run(client, spec(search, devices, way)))
+    print(f"{search} on four {devices} devices, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    for name, each in found.items():
+        print(line(name, each), flush=True)
+    one, water = (found[way.name] for way in WAYS)
+    print(
+        f"  water-filling / one trial a device: makespan x{ratio(water, one, 'makespan_s'):.2f}, "
+        f"to accuracy {TARGET:g} x{ratio(water, one, 'target_s'):.2f}, goodput x{ratio(water, one, 'goodput'):.2f}, "
+        f"utilisation x{ratio(water, one, 'utilisation'):.2f}",
+        flush=True,
+    )
+
+
+def line(name: str, each: list[Seen]) -> str:
+    makespans = ", ".join(f"{one.makespan_s:.1f}" for one in each)
+    return (
+        f"  {name:20} makespan {makespans} s, to the target {mean(each, 'target_s'):.1f} s, "
+        f"goodput {mean(each, 'goodput'):.0%}, used {mean(each, 'utilisation'):.0%}, "
+        f"moving {mean(each, 'moving'):.0%}, best {each[0].best:.4f}, widest {max(one.widest for one in each)}"
+    )
+
+
+def mean(each: Iterable[Seen], name: str) -> float:
+    return fmean(getattr(one, name) for one in each)
+
+
+def ratio(these: list[Seen], those: list[Seen], name: str) -> float:
+    return mean(these, name) / mean(those, name) if mean(those, name) else float("nan")
+
+
+def main() -> None:
+    """Run what was chosen."""
+    words = sys.argv[1:]
+    rounds = next((int(word.partition("=")[2]) for word in words if word.startswith("rounds=")), 1)
+    for devices in [each for each in DEVICES if each in words] or DEVICES:
+        with tempfile.TemporaryDirectory() as folder:
+            offered = (
+                ["--emulate", f"fast:4@{SPEED}:16GiB"] if devices == "emulated" else ["--devices", "cpu", "--cpu", "4"]
+            )
+            cluster = Cluster(Path(folder) / "data", "--devices", offered)
+            cluster.up()
+            try:
+                for search in [each for each in SEARCHES if each in words] or SEARCHES:
+                    asyncio.run(compare(cluster, search, devices, rounds))
+            finally:
+                cluster.kill_all()
+
+
+if __name__ == "__main__":
+    main()
