@@ -16,9 +16,8 @@ import msgspec
 
 from penstock_events import shares
 from penstock_events.base import Event
-from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
+from penstock_events.job import JobCancelled, JobHeld, JobReleased, JobSubmitted
 from penstock_events.profile import Sample, SamplesRequested
-from penstock_events.rank import JobsRanked
 from penstock_events.round import Placement, RoundDecided
 from penstock_events.run import RunCheckpointed, RunEnded, RunMeasured, RunStarted
 from penstock_events.scale import Demand
@@ -61,7 +60,7 @@ TRANSITIONS: Final[dict[State, dict[str, State]]] = {
 }
 """State → what happened → next state; what is not listed changes nothing. ``docs/states.md`` is drawn from it."""
 
-_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "failed", "lost", "cancelled")
+_SEVERITY: Final[dict[Outcome, int]] = {"completed": 0, "preempted": 1, "failed": 2, "lost": 3, "cancelled": 4}
 """``lost`` outweighs ``failed``: where a node of a gang goes down, the processes elsewhere fail for want of it."""
 
 
@@ -177,10 +176,6 @@ class Job(msgspec.Struct, kw_only=True):
         return self.state in {State.PREEMPTING, State.COMPLETING} or self.outcome != "completed"
 
 
-_OF_NO_JOB: Final = frozenset({JobsRanked, JobFinished})
-"""The most frequent kinds that change nothing in a job's life: its place in the order, and the echo of its end."""
-
-
 class Jobs(msgspec.Struct):
     """
     All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`.
@@ -214,37 +209,8 @@ class Jobs(msgspec.Struct):
 
     def apply(self, event: Event) -> list[Job]:
         """Fold one fact in; return the jobs it touched."""
-        return [] if type(event) in _OF_NO_JOB else self._apply(event)
-
-    def _apply(self, event: Event) -> list[Job]:
-        match event:
-            case JobSubmitted():
-                touched = [_submit(self, event.job_id, event.spec, event.at_s)]
-            case SamplesRequested():
-                touched = [_submit_sample(self, event, sample) for sample in event.samples]
-            case RoundDecided():
-                touched = _apply_round(self, event)
-            case RunEnded():
-                touched = self._known(event.job_id, _end_run, event)
-                _leave_sharers(self, touched, event.node_id, event.at_s)
-            case RunStarted():
-                touched = self._known(event.job_id, _start_run, event)
-                _enter_sharers(self, touched, event)
-            case RunCheckpointed():
-                touched = self._known(event.job_id, _checkpoint, event)
-            case RunMeasured():
-                touched = self._known(event.job_id, _measure, event)
-            case JobCancelled() | JobHeld() | JobReleased():
-                touched = self._known(event.job_id, _hear, event)
-            case TrialsScaled():
-                touched = [job for demand in event.demands for job in self._known(demand.job_id, _scale, demand)]
-            case _:
-                touched = []
-        return touched
-
-    def _known(self, job_id: str, step: Callable[[Job, Any], bool], event: Event | Demand) -> list[Job]:
-        job = self.by_id.get(job_id)
-        return [job] if job is not None and step(job, event) else []
+        fold = _FOLDS.get(type(event))
+        return fold(self, event) if fold is not None else []
 
 
 def _submit(jobs: Jobs, job_id: str, spec: JobSpec, at_s: float) -> Job:
@@ -308,12 +274,6 @@ def _start_run(job: Job, event: RunStarted) -> bool:
     return True
 
 
-def _enter_sharers(jobs: Jobs, entered: Iterable[Job], event: RunStarted) -> None:
-    for job in entered:
-        if job.spec.sharing != "exclusive":
-            shares.enter(jobs, job, event.node_id, event.at_s)
-
-
 def _leave_sharers(jobs: Jobs, left: Iterable[Job], node_id: str, at_s: float) -> None:
     for job in left if jobs.sharers else ():  # whose sharing may have changed with the end of this run
         shares.leave(jobs, job, node_id, at_s)
@@ -338,10 +298,11 @@ def _end_run(job: Job, event: RunEnded) -> bool:
     if not job.may_run(event.epoch, event.node_id):
         return False
     job.steps = max(job.steps, event.steps)
-    job.metrics, job.diverged = {**job.metrics, **event.metrics}, event.diverged or job.diverged
-    for name in event.diverged:
-        job.metrics.pop(name, None)
-    if _WORST.index(event.outcome) >= _WORST.index(job.outcome):
+    if event.metrics or event.diverged:
+        known = {**job.metrics, **event.metrics}
+        job.metrics = {name: value for name, value in known.items() if name not in event.diverged}
+        job.diverged = event.diverged or job.diverged
+    if _SEVERITY[event.outcome] >= _SEVERITY[job.outcome]:
         job.reason = event.reason
         job.exit_code = event.exit_code
     _leave_node(job, event.node_id, event.outcome, event.at_s)
@@ -350,7 +311,8 @@ def _end_run(job: Job, event: RunEnded) -> bool:
 
 def _leave_node(job: Job, node_id: str, outcome: Outcome, at_s: float) -> bool:
     job.open_nodes.discard(node_id)
-    job.outcome = max(job.outcome, outcome, key=_WORST.index)
+    if _SEVERITY[outcome] > _SEVERITY[job.outcome]:
+        job.outcome = outcome
     if job.open_nodes:
         return True
     if job.share != 1.0:
@@ -379,10 +341,6 @@ def _conclude(job: Job, at_s: float) -> None:
             _become(job, job.demand)
     else:
         job.finished_s = at_s
-
-
-def _hear(job: Job, event: JobCancelled | JobHeld | JobReleased) -> bool:
-    return _cancel(job, event) if isinstance(event, JobCancelled) else _hold(job, event)
 
 
 def _cancel(job: Job, event: JobCancelled) -> bool:
@@ -435,3 +393,59 @@ def _move(job: Job, what: str) -> bool:
         return False
     job.state = to
     return True
+
+
+def _on_submitted(jobs: Jobs, event: JobSubmitted) -> list[Job]:
+    return [_submit(jobs, event.job_id, event.spec, event.at_s)]
+
+
+def _on_samples(jobs: Jobs, event: SamplesRequested) -> list[Job]:
+    return [_submit_sample(jobs, event, sample) for sample in event.samples]
+
+
+def _on_started(jobs: Jobs, event: RunStarted) -> list[Job]:
+    job = jobs.by_id.get(event.job_id)
+    if job is None or not _start_run(job, event):
+        return []
+    if job.spec.sharing != "exclusive":
+        shares.enter(jobs, job, event.node_id, event.at_s)
+    return [job]
+
+
+def _on_ended(jobs: Jobs, event: RunEnded) -> list[Job]:
+    job = jobs.by_id.get(event.job_id)
+    if job is None or not _end_run(job, event):
+        return []
+    _leave_sharers(jobs, [job], event.node_id, event.at_s)
+    return [job]
+
+
+def _on_scaled(jobs: Jobs, event: TrialsScaled) -> list[Job]:
+    named = [(job, demand) for demand in event.demands if (job := jobs.by_id.get(demand.job_id)) is not None]
+    return [job for job, demand in named if _scale(job, demand)]
+
+
+def _on_one(step: Callable[[Job, Any], bool]) -> Callable[[Jobs, Any], list[Job]]:
+    """Return the fold of a fact about one job, of which a step says whether it has changed."""
+
+    def fold(jobs: Jobs, event: Any) -> list[Job]:
+        job = jobs.by_id.get(event.job_id)
+        return [job] if job is not None and step(job, event) else []
+
+    return fold
+
+
+_FOLDS: Final[dict[type[Event], Callable[[Jobs, Any], list[Job]]]] = {
+    JobSubmitted: _on_submitted,
+    SamplesRequested: _on_samples,
+    RoundDecided: _apply_round,
+    RunStarted: _on_started,
+    RunEnded: _on_ended,
+    RunCheckpointed: _on_one(_checkpoint),
+    RunMeasured: _on_one(_measure),
+    JobCancelled: _on_one(_cancel),
+    JobHeld: _on_one(_hold),
+    JobReleased: _on_one(_hold),
+    TrialsScaled: _on_scaled,
+}
+"""Kind of fact → its fold, which returns the jobs that it touched; other kinds change nothing in a job's life."""

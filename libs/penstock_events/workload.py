@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import msgspec
 
@@ -24,5 +25,9 @@ def key(spec: JobSpec) -> str:
     True
     """
     program = spec.command[:2] if spec.model else spec.command
-    parts = (spec.model, spec.batch_size, spec.digest, program)
+    return _digest((spec.model, spec.batch_size, spec.digest, program))
+
+
+@lru_cache(maxsize=4096)  # most jobs are of a workload that was there before
+def _digest(parts: tuple[str, int, str, tuple[str, ...]]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]

@@ -48,7 +48,7 @@ class Node(msgspec.Struct, kw_only=True):
         return not self.gone and not self.drained
 
 
-_OF_NODES: Final = frozenset({NodeJoined, NodeLeft, NodeDrained, NodeResumed, RoundDecided})
+_OF_NODES: Final = frozenset({NodeJoined, NodeLeft, NodeDrained, NodeResumed})
 
 
 class Cluster(msgspec.Struct):
@@ -69,6 +69,8 @@ class Cluster(msgspec.Struct):
 
     def apply(self, event: Event) -> bool:
         """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
+        if isinstance(event, RoundDecided):
+            return bool(event.lost_nodes) and sum([self._set(node, gone="lost") for node in event.lost_nodes]) > 0
         return type(event) in _OF_NODES and self._apply(event)
 
     def _apply(self, event: Event) -> bool:
@@ -82,8 +84,6 @@ class Cluster(msgspec.Struct):
                 return self._set(event.node_id, drained=True, evicting=event.preempt)
             case NodeResumed():
                 return self._set(event.node_id, drained=False, evicting=False)
-            case RoundDecided():
-                return bool(event.lost_nodes) and sum(self._set(node, gone="lost") for node in event.lost_nodes) > 0
             case _:
                 return False
 

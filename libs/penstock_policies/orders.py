@@ -144,7 +144,9 @@ class Order:
 
     def falls_per_s(self, gpus: int) -> float:
         """Return how much a job's position falls with each second that it executes."""
-        return {"nothing": 0.0, "time": 1.0, "gpu-time": float(gpus)}[self.falls_by]
+        if self.falls_by == "nothing":
+            return 0.0
+        return float(gpus) if self.falls_by == "gpu-time" else 1.0
 
     def weight(self, gpus: N) -> N:
         """Return what a second of execution counts against the thresholds."""

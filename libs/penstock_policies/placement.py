@@ -58,12 +58,10 @@ class Free:
     """
 
     def __init__(self, devices: Mapping[str, Sequence[Device]], paths: Mapping[str, Path] | None = None) -> None:
-        self._held: defaultdict[Device, dict[str, dict[int, Device]]] = defaultdict(dict)  # class → node → number
-        self._rooms: defaultdict[Device, dict[int, set[str]]] = defaultdict(dict)  # class → how many → nodes
-        self._counts: Counter[Device] = Counter()  # by class
+        self._shelves: dict[Device, _Shelf] = {}  # by class
         self._size = 0
         self._paths = paths or {}
-        self._standing: Counter[Path] = Counter()  # by domain
+        self._standing: defaultdict[Path, int] = defaultdict(int)  # by domain
         if devices:
             self.give((node_id, device) for node_id, held in devices.items() for device in held)
 
@@ -76,35 +74,35 @@ class Free:
     def by_node(self) -> dict[str, list[Device]]:
         """Return the devices by node id, both in order: what another ``Free`` is made of."""
         found: defaultdict[str, list[Device]] = defaultdict(list)
-        for nodes in self._held.values():
-            for node_id, held in nodes.items():
+        for shelf in self._shelves.values():
+            for node_id, held in shelf.held.items():
                 found[node_id] += held.values()
         return {node_id: sorted(found[node_id], key=lambda device: device.index) for node_id in sorted(found)}
 
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
         found: dict[str, int] = {}
-        for like, count in self._counts.items():
-            if count and fits(spec, like):
-                found[like.kind] = found.get(like.kind, 0) + count
+        for like, shelf in self._shelves.items():
+            if shelf.count and fits(spec, like):
+                found[like.kind] = found.get(like.kind, 0) + shelf.count
         return dict(sorted(found.items())) if len(found) > 1 else found
 
     def classes(self) -> dict[Device, int]:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
-        held = {like: count for like, count in self._counts.items() if count}
+        held = {like: shelf.count for like, shelf in self._shelves.items() if shelf.count}
         if len(held) < 2:
             return held
         return dict(sorted(held.items(), key=lambda item: (item[0].kind, item[0].memory_bytes, item[0].backend)))
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
-        return sum(self._counts[like] for like in self._fitting(spec, kind))
+        return sum([shelf.count for shelf in self._fitting(spec, kind)])
 
     def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
         """Return the free devices of one kind that the job fits, by node: the smallest memory that will do first."""
         found: defaultdict[str, list[Device]] = defaultdict(list)
-        for like in self._fitting(spec, kind):
-            for node_id, held in self._held[like].items():
+        for shelf in self._fitting(spec, kind):
+            for node_id, held in shelf.held.items():
                 found[node_id] += held.values()
         return {
             node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))
@@ -130,10 +128,10 @@ class Free:
         One node with just enough is best, in the domains with the fewest free devices. Within a node, the smallest
         memory that will do comes first. Equal choices go by node id and device number.
         """
-        if count < 1 or not (classes := self._fitting(spec, kind)):
+        if count < 1 or not (shelves := self._fitting(spec, kind)):
             return []
-        rooms = self._rooms[classes[0]] if len(classes) == 1 else self._rooms_of(classes)
-        enough = min((room for room in rooms if room >= count), default=0)
+        rooms = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves)
+        enough = min([room for room in rooms if room >= count], default=0)
         if first_fit:
             nodes = _first_nodes(rooms, count)
         elif enough:
@@ -142,67 +140,54 @@ class Free:
             spread = skew.consolidates(spec.skew) if together is None else together
             by_node = {node_id: room for room, held in rooms.items() for node_id in held}
             nodes = (spreading.fewest if spread else spreading.holes)(by_node, count, self._paths)
-        return self._first(classes, nodes, count)
+        return _first(shelves, nodes, count)
 
     def choose_like(self, like: Device, *, first_fit: bool = False) -> list[Located]:
         """Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so."""
-        rooms = self._rooms[like]
-        if not rooms:
+        shelf = self._shelves.get(like)
+        if shelf is None or not shelf.count:
             return []
+        rooms = shelf.rooms
         node_id = min(map(min, rooms.values())) if first_fit else self._tightest(rooms[min(rooms)])
-        held = self._held[like][node_id]
+        held = shelf.held[node_id]
         return [(node_id, held[min(held)])]
 
     def take(self, devices: Iterable[Located]) -> None:
         """Take devices; each must be free."""
+        before: dict[tuple[str, Device], int] = {}
         for node_id, device in devices:
             like = device_class(device)
-            held = self._held[like][node_id]
+            held = self._shelves[like].held[node_id]
+            before.setdefault((node_id, like), len(held))
             del held[device.index]
-            self._move(like, node_id, len(held) + 1, len(held))
-            if not held:
-                del self._held[like][node_id]
+        self._move(before)
 
     def give(self, devices: Iterable[Located]) -> None:
         """Give devices back; each must be taken."""
+        before: dict[tuple[str, Device], int] = {}
         for node_id, device in devices:
             like = device_class(device)
-            held = self._held[like].setdefault(node_id, {})
+            shelf = self._shelves.get(like)
+            if shelf is None:
+                shelf = self._shelves[like] = _Shelf()
+            held = shelf.held.setdefault(node_id, {})
+            before.setdefault((node_id, like), len(held))
             held[device.index] = device
-            self._move(like, node_id, len(held) - 1, len(held))
+        self._move(before)
 
-    def _move(self, like: Device, node_id: str, before: int, after: int) -> None:
-        """Note that a node has another number of devices of a class."""
-        rooms, more = self._rooms[like], after - before
-        if before:
-            nodes = rooms[before]
-            nodes.remove(node_id)
-            if not nodes:
-                del rooms[before]
-        if after in rooms:
-            rooms[after].add(node_id)
-        elif after:
-            rooms[after] = {node_id}
-        self._size += more
-        self._counts[like] += more
-        if self._paths:
-            path = self._paths.get(node_id, ())
-            for level in range(len(path)):
-                self._standing[path[: level + 1]] += more
+    def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
+        """Note that nodes have another number of devices of a class than before."""
+        for (node_id, like), had in before.items():
+            more = self._shelves[like].move(node_id, had)
+            self._size += more
+            if self._paths:
+                path = self._paths.get(node_id, ())
+                for level in range(len(path)):
+                    self._standing[path[: level + 1]] += more
 
-    def _fitting(self, spec: JobSpec, kind: str) -> list[Device]:
-        return [like for like, count in self._counts.items() if count and like.kind == kind and fits(spec, like)]
-
-    def _rooms_of(self, classes: Iterable[Device]) -> dict[int, set[str]]:
-        by_node: Counter[str] = Counter()
-        for like in classes:
-            for room, nodes in self._rooms[like].items():
-                for node_id in nodes:
-                    by_node[node_id] += room
-        rooms: dict[int, set[str]] = {}
-        for node_id, room in by_node.items():
-            rooms.setdefault(room, set()).add(node_id)
-        return rooms
+    def _fitting(self, spec: JobSpec, kind: str) -> list[_Shelf]:
+        shelves = self._shelves.items()
+        return [shelf for like, shelf in shelves if shelf.count and like.kind == kind and fits(spec, like)]
 
     def _tightest(self, nodes: Collection[str]) -> str:
         """Return the node whose domains have the fewest free devices, inner ones first."""
@@ -214,13 +199,65 @@ class Free:
         path = self._paths.get(node_id, ())
         return (self._standing[path[:level]] for level in range(len(path), 0, -1))
 
-    def _first(self, classes: Iterable[Device], nodes: Iterable[str], count: int) -> list[Located]:
-        chosen: list[Located] = []
-        for node_id in nodes:
-            devices = [device for like in classes for device in self._held[like].get(node_id, {}).values()]
-            devices.sort(key=_SMALLEST)
-            chosen += [(node_id, device) for device in devices[: count - len(chosen)]]
-        return chosen
+
+class _Shelf:
+    """
+    The free devices of one class.
+
+    Attributes
+    ----------
+    held : dict of str to dict of int to Device
+        Node → number, for nodes with any.
+    rooms : dict of int to set of str
+        How many → nodes.
+    """
+
+    __slots__ = ("count", "held", "rooms")
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[int, Device]] = {}
+        self.rooms: dict[int, set[str]] = {}
+        self.count = 0
+
+    def move(self, node_id: str, before: int) -> int:
+        """Note that a node had another number of devices; return how many more there are now."""
+        rooms, after = self.rooms, len(self.held[node_id])
+        if before:
+            nodes = rooms[before]
+            nodes.remove(node_id)
+            if not nodes:
+                del rooms[before]
+        if not after:
+            del self.held[node_id]
+        elif after in rooms:
+            rooms[after].add(node_id)
+        else:
+            rooms[after] = {node_id}
+        self.count += after - before
+        return after - before
+
+
+def _rooms_of(shelves: Iterable[_Shelf]) -> dict[int, set[str]]:
+    """Return how many devices nodes have on several shelves together → nodes."""
+    by_node: Counter[str] = Counter()
+    for shelf in shelves:
+        for room, nodes in shelf.rooms.items():
+            for node_id in nodes:
+                by_node[node_id] += room
+    rooms: dict[int, set[str]] = {}
+    for node_id, room in by_node.items():
+        rooms.setdefault(room, set()).add(node_id)
+    return rooms
+
+
+def _first(shelves: Sequence[_Shelf], nodes: Iterable[str], count: int) -> list[Located]:
+    """Return so many devices of some nodes, the smallest of each first."""
+    chosen: list[Located] = []
+    for node_id in nodes:
+        devices = [device for shelf in shelves for device in shelf.held.get(node_id, {}).values()]
+        devices.sort(key=_SMALLEST)
+        chosen += [(node_id, device) for device in devices[: count - len(chosen)]]
+    return chosen
 
 
 def _first_nodes(rooms: Mapping[int, Collection[str]], count: int) -> list[str]:

@@ -193,7 +193,9 @@ def rate(spec: JobSpec, kind: str, speed: Callable[[str], float], classes: Itera
     counts = _counts(spec, classes)
     if not counts:
         return 0.0
-    favourite = max(counts, key=lambda each: (speed(each), counts[each], each))
+    favourite = next(iter(counts))
+    if len(counts) > 1:
+        favourite = max(counts, key=lambda each: (speed(each), counts[each], each))
     return min(1.0, spec.gpus / counts[favourite]) * speed(kind) / speed(favourite)
 
 

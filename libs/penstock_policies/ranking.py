@@ -179,10 +179,24 @@ class Ranking:
         self._alarms.add((entry.alarm_s, job_id))
 
     def note(
-        self, job_id: str, phase: Phase, since_s: float, *, executed_s: float, waited_s: float, rate: float = 1.0
+        self,
+        job_id: str,
+        phase: Phase,
+        since_s: float,
+        *,
+        executed_s: float,
+        waited_s: float,
+        rate: float = 1.0,
+        gpus: int | None = None,
     ) -> None:
-        """Say in which phase a job is since when, and what it had executed and waited by then, over all."""
+        """
+        Say in which phase a job is since when, and what it had executed and waited by then, over all.
+
+        ``gpus`` is how many devices it asks for from now on; None: as many as before.
+        """
         entry = self._entries[job_id]
+        if gpus is not None:
+            entry.gpus = float(gpus)
         entry.phase, entry.since_s, entry.rate = phase, since_s, rate
         entry.executed_s, entry.waited_s = executed_s, waited_s
         entry.served_s = executed_s - entry.executed_before_s
@@ -250,10 +264,10 @@ class Ranking:
 
     def next_s(self, now_s: float) -> float:
         """Return the first time after now at which a place changes by itself; infinite if none does."""
-        for alarm_s, _ in self._alarms:
-            if alarm_s > now_s:
-                return alarm_s
-        return math.inf
+        first = self._alarms.first
+        if first is None or first[0] > now_s:  # as at most events
+            return math.inf if first is None else first[0]
+        return next((alarm_s for alarm_s, _ in self._alarms if alarm_s > now_s), math.inf)
 
     def _change(self, job_id: str, phase: Phase, now_s: float) -> None:
         entry = self._entries[job_id]
@@ -307,9 +321,9 @@ class Ranking:
         if entry.phase != "waiting" or crossing_s < math.inf:
             return crossing_s
         position = self.ladder.order.position(entry, self.learnt)
-        if not math.isclose(position, entry.position, rel_tol=_EQUAL, abs_tol=_EQUAL):
+        if position != entry.position and not math.isclose(position, entry.position, rel_tol=_EQUAL, abs_tol=_EQUAL):
             return -math.inf
-        return self._promotion_s(entry)
+        return self._promotion_s(entry) if entry.queue else math.inf
 
     def _crossing_s(self, entry: Entry) -> float:
         """Return when the job crosses the limit of its queue: :meth:`_crossings_s`, that one only."""

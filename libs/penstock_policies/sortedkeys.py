@@ -35,7 +35,13 @@ class SortedKeys(Generic[K]):
     """
 
     def __init__(self, keys: Iterable[K] = ()) -> None:
-        ordered = sorted(keys)
+        self._blocks: list[list[K]] = []
+        self._lasts: list[K] = []
+        self._size = 0
+        if keys:
+            self._fill(sorted(keys))
+
+    def _fill(self, ordered: list[K]) -> None:
         self._blocks = [ordered[i : i + BLOCK] for i in range(0, len(ordered), BLOCK)]
         self._lasts = [block[-1] for block in self._blocks]
         self._size = len(ordered)
@@ -73,7 +79,9 @@ class SortedKeys(Generic[K]):
         if not self._blocks:
             self._blocks, self._lasts = [[key]], [key]
             return
-        at = min(bisect_left(self._lasts, key), len(self._lasts) - 1) if len(self._lasts) > 1 else 0
+        at = 0
+        if len(self._lasts) > 1:
+            at = bisect_left(self._lasts, key, 0, len(self._lasts) - 1)
         block = self._blocks[at]
         insort(block, key)
         if len(block) >= 2 * BLOCK:

@@ -174,7 +174,7 @@ def node_named(state: State, wanted: str) -> Node:
 
 
 def _check_pool(state: State, wanted: str) -> None:
-    known = sorted(state.pools() | state.policies.keys())
+    known = sorted({*state.pools(), *state.policies})
     if wanted not in known:
         there = f"expected {listed(known)}" if known else "there is none yet"
         raise Refused(NOT_FOUND, f"no pool is called {wanted!r}: {there}; one is there once a node or a job is in it")

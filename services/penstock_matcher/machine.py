@@ -83,9 +83,9 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
         When each node was last heard of, on the clock of ``now_s``; nodes that are missing are taken to be well.
     """
     proposals, wake_s = [], math.inf
-    for name in sorted(state.pools()):
+    for name in state.pools():
         found, next_s = _lost(state, name, now_s, heard, settings) if heard else (None, math.inf)
-        if found is None:  # else in a round of its own: the next one places their jobs again, from a fold that knows it
+        if found is None and not state.at_rest(name):  # else the next round places their jobs, from a fold that knows
             found, pool_s = _round(state, name, now_s, settings)
             next_s = min(next_s, pool_s)
         wake_s = min(wake_s, next_s)
@@ -95,8 +95,6 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
 
 
 def _round(state: State, name: str, now_s: float, settings: Settings) -> tuple[RoundDecided | None, float]:
-    if state.at_rest(name):
-        return None, math.inf
     rules = rules_of(state, name, settings)
     pool = state.pool(name, state.jobs, rules.topology)
     found, next_s = decide_pool(pool, now_s, rules)

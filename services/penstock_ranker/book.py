@@ -72,14 +72,21 @@ class Book:
         ranking = self._ranking(job.spec.pool)
         if job.id not in ranking:
             ranking.add(job.id, gpus=job.spec.gpus, submitted_s=job.submitted_s, length_s=job.spec.duration_s)
-        ranking[job.id].gpus = float(job.spec.gpus)  # a job may have been given another width
         phase, since_s = _phase(job)
         carried_s = job.carried_gpu_s / job.spec.gpus
         served_s = job.executed_s - job.forgone_s
         if job.share != 1.0:  # reckoned anew whenever somebody comes or goes beside it
             since_s = job.share_since_s
             served_s = job.served_by(since_s)
-        ranking.note(job.id, phase, since_s, executed_s=served_s + carried_s, waited_s=job.waited_s, rate=job.share)
+        ranking.note(
+            job.id,
+            phase,
+            since_s,
+            executed_s=served_s + carried_s,
+            waited_s=job.waited_s,
+            rate=job.share,
+            gpus=job.spec.gpus,  # it may have been given another width
+        )
 
     def put(self, job: Job, place: Place) -> None:
         """Follow a job's published place."""

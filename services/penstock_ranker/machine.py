@@ -104,13 +104,15 @@ def apply(state: State, event: Event, seq: int) -> None:
     if isinstance(event, PolicySet):
         _set_live(state, event, seq)
         return
+    book = _open_book(state)
     for job in state.jobs.apply(event):
         state.seq = seq
         if job.state in TERMINAL:
-            _conclude(state, job)
-        elif job.sample is None and (book := _open_book(state)) is not None:
+            _conclude(state, job, book)
+        elif job.sample is None and book is not None:
             book.note(job)
-    _note_beside(state, event, seq)
+    if state.jobs.sharers:
+        _note_beside(state, event, seq)
 
 
 def _note_beside(state: State, event: Event, seq: int) -> None:
@@ -150,10 +152,9 @@ def _due(state: State, ranking: Ranking, now_s: float) -> tuple[tuple[Rank, ...]
     return tuple(rank_of(move, state.jobs[move.job_id], now_s, order) for move in ordered), next_s
 
 
-def _conclude(state: State, job: Job) -> None:
+def _conclude(state: State, job: Job, book: Book | None) -> None:
     state.places.pop(job.id, None)
     state.jobs.forget(job.id)
-    book = _open_book(state)
     if job.sample is not None:
         return
     if book is not None:

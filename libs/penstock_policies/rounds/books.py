@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -54,18 +55,19 @@ class Books(msgspec.Struct):
         if job.sample is None:
             self.progress.setdefault(job.spec.pool, Progress()).arrive(job.spec.user, at_s)
 
-    def note(self, job: Job, at_s: float, cluster: Cluster, speed: Callable[[str], float]) -> None:
-        """Note what has happened to a job: it may have started to execute, or ended to."""
+    def note(self, job: Job, at_s: float, cluster: Cluster, speed: Callable[[str, str], float], key: str) -> None:
+        """Note what has happened to a job of a workload: it may have started to execute, or ended to."""
         if job.placement is None:
             self.costs.forget(job.id)
         if job.sample is not None:
             return
         book, user = self.progress[job.spec.pool], job.spec.user
         if job.placement is None or not job.started_s:
-            book.stop(job.id, user, at_s)
+            if job.id in book.rates:
+                book.stop(job.id, user, at_s)
         elif job.id not in book.rates or job.spec.sharing != "exclusive":
             classes = self._classes(job.spec.pool, cluster)
-            rate = job.share * progress.rate(job.spec, job.placement.kind, speed, classes)
+            rate = job.share * progress.rate(job.spec, job.placement.kind, partial(speed, key), classes)
             if book.rates.get(job.id, rate) != rate:  # somebody came or went beside it
                 book.stop(job.id, user, at_s)
             book.start(job.id, user, rate, at_s)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -37,9 +36,6 @@ from penstock_policies.speeds import Speeds
 
 REMEMBERED: Final = 256
 """Finished jobs of a pool whose service is remembered."""
-
-
-_LEARNT_FROM: Final = frozenset({WorkloadProfiled, JobsRanked, PolicySet, RoundDecided, RunEnded, RunMeasured})
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -92,12 +88,13 @@ class Known(msgspec.Struct, dict=True):
     manners: dict[str, Manner] = msgspec.field(default_factory=dict)
     needs: dict[str, MemoryNeed] = msgspec.field(default_factory=dict)
 
-    def pools(self) -> set[str]:
-        """Return the names of all pools that have or had a node, or have a job that is not over."""
-        with_nodes = self.__dict__.get("with_nodes")
+    def pools(self) -> Sequence[str]:
+        """Return the names of all pools that have or had a node, or have a job that is not over, in order."""
+        with_nodes: tuple[str, ...] | None = self.__dict__.get("with_nodes")
         if with_nodes is None:  # kept beside the fold until a node comes or goes
-            with_nodes = self.__dict__["with_nodes"] = self.cluster.pools()
-        return with_nodes | {name for name, ids in self.live.items() if ids}
+            with_nodes = self.__dict__["with_nodes"] = tuple(sorted(self.cluster.pools()))
+        others = [name for name, ids in self.live.items() if ids and name not in with_nodes]
+        return sorted([*with_nodes, *others]) if others else with_nodes
 
     def jobs_of(self, name: str, jobs: Jobs) -> list[Job]:
         """Return a pool's jobs that are not over, in order of submission."""
@@ -164,51 +161,26 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
         known.books.classes.clear()
         rosters_of(known).clear()
         known.__dict__.pop("with_nodes", None)
-    if type(event) in _LEARNT_FROM:
-        matters = _learn(known, jobs, event) or matters
+    learn = _LEARN.get(type(event))
+    if learn is not None:
+        matters = learn(known, jobs, event) or matters
     kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
     changed = jobs.apply(event)
     if changed:
         _sort_in(known, changed, kind, event.at_s)
     for job in shares.beside(jobs, event) if jobs.sharers else ():
-        known.books.note(job, event.at_s, known.cluster, partial(known.speeds.of, known.keys[job.id]))
-    _note(known, jobs, changed, event)
+        known.books.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
+    if rosters := rosters_of(known):
+        _follow(rosters, jobs, changed, event)
     return changed, matters or bool(changed)
 
 
-def _learn(known: Known, jobs: Jobs, event: Event) -> bool:
-    """Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
-    match event:
-        case WorkloadProfiled():
-            known.speeds.apply(event)
-        case JobsRanked():
-            known.ranks.update({rank.job_id: rank for rank in event.ranks if rank.job_id in known.keys})
-            known.manners[event.pool] = Manner(event.backfills, event.preempts)
-        case PolicySet():
-            known.policies[event.pool] = event.settings
-        case RunMeasured():
-            return _learn_need(known, jobs, event)
-        case RoundDecided():
-            known.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
-            known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
-            known.books.decided(event)
-            return False
-        case RunEnded():
-            _learn_costs(known, jobs, event)
-            return False
-        case _:
-            return False
-    return True
-
-
-def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> None:
+def _follow(rosters: Mapping[str, Roster], jobs: Jobs, changed: Iterable[Job], event: Event) -> None:
     """Let the rosters follow."""
-    rosters = rosters_of(known)
-    if not rosters:
-        return
     if isinstance(event, JobsRanked):
-        ranked = (jobs.get(rank.job_id) for rank in event.ranks if rank.job_id in known.keys)
-        changed = [job for job in ranked if job is not None]
+        if (roster := rosters.get(event.pool)) is not None:
+            roster.note_ranks(event.ranks)
+        return
     if isinstance(event, RunMeasured):
         changed = [*changed, *(jobs[job_id] for roster in rosters.values() for job_id in roster.sharing.unmeasured)]
     for job in changed:
@@ -216,16 +188,38 @@ def _note(known: Known, jobs: Jobs, changed: Iterable[Job], event: Event) -> Non
             roster.note(job)
 
 
-def _kind_of_run(jobs: Jobs, event: RunEnded) -> str:
-    """Return the kind of device of a run that is about to end; the fold drops the placement."""
-    job = jobs.get(event.job_id)
-    return job.placement.kind if job is not None and job.placement is not None else ""
+def _learn_speeds(known: Known, jobs: Jobs, event: WorkloadProfiled) -> bool:  # noqa: ARG001 - the form of all of these
+    known.speeds.apply(event)
+    return True
 
 
-def _learn_costs(known: Known, jobs: Jobs, event: RunEnded) -> None:
+def _learn_ranks(known: Known, jobs: Jobs, event: JobsRanked) -> bool:  # noqa: ARG001 - the form of all of these
+    keys, ranks = known.keys, known.ranks
+    for rank in event.ranks:
+        if rank.job_id in keys:
+            ranks[rank.job_id] = rank
+    known.manners[event.pool] = Manner(event.backfills, event.preempts)
+    return True
+
+
+def _learn_policy(known: Known, jobs: Jobs, event: PolicySet) -> bool:  # noqa: ARG001 - the form of all of these
+    known.policies[event.pool] = event.settings
+    return True
+
+
+def _learn_round(known: Known, jobs: Jobs, event: RoundDecided) -> bool:  # noqa: ARG001 - the form of all of these
+    known.explained[event.pool] = Explained(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+    if event.preemptions:
+        known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
+    known.books.decided(event)
+    return False
+
+
+def _learn_costs(known: Known, jobs: Jobs, event: RunEnded) -> bool:
     job = jobs.get(event.job_id)
     if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
         known.books.costs.end(job, known.keys[job.id], event)
+    return False
 
 
 def _learn_need(known: Known, jobs: Jobs, event: RunMeasured) -> bool:
@@ -239,6 +233,23 @@ def _learn_need(known: Known, jobs: Jobs, event: RunMeasured) -> bool:
     return news
 
 
+_LEARN: Final[Mapping[type[Event], Callable[[Known, Jobs, Any], bool]]] = {
+    WorkloadProfiled: _learn_speeds,
+    JobsRanked: _learn_ranks,
+    PolicySet: _learn_policy,
+    RoundDecided: _learn_round,
+    RunEnded: _learn_costs,
+    RunMeasured: _learn_need,
+}
+"""Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
+
+
+def _kind_of_run(jobs: Jobs, event: RunEnded) -> str:
+    """Return the kind of device of a run that is about to end; the fold drops the placement."""
+    job = jobs.get(event.job_id)
+    return job.placement.kind if job is not None and job.placement is not None else ""
+
+
 def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
     for job in jobs:
         if job.state is not JobState.PENDING or job.held:
@@ -248,7 +259,7 @@ def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
                 known.keys[job.id] = job.profile_key or workload.key(job.spec)
                 known.live.setdefault(job.spec.pool, {})[job.id] = None
                 known.books.arrive(job, at_s)
-            known.books.note(job, at_s, known.cluster, partial(known.speeds.of, known.keys[job.id]))
+            known.books.note(job, at_s, known.cluster, known.speeds.of, known.keys[job.id])
         elif job.id in known.keys:
             known.books.leave(job, at_s)
             _forget(known, job, kind)

@@ -183,10 +183,25 @@ class Roster:
             return
         if before is not None and before.run is not None and (now is None or now.run is None):
             self.leases.drop(job.id)
+        if before is not None and now is not None and _holds_the_same(before, now):
+            self._shift(before, now)
+            return
         if before is not None:
             self._take_out(before)
         if now is not None:
             self._put_in(now)
+
+    def note_ranks(self, ranks: Iterable[Rank]) -> None:
+        """Follow jobs that have another rank."""
+        entries = self.entries
+        for rank in ranks:
+            entry = entries.get(rank.job_id)
+            if entry is None:
+                continue
+            if entry.key == key_of(entry.ranked.job, self._ranks):
+                self._reckon(entry)
+            else:
+                self.note(entry.ranked.job)
 
     def ranked(self, keys: Iterable[Key]) -> Iterator[Ranked]:
         """Yield jobs by their keys."""
@@ -326,13 +341,28 @@ class Roster:
         if entry.run is not None and entry.tenant is None:
             self.leases.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
-    def _lease(self, entry: Entry) -> None:
+    def _shift(self, before: Entry, now: Entry) -> None:
+        """Follow a lease that has another place, or is to stop; its devices stay where they are."""
+        self._leave_order(before)
+        self.entries[now.ranked.job_id] = now
+        self._enter_order(now)
+
+    def _enter_order(self, entry: Entry) -> None:
         self.leased.add(entry.key)
         self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
         if entry.moving:
             self.moving[entry.ranked.job_id] = None
+
+    def _leave_order(self, entry: Entry) -> None:
+        self.leased.remove(entry.key)
+        self._count(entry.key[0], -len(entry.held))
+        self.stopping.pop(entry.ranked.job_id, None)
+        self.moving.pop(entry.ranked.job_id, None)
+
+    def _lease(self, entry: Entry) -> None:
+        self._enter_order(entry)
         if entry.tenant is not None and entry.run is not None:
             self.sharing.lease(entry.run, stopping=entry.stopping)
         holders, first = self._holders, []
@@ -348,10 +378,7 @@ class Roster:
             self.of_several[queue] += devices
 
     def _release(self, entry: Entry) -> None:
-        self.leased.remove(entry.key)
-        self._count(entry.key[0], -len(entry.held))
-        self.stopping.pop(entry.ranked.job_id, None)
-        self.moving.pop(entry.ranked.job_id, None)
+        self._leave_order(entry)
         if entry.tenant is not None:
             self.sharing.release(entry.ranked.job_id)
         holders, last = self._holders, []
@@ -375,3 +402,10 @@ def key_of(job: Job, ranks: Mapping[str, Rank]) -> Key:
     if rank is None or job.sample is not None:
         return -1 if job.sample is not None else 0, job.submitted_s, job.submitted_s, job.id
     return rank.key
+
+
+def _holds_the_same(before: Entry, now: Entry) -> bool:
+    """Say whether a job is the same lease as before, of devices that it shares with nobody."""
+    if before.run is None or now.run is None:
+        return False
+    return before.held is now.held and before.tenant is None and now.tenant is None
