@@ -13,6 +13,7 @@ from penstock_lanes.page import (
     BUSY,
     DRAINING,
     ITERATIONS,
+    KEEN,
     LEAST_NS,
     LETTER,
     MOST_SEATS,
@@ -25,6 +26,7 @@ from penstock_lanes.page import (
     following,
     regenerated,
     seat_of,
+    told,
     turn_of,
 )
 from penstock_lanes.seating import Seating
@@ -151,12 +153,15 @@ class Lane:
         if self._recalled and seat_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn
             return news
         heir = number if number != seat_of(self._top) else None
-        if heir != self._heir:
+        changed = heir != self._heir
+        if changed:
             self._heir, self._away = heir, None
         holder = seat_of(self._top)
         if holder != NOBODY:
             self._words[self.page.seat(holder) + LEAST_NS] = least_ns
             self._tell(holder, NOBODY if self._heir is None else self._heir)
+            if changed and heir is not None and self._wants_to_know(heir):
+                self.page.call(heir)
         return [*news, *self._serve()]
 
     def recall(self) -> list[News]:
@@ -290,8 +295,11 @@ class Lane:
         return []
 
     def _tell(self, holder: int, to: int) -> None:
-        self._words[self.page.seat(holder) + NAMED] = turn_of(self._top) << 8 | to
+        self._words[self.page.seat(holder) + NAMED] = told(turn_of(self._top), to)
         self._seating.named(to)
+
+    def _wants_to_know(self, heir: int) -> bool:
+        return self._state(heir) == ASKING and self._words[self.page.seat(heir) + KEEN] != 0
 
     def _state(self, number: int) -> int:
         return self._words[self.page.seat(number) + STATE]

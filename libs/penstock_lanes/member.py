@@ -126,13 +126,14 @@ class Member:
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
-        works_on, due = self._works_on(), False
+        works_on = self._works_on()
         away = DRAINING if works_on else AWAY
+        due: list[Seat] | None = None
         for seat in self.seats:
             if seat.exit(away):
-                due = True
-        if due:
-            self._give([seat for seat in self.seats if seat.is_busy])
+                due = [seat] if due is None else [*due, seat]
+        if due is not None:
+            self._give(due)
         elif works_on and len(self._drains) < len(self.seats):
             self._drains = {
                 seat: self._drains.get(seat) or Drain(seat, self._settle, self._between) for seat in self.seats

@@ -52,6 +52,7 @@ DRAINING: Final = 3
 _ROW: Final = 64
 _SEAT: Final = 128
 _BELL: Final = 0x7FFF_FFFF
+_CALLED: Final = 1 << 24
 _TURN_BITS: Final = 40
 _SEAT_BITS: Final = 8
 FIRST: Final = 1 << _SEAT_BITS | NOBODY
@@ -99,6 +100,11 @@ def seat_of(word: int) -> int:
 def turn_of(word: int) -> int:
     """Return generation and turn of a word, without the seat."""
     return word >> _SEAT_BITS
+
+
+def told(turn: int, seat: int) -> int:
+    """Return what ``named`` says of a turn, with its generation, whose holder gives the token to a seat then."""
+    return turn << _SEAT_BITS | seat
 
 
 def following(word: int, seat: int) -> int:
@@ -229,9 +235,9 @@ class Page:
         word.wake()
 
     def call(self, number: int) -> None:
-        """Wake a seat up to read what the keeper has sent it."""
+        """Wake a seat up to look around: not at the row alone, as for a token."""
         word = self.bell(number)
-        word.value.value ^= _BELL + 1
+        word.value.value += _CALLED  # wraps round; not back and forth: two calls in a row have to be seen, too
         word.wake()
 
     @property
@@ -246,7 +252,21 @@ class Page:
             self.fd = -1
 
 
-NAMED, STATE, BELL, LETTER, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, HASTE = range(10)
+(
+    NAMED,
+    STATE,
+    BELL,
+    LETTER,
+    ITERATIONS,
+    HELD_NS,
+    TURNS,
+    SINCE_NS,
+    LEAST_NS,
+    HASTE,
+    PACE_NS,
+    KEEN,
+    BEGUN,
+) = range(13)
 """Words of a seat, from its first."""
 
 

@@ -8,6 +8,7 @@ As long as nobody asks, an iteration costs two stores and two loads. The keeper 
 from __future__ import annotations
 
 import os
+from collections import deque
 from time import monotonic_ns
 from typing import Final
 
@@ -15,6 +16,7 @@ from penstock_lanes.futex import Word
 from penstock_lanes.page import (
     ASKING,
     AWAY,
+    BEGUN,
     BUSY,
     DRAINING,
     HASTE,
@@ -24,6 +26,7 @@ from penstock_lanes.page import (
     LETTER,
     NAMED,
     NOBODY,
+    PACE_NS,
     RECALL,
     SINCE_NS,
     STATE,
@@ -33,6 +36,8 @@ from penstock_lanes.page import (
     seat_of,
     turn_of,
 )
+from penstock_lanes.spinning import Spinning
+from penstock_lanes.waiting import Waiting
 
 _CALL: Final = (1).to_bytes(8, "little")
 
@@ -63,8 +68,10 @@ class Seat:
         self._page, self._words, self._bell = page, page.words, bell
         first = page.seat(number)
         self._named, self._state, self._iterations = first + NAMED, first + STATE, first + ITERATIONS
-        self._first, self._mine = first, page.row + 1 + number
-        self._sleep = page.bell(number)
+        self._first, self._row, self._mine = first, page.row, page.row + 1 + number
+        self._rung = page.bell(number).value
+        self._waiting = Waiting(page, number, Spinning(len(os.sched_getaffinity(0))))
+        self._nudged = False
         self._seen = self._words[self._named]
         self.hastened = self._words[first + HASTE]
         self._letter = letter
@@ -72,6 +79,7 @@ class Seat:
         self._given = 0
         self._done = self._begun = 0
         self._since_ns = self._held_ns = self._turns = 0
+        self._paces: deque[int] = deque(maxlen=3)
 
     @property
     def holds(self) -> bool:
@@ -125,11 +133,6 @@ class Seat:
         return False
 
     @property
-    def is_busy(self) -> bool:
-        """Whether it is in an iteration still: at a boundary, whether it has a token to give."""
-        return self._words[self._state] == BUSY
-
-    @property
     def drains(self) -> bool:
         """Whether it is between two iterations and the device may still be at work."""
         return self._words[self._state] == DRAINING
@@ -144,26 +147,35 @@ class Seat:
         return self._page.haste(self.number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Ask for the token, and sleep until it comes; return whether it has. Also returns where :attr:`called`."""
-        words = self._words
+        """
+        Ask for the token, and sleep until it comes; return whether it has.
+
+        Also returns where :attr:`called` or after a :meth:`nudge`.
+        """
+        words, deadline_ns = self._words, monotonic_ns() + int(timeout_s * 1e9)
         if words[self._state] != ASKING:
+            self._waiting.begin()
             words[self._state] = ASKING
             self._call()
-        seen = self._sleep.value.value
-        if self._look():
-            return True
-        if not self.called:
-            self._sleep.wait(seen, timeout_s)
-        return self._look()
+        while True:
+            seen = self._rung.value
+            if self._look():
+                return True
+            if self._nudged or self.called or monotonic_ns() >= deadline_ns:
+                self._nudged = False
+                return False
+            if self._waiting.until(deadline_ns, seen, self._look):
+                return True
 
     def nudge(self) -> None:
         """Have :meth:`wait` return, from any thread."""
+        self._nudged = True
         self._page.call(self.number)
 
     def give(self) -> None:
         """Give the token to whoever is named, or back to the keeper; what was begun on the device has ended."""
         token, words = self._token, self._words
-        if token and self._page.token() == token:
+        if token and words[self._row] <= token:  # only the keeper takes it from who has it
             named = words[self._named]
             to = seat_of(named) if turn_of(named) == turn_of(token) else NOBODY
             self._pass(token, NOBODY if to == RECALL else to)
@@ -195,21 +207,21 @@ class Seat:
         """Whether this boundary is the one at which the token goes on."""
         words = self._words
         named = words[self._named]
-        if turn_of(named) > turn_of(self._token):
+        turns, to = turn_of(named) - turn_of(self._token), named & NOBODY
+        if turns > 0:
             return True  # the token went away, and may have come back, while this process was stopped
-        if turn_of(named) < turn_of(self._token) or seat_of(named) == NOBODY:
+        if turns < 0 or to == NOBODY:
             self._seen = named  # of a turn that is over: nothing to do until it changes
             return False
-        to = seat_of(named)
         if to == RECALL:
             return True
         return words[self._page.seat(to) + STATE] == ASKING and self._lease_is_over()
 
     def _lease_is_over(self) -> bool:
-        iterations, most_ns = self._page.lease
         held_ns = monotonic_ns() - self._since_ns
         if held_ns < self._words[self._first + LEAST_NS]:
             return False
+        iterations, most_ns = self._page.lease
         return self._done - self._begun >= iterations or 0 < most_ns <= held_ns
 
     def _look(self) -> bool:
@@ -235,16 +247,21 @@ class Seat:
         self._token, self._begun, self._since_ns = token, self._done, monotonic_ns()
         self._turns += 1
         words[first + SINCE_NS], words[first + TURNS] = self._since_ns, self._turns
+        words[first + BEGUN] = turn_of(token)
 
     def _forget(self) -> None:
         if self._token:
-            self._held_ns += monotonic_ns() - self._since_ns
+            turn_ns = monotonic_ns() - self._since_ns
+            self._held_ns += turn_ns
             self._words[self._first + HELD_NS] = self._held_ns
             self._token = 0
+            if self._done > self._begun:
+                self._paces.append(turn_ns // (self._done - self._begun))
+                self._words[self._first + PACE_NS] = sorted(self._paces)[len(self._paces) // 2]
 
     def _pass(self, token: int, to: int) -> None:
         word = following(token, to)
-        self._words[self._mine] = word
+        self._words[self._mine] = word  # who spins sees it here; all else comes after that
         if to != NOBODY:
             self._page.ring(to, word)
         self._given = token

@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_lanes.news import Counters
-from penstock_lanes.page import BUSY, HELD_NS, ITERATIONS, LEAST_NS, NAMED, SINCE_NS, STATE, TURNS, Page
+from penstock_lanes.page import (
+    BEGUN,
+    BUSY,
+    HELD_NS,
+    ITERATIONS,
+    KEEN,
+    LEAST_NS,
+    NAMED,
+    PACE_NS,
+    SINCE_NS,
+    STATE,
+    TURNS,
+    Page,
+)
 from penstock_lanes.wire import Who
 
 
@@ -112,7 +125,7 @@ class Seating:
     def clear(self, number: int) -> None:
         """Count anew at a seat."""
         first = self._page.seat(number)
-        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS):
+        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, PACE_NS, KEEN, BEGUN):
             self._page.words[first + word] = 0
 
     def counters(self) -> Iterator[Counters]:
