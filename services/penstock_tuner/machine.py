@@ -138,6 +138,7 @@ def _remembering() -> Callable[[State, float], Decision]:
     """
     waits: dict[str, tuple[int, int]] = {}
     rests: dict[str, tuple[int, int, int]] = {}
+    again_s: dict[str, float] = {}
 
     def decide(state: State, now_s: float) -> Decision:
         proposals = []
@@ -146,14 +147,16 @@ def _remembering() -> Callable[[State, float], Decision]:
             facts: tuple[AnyEvent, ...] = ()
             if waits.get(sweep.id) != asked and not (facts := _next_facts(state, sweep, now_s)):
                 waits[sweep.id] = asked
-            if not facts and rests.get(sweep.id) != looked and not (facts := _moves(state, sweep, now_s)):
+            if not facts and (rests.get(sweep.id) != looked or again_s.get(sweep.id, math.inf) <= now_s):
+                facts, again_s[sweep.id] = _moves(state, sweep, now_s)
                 rests[sweep.id] = looked
             if facts:
                 proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
-        for seen in (waits, rests):
-            for gone in seen.keys() - state.sweeps.keys():
-                del seen[gone]
-        return Decision(proposals)
+        for gone in again_s.keys() - state.sweeps.keys():
+            for seen in (waits, rests, again_s):
+                seen.pop(gone, None)
+        wake_s = min(again_s.values(), default=math.inf)
+        return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
     return decide
 
@@ -202,13 +205,13 @@ def _claimed(state: State, sweep: Sweep) -> int:
     return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
 
 
-def _moves(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
-    """Return the widths that trials are to have instead of theirs, once all that was decided has come about."""
+def _moves(state: State, sweep: Sweep, now_s: float) -> tuple[tuple[AnyEvent, ...], float]:
+    """Return the widths that trials are to have instead of theirs, and when to look again."""
     there = trials.devices(sweep.spec, state.cluster, state.leases)
     others = (job_id for job_id in state.waits.get(sweep.spec.job.pool, ()) if job_id not in sweep.running)
     others_wait = any(job_id in state.jobs.by_id and job_id not in state.leases.of_job for job_id in others)
-    found = resizing.demands(sweep, state.jobs, state.leases, there, now_s, others_wait=others_wait)
-    return (TrialsScaled(at_s=now_s, sweep_id=sweep.id, demands=found),) if found else ()
+    found, again_s = resizing.demands(sweep, state.jobs, state.leases, there, now_s, others_wait=others_wait)
+    return ((TrialsScaled(at_s=now_s, sweep_id=sweep.id, demands=found),) if found else ()), again_s
 
 
 def _cancel(state: State, sweep_id: str, seq: int) -> None:

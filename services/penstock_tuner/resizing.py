@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -15,8 +16,9 @@ from penstock_tuner.leases import Leases
 from penstock_tuner.sweep import Sweep
 from penstock_tuner.trials import Bounds, Devices, bounds, fill, left_s
 
+_LATE: Final = 0.5
+"""A trial that has taken as long as was expected of it, or longer, is expected to take half as long again."""
 _LEAST_S: Final = 1e-3
-"""Of what is left of a trial that has taken longer than it was expected to."""
 
 
 class Going(NamedTuple):
@@ -30,9 +32,12 @@ class Going(NamedTuple):
 
 def demands(
     sweep: Sweep, jobs: Jobs, leases: Leases, there: Devices, now_s: float, *, others_wait: bool
-) -> tuple[Demand, ...]:
+) -> tuple[tuple[Demand, ...], float]:
     """
     Return what trials are to have instead of what they have; nothing as long as any of them is on its way.
+
+    And when to ask again although nothing happens: when those that run have taken twice as long, and there are idle
+    devices. A trial that was expected to end soon may turn out to be a long one.
 
     Parameters
     ----------
@@ -50,16 +55,18 @@ def demands(
     where they are wider than what is idle. A trial that has a device of its own because its neighbours have ended is
     as wide as that, and need not be moved.
     """
-    if sweep.cancelled or sweep.spec.filling != "water" or not _settled(sweep, jobs):
-        return ()
     bound = bounds(sweep, there)
-    if not bound.mechanisms.dynamic or sweep.paces.typical_s is None:
-        return ()
+    if not bound.mechanisms.dynamic or sweep.cancelled or not _settled(sweep, jobs) or sweep.paces.typical_s is None:
+        return (), math.inf
     going = [_going(sweep, trial, jobs[trial.job_id], leases, now_s) for trial in sweep.running.values()]
     waiting = [one for one in going if one.job.state is State.PENDING]
     if waiting:
-        return tuple(_refilled(sweep, bound, waiting, there))
-    return tuple(_resized(sweep, bound, going, _Room(there, leases, others_wait=others_wait)))
+        return tuple(_refilled(sweep, bound, waiting, there)), math.inf
+    room = _Room(there, leases, others_wait=others_wait)
+    found, again_s = tuple(_resized(sweep, bound, going, room)), math.inf
+    if room.idle and not found:
+        again_s = now_s + max(sweep.measures.overhead_s, min(now_s - one.job.started_s for one in going))
+    return found, again_s
 
 
 def _settled(sweep: Sweep, jobs: Jobs) -> bool:
@@ -83,7 +90,8 @@ def _going(sweep: Sweep, trial: Trial, job: Job, leases: Leases, now_s: float) -
     origin = sweep.numbers.get(trial.origin, -1)
     wanted = Wanted(trial=trial.number, params=trial.params, budget=trial.budget, origin=origin)
     (whole_s,) = left_s(sweep, [wanted])
-    return Going(trial, job, max(_LEAST_S, whole_s - sweep.paces.done_by(job.id, width, now_s)), width)
+    done_s = sweep.paces.done_by(job.id, width, now_s)
+    return Going(trial, job, max(_LEAST_S, whole_s - done_s if done_s < whole_s else _LATE * done_s), width)
 
 
 # --- those that wait

@@ -126,7 +126,7 @@ def bounds(sweep: Sweep, there: Devices) -> Bounds:
         mechanisms=waterfill.Mechanisms(
             intra=spec.intra and plain and spec.job.gpus == 1,
             inter=spec.inter,
-            dynamic=spec.dynamic and plain,
+            dynamic=spec.dynamic and plain and spec.filling == "water",
             leftover=spec.leftover,
         ),
     )
