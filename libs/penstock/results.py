@@ -135,6 +135,7 @@ def _view(group: int, trial: Trial, end: TrialFinished) -> views.TrialView:
         job_id=trial.job_id,
         params=trial.params,
         gpus=trial.gpus,
+        packed=trial.packed,
         group=group,
         state={"completed": "CD", "failed": "F", "cancelled": "CA"}[end.state],
         value=end.value,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from penstock_events import workload
+from penstock_events import Job, Trial, workload
 from penstock_events.views import GoodputView, RungView, SweepsView, SweepView, TrialView
 from penstock_gateway.show import Scene
 from penstock_gateway.sweeps import Sweep, TrialRow
@@ -90,7 +90,8 @@ def _trials(scene: Scene, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
         yield TrialView(
             job_id=trial.job_id,
             params=trial.params,
-            gpus=trial.gpus,
+            gpus=job.spec.gpus if job is not None else trial.gpus,
+            packed=_packed(job, trial),
             group=row.group,
             state=str(job.state) if job is not None else "",
             value=finished.value if finished is not None else None,
@@ -101,6 +102,13 @@ def _trials(scene: Scene, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
             promoted=trial.job_id in origins,
             problem=finished.problem if finished is not None else "",
         )
+
+
+def _packed(job: Job | None, trial: Trial) -> int:
+    """Return how many trials may be on its device: as it was opened with, or was moved to since."""
+    if job is None:
+        return trial.packed
+    return max(1, job.spec.sharers) if job.spec.sharing == "lane" else 1
 
 
 def _rungs(sweep: Sweep, rows: list[TrialRow]) -> Iterable[RungView]:

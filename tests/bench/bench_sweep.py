@@ -55,6 +55,8 @@ class Seen(NamedTuple):
     utilisation: float
     best: float
     widest: int
+    packed: int
+    runs: int
     moving: float
 
 
@@ -88,6 +90,8 @@ def seen(sweep: views.SweepView, goodput: views.GoodputView) -> Seen:
         sweep.utilisation or 0.0,
         sweep.best_value or 0.0,
         max(trial.gpus for trial in sweep.trials),
+        sum(trial.packed > 1 for trial in sweep.trials),
+        len(sweep.trials),
         goodput.rescale_gpu_s / goodput.allocated_gpu_s,
     )
 
@@ -116,7 +120,8 @@ def line(name: str, each: list[Seen]) -> str:
     return (
         f"  {name:20} makespan {makespans} s, to the target {mean(each, 'target_s'):.1f} s, "
         f"goodput {mean(each, 'goodput'):.0%}, used {mean(each, 'utilisation'):.0%}, "
-        f"moving {mean(each, 'moving'):.0%}, best {each[0].best:.4f}, widest {max(one.widest for one in each)}"
+        f"moving {mean(each, 'moving'):.0%}, best {each[0].best:.4f}, "
+        f"widest {max(one.widest for one in each)}, packed {mean(each, 'packed'):.0f} of {each[0].runs} runs"
     )
 
 
@@ -134,9 +139,7 @@ def main() -> None:
     rounds = next((int(word.partition("=")[2]) for word in words if word.startswith("rounds=")), 1)
     for devices in [each for each in DEVICES if each in words] or DEVICES:
         with tempfile.TemporaryDirectory() as folder:
-            offered = (
-                ["--emulate", f"fast:4@{SPEED}:16GiB"] if devices == "emulated" else ["--devices", "cpu", "--cpu", "4"]
-            )
+            offered = {"emulated": f"fast:4@{SPEED}:16GiB", "cpu": ",".join(["cpu:1GiB"] * 4)}[devices]
             cluster = Cluster(Path(folder) / "data", "--devices", offered)
             cluster.up()
             try:

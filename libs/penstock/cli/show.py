@@ -373,7 +373,11 @@ def staged_row(trial: views.TrialView) -> tuple[str, ...]:
     rung = f"{trial.bracket}.{trial.rung}"
     said = "promoted" if trial.promoted else _words(trial.problem)
     value, params = render.number(trial.value), render.mapping(trial.params)
-    return (trial.job_id, trial.state, rung, str(trial.budget), str(trial.gpus), value, said, params)
+    return (trial.job_id, trial.state, rung, str(trial.budget), _width(trial), value, said, params)
+
+
+def _width(trial: views.TrialView) -> str:
+    return f"1/{trial.packed}" if trial.packed > 1 else str(trial.gpus)
 
 
 def _progress(sweep: views.SweepView) -> str:
@@ -383,4 +387,4 @@ def _progress(sweep: views.SweepView) -> str:
 def trial_row(trial: views.TrialView) -> tuple[str, ...]:
     """Return a trial's cells under :data:`TRIAL_HEADERS`."""
     value = _words(trial.problem) or render.number(trial.value)
-    return (trial.job_id, trial.state, str(trial.group), str(trial.gpus), value, render.mapping(trial.params))
+    return (trial.job_id, trial.state, str(trial.group), _width(trial), value, render.mapping(trial.params))

@@ -13,6 +13,8 @@ class TrialView(View, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    gpus, packed : int
+        Devices that its job asks for, and how many trials may take turns on its device; 1 where it has it to itself.
     number : int
         Of the trial: the same in all rungs.
     bracket, rung, budget : int
@@ -29,6 +31,7 @@ class TrialView(View, frozen=True, kw_only=True):
     group: int
     state: str
     value: float | None
+    packed: int = 1
     number: int = 0
     bracket: int = 0
     rung: int = 0
