@@ -22,6 +22,14 @@ ENDINGS: Final[dict[State, Ending]] = {
 }
 
 
+_ENDS: Final[dict[Problem, str]] = {
+    "crashed": "crashed",
+    "diverged": "diverged",
+    "no_report": "without a report of it",
+    "refused": "refused",
+}
+
+
 class Ended(msgspec.Struct, frozen=True):
     """How a trial's job ended, before it is reported."""
 
@@ -53,7 +61,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     paces : Paces
         How fast its trials have been seen to be.
     reported : dict of str to int
-        Reported trials by how they ended.
+        Reported trials by how they ended, in words.
     seen_metrics : set of str
         What completed trials reported, for the message where none reported the right one.
     refusal : str
@@ -126,7 +134,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         """Note that a trial's end was reported; only completed ones can be the best, the first of equal ones is."""
         ended = self.ended.pop(event.job_id, None)
         trial = ended.trial if ended is not None else self.running.pop(event.job_id)
-        self.reported[event.state] = self.reported.get(event.state, 0) + 1
+        how = _ENDS.get(event.problem, event.state)
+        self.reported[how] = self.reported.get(how, 0) + 1
         value = event.value if event.state == "completed" else None
         self.past.end(self._number(event.job_id), value)
         if event.reason:
@@ -188,9 +197,11 @@ class Sweep(msgspec.Struct, kw_only=True):
         return value > self.best_value if self.spec.mode == "max" else value < self.best_value
 
     def _why_no_best(self) -> str:
-        ends = ", ".join(f"{count} {state}" for state, count in sorted(self.reported.items()))
+        ends = ", ".join(f"{count} {how}" for how, count in sorted(self.reported.items()))
         instead = f"; completed trials reported {', '.join(sorted(self.seen_metrics))}" if self.seen_metrics else ""
-        return f"no completed trial reported {self.spec.metric!r} ({ends}){instead}{self.refusal}"
+        if _ENDS["no_report"] in self.reported:
+            instead += f"; expected `session.report({self.spec.metric}=...)` in the script"
+        return f"no trial gave a finite {self.spec.metric!r} ({ends}){instead}{self.refusal}"
 
 
 def _looks_back(spec: SweepSpec) -> bool:

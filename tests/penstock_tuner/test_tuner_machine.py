@@ -179,7 +179,10 @@ def test_a_failed_trial_is_never_the_best(tuner):
 def test_a_sweep_without_any_value_has_failed_and_says_what_was_reported_instead(tuner):
     tuner.at(5.0).given(swept(), opened(), *ran(FIRST, loss=0.1), *ran(SECOND, "failed"))
     tuner.then(reported(FIRST, problem="no_report"), reported(SECOND, "failed", problem="crashed"))
-    reason = "no completed trial reported 'acc' (1 completed, 1 failed); completed trials reported loss"
+    reason = (
+        "no trial gave a finite 'acc' (1 crashed, 1 without a report of it); completed trials reported loss; "
+        "expected `session.report(acc=...)` in the script"
+    )
     tuner.then(finished("failed", reason=reason))
 
 

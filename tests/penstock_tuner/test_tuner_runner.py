@@ -143,7 +143,7 @@ async def test_a_sweep_whose_trials_are_all_refused_fails_with_the_reason(memory
         await eventually(lambda: has_finished(memory_bus))
     (finish,) = await said(memory_bus, SweepFinished)
     assert finish.state == "failed"
-    assert finish.reason.startswith("no completed trial reported 'acc' (2 failed); s1-t00")
+    assert finish.reason.startswith("no trial gave a finite 'acc' (2 refused); s1-t00")
     assert finish.reason.endswith(": refused: it is not wanted")
 
 

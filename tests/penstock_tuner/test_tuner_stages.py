@@ -216,14 +216,16 @@ def test_a_search_that_waits_is_not_asked_again_until_something_happens(tuner, m
     assert len(asked) == 2
 
 
-def test_a_rung_in_which_all_diverged_fails_the_sweep_with_how_they_ended(tuner):
+def test_a_rung_of_which_nobody_reported_fails_the_sweep_with_how_they_ended(tuner):
     tuner.given(staged(trials=2)).settle()
     for trial in list(tuner.state.sweeps["s1"].running.values()):
         tuner.given(accepted(trial.job_id), *ended(trial.job_id))
     *reports, finish = tuner.settle()
     assert [report.problem for report in reports] == ["no_report", "no_report"]
     assert finish.state == "failed"
-    assert finish.reason.startswith("no completed trial reported 'acc' (2 completed)")
+    assert finish.reason.startswith(
+        "no trial gave a finite 'acc' (2 without a report of it); expected `session.report(acc=...)`"
+    )
 
 
 def test_a_cancelled_search_opens_no_further_rung(tuner):
@@ -233,3 +235,12 @@ def test_a_cancelled_search_opens_no_further_rung(tuner):
     tuner.given(SweepCancelled(at_s=4.0, sweep_id="s1"))
     said = tuner.settle()
     assert [type(fact) for fact in said] == [TrialFinished] * 3 + [SweepFinished]
+
+
+def test_a_sweep_all_of_whose_trials_diverged_says_so(tuner):
+    tuner.given(staged(trials=2)).settle()
+    for trial in list(tuner.state.sweeps["s1"].running.values()):
+        placed, run = ended(trial.job_id)
+        tuner.given(accepted(trial.job_id), placed, msgspec.structs.replace(run, diverged=("acc",)))
+    *_, finish = tuner.settle()
+    assert finish.reason == "no trial gave a finite 'acc' (2 diverged)"
