@@ -41,7 +41,7 @@ def test_ways_of_filling_are_compared_in_one_table(penstock: Run, files: list[st
     code, out, _ = penstock("sweep", "sim", *files, "--target", "0.5")
     assert code == 0
     names = [line.split()[0] for line in out.splitlines()]
-    assert names[:5] == ["FILLING", "one", "fixed", "tuner", "water"]
+    assert names[:5] == ["FILLING", "one", "fixed", "spread", "water"]
     found = json.loads(penstock("sweep", "sim", *files, "-o", "json", "-f", "water,one")[1])
     assert found.keys() == {"water", "one"}
     assert found["water"]["makespan_s"] < found["one"]["makespan_s"]
@@ -87,7 +87,7 @@ def test_each_step_can_be_made_to_take_longer(penstock: Run, files: list[str]) -
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-f", "wattr"], "--filling: 'wattr' is not known; expected some of one, fixed, tuner, water"),
+        (["-f", "wattr"], "--filling: 'wattr' is not known; expected some of one, fixed, spread, water"),
         (["--curves", "gone.csv"], "--curves: "),
         (["--gpus", "0"], "--gpus"),
         (["--beta", "1e10", "--max-gpus", "64"], "--beta"),

@@ -58,8 +58,8 @@ def test_water_filling_is_much_shorter_than_one_trial_a_device_where_few_trials_
 def test_where_scaling_out_slows_a_trial_down_none_is_spread():
     steep = msgspec.structs.replace(MODEL, beta=3.0)
     few = sweep("random", trials=3, budget=None)
-    spans = {name: play(few, curves(), steep, FILLINGS[name]).makespan_s for name in ("one", "tuner", "water")}
-    assert spans["tuner"] == spans["water"] == spans["one"]
+    spans = {name: play(few, curves(), steep, FILLINGS[name]).makespan_s for name in ("one", "spread", "water")}
+    assert spans["spread"] == spans["water"] == spans["one"]
 
 
 def test_spreading_helps_where_few_are_left_and_packing_where_many_wait():

@@ -103,11 +103,11 @@ def _widest(model: Model) -> int:
 FILLINGS: Final = {
     "one": Filling(kind="one", longest_first=False, refills=False),
     "fixed": Filling(kind="fixed", longest_first=False, refills=False),
-    "tuner": Filling(mechanisms=Mechanisms(intra=False, dynamic=False), longest_first=False, refills=False),
+    "spread": Filling(mechanisms=Mechanisms(intra=False, dynamic=False), longest_first=False, refills=False),
     "water": Filling(),
     "water+leftover": Filling(mechanisms=Mechanisms(leftover=True)),
     "water-intra": Filling(mechanisms=Mechanisms(intra=False)),
     "water-inter": Filling(mechanisms=Mechanisms(inter=False)),
     "water-dynamic": Filling(mechanisms=Mechanisms(dynamic=False)),
 }
-"""By the names that people write. ``tuner`` is what the tuner does today: it spreads, and keeps the widths it gave."""
+"""By the names that people write. ``spread`` only spreads, and keeps the widths that it gave."""
