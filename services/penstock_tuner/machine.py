@@ -149,7 +149,8 @@ def _remembering() -> Callable[[State, float], Decision]:
                 waits[sweep.id] = asked
             if not facts and (rests.get(sweep.id) != looked or again_s.get(sweep.id, math.inf) <= now_s):
                 facts, again_s[sweep.id] = _moves(state, sweep, now_s)
-                rests[sweep.id] = looked
+                if not facts:
+                    rests[sweep.id] = looked
             if facts:
                 proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
         for gone in again_s.keys() - state.sweeps.keys():

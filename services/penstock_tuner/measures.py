@@ -12,6 +12,8 @@ from penstock_policies import waterfill
 
 LEAST_GAIN: Final = 0.1
 """Of one more trial on a device (the published threshold ``O_th``)."""
+UNSEEN_ALPHA: Final = 1.5
+"""Penalty of packing as long as nobody has seen it: between none at all and devices that are used strictly in turns."""
 FIRST_PACKING: Final = 2
 """Trials side by side as long as nobody has seen what that brings."""
 MOVING_S: Final = 1.0
@@ -59,8 +61,8 @@ class Measures(msgspec.Struct, kw_only=True):
 
     @property
     def alpha(self) -> float:
-        """The penalty of packing, 1 or more; 1 where it has not been measured."""
-        return _penalty(self.packed)
+        """The penalty of packing, 1 or more."""
+        return _penalty(self.packed) if self.packed else UNSEEN_ALPHA
 
     @property
     def beta(self) -> float:

@@ -64,7 +64,7 @@ def demands(
         return tuple(_refilled(sweep, bound, waiting, there)), math.inf
     room = _Room(there, leases, others_wait=others_wait)
     found, again_s = tuple(_resized(sweep, bound, going, room)), math.inf
-    if room.idle and not found:
+    if there.idle and not others_wait and not found:
         again_s = now_s + max(sweep.measures.overhead_s, min(now_s - one.job.started_s for one in going))
     return found, again_s
 

@@ -31,7 +31,8 @@ def sweep_spec(**fields: Any) -> SweepSpec:
 
 
 def random_spec(trials: int, **fields: Any) -> SweepSpec:
-    return sweep_spec(search="random", trials=trials, space={"lr": Uniform(low=1e-3, high=1.0, log=True)}, **fields)
+    space = {"lr": Uniform(low=1e-3, high=1.0, log=True)}
+    return sweep_spec(**{"search": "random", "trials": trials, "space": space, **fields})
 
 
 def swept(sweep_id: str = "s1", at_s: float = 1.0, **fields: Any) -> SweepSubmitted:
