@@ -7,29 +7,30 @@ one thread.
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
-from time import monotonic_ns, process_time_ns
+from statistics import median
+from time import monotonic_ns, process_time_ns, sleep
 from typing import Final
 
 import msgspec
 
+from penstock.bare import futex_us, handed_over_us, pipe_us, shared, spin
+from penstock.killing import killed_ms
+from penstock.lane_run import in_lane
 from penstock.sessions.loop import Session
 from penstock.sessions.setup import Setup
-from penstock_lanes import Keeper, Member, Rota, Who
+from penstock_lanes import Member, Who
 
 STEP_US: Final = 300
 """An iteration where hand-overs are measured: short, so that there are many, and long enough to name the next."""
+TURN_STEPS: Final = 5
 LONG_STEP_US: Final = 10_000
+KILLED_MIB: Final = 200
 _BATCH: Final = 1_000
-_LANE: Final = "0/0"
-_TOLD_BYTES: Final = 8
+_LOOK_S: Final = 0.0005
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -45,6 +46,13 @@ class Middle(msgspec.Struct, frozen=True):
     median: float
 
 
+class Extent(msgspec.Struct, frozen=True):
+    """Of a few measurements."""
+
+    median: float
+    most: float
+
+
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """
     What turns cost.
@@ -52,27 +60,40 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     handover_us : Spread
-        From the end of one process's iteration to the beginning of the other's.
+        From the end of one process's iteration to the beginning of the other's; a turn is one iteration of
+        :data:`STEP_US`.
+    turn_handover_us : Spread
+        The same where a turn is :data:`TURN_STEPS` of them, which is the least that an executor gives.
+    futex_us, turn_futex_us : Spread
+        The same without lanes: two processes that do as much, and wake each other up by a bare futex.
     uncontended_us : Middle
         A boundary of a process that is alone in its lane.
     pipe_us : Middle
         From the writing of a byte to its being read by another process.
     overhead_at_10ms : float
         What a lane of one adds to iterations of 10 ms, as a fraction of them.
+    killed_ms, killed_large_ms : Extent
+        From the killing of a process in its turn to its neighbour's iteration; large: one that has :data:`KILLED_MIB`
+        in memory, which the kernel frees before anybody hears of its end.
     handovers : int
         How many were measured.
     """
 
     handover_us: Spread
+    turn_handover_us: Spread
+    futex_us: Spread
+    turn_futex_us: Spread
     uncontended_us: Middle
     pipe_us: Middle
     overhead_at_10ms: float
+    killed_ms: Extent
+    killed_large_ms: Extent
     handovers: int
 
 
-def measure(iterations: int = 2_000, long_iterations: int = 100) -> Costs:
+def measure(iterations: int = 2_000, long_iterations: int = 100, killings: int = 15) -> Costs:
     """
-    Measure all of it; some two seconds, and two more for the long iterations.
+    Measure all of it; some ten seconds.
 
     Parameters
     ----------
@@ -80,38 +101,55 @@ def measure(iterations: int = 2_000, long_iterations: int = 100) -> Costs:
         Of each of two processes that hand the token to and fro.
     long_iterations : int
         Of 10 ms, in a lane of one and bare.
+    killings : int
+        Of small processes, and of large ones.
     """
-    handovers = _handovers(iterations)
+    handovers = _handovers(iterations, 1)
     return Costs(
-        handover_us=Spread(median=median(handovers), p99=quantiles(handovers, n=100)[-1]),
+        handover_us=_spread(handovers),
+        turn_handover_us=_spread(_handovers(iterations, TURN_STEPS)),
+        futex_us=_spread(futex_us(iterations // 2, STEP_US)),
+        turn_futex_us=_spread(futex_us(iterations // 4, TURN_STEPS * STEP_US)),
         uncontended_us=Middle(median=_uncontended_us(50)),
-        pipe_us=Middle(median=_pipe_us(iterations)),
+        pipe_us=Middle(median=pipe_us(iterations)),
         overhead_at_10ms=_overhead(long_iterations),
+        killed_ms=_extent([killed_ms(0) for _ in range(killings)]),
+        killed_large_ms=_extent([killed_ms(KILLED_MIB) for _ in range(killings)]),
         handovers=len(handovers),
     )
 
 
-def _handovers(iterations: int) -> list[float]:
-    """Return what each hand-over took, in microseconds."""
+def _spread(values: list[float]) -> Spread:
+    return Spread(median=median(values), p99=sorted(values)[math.ceil(0.99 * len(values)) - 1])
+
+
+def _extent(values: list[float]) -> Extent:
+    return Extent(median=median(values), most=max(values))
+
+
+def _handovers(iterations: int, steps: int) -> list[float]:
+    """Return what each hand-over took, in microseconds, in turns of so many iterations."""
+
+    here = shared(2)
 
     def job(number: int) -> Callable[[Path, memoryview], None]:
-        return lambda path, notes: _take_turns(path, f"j{number}", iterations, notes)
+        return lambda path, notes: _take_turns(path, number, iterations, notes, here)
 
-    notes = _in_lane([job(0), job(1)], 2 * iterations)
-    spans = sorted(
-        (begun, ended, number)
-        for number, words in enumerate(notes)
-        for begun, ended in zip(words[::2], words[1::2], strict=True)
-    )
-    return [(after[0] - before[1]) / 1e3 for before, after in pairwise(spans) if before[2] != after[2]]
+    return handed_over_us(in_lane([job(0), job(1)], 2 * iterations, steps))
 
 
-def _take_turns(path: Path, name: str, iterations: int, notes: memoryview) -> None:
-    member = Member(str(path), Who(name, 1, 0))
+def _take_turns(path: Path, number: int, iterations: int, notes: memoryview, here: memoryview) -> None:
+    """Take turns with another process; the first one is not measured, and no other begins before both have had it."""
+    member = Member(str(path), Who(f"j{number}", 1, 0))
+    member.enter()
+    member.exit()
+    here[number] = 1
+    while not all(here):
+        sleep(_LOOK_S)
     for index in range(iterations):
         member.enter()
         notes[2 * index] = monotonic_ns()
-        _spin(STEP_US)
+        spin(STEP_US)
         notes[2 * index + 1] = monotonic_ns()
         member.exit()
     member.close()
@@ -132,7 +170,7 @@ def _uncontended_us(batches: int) -> float:
         member.exit()
         member.close()
 
-    (notes,) = _in_lane([job], batches)
+    (notes,) = in_lane([job], batches)
     return median(notes) / _BATCH / 1e3
 
 
@@ -149,7 +187,7 @@ def _overhead(iterations: int) -> float:
             for index, space in enumerate(_spaces(session.iterations(range(iterations + 1)))):
                 notes[index] = space
 
-    (notes,) = _in_lane([job], iterations)
+    (notes,) = in_lane([job], iterations)
     return min(notes) / min(bare) - 1.0
 
 
@@ -158,66 +196,5 @@ def _spaces(items: Iterable[int]) -> list[int]:
     begun = []
     for _ in items:
         begun.append(monotonic_ns())
-        _spin(LONG_STEP_US)
+        spin(LONG_STEP_US)
     return [after - before for before, after in pairwise(begun)]
-
-
-def _pipe_us(count: int) -> float:
-    """Return what a byte takes from one process to another that waits for it."""
-    notes = _shared(count + 1)
-    there, back = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        for index in range(count):
-            os.read(there[0], 1)
-            notes[index] = monotonic_ns() - notes[count]
-            os.write(back[1], b"x")
-        os._exit(0)
-    for _ in range(count):
-        notes[count] = monotonic_ns()
-        os.write(there[1], b"x")
-        os.read(back[0], 1)
-    os.waitpid(child, 0)
-    for fd in (*there, *back):
-        os.close(fd)
-    return median(notes[:count]) / 1e3
-
-
-def _in_lane(jobs: Sequence[Callable[[Path, memoryview], None]], words: int) -> list[list[int]]:
-    """Run each job in a process of its own, all in one lane; return what each has noted."""
-    notes = [_shared(words) for _ in jobs]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lanes.sock"
-        keeper = Keeper(path)
-        children = [_fork(keeper, partial(job, path, mine)) for job, mine in zip(jobs, notes, strict=True)]
-        rota = Rota(keeper, lambda _: [_LANE])
-        rota.serve(lambda: rota.gone == len(jobs))
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        rota.close()
-        keeper.close()
-    if any(statuses):
-        raise RuntimeError(f"a measured process ended with {statuses}; expected 0 of each")
-    return [mine.tolist() for mine in notes]
-
-
-def _fork(keeper: Keeper, job: Callable[[], None]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            keeper.close()
-            job()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
-def _shared(words: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, _TOLD_BYTES * words)).cast("Q")
-
-
-def _spin(us: int) -> None:
-    end = monotonic_ns() + us * 1_000
-    while monotonic_ns() < end:
-        pass
