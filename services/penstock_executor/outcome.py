@@ -40,6 +40,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         steps=saved if outcome == "preempted" else first.step,
         loop_steps=first.loop_steps,
         loop_s=first.loop_s,
+        waited_s=first.waited_s,
         metrics=first.metrics,
         diverged=first.diverged,
         skew=first.skew,
@@ -97,7 +98,7 @@ def _reason(run: Run, rank: Rank) -> str:
 
 def _cap_words(run: Run, rank: Rank) -> str:
     """Say what a process may hold of its device, where it ended for want of memory."""
-    if not run.cap_bytes or not re.search(r"MemoryError|out ?of ?memory|bad_alloc", rank.last_line, re.IGNORECASE):
+    if not run.cap_bytes or not re.search(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", rank.last_line, re.IGNORECASE):
         return ""
     return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ import penstock
 from penstock.sessions.limit import Limit
 from penstock.sessions.setup import BadEnvironment, read
 from penstock_events.agent import Env
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
 
 
 class FakeCuda:
@@ -101,6 +105,31 @@ def test_a_session_loads_no_torch_to_limit_it() -> None:
         check=True,
     )
     assert told.stdout == "False\n"
+
+
+@needs_torch
+def test_a_real_torch_keeps_the_limit_until_it_opens_a_device_and_runs_on_where_there_is_none() -> None:
+    script = (
+        "import penstock, torch\n"
+        "with penstock.session() as session:\n"
+        "    waiting = len(torch.cuda._queued_calls)\n"
+        "    print(sum(1 for _ in session.iterations(range(3))), waiting, torch.cuda.is_initialized())"
+    )
+    without, limited = (
+        subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+        for env in ({"PATH": ""}, {Env.MEMORY_FRACTION: "0.5", "PATH": ""})
+    )
+    steps, waiting, is_open = without.split()
+    assert limited.split() == [steps, str(int(waiting) + 1), is_open] == ["3", limited.split()[1], "False"]
+
+
+@needs_torch
+def test_a_real_torch_is_told_in_its_own_words() -> None:
+    import torch  # noqa: PLC0415 - only where it is
+
+    told = inspect.signature(torch.cuda.set_per_process_memory_fraction)
+    told.bind(0.5, 0)
+    assert list(told.parameters)[:2] == ["fraction", "device"]
 
 
 def test_a_fraction_that_is_no_number_is_refused() -> None:

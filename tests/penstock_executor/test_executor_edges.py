@@ -16,9 +16,10 @@ from executing import World, python, speaking
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_events import RunStarted, RunWarned
+from penstock_events import Job, JobSpec, RunStarted, RunWarned
 from penstock_events.agent import STOP_MARGIN, Hello
 from penstock_executor import agreement, ears, launch, outcome, preflight, processes, reporter, runner
+from penstock_executor.local import Rank, Run
 
 DOCTESTS = (agreement, launch, outcome)
 PATH = os.environ["PATH"]
@@ -75,6 +76,23 @@ def test_no_process_has_passed_the_agreed_step(answers: dict[int, int]) -> None:
     assert step is not None
     assert all(answer + STOP_MARGIN <= step for answer in answers.values())
     assert agreement.stop_step(9, answers) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "is_memory"),
+    [
+        ("MemoryError", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes", True),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
+        ("KeyError: 'lr'", False),
+    ],
+)
+def test_a_capped_process_that_ends_for_want_of_memory_is_told_its_cap(said: str, *, is_memory: bool) -> None:
+    run = Run(job_id="j1", epoch=1, cap_bytes=64 << 20, ranks={0: Rank(exit_code=1, ended_s=2.0, last_line=said)})
+    job = Job(id="j1", spec=JobSpec(name="j1", command=("x",)), submitted_s=1.0)
+    reason = outcome.ended(run, job, "n1", now_s=3.0).reason
+    assert reason.endswith("it may hold 64 MiB of its device, which it shares") is is_memory
 
 
 def test_the_same_facts_have_the_same_commit_id() -> None:
