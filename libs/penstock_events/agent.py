@@ -69,12 +69,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """
     Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning.
 
-    ``diverged`` names the metrics whose last value is no finite number.
+    ``waited_s`` is what it waited for its turns, between its iterations. ``diverged`` names the metrics whose last
+    value is no finite number.
     """
 
     step: Count
     loop_steps: Count
     loop_s: Seconds
+    waited_s: Seconds = 0.0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0
@@ -108,6 +110,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     step: Count
     loop_steps: Count
     loop_s: Seconds
+    waited_s: Seconds = 0.0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0

@@ -39,7 +39,9 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     steps : int
         Iterations done since the job's very beginning, over all runs.
     loop_steps, loop_s : int, float
-        Iterations of this run and the seconds between the first one's start and the last one's end.
+        Iterations of this run and the seconds that they took.
+    waited_s : float
+        Between them, for its turns on devices that it shares.
     metrics : dict
         The last value of each reported metric, where that was a finite number.
     diverged : tuple of str
@@ -57,6 +59,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     steps: int = 0
     loop_steps: int = 0
     loop_s: float = 0.0
+    waited_s: float = 0.0
     peak_memory_bytes: int = 0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()

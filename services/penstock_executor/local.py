@@ -40,7 +40,7 @@ class Rank(msgspec.Struct, kw_only=True):
         When the executor learned of its end; 0 while it runs.
     greeted : bool
         It speaks the agent protocol.
-    step, loop_steps, loop_s, metrics, diverged, skew
+    step, loop_steps, loop_s, waited_s, metrics, diverged, skew
         From its last words.
     saved_step : int
         Of its last complete checkpoint in this run.
@@ -56,6 +56,7 @@ class Rank(msgspec.Struct, kw_only=True):
     step: int = 0
     loop_steps: int = 0
     loop_s: float = 0.0
+    waited_s: float = 0.0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: float = 0.0

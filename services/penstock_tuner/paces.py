@@ -24,7 +24,8 @@ class Watch(msgspec.Struct):
     forgone_s : float
         What others had had of its job's devices when it started.
     loop_s, loop_steps : float, int
-        In its loop, as far as its ended processes have said; of a gang, those of one node say so.
+        In its loop, waiting for turns included, as far as its ended processes have said; of a gang, those of one node
+        say so.
     """
 
     started_s: float
@@ -118,7 +119,7 @@ class Paces(msgspec.Struct, kw_only=True):
         watch = self.watches.get(job.id)
         if watch is None:
             return
-        watch.loop_s += event.loop_s
+        watch.loop_s += event.loop_s + event.waited_s
         watch.loop_steps += event.loop_steps
         if job.placement is not None:  # it goes on on other nodes
             return

@@ -117,7 +117,7 @@ class Boundary:
         """
         while True:
             if turns.enter(self._leave_if_told):
-                self.pace.resume()
+                self._course.waited_s += self.pace.resume()
             self.at_rest = False  # before the look: whoever asks looks in the other order
             if self._agent is None or not self._agent.attention or not self._leave_if_told():
                 return
@@ -178,6 +178,7 @@ class Boundary:
                 step=course.step,
                 loop_steps=course.loop_steps,
                 loop_s=self.pace.loop_s,
+                waited_s=course.waited_s,
                 metrics=self._finite(),
                 diverged=self._diverged(),
                 skew=self.skew,
@@ -305,6 +306,7 @@ class Boundary:
             step=course.step,
             loop_steps=course.loop_steps,
             loop_s=self.pace.loop_s,
+            waited_s=course.waited_s,
             metrics=self._finite(),
             diverged=self._diverged(),
             skew=self.skew,

@@ -29,8 +29,8 @@ class Pace(Protocol):
 
     loop_s: float
 
-    def resume(self) -> None:
-        """A loop starts, or goes on after something that is not part of an iteration."""
+    def resume(self) -> float:
+        """A loop starts, or goes on after something that is not part of an iteration; return how long that took."""
 
     def lap(self) -> float:
         """Return the clock at the end of an iteration, in seconds."""
@@ -46,9 +46,10 @@ class HostPace:
         self.loop_s = 0.0
         self._mark = perf_counter()
 
-    def resume(self) -> None:
+    def resume(self) -> float:
         """Start measuring here."""
-        self._mark = perf_counter()
+        before, self._mark = self._mark, perf_counter()
+        return self._mark - before
 
     def lap(self) -> float:
         """Add the time since the last mark."""
@@ -80,12 +81,13 @@ class EmulatedPace:
         self._clocks = clocks or Clocks()
         self._speed = speed
         self._owed_s = 0.0
-        self.resume()
+        self._wall_s, self._cpu_s = self._clocks.wall(), self._clocks.cpu()
 
-    def resume(self) -> None:
+    def resume(self) -> float:
         """Start measuring here."""
-        self._wall_s = self._clocks.wall()
+        before_s, self._wall_s = self._wall_s, self._clocks.wall()
         self._cpu_s = self._clocks.cpu()
+        return self._wall_s - before_s
 
     def lap(self) -> float:
         """Add the emulated time of the iteration, and sleep once enough is owed."""

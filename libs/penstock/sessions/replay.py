@@ -102,6 +102,8 @@ class Course:
         Steps done since the job's very beginning.
     loop_steps : int
         Steps done in this run.
+    waited_s : float
+        Waited for turns in this run.
     begun : bool
         Whether a loop has begun, so that no checkpoint can move the start any more.
     open : bool
@@ -115,6 +117,7 @@ class Course:
     def __init__(self) -> None:
         self.step = 0
         self.loop_steps = 0
+        self.waited_s = 0.0
         self.begun = False
         self.open = False
         self.replaying = False
