@@ -76,6 +76,7 @@ class Member:
         self._drains: dict[Seat, Drain] = {}
         self._connection: socket.socket | None = None
         self._detached = False
+        self._done = 0
         register_fences()
         self._connect()
         _members.add(self)
@@ -250,6 +251,7 @@ class Member:
         But not behind a new one: it would be kept from others while this process waits for a lower device.
         """
         kept = {(seat.lane, seat.number): seat for seat in self.seats}
+        self._done = max((seat.done for seat in self.seats), default=self._done)
         seats = []
         for place, page, bell in places:
             seat = kept.pop((place.lane, place.seat), None)
@@ -259,7 +261,7 @@ class Member:
                 seat.read(letter)
                 seats.append(seat)
             else:
-                seats.append(Seat(place.lane, Page(page), place.seat, bell, letter))
+                seats.append(Seat(place.lane, Page(page), place.seat, bell, letter, done=self._done))
         left = [seat for seat in self.seats if seat not in seats]
         new = next((i for i, seat in enumerate(seats) if seat not in self.seats), len(seats))
         behind = [seat for seat in seats[new:] if seat in self.seats]

@@ -63,7 +63,7 @@ class Seat:
         What the word of :meth:`haste` was when it sat down: where it is another, it has been told to drain since.
     """
 
-    def __init__(self, lane: str, page: Page, number: int, bell: int, letter: int = 0) -> None:
+    def __init__(self, lane: str, page: Page, number: int, bell: int, letter: int = 0, *, done: int = 0) -> None:
         self.lane, self.number = lane, number
         self._page, self._words, self._bell = page, page.words, bell
         first = page.seat(number)
@@ -77,7 +77,8 @@ class Seat:
         self._letter = letter
         self._token = 0
         self._given = 0
-        self._done = self._begun = 0
+        self._done = self._begun = done
+        self._words[self._iterations] = done
         self._since_ns = self._held_ns = self._turns = 0
         self._paces: deque[int] = deque(maxlen=3)
 
@@ -85,6 +86,11 @@ class Seat:
     def holds(self) -> bool:
         """Whether it had the token when it looked last."""
         return self._token != 0
+
+    @property
+    def done(self) -> int:
+        """Iterations that this process has done."""
+        return self._done
 
     @property
     def descriptors(self) -> tuple[int, int]:

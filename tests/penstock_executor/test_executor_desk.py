@@ -48,7 +48,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_one_that_dies_before_it_is_refused_costs_no_other_its_news(desk: Desk, tmp_path: Path) -> None:
     desk.lanes.arrive(Sharer(job_id="j1", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 10)), 0.0)
-    desk.carry_out()
+    desk.turn()
     knocking = subprocess.Popen([sys.executable, "-c", KNOCKING, str(tmp_path / "lanes.sock")])
     os.waitid(os.P_PID, knocking.pid, os.WEXITED | os.WNOWAIT)
     member = Member(str(tmp_path / "lanes.sock"), Who("j1", 1, 0))
@@ -64,7 +64,7 @@ def test_a_parked_process_that_comes_back_sits_where_it_sat(desk: Desk, tmp_path
     for job_id in ("j1", "j2"):
         sharer = Sharer(job_id=job_id, epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 400))
         desk.lanes.arrive(sharer, 0.0)
-    desk.carry_out()
+    desk.turn()
     desk.lanes.table.digest(desk.lanes.table.gangs.measured("j2", {0: MemoryNeed(10, 0, 985)}, 1.0))
     desk.turn()
     assert desk.lanes.table.boards[0].parked == ("j2",)

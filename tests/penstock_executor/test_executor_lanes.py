@@ -14,6 +14,7 @@ from penstock_executor.local import Seat
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.orders import Wish
 from penstock_executor.sharing.party import Place, Sharer
+from penstock_executor.sharing.table import LEAVING_S
 from penstock_lanes.wire import Who
 from penstock_policies.lanes import POLICIES, Rules, Sample
 
@@ -184,9 +185,8 @@ def test_nobody_waits_for_one_that_is_to_stop_and_has_left_its_seat() -> None:
 
 def test_who_is_let_go_on_takes_those_along_for_whom_it_would_wait() -> None:
     lanes = pair()
-    for rank in (0, 1):
-        lanes.asks(who("gang", rank), 1.0)
-        lanes.passed(Place(rank, 0), None, who("gang", rank), 1.0)
+    begin(lanes)
+    others_wait(lanes)
     lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
     lanes.asks(who("gang", 1), 2.0, {0: 8, 1: 7})  # rank 0 was only about to begin its eighth
     assert holders(lanes) == [who("gang", 0), who("gang", 1)]
@@ -197,9 +197,8 @@ def test_who_is_let_go_on_takes_those_along_for_whom_it_would_wait() -> None:
 
 def test_a_process_for_which_another_waits_is_found_later_too() -> None:
     lanes = pair()
-    for rank in (0, 1):
-        lanes.asks(who("gang", rank), 1.0)
-        lanes.passed(Place(rank, 0), None, who("gang", rank), 1.0)
+    begin(lanes)
+    others_wait(lanes)
     lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
     lanes.asks(who("gang", 1), 2.0, {0: 7, 1: 7})
     assert holders(lanes) == [who("gang", 0), None]
@@ -207,21 +206,70 @@ def test_a_process_for_which_another_waits_is_found_later_too() -> None:
     assert holders(lanes) == [who("gang", 0), who("gang", 1)]
 
 
+def test_a_process_for_which_another_waits_is_found_where_counts_tell_nothing() -> None:
+    lanes = pair()
+    begin(lanes)
+    others_wait(lanes)
+    lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
+    lanes.asks(who("gang", 1), 2.0, {0: 7, 1: 7})
+    lanes.look_after("gang", {0: 7, 1: 7}, 3.0)
+    assert holders(lanes) == [who("gang", 0), None], "it may be about to end its iteration"
+    lanes.look_after("gang", {0: 7, 1: 7}, 3.5)
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+
+
+def test_who_asks_in_a_turn_that_nobody_else_waits_for_goes_on() -> None:
+    lanes = pair()
+    begin(lanes)
+    lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
+    assert holders(lanes) == [who("gang", 0), None]
+    lanes.asks(who("gang", 1), 2.0, {0: 7, 1: 7})
+    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+
+
 def test_those_of_an_adopted_gang_that_ask_have_a_turn_while_others_are_in_an_iteration_still() -> None:
     lanes = pair(adopted=True)
+    lanes.await_return([who("gang", 0), who("gang", 1)])
+    others_wait(lanes)
+    assert holders(lanes) == [None, None], "somebody may be in an iteration there"
     lanes.asks(who("gang", 0), 1.0)
-    assert holders(lanes) == [None, None]
-    lanes.look_after("gang", {}, 2.0)
     assert holders(lanes) == [who("gang", 0), None]
     lanes.passed(Place(0, 0), None, who("gang", 0), 2.0)
-    lanes.asks(who("gang", 1), 3.0, {0: 1})
+    assert lanes.wish(Place(0, 0)).recall is False, "for the other one is not to be waited for"
+    lanes.asks(who("gang", 1), 3.0, {0: 8, 1: 8})
+    assert holders(lanes) == [who("gang", 0), None]
+    assert lanes.wish(Place(0, 0)).recall, "now that all are back, others ask too"
+
+
+def test_a_gang_that_is_to_stop_keeps_the_turn_in_which_it_was_told_so_until_it_has_left() -> None:
+    lanes = pair()
+    begin(lanes)
+    others_wait(lanes)
+    lanes.passed(Place(1, 0), who("gang", 1), None, 2.0)
+    lanes.asks(who("gang", 1), 2.0, {0: 1, 1: 1})
+    assert holders(lanes) == [who("gang", 0), None]
+    lanes.hurry("gang")
+    lanes.look_after("gang", {0: 1, 1: 1}, 2.5)
     assert holders(lanes) == [who("gang", 0), who("gang", 1)]
-    lanes.passed(Place(1, 0), None, who("gang", 1), 3.0)
-    lanes.passed(Place(0, 0), who("gang", 0), None, 4.0)
-    lanes.asks(who("gang", 0), 4.0, {0: 1, 1: 1})  # the other one, which was further, waits for it in its iteration
-    lanes.look_after("gang", {0: 1, 1: 1}, 4.5)
-    lanes.look_after("gang", {0: 1, 1: 1}, 5.0)
-    assert holders(lanes) == [who("gang", 0), who("gang", 1)]
+    assert not lanes.wish(Place(0, 0)).recall
+    lanes.look_after("gang", {0: 1, 1: 1}, 2.5 + LEAVING_S)
+    assert lanes.wish(Place(0, 0)).recall, "it is not waited for without end"
+
+
+def begin(lanes: Lanes) -> None:
+    """Both processes of the gang ask, and have their turn."""
+    for rank in (0, 1):
+        lanes.asks(who("gang", rank), 1.0)
+    for rank in (0, 1):
+        lanes.passed(Place(rank, 0), None, who("gang", rank), 1.0)
+
+
+def others_wait(lanes: Lanes) -> None:
+    """Another job waits for its turn on each device."""
+    for device in (0, 1):
+        lanes.arrive(Sharer(job_id=f"other{device}", epoch=1, ranks={0: (device,)}, need=SMALL), 1.0)
+        assert lanes.join(who(f"other{device}"), 1.0)
+        lanes.asks(who(f"other{device}"), 1.0)
 
 
 def pair(*, adopted: bool = False) -> Lanes:

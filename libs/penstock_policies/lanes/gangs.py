@@ -167,6 +167,11 @@ class Gangs:
                 told += _on(device, self.boards[device].measured(job_id, need, now_s))
         return self._follow(told, now_s)
 
+    def has_turn(self, job_id: str) -> bool:
+        """Return whether a job has the turn on all of its devices."""
+        gang = self._gang(job_id)
+        return gang.held == len(gang.devices)
+
     def holds(self, job_id: str) -> bool:
         """Return whether a job has its turn, or a part of its next one: on some of its devices."""
         return self._gang(job_id).held > 0

@@ -11,7 +11,7 @@ import structlog
 from penstock_events import AnyEvent
 from penstock_executor.local import Key
 from penstock_executor.sharing.lanes import Lanes
-from penstock_executor.sharing.orders import Orders, Wish
+from penstock_executor.sharing.orders import Orders
 from penstock_executor.sharing.party import Party, Place
 from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, View, Who
 
@@ -65,11 +65,10 @@ class Desk:
         self.keeper, self.lanes = keeper, lanes
         self._clock, self._is_of, self._report, self._limit, self._wake = clock, is_of, report, limit, wake
         self._present: set[Who] = set()
-        self._awaited: dict[Who, float] = {}
+        self._until_s: dict[Who, float] = {}
         self._closing: set[str] = set()
         self._later: dict[Place, float] = {}
         self._turns: dict[Place, tuple[Who, int]] = {}
-        self._before: dict[tuple[Place, Who], tuple[float, int]] = {}  # when a turn began, and the iterations before it
 
     def views(self) -> dict[Place, View]:
         """Return what the pages of all lanes say at this moment."""
@@ -81,15 +80,49 @@ class Desk:
         self.keeper.overrule(self._lane(place))
 
     def turn(self) -> None:
-        """Take in what has happened on the pages, and write what follows from it."""
-        for one in self.keeper.poll():
-            self._hear(one)
-        self.lanes.table.orders.touched.update(self._later)
-        self.carry_out()
+        """
+        Take in what has happened on the pages, and write what follows from it.
 
-    def carry_out(self) -> None:
-        """Do what the lanes want done."""
-        orders = self.lanes.take()
+        Pages are written only when all is heard that the keeper has seen on them. Else somebody could be named of whom
+        it is not known yet that it has just given its turn back, and would have another one that nobody gave it.
+        """
+        touched = set(self._later)
+        while True:
+            for one in self.keeper.poll():
+                self._hear(one)
+            orders = self.lanes.take()
+            touched |= orders.touched
+            self._prepare(orders)
+            if not orders.seatings:  # of whom the keeper may have seen something more
+                break
+        for place in sorted(touched):
+            self._write(place)
+        self._close()
+        wait_s = TRY_S if self._later else self.keeper.wait_s
+        if wait_s is not None:
+            self._again(wait_s)
+
+    def await_return(self, whos: list[Who]) -> None:
+        """Give nobody a turn beside processes of an earlier executor before they have sat down here."""
+        self.lanes.await_return(whos)
+        self._until_s.update(dict.fromkeys(whos, self._clock() + RETURN_S))
+
+    def look_again(self) -> None:
+        """Stop waiting for processes that have not come in time, and let nobody of a gang wait for another for ever."""
+        now_s = self._clock()
+        for party in list(self.lanes.table.parties.values()):
+            if party.is_gang:
+                self.lanes.look_after(party.job_id, self._begun(party), now_s)
+        self._until_s = {who: until_s for who, until_s in self._until_s.items() if who in self.lanes.table.awaited}
+        late = [who for who, until_s in self._until_s.items() if now_s >= until_s]
+        for who in late:
+            self.lanes.give_up(who, now_s)
+        if late:
+            _log.warning("lane_members_not_returned", members=[f"{who.job_id}/{who.rank}" for who in late])
+        self.turn()
+
+    def _prepare(self, orders: Orders) -> None:
+        """Do all that lanes want done, but for what their pages should say."""
         for place in orders.opened:
             self.keeper.open(self._lane(place))
         for who, seats in orders.seatings.items():
@@ -99,36 +132,9 @@ class Desk:
             self._report(fact)
         for key, caps in orders.caps.items():
             self._limit(key, caps)
-        for place in sorted(orders.touched):
-            self._write(place)
-        self._close(orders)
+        self._closing.update(self._lane(place) for place in orders.closed)
         if orders.woken:
             self._wake()
-        wait_s = TRY_S if self._later else self.keeper.wait_s
-        if wait_s is not None:
-            self._again(wait_s)
-
-    def await_return(self, whos: list[Who]) -> None:
-        """Give nobody a turn beside processes of an earlier executor before they have sat down here."""
-        until_s = self._clock() + RETURN_S
-        self._awaited.update(dict.fromkeys(whos, until_s))
-
-    def look_again(self) -> None:
-        """Stop waiting for processes that have not come in time, and let nobody of a gang wait for another for ever."""
-        for party in list(self.lanes.table.parties.values()):
-            if party.asking and len(party.sharer.ranks) > 1:
-                self.lanes.look_after(party.job_id, self._begun(party), self._clock())
-        late = [who for who, until_s in self._awaited.items() if self._clock() >= until_s]
-        for who in late:
-            self._arrived(who)
-        if late:
-            _log.warning("lane_members_not_returned", members=[f"{who.job_id}/{who.rank}" for who in late])
-            self.carry_out()
-
-    def forget(self, key: Key) -> None:
-        """A run is over: nobody waits for its processes."""
-        for who in [who for who in self._awaited if (who.job_id, who.epoch) == key]:
-            self._arrived(who)
 
     def _hear(self, one: News) -> None:
         now_s = self._clock()
@@ -137,7 +143,6 @@ class Desk:
                 self._greet(who, pid, now_s)
             case Asks(lane, who):
                 if self._place(lane) is not None:
-                    self._arrived(who)
                     party = self.lanes.table.party(who)
                     self.lanes.asks(who, now_s, self._begun(party) if party is not None else None)
             case Passed(lane, giver, taker):
@@ -147,8 +152,6 @@ class Desk:
                 self.lanes.stopped(who, now_s)
             case Gone(who):
                 self._present.discard(who)
-                self._before = {key: before for key, before in self._before.items() if key[1] != who}
-                self._arrived(who)
                 self.lanes.gone(who, now_s)
             case _:
                 assert_never(one)
@@ -177,14 +180,9 @@ class Desk:
             self.keeper.refuse(who, reason)
 
     def _begun(self, party: Party) -> dict[int, int]:
-        """Return the iterations that each process of a run has begun in the run's turn."""
-        begun: dict[int, int] = {}
-        for place in party.places if len(party.sharer.ranks) > 1 else ():
-            for member in self.keeper.view(self._lane(place)).members:
-                turn_s, before = self._before.get((place, member.who), (0.0, 0))
-                if member.who.job_id == party.job_id and turn_s == party.turn_s:
-                    begun[member.who.rank] = member.iterations + member.busy - before
-        return begun
+        """Return the iterations that each process of a gang has begun, of those that sit here."""
+        members = (m for place in party.places if party.is_gang for m in self.keeper.view(self._lane(place)).members)
+        return {m.who.rank: m.iterations + m.busy for m in members if m.who.job_id == party.job_id}
 
     def _write(self, place: Place) -> None:
         """Make a page say what it should; where somebody else has the token still, it comes home first."""
@@ -192,7 +190,7 @@ class Desk:
         since_s = self._later.pop(place, now_s)
         if lane not in self.keeper.lanes:
             return
-        wish = Wish() if self._is_awaited(place) else self.lanes.wish(place)
+        wish = self.lanes.wish(place)
         view = self.keeper.view(lane)
         if view.holder is not None and view.holder != wish.holder:
             self.keeper.recall(lane)
@@ -207,14 +205,11 @@ class Desk:
             self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
 
     def _note_turns(self, place: Place, view: View, heir: Who | None) -> None:
-        """Note how many turns and iterations somebody has had who is about to get another turn."""
+        """Note how many turns somebody has had who is about to get another one."""
         self._turns.pop(place, None)
-        party = self.lanes.table.party(heir)
         for member in view.members:
             if member.who == heir:
                 self._turns[place] = (member.who, member.turns)
-                if party is not None and self._before.get((place, member.who), (0.0, 0))[0] != party.turn_s:
-                    self._before[place, member.who] = (party.turn_s, member.iterations)
 
     def _has_begun(self, place: Place, view: View) -> bool:
         """Say whether whoever was given the token has woken up: before that, it would give it back unused."""
@@ -233,22 +228,8 @@ class Desk:
         device, _, number = place.partition("/")
         return Place(int(device), int(number))
 
-    def _is_awaited(self, place: Place) -> bool:
-        holder = self.lanes.table.holder(place)  # a gang does not wait for its own
-        parties = (self.lanes.table.party(who) for who in self._awaited)
-        return any(
-            party is not None and party is not holder and place.device in party.sharer.devices for party in parties
-        )
-
-    def _arrived(self, who: Who) -> None:
-        if self._awaited.pop(who, None) is not None:
-            party = self.lanes.table.party(who)
-            devices = party.sharer.devices if party is not None else self.lanes.table.boards
-            self.lanes.table.touch_devices(devices)
-
-    def _close(self, orders: Orders) -> None:
+    def _close(self) -> None:
         """Close the pages of lanes that are gone, each when its last member has left its seat."""
-        self._closing.update(self._lane(place) for place in orders.closed)
         self._closing.update(lane for lane in self.keeper.lanes if self._place(lane) is None)
         for lane in [lane for lane in self._closing if not self.keeper.view(lane).members]:
             self.keeper.close_lane(lane)

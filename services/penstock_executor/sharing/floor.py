@@ -123,14 +123,13 @@ class Floor:
         self.lanes.arrive(sharer, now_s)
         if run is not None:
             self.desk.await_return([Who(job.id, job.epoch, rank) for rank in ranks])
-        self.desk.carry_out()
+        self.desk.turn()
 
     def withdraw(self, key: Key, reason: str) -> None:
         """A run will have no process any more."""
         self._refused.pop(key, None)
         if self._has(key):
             self.lanes.leave(key[0], self._clock(), reason)
-            self.desk.forget(key)
             self._beside.forget(key[0])
             self.turn()
         run = self.host.runs.get(key)
@@ -235,7 +234,7 @@ class Floor:
             framework_bytes = max(0, max(held, default=0) - memory.reserved_bytes)
         sample = Sample(memory.allocated_bytes, max(memory.peak_bytes, memory.allocated_bytes), framework_bytes)
         self.lanes.see(Who(job_id, epoch, rank), sample, iterations, self._clock())
-        self.desk.carry_out()
+        self.desk.turn()
 
     def _limit(self, key: Key, caps: dict[int, int]) -> None:
         self.limits.caps[key] = caps

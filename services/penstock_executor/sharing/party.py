@@ -58,10 +58,41 @@ class Sharer:
         return tuple(sorted({device for devices in self.ranks.values() for device in devices}))
 
 
+@dataclass(slots=True)
+class Seen:
+    """
+    Looks at which nothing had changed, and how many of them it takes before something is done about it.
+
+    Examples
+    --------
+    >>> seen = Seen()
+    >>> [seen.again("stuck") for _ in range(6)]  # after one look, then after two more, then after four
+    [False, True, False, True, False, False]
+    """
+
+    what: object = None
+    looks: int = 0
+    enough: int = 1
+
+    def again(self, what: object) -> bool:
+        """Look; return whether it has been the same for long enough, which is twice as long the next time."""
+        if what != self.what:
+            self.what, self.looks = what, 0
+            return False
+        self.looks += 1
+        if self.looks < self.enough:
+            return False
+        self.looks, self.enough = 0, 2 * self.enough
+        return True
+
+
 @dataclass(slots=True, eq=False)
 class Party:
     """
-    A run among those that share.
+    A run among those that share, as its processes were heard of.
+
+    Whether it is its turn is not kept here: :class:`penstock_policies.lanes.Gangs` says so; and who has a lane's token
+    is kept once for all, as the pages tell it (:class:`~penstock_executor.sharing.passing.Passing`).
 
     Attributes
     ----------
@@ -73,24 +104,25 @@ class Party:
         Device → its lane there; without those on which it waits or is parked.
     sits : dict of int to int
         Device → the lane in whose page its process has its seat; one that is parked keeps the last.
-    joined, asking, holding : set of int
-        Ranks that are here, that wait for a turn, and that have one.
-    tokens : dict of int to set of Place
-        Rank → the lanes whose token it has; a process on several devices takes and gives them one after the other.
-    turn : bool
-        It is its turn on all of its devices.
+    joined, asking : set of int
+        Ranks that are here, and that wait for their token.
+    let : set of int
+        Ranks that have their token in this turn, or are to have it: they are named. Empty while it is not its turn.
+    outside : set of int
+        Ranks that may be in an iteration although nobody gave them a turn for it here: it began under an earlier
+        executor, or the token was taken from them in it. They may wait in it for others of the gang.
     turn_s : float
-        Since when.
+        Since when it has had its turn.
     reach : int
-        So many iterations of this turn have been begun, or are about to be, by one that was let go on.
-    level : bool
-        Whether its processes have done equally many iterations when a turn begins: who knows, of one that was adopted.
-    looked : dict of int to int
-        Rank → iterations that it had begun when it was looked last.
+        So many iterations have been begun, or are about to be, by one that was let go on in this turn.
+    seen : Seen
+        What was seen of those who wait for others of the gang, for how many looks, and how many it takes.
     pending : MemoryNeed or None
         What it turned out to need, to be taken into account at its next boundary.
     stopped : MemoryNeed or None
         What it needed before its process was stopped in a turn; None while it is not.
+    hurried_s : float or None
+        Since when it is to stop.
     seat : Seat
         How far it has come.
     """
@@ -102,15 +134,14 @@ class Party:
     sits: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     asking: set[int] = field(default_factory=set)
-    holding: set[int] = field(default_factory=set)
-    tokens: dict[int, set[Place]] = field(default_factory=dict)
-    turn: bool = False
+    let: set[int] = field(default_factory=set)
+    outside: set[int] = field(default_factory=set)
     turn_s: float = 0.0
     reach: int = 0
-    level: bool = True
-    looked: dict[int, int] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
     pending: MemoryNeed | None = None
     stopped: MemoryNeed | None = None
+    hurried_s: float | None = None
     seat: Seat = field(default_factory=lambda: Seat("waits"))
 
     @property
@@ -128,23 +159,15 @@ class Party:
         """Its lanes."""
         return [Place(device, lane) for device, lane in self.lanes.items()]
 
-    def has_begun_to_give(self, rank: int) -> bool:
-        """Whether a process has given the lane of its first device back, but not, as far as is known, all others."""
-        has = self.tokens.get(rank)
-        return bool(has) and min(place.device for place in has or ()) > min(self.sharer.ranks[rank])
+    @property
+    def is_gang(self) -> bool:
+        """Whether it is several processes, which may wait for each other."""
+        return len(self.sharer.ranks) > 1
 
     @property
     def all_ask(self) -> bool:
-        """Whether everyone who is here waits for a turn."""
-        return bool(self.joined) and self.joined <= self.asking
-
-    def note_token(self, rank: int, place: Place, *, has: bool) -> None:
-        """A process has a lane's token, or has it no more."""
-        mine = self.tokens.setdefault(rank, set())
-        if has:
-            mine.add(place)
-        else:
-            mine.discard(place)
+        """Whether everyone who is here waits for a turn, or may be in an iteration and wait there for those who do."""
+        return bool(self.asking) and self.joined <= self.asking | self.outside
 
     def pending_needs(self) -> dict[int, MemoryNeed] | None:
         """Return what it turned out to need of each device, which is known with that; None where nothing is new."""

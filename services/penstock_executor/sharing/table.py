@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from penstock_events import Device, LaneChanged, RunWarned
 from penstock_executor.local import Key, Seat
 from penstock_executor.sharing.orders import Orders
-from penstock_executor.sharing.party import Party, Place
+from penstock_executor.sharing.party import Party, Place, Seen
 from penstock_lanes.wire import Who
 from penstock_policies.lanes import (
     Board,
@@ -33,6 +33,9 @@ from penstock_policies.lanes import (
     Waits,
 )
 
+LEAVING_S: Final = 10.0
+"""For how long a gang that is to stop keeps the turn in which it was told so, if it does not leave."""
+
 
 class Table:
     """
@@ -54,6 +57,8 @@ class Table:
         By job.
     orders : Orders
         What nobody has taken yet.
+    awaited : set of Who
+        Processes of an earlier executor that have not come back: nobody else asks for a turn on their devices.
     now_s : float
         Of what is being taken in.
     """
@@ -67,6 +72,7 @@ class Table:
         self.gangs = Gangs(self.boards)
         self.parties: dict[str, Party] = {}
         self.orders = Orders()
+        self.awaited: set[Who] = set()
         self.now_s = 0.0
         self._caps: dict[Key, dict[int, int]] = {}
 
@@ -92,35 +98,63 @@ class Table:
         """Have a look at all lanes of some devices."""
         self.orders.touched.update(Place(i, view.lane) for i in devices for view in self.boards[i].lanes)
 
-    def begin(self, party: Party, ranks: set[int]) -> None:
-        """Let processes of a run have their turn."""
-        if not party.turn:
-            party.turn, party.turn_s, party.reach = True, self.now_s, 0
-        party.holding |= ranks
+    def in_turn(self, party: Party) -> bool:
+        """Whether it is a run's turn on all of its devices."""
+        return party.job_id in self.gangs and self.gangs.has_turn(party.job_id)
+
+    def let(self, party: Party, ranks: set[int]) -> None:
+        """Let processes of a run have their tokens, in the turn that it has."""
+        party.let |= ranks
         party.asking -= ranks
+        self.touch(party)
+
+    def begin(self, party: Party) -> None:
+        """A run's turn begins."""
+        party.turn_s, party.reach, party.seen = self.now_s, 0, Seen()
+        party.let.clear()
         self.touch(party)
 
     def end(self, party: Party) -> None:
         """A run's turn is over on all of its devices: whatever waited for this boundary happens."""
-        party.turn = False
+        party.let.clear()
         self.touch(party)
         needs, party.pending = party.pending_needs(), None
-        self.digest(self.gangs.boundary(party.job_id, self.now_s, needs=needs, wants=party.all_ask))
+        wants = party.all_ask and not self.is_blocked(party)
+        self.digest(self.gangs.boundary(party.job_id, self.now_s, needs=needs, wants=wants))
+
+    def ends(self, party: Party) -> bool:
+        """Whether a gang that has its turn is to give it back: something waits for it to be over."""
+        if party.is_gang and party.hurried_s is not None and self.now_s < party.hurried_s + LEAVING_S:
+            return False
+        return party.pending is not None or any(self.is_due(place) for place in party.places)
+
+    def is_due(self, place: Place) -> bool:
+        """Whether something waits for the end of the turn in a lane."""
+        view = self.view(place)
+        return view is not None and view.due
 
     def want(self, party: Party) -> None:
-        """Ask for a run's turn, if all of its processes wait for one."""
-        if party.all_ask and not party.turn:
-            self.ask(party)
-
-    def ask(self, party: Party) -> None:
-        """Ask for a run's turn."""
-        if party.job_id in self.gangs:
+        """Ask for a run's turn, if all of its processes wait for one, and nobody is to come back first."""
+        if party.all_ask and not self.in_turn(party) and party.job_id in self.gangs and not self.is_blocked(party):
             self.touch(party)
             self.digest(self.gangs.want(party.job_id, self.now_s))
 
+    def is_blocked(self, party: Party) -> bool:
+        """Whether processes of other runs, which may be in an iteration there, are to come back to its devices."""
+        others = (other for who in self.awaited if (other := self.party(who)) is not None and other is not party)
+        return any(not set(other.sharer.devices).isdisjoint(party.sharer.devices) for other in others)
+
+    def returned(self, who: Who) -> None:
+        """Wait no longer for a process: those who were kept from asking ask now, first those who have some inside."""
+        if who not in self.awaited:
+            return
+        self.awaited.discard(who)
+        for party in sorted(self.parties.values(), key=lambda party: not party.outside):
+            self.want(party)
+
     def rest(self, party: Party) -> None:
         """Nobody is here who would take a run's turn: others do not wait for it."""
-        if not party.turn and not party.joined and party.job_id in self.gangs:
+        if not party.joined and party.job_id in self.gangs and not self.in_turn(party):
             self.touch(party)
             self.digest(self.gangs.rest(party.job_id, self.now_s))
             self.touch_devices(party.lanes)
@@ -173,8 +207,9 @@ class Table:
         self.orders.facts.append(fact)
 
     def _turn(self, party: Party) -> None:
-        self.begin(party, set(party.asking))
-        if not party.holding:  # whoever asked is gone
+        self.begin(party)
+        self.let(party, set(party.asking))
+        if not party.let:  # whoever asked is gone
             self.end(party)
 
     def _on(self, device: int, change: Change) -> None:

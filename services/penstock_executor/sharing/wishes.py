@@ -27,32 +27,26 @@ def wish(table: Table, place: Place, least_turn_s: float) -> Wish:
         The shortest turn, such that handing over costs little of it.
     """
     party = table.holder(place)
-    if party is None or not party.turn:
+    if party is None or not table.in_turn(party):
         return Wish()
-    holder = next((who for who in party.whos_on(place.device) if who.rank in party.holding), None)
+    holder = next((who for who in party.whos_on(place.device) if who.rank in party.let), None)
     if holder is None:
         return Wish()
     if party.pending is not None:
-        return Wish(holder, recall=True)
+        return Wish(holder, recall=party.alone or table.ends(party))
     if not party.known:  # nobody else has a turn before it is known what it needs
         return Wish(holder)
     if not party.alone:
-        due = any(_is_due(table, each) for each in party.places)
-        return Wish(holder, recall=due, not_before_s=party.turn_s + max(GANG_TURN_S, least_turn_s))
+        return Wish(holder, recall=table.ends(party), not_before_s=party.turn_s + max(GANG_TURN_S, least_turn_s))
     return _handed_on(table, place, party, holder, least_turn_s)
 
 
 def _handed_on(table: Table, place: Place, party: Party, holder: Who, least_turn_s: float) -> Wish:
     ahead = table.boards[place.device].ahead(party.job_id, party.turn_s)
     if ahead is None:
-        return Wish(holder, recall=_is_due(table, place))
+        return Wish(holder, recall=table.is_due(place))
     heir = table.parties[ahead.job_id]
     if not heir.alone or not heir.known or heir.pending is not None:
         return Wish(holder, recall=True)
     (after,) = heir.whos_on(place.device)
     return Wish(holder, after, turn_s=max(ahead.lead_s, least_turn_s))
-
-
-def _is_due(table: Table, place: Place) -> bool:
-    view = table.view(place)
-    return view is not None and view.due
