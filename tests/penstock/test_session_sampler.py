@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +180,24 @@ def test_a_loaders_batch_sampler_is_known_as_the_sampler() -> None:
     with penstock.Session(read({})) as session:
         loader = Loader(session.sampler(4, batch_size=2, shuffle=False))
         assert [list(session.iterations(loader)) for _ in range(2)] == [[("batch", [0, 1]), ("batch", [2, 3])]] * 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchs_loader_reads_ahead_and_nothing_is_lost_or_repeated(tmp_path: Path, workers: int) -> None:
+    from torch.utils.data import DataLoader  # noqa: PLC0415 - only where it is
+
+    seen: list[int] = []
+    for batch, stop_after in ((4, 3), (5, None)):  # 12 of 20 samples, then 5 and 3
+        setup = read(overlay({}, CHECKPOINT_DIR=str(tmp_path), CHECKPOINT_S="1e-9", BATCH_SIZE=str(batch)))
+        with penstock.Session(setup) as session, contextlib.suppress(Stopped):
+            session.on_checkpoint(lambda _: None, lambda _: None)
+            loader = DataLoader(range(20), batch_sampler=session.sampler(20), num_workers=workers)
+            for number, items in enumerate(session.iterations(loader)):
+                if number == stop_after:
+                    raise Stopped
+                seen += items.tolist()
+    assert sorted(seen) == list(range(20))
 
 
 def test_a_sampler_behind_something_else_is_refused_since_nobody_would_count() -> None:
