@@ -40,7 +40,7 @@ class TrialRow(msgspec.Struct, kw_only=True):
     ran_s, served_s : float
         What its job had run, and been served, when ``spent`` was last added to.
     loop_s : float
-        In iterations since then.
+        In iterations since then; waiting for a turn on a shared device is none.
     """
 
     trial: Trial
@@ -60,11 +60,10 @@ class TrialRow(msgspec.Struct, kw_only=True):
         if isinstance(event, RunEnded):  # of a gang, the node of its first process says so
             self.loop_s = max(self.loop_s, event.loop_s)
         if job.placement is None and job.executed_s > self.ran_s:
-            ran_s, served_s = job.executed_s - self.ran_s, job.executed_s - job.forgone_s - self.served_s
-            loop_s = self.loop_s * served_s / ran_s
-            self.spent.add(self.devices * served_s, self.devices * loop_s, again=self.starts > 0)
+            served_s = job.executed_s - job.forgone_s - self.served_s
+            self.spent.add(self.devices * served_s, self.devices * self.loop_s, again=self.starts > 0)
             self.starts += 1
-            self.ran_s, self.served_s, self.loop_s = self.ran_s + ran_s, self.served_s + served_s, 0.0
+            self.ran_s, self.served_s, self.loop_s = job.executed_s, self.served_s + served_s, 0.0
 
     @property
     def value(self) -> float | None:

@@ -161,13 +161,13 @@ def test_stopping_and_going_on_again_is_told_apart_from_starting():
     assert (goodput.useful_gpu_s, goodput.overhead_gpu_s, goodput.rescale_gpu_s) == (4 + 2 * 1, 1, 2 * 3)
 
 
-def test_of_a_device_that_two_trials_share_each_holds_half():
+def test_of_a_device_on_which_two_trials_take_turns_each_holds_half_and_its_own_turns_count():
     both = [trial(0), trial(1)]
     facts = [fact for one in both for fact in (submitted(one.job_id, parent="s1", sharing="lane"), placed(one.job_id))]
     facts += [started(one.job_id, at_s=NOW_S + 2) for one in both]
     for one in both:
         facts += [
-            ended(one.job_id, at_s=NOW_S + 12, loop_s=8.0),
+            ended(one.job_id, at_s=NOW_S + 12, loop_s=4.0),
             TrialFinished(at_s=NOW_S + 12, sweep_id="s1", job_id=one.job_id, state="completed", value=0.5),
         ]
     goodput = shown(joined(), swept(), opened(0, *both), *facts).goodput
