@@ -216,7 +216,7 @@ def test_what_people_set_live_holds_only_for_the_clusters_own_policy() -> None:
     def facts(policy: str) -> set[str]:
         live = PolicySet(pool="default", settings={"order": "fifo"}, at_s=1.5)
         shadow = followed(plan(policy), commits(node(), live, submitted("j1", 2.0)))
-        return {str(station.fold.state.live) for station in shadow.engine._stations if station.name == "ranker"}
+        return {str(station.fold.state.live) for station in shadow.engine._stations if station.actor == "ranker/sim"}
 
     assert facts("2d-las") == {"{}"}
     assert facts("configured") == {"{'default': {'order': 'fifo'}}"}

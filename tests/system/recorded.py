@@ -10,6 +10,7 @@ from penstock_bus import Delivery
 from penstock_events import (
     AnyEvent,
     Choice,
+    Demand,
     Device,
     JobCancelled,
     JobFinished,
@@ -46,6 +47,7 @@ from penstock_events import (
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialsScaled,
     Wait,
     WorkloadProfiled,
     workload,
@@ -142,7 +144,10 @@ def _sweep() -> list[AnyEvent]:
     runs: list[AnyEvent] = []
     for trial in trials:
         spec = msgspec.structs.replace(MLP, id=trial.job_id, params=trial.params, parent="w1")
-        runs += [JobSubmitted(at_s=0, job_id=trial.job_id, spec=spec), _placed(trial.job_id), _started(trial.job_id)]
+        narrower = Demand(job_id=trial.job_id, epoch=0, sharing="lane", sharers=2, reason="one device holds them all")
+        runs += [JobSubmitted(at_s=0, job_id=trial.job_id, spec=spec)]
+        runs += [TrialsScaled(at_s=0, sweep_id="w1", demands=(narrower,))]
+        runs += [_placed(trial.job_id), _started(trial.job_id)]
         runs += [_ended(trial.job_id, metrics={"accuracy": 0.8}), _finished(trial.job_id, "completed")]
         runs += [TrialFinished(at_s=0, sweep_id="w1", job_id=trial.job_id, state="completed", value=0.8)]
     return [
