@@ -206,8 +206,7 @@ class Keeper:
         """Hang up on everybody and stop listening; pages stay with those who have mapped them."""
         self._door.close()
         for lane in self.lanes.values():
-            lane.page.close()
-            os.close(lane.bell)
+            lane.close()
         self.lanes.clear()
         os.close(self._again)
         self._epoll.close()
@@ -275,6 +274,9 @@ class Keeper:
         if os.get_blocking(bell):
             found.close()
             raise BadPage(f"the bell of lane {name} can block; expected an eventfd that does not")
+        if not found.is_plausible:
+            found.close()
+            raise BadPage(f"nobody can have brought the token of lane {name} to where it is")
         os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
         if name in self.lanes:
             self._drop(self.lanes[name])
@@ -288,8 +290,7 @@ class Keeper:
     def _drop(self, lane: Lane) -> None:
         del self.lanes[lane.name], self._bells[lane.bell]
         self._epoll.unregister(lane.bell)
-        os.close(lane.bell)
-        lane.page.close()
+        lane.close()
 
     # --- what goes out
     def _part(self, guest: Guest) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import Final
+from typing import Final, assert_never
 
 from penstock_lanes.futex import fence
-from penstock_lanes.news import Asks, News, Overruled, Passed, View
+from penstock_lanes.news import Asks, News, Overruled, Passed, Spoilt, View
 from penstock_lanes.page import (
     ASKING,
     BUSY,
     DRAINING,
-    ITERATIONS,
     KEEN,
     LEAST_NS,
     LETTER,
@@ -24,20 +23,18 @@ from penstock_lanes.page import (
     STATE,
     Page,
     following,
+    follows,
     regenerated,
     seat_of,
     told,
     turn_of,
 )
 from penstock_lanes.seating import Seating
+from penstock_lanes.watch import Watch
 from penstock_lanes.wire import Who
 
-RETURN_NS: Final = 3_000_000_000
-"""How long a keeper that found a lane waits for the member that has its token."""
-GRACE_NS: Final = 4_000_000
-"""For how long a holder may be between two iterations while somebody waits."""
-STOPPED_NS: Final = 20_000_000
-"""How long a turn lasts before it is looked whether the holder's process is stopped."""
+_NEVER: Final = (1 << 64) - 1
+"""Named in a turn after all turns: whoever has the token gives it back, and nobody begins a turn."""
 
 
 class Lane:
@@ -49,7 +46,7 @@ class Lane:
     name : str
     page : Page
         A new one, or one that an earlier keeper made: then its members come back, each for its seat. If the one that
-        has the token does not, the token is the keeper's after :data:`RETURN_NS`.
+        has the token does not, the token is the keeper's after :data:`penstock_lanes.watch.RETURN_NS`.
     bell : int
         The eventfd by which members call.
     """
@@ -57,11 +54,12 @@ class Lane:
     def __init__(self, name: str, page: Page, bell: int) -> None:
         self.name, self.page, self.bell = name, page, bell
         self._words = page.words
+        page.used = page.used  # from here on it is the keeper's, whatever a member writes there
+        self._spoilt = False
         self._seating = Seating(page)
         self._top = page.token()
         self._heir: int | None = None
-        self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
-        self._away_ns = self._found_ns = 0
+        self._watch = Watch(page, self._seating)
         self._recalled = self._fenced = False
 
     @property
@@ -150,12 +148,15 @@ class Lane:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
         number = None if who is None else self._seating.number(who)
         news = self.look(0)
+        if self._spoilt:
+            return news
         if self._recalled and seat_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn
             return news
         heir = number if number != seat_of(self._top) else None
         changed = heir != self._heir
         if changed:
-            self._heir, self._away = heir, None
+            self._heir = heir
+            self._watch.begin()
         holder = seat_of(self._top)
         if holder != NOBODY:
             self._words[self.page.seat(holder) + LEAST_NS] = least_ns
@@ -223,11 +224,19 @@ class Lane:
             members=tuple(self._seating.counters()),
         )
 
+    def close(self) -> None:
+        """Let go of all descriptors; the page stays with those who have mapped it."""
+        self._seating.close()
+        self.page.close()
+        os.close(self.bell)
+
     def _follow(self) -> list[News]:
         """Tell how the token has come to where it is: one successor is named, so it made two steps at most."""
         top = self.page.token()
-        if top == self._top:
+        if top == self._top or self._spoilt:
             return []
+        if not follows(self._top, top, self.page.used):
+            return self._spoil(top)
         way = [seat_of(self._top), seat_of(top)]
         if turn_of(top) - turn_of(self._top) == 2 and self._heir is not None:
             way.insert(1, self._heir)
@@ -238,9 +247,22 @@ class Lane:
             news += self._give(following(top, NOBODY))
         return news
 
+    def _spoil(self, top: int) -> list[News]:
+        """Somebody has written what no turn can have left there: the token is nobody's, and never will be again."""
+        words, holder = self.page.row_words()[1:], self._seating.who(seat_of(self._top))
+        by = next((self._seating.who(number) for number, word in enumerate(words) if word == top), None)
+        for number, _ in self._seating:
+            self._words[self.page.seat(number) + NAMED] = _NEVER
+        self._spoilt, self._heir, self._recalled = True, None, False
+        self._top = self._top | NOBODY
+        news: list[News] = [] if holder is None else [Passed(self.name, holder, None)]
+        return [*news, Spoilt(self.name, by)]
+
     def _asks(self) -> list[News]:
         """Tell of those who wait, each once."""
         news: list[News] = []
+        if self._spoilt:
+            return news
         for number, sitter in self._seating:
             if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
                 sitter.asks = True
@@ -277,22 +299,18 @@ class Lane:
 
     def _press(self, now_ns: int) -> list[News]:
         """Somebody waits for the holder: take the token from one that does not use it."""
-        holder = seat_of(self._top)
-        if holder not in self._seating:
-            self._found_ns = self._found_ns or now_ns
-            return self.overrule() if now_ns - self._found_ns >= RETURN_NS else []
-        first = self.page.seat(holder)
-        if self._words[first + STATE] == BUSY:
-            self._away = None
-            if now_ns - self._words[first + SINCE_NS] > STOPPED_NS and _is_stopped(self._seating[holder].pid):
-                return [Overruled(self.name, self._seating[holder].who), *self.overrule()]
-            return []
-        seen = turn_of(self._top), self._words[first + ITERATIONS]
-        if self._away != seen:
-            self._away, self._away_ns = seen, now_ns
-        elif now_ns - self._away_ns >= GRACE_NS:
-            return self.recall()
-        return []
+        verdict = self._watch.look(self._top, now_ns)
+        match verdict:
+            case "wait":
+                return []
+            case "recall":
+                return self.recall()
+            case "overrule":
+                return self.overrule()
+            case "tell and overrule":
+                return [Overruled(self.name, self._seating[seat_of(self._top)].who), *self.overrule()]
+            case _:
+                assert_never(verdict)
 
     def _tell(self, holder: int, to: int) -> None:
         self._words[self.page.seat(holder) + NAMED] = told(turn_of(self._top), to)
@@ -308,12 +326,3 @@ class Lane:
 def open_lane(name: str, seats: int = MOST_SEATS) -> Lane:
     """Return a new lane."""
     return Lane(name, Page.make(seats), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split(None, 1)[0] in "tT"
-    except (OSError, IndexError):
-        return False

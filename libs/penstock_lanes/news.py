@@ -30,7 +30,12 @@ class Passed(NamedTuple):
 
 
 class Overruled(NamedTuple):
-    """The token was taken from a process that is stopped (SIGSTOP); a ``Passed`` follows."""
+    """
+    The token was taken from a process in its turn; a ``Passed`` follows.
+
+    It is stopped (SIGSTOP), or ends and is long in giving back its memory: whatever it may hold, it holds still. Of its
+    end ``Gone`` tells.
+    """
 
     lane: str
     who: Who
@@ -42,7 +47,23 @@ class Gone(NamedTuple):
     who: Who
 
 
-News: TypeAlias = Knocked | Asks | Passed | Overruled | Gone
+class Spoilt(NamedTuple):
+    """
+    On the page of a lane stands what no turn can have left there: the lane is to be closed, its members seated elsewhere.
+
+    If somebody had the token, a ``Passed`` came before; nothing else is told of this lane any more.
+
+    Attributes
+    ----------
+    who : Who or None
+        In whose word it stands; None where it cannot be said.
+    """
+
+    lane: str
+    who: Who | None
+
+
+News: TypeAlias = Knocked | Asks | Passed | Overruled | Gone | Spoilt
 
 
 class Counters(NamedTuple):

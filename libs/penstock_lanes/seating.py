@@ -21,6 +21,7 @@ from penstock_lanes.page import (
     TURNS,
     Page,
 )
+from penstock_lanes.pulse import Pulse
 from penstock_lanes.wire import Who
 
 
@@ -35,12 +36,14 @@ class Sitter:
 
     Attributes
     ----------
+    pulse : Pulse
+        Of its process.
     asks : bool
         Whether it has been told of that this one waits for its turn.
     """
 
     who: Who
-    pid: int
+    pulse: Pulse
     asks: bool = False
 
 
@@ -90,7 +93,7 @@ class Seating:
             self._page.used = number + 1
         else:
             raise NoRoom(f"the lane has {self._page.seats} seats, and all are taken; use another lane")
-        self._sitters[number] = Sitter(who, pid)
+        self._sitters[number] = Sitter(who, Pulse(pid))
         return number
 
     def take_back(self, who: Who, pid: int, number: int) -> None:
@@ -104,11 +107,11 @@ class Seating:
         """
         if not 0 <= number < min(self._page.used, self._page.seats) or number in self._sitters:
             raise ValueError(f"the lane has no free seat {number} that was ever given out")
-        self._sitters[number] = Sitter(who, pid)
+        self._sitters[number] = Sitter(who, Pulse(pid))
 
     def leave(self, number: int, turn: int) -> None:
         """Somebody has left, in a turn."""
-        del self._sitters[number]
+        self._sitters.pop(number).pulse.close()
         if number in self._named:
             self._left.append((turn, number))
         else:
@@ -121,6 +124,11 @@ class Seating:
     def turned(self) -> None:
         """Another turn has begun."""
         self._named.clear()
+
+    def close(self) -> None:
+        """Let go of what is known of the processes."""
+        for sitter in self._sitters.values():
+            sitter.pulse.close()
 
     def clear(self, number: int) -> None:
         """Count anew at a seat."""

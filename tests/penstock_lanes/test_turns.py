@@ -145,7 +145,7 @@ def test_who_closes_gives_the_token_to_who_waits(tmp_path: Path) -> None:
 
 
 def test_a_turn_lasts_as_many_iterations_as_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_lanes.lane.GRACE_NS", 3_600_000_000_000)  # however slowly it is told what to do
+    monkeypatch.setattr("penstock_lanes.watch.GRACE_NS", 3_600_000_000_000)  # however slowly it is told what to do
     with house(tmp_path) as served:
         served.order(lambda keeper: keeper.open(LANE))
         served.order(lambda keeper: keeper.lease(LANE, 3))
@@ -248,7 +248,7 @@ def test_a_device_that_is_still_at_work_is_waited_for_before_the_token_goes_on(t
 
 
 def test_a_keeper_that_comes_back_finds_the_token_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_lanes.lane.RETURN_NS", 3_600_000_000_000)  # however long its holder takes to return
+    monkeypatch.setattr("penstock_lanes.watch.RETURN_NS", 3_600_000_000_000)  # however long its holder takes to return
     with house(tmp_path) as before:
         holder, other = contended(before)
         before.fall()
@@ -268,7 +268,7 @@ def test_a_keeper_that_comes_back_finds_the_token_where_it_is(tmp_path: Path, mo
 def test_a_holder_that_died_while_there_was_no_keeper_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_lanes.lane.RETURN_NS", 50_000_000)
+    monkeypatch.setattr("penstock_lanes.watch.RETURN_NS", 50_000_000)
     with house(tmp_path) as before:
         holder, other = contended(before)
         before.fall()
