@@ -100,7 +100,7 @@ class Session:
 
     @property
     def batch_size(self) -> int:
-        """The batch size that Penstock wishes; 0 where it has no wish."""
+        """The batch size of one step, over all processes, that Penstock wishes; 0 where it has no wish."""
         return self._setup.batch_size
 
     @property
