@@ -244,6 +244,10 @@ class Client:
         """Return one sweep with its trials."""
         return await self._query("sweep", asks.OneAsk(id=sweep_id, at=at), views.SweepView)
 
+    async def profile(self, workload: str, at: asks.At = None) -> views.ProfileView:
+        """Return what is known of a workload: by its key, or by a job or a sweep of it."""
+        return await self._query("profile", asks.OneAsk(id=workload, at=at), views.ProfileView)
+
     async def policies(self, at: asks.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""
         return await self._query("policies", asks.AllAsk(at=at), views.PoliciesView)

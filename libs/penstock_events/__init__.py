@@ -25,7 +25,7 @@ from penstock_events.spec import (
     SweepSpec,
     Uniform,
 )
-from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened, TrialsScaled
+from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened, TrialsMeasured, TrialsScaled
 
 __all__ = [
     "ACTIVE",
@@ -82,6 +82,7 @@ __all__ = [
     "Trial",
     "TrialFinished",
     "TrialGroupOpened",
+    "TrialsMeasured",
     "TrialsScaled",
     "Uniform",
     "Wait",

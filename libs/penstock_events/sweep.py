@@ -67,6 +67,34 @@ class TrialsScaled(Event, frozen=True, kw_only=True, tag="sweep.scaled.v1"):
     demands: tuple[Demand, ...]
 
 
+class TrialsMeasured(Event, frozen=True, kw_only=True, tag="sweep.measured.v1"):
+    """
+    What the trials of a sweep, and of those before it, have shown of their workload; a later one replaces it.
+
+    Attributes
+    ----------
+    key : str
+        Of the workload.
+    alpha, beta : float
+        Penalties of packing and of scaling out, 1 or more; 0 where not measured.
+    packing, widest : int
+        Most trials on one device, and most devices for one trial, that are worth it as far as is known; 0: no limit.
+    overhead_s : float
+        What moving a running trial costs (ε), in seconds; 0 where not measured.
+    moves : int
+        How many moves that was measured on; where none, it is what starting takes, and a guess for stopping.
+    """
+
+    sweep_id: str
+    key: str
+    alpha: float = 0.0
+    beta: float = 0.0
+    packing: int = 0
+    widest: int = 0
+    overhead_s: float = 0.0
+    moves: int = 0
+
+
 class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.v1"):
     """
     A trial's job is over, or never came about.

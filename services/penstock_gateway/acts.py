@@ -21,6 +21,7 @@ from penstock_events import (
     asks,
     lifecycle,
     subjects,
+    workload,
 )
 from penstock_gateway import find
 from penstock_gateway.find import NOT_FOUND, Refused
@@ -161,6 +162,16 @@ def job_named(state: State, wanted: str) -> Job:
         raise Refused(NOT_FOUND, f"{wanted} is a sweep; expected a job: {advice}")
     jobs = {job.id: job for job in state.jobs if job.sample is None}
     return find.one(jobs, wanted, "job", names=((job.spec.name, job.id) for job in jobs.values()))
+
+
+def workload_named(state: State, wanted: str) -> str:
+    """Return the key of the workload that an id names: its own, or that of a job or a sweep of it."""
+    known = dict.fromkeys((*state.profiles, *state.measured))
+    if (sweep := state.sweeps.get(wanted)) is not None:
+        return workload.key(sweep.spec.job)
+    if (job := state.jobs.get(wanted)) is not None:
+        return job.profile_key or workload.key(job.spec)
+    return find.one({key: key for key in known}, wanted, "workload")
 
 
 def sweep_named(state: State, wanted: str) -> Sweep:

@@ -23,6 +23,7 @@ from penstock_events import (
     RoundDecided,
     RunWarned,
     SweepCancelled,
+    TrialsMeasured,
     Wait,
     WorkloadProfiled,
     lifecycle,
@@ -50,6 +51,8 @@ class State(Known):
         Sweep id → ids of its trials' jobs.
     samples : dict of str to list of str
         Workload key → ids of its samples.
+    measured : dict of str to TrialsMeasured
+        Workload key → what sweeps have shown of it.
     waits : dict of str to dict of str to Wait
         Pool → job id → why it waits, of the pool's last round.
     to_announce, to_cancel : dict of str to int
@@ -62,6 +65,7 @@ class State(Known):
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
     samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
+    measured: dict[str, TrialsMeasured] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
@@ -114,6 +118,8 @@ def _learn(state: State, event: Event) -> None:
                 past.warn(event)
         case WorkloadProfiled():
             state.profiles[event.key] = event
+        case TrialsMeasured():
+            state.measured[event.key] = event
         case _:
             pass
 

@@ -20,6 +20,7 @@ from penstock_events.views import (
     JobsView,
     NodesView,
     PoliciesView,
+    ProfileView,
     RejectedListView,
     RejectedView,
     SchemaView,
@@ -87,6 +88,7 @@ class Queries:
             "policies": self._policies,
             "sweeps": self._sweeps,
             "sweep": self._sweep,
+            "profile": self._profile,
             "dryrun": self._dryrun,
             "rejected": self._rejected,
             "schema": self._schema,
@@ -131,6 +133,11 @@ class Queries:
         asked = ask(body, asks.OneAsk)
         scene = await self._scene(asked.at)
         return sweep_views.sweep(scene, acts.sweep_named(scene.state, asked.id))
+
+    async def _profile(self, body: bytes) -> ProfileView:
+        asked = ask(body, asks.OneAsk)
+        scene = await self._scene(asked.at)
+        return show.profile(scene, acts.workload_named(scene.state, asked.id))
 
     async def _status(self, body: bytes) -> StatusView:
         asked = ask(body, asks.AllAsk)

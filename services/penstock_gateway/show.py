@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 import msgspec
 
@@ -18,6 +19,7 @@ from penstock_events.views import (
     NodeView,
     PoliciesView,
     PolicyView,
+    ProfileView,
     StatusView,
 )
 from penstock_gateway import holding
@@ -28,6 +30,8 @@ from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
 from penstock_policies.rounds.settings import Settings
 from penstock_policies.sharing.near import At
+
+_NAMES: Final = 5
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +129,27 @@ def detail(scene: Scene, one: Job) -> JobDetail:
         speeds=profile.speeds if profile is not None else (),
         seq=scene.seq,
     )
+
+
+def profile(scene: Scene, key: str) -> ProfileView:
+    """Return what is known of a workload."""
+    state = scene.state
+    found, names = state.profiles.get(key), {job.spec.name for job in state.jobs if known_as(job) == key}
+    return ProfileView(
+        workload=key,
+        jobs=len([job for job in state.jobs if known_as(job) == key and job.sample is None]),
+        names=tuple(sorted(names)[:_NAMES]),
+        speeds=found.speeds if found is not None else (),
+        note=found.note if found is not None else "",
+        need=state.needs.get(key),
+        trials=state.measured.get(key),
+        seq=scene.seq,
+    )
+
+
+def known_as(one: Job) -> str:
+    """Return the key of a job's workload."""
+    return one.profile_key or workload.key(one.spec)
 
 
 def nodes(scene: Scene) -> NodesView:

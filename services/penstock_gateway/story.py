@@ -34,6 +34,7 @@ from penstock_events import (
     SweepSubmitted,
     TrialFinished,
     TrialGroupOpened,
+    TrialsMeasured,
     TrialsScaled,
     WorkloadProfiled,
     subjects,
@@ -98,7 +99,14 @@ class Teller:
                 yield _policy(fact)
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
                 return
-            case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished():
+            case (
+                SweepSubmitted()
+                | SweepCancelled()
+                | SweepFinished()
+                | TrialGroupOpened()
+                | TrialFinished()
+                | TrialsMeasured()
+            ):
                 return
             case _:
                 assert_never(fact)

@@ -36,6 +36,7 @@ from penstock_events import (
     SweepSubmitted,
     TrialFinished,
     TrialGroupOpened,
+    TrialsMeasured,
     TrialsScaled,
     subjects,
     workload,
@@ -110,6 +111,9 @@ def apply(state: State, event: Event, seq: int) -> None:
             _open(state, event, seq)
         case TrialFinished():
             _report(state, event, seq)
+        case TrialsMeasured():
+            if (sweep := state.sweeps.get(event.sweep_id)) is not None:
+                sweep.told = event
         case SweepFinished():
             _forget(state, event.sweep_id)
         case JobSubmitted():
@@ -171,7 +175,9 @@ def _next_facts(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...
         if sweep.running:  # of a search whose library is gone: what runs is not lost
             return ()
         return (msgspec.structs.replace(sweep.finish(now_s), state="failed", reason=str(error)),)
-    return opened or (() if sweep.running else (sweep.finish(now_s),))
+    if opened:
+        return (*sweep.news(now_s), *opened)
+    return () if sweep.running else (*sweep.news(now_s), sweep.finish(now_s))
 
 
 def _reports(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from penstock_events import TrialsMeasured
 from penstock_policies import waterfill
 
 LEAST_GAIN: Final = 0.1
@@ -18,6 +19,8 @@ FIRST_PACKING: Final = 2
 """Trials side by side as long as nobody has seen what that brings."""
 MOVING_S: Final = 1.0
 """From being asked to stop to the start of the next run, as long as nobody has been moved."""
+_MOST: Final = 64
+_FLAT: Final = 1e-3
 _STEEPEST: Final = math.log(10.0)  # of the penalties believed: what is measured of loops of microseconds is noise
 
 
@@ -86,6 +89,20 @@ class Measures(msgspec.Struct, kw_only=True):
         iteration_s = np.array([self._longer(p) for p in range(1, tried + 1)])
         worth = waterfill.packing_c(iteration_s, LEAST_GAIN)
         return min(worth + 1 if worth == tried else worth, most)
+
+    def told(self, sweep_id: str, key: str, now_s: float) -> TrialsMeasured:
+        """Return what there is to tell of a workload."""
+        return TrialsMeasured(
+            at_s=now_s,
+            sweep_id=sweep_id,
+            key=key,
+            alpha=round(self.alpha, 4) if self.packed else 0.0,
+            beta=round(self.beta, 4) if self.spread else 0.0,
+            packing=self.packing(_MOST) if self.packed else 0,
+            widest=waterfill.widest(self.beta) if self.spread and self.beta > 1.0 + _FLAT else 0,
+            overhead_s=round(self.overhead_s, 3) if self.start_s.count else 0.0,
+            moves=self.move_s.count,
+        )
 
     def factor(self, width: float) -> float:
         """Return how long a trial takes on a width, relative to one device."""

@@ -7,7 +7,17 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_events import Job, State, SweepFinished, SweepSpec, Trial, TrialFinished, TrialGroupOpened
+from penstock_events import (
+    Job,
+    State,
+    SweepFinished,
+    SweepSpec,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    TrialsMeasured,
+    workload,
+)
 from penstock_events.sweep import Problem
 from penstock_policies import search
 from penstock_policies.search import Past, Wanted
@@ -28,6 +38,10 @@ _ENDS: Final[dict[Problem, str]] = {
     "no_report": "without a report of it",
     "refused": "refused",
 }
+
+
+_MEASURED: Final = ("alpha", "beta", "packing", "widest", "overhead_s")
+_NEWS: Final = 0.05
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -60,6 +74,8 @@ class Sweep(msgspec.Struct, kw_only=True):
         Trials that are over but not reported.
     paces : Paces
         How fast its trials have been seen to be.
+    told : TrialsMeasured or None
+        What was last told of them.
     reported : dict of str to int
         Reported trials by how they ended, in words.
     seen_metrics : set of str
@@ -81,6 +97,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     running: dict[str, Trial] = msgspec.field(default_factory=dict)
     ended: dict[str, Ended] = msgspec.field(default_factory=dict)
     paces: Paces = msgspec.field(default_factory=Paces)
+    told: TrialsMeasured | None = None
     reported: dict[str, int] = msgspec.field(default_factory=dict)
     seen_metrics: set[str] = msgspec.field(default_factory=set)
     refusal: str = ""
@@ -100,6 +117,13 @@ class Sweep(msgspec.Struct, kw_only=True):
         origin = self._number(trial.origin)
         before = self.past.runs[origin].budget if origin >= 0 else 0
         return float(max(0, trial.budget - before)) if self.spec.budget is not None else 1.0
+
+    def news(self, now_s: float) -> tuple[TrialsMeasured, ...]:
+        """Return what its trials have shown, if that is other than what was told by more than a few per cent."""
+        fresh = self.measures.told(self.id, workload.key(self.spec.job), now_s)
+        before = self.told
+        pairs = [(getattr(fresh, name), getattr(before, name, 0)) for name in _MEASURED]
+        return () if all(math.isclose(now, then, rel_tol=_NEWS) for now, then in pairs) else (fresh,)
 
     def open(self, event: TrialGroupOpened) -> list[str]:
         """Note a group's trials; return the ids of those that are new."""

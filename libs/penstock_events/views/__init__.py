@@ -18,7 +18,7 @@ from penstock_events.views.cluster import (
 )
 from penstock_events.views.commands import ActAnswer, SubmitAnswer
 from penstock_events.views.history import EventsView, EventView, RejectedListView, RejectedView, StoryLine, StoryView
-from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, RankView, WhyView
+from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, ProfileView, RankView, WhyView
 from penstock_events.views.lanes import LanesView, SharedDeviceView, SharedLaneView, SharerView
 from penstock_events.views.sweeps import GoodputView, RungView, SweepsView, SweepView, TrialView
 
@@ -37,6 +37,7 @@ __all__ = [
     "NodesView",
     "PoliciesView",
     "PolicyView",
+    "ProfileView",
     "RankView",
     "RejectedListView",
     "RejectedView",

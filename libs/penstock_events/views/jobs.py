@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock_events.profile import KindSpeed
 from penstock_events.round import Alternative
-from penstock_events.spec import JobSpec
+from penstock_events.spec import JobSpec, MemoryNeed
+from penstock_events.sweep import TrialsMeasured
 from penstock_events.views.base import View
 
 
@@ -138,6 +139,36 @@ class JobDetail(View, frozen=True, kw_only=True):
     why: WhyView
     workload: str
     speeds: tuple[KindSpeed, ...]
+    seq: int
+
+
+class ProfileView(View, frozen=True, kw_only=True):
+    """
+    What is known of a workload.
+
+    Attributes
+    ----------
+    workload : str
+        Its key.
+    jobs : int
+        How many there have been of it.
+    names : tuple of str
+        Of some of them.
+    note : str
+        Why speeds are only predicted.
+    need : MemoryNeed or None
+        Of one device's memory, as its last run that measured it said.
+    trials : TrialsMeasured or None
+        What sweeps have shown of sharing devices, scaling out and being moved.
+    """
+
+    workload: str
+    jobs: int
+    names: tuple[str, ...]
+    speeds: tuple[KindSpeed, ...]
+    note: str
+    need: MemoryNeed | None
+    trials: TrialsMeasured | None
     seq: int
 
 

@@ -1,0 +1,53 @@
+"""What people see of a workload: speeds, memory, and what sweeps have shown."""
+
+from __future__ import annotations
+
+import pytest
+from gatewaying import NOW_S, spec, submitted, sweep_spec
+
+from penstock.cli import profile
+from penstock_events import KindSpeed, SweepSubmitted, TrialsMeasured, WorkloadProfiled, workload
+from penstock_gateway import acts, show
+from penstock_gateway.find import Refused
+from penstock_gateway.machine import State, apply
+from penstock_gateway.show import Scene
+
+KEY = workload.key(spec())
+SHOWN = TrialsMeasured(at_s=NOW_S, sweep_id="s1", key=KEY, alpha=1.2, beta=1.4, packing=3, widest=2, overhead_s=2.5)
+
+
+def scene(*facts: object) -> Scene:
+    state = State()
+    for seq, fact in enumerate((submitted(), SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec()), *facts), 1):
+        apply(state, fact, seq)
+    return Scene(state, NOW_S, 9)
+
+
+def lines(*facts: object, of: str = "s1") -> list[str]:
+    now = scene(*facts)
+    return profile.lines(show.profile(now, acts.workload_named(now.state, of)))
+
+
+def test_a_workload_is_named_by_its_key_or_by_what_is_of_it():
+    now = scene(SHOWN)
+    assert {acts.workload_named(now.state, name) for name in ("s1", "j1", KEY, KEY[:6])} == {KEY}
+    with pytest.raises(Refused, match="nothing"):
+        acts.workload_named(now.state, "nothing")
+
+
+def test_what_sweeps_have_shown_stands_beside_the_speeds():
+    speeds = WorkloadProfiled(at_s=NOW_S, key=KEY, speeds=(KindSpeed(kind="fast", iteration_s=0.01, speed=1.0),))
+    assert lines(speeds, SHOWN) == [
+        f"workload:      {KEY}",
+        "jobs:          1: job",
+        "speeds:        fast 1x (10 ms/step)",
+        "memory:        not measured",
+        "side by side:  alpha 1.2, at most 3 trials on a device",
+        "scaling out:   beta 1.4, at most 2 devices for a trial",
+        "moving:        2.5 s (nobody has been moved yet: starting, and a guess for stopping)",
+    ]
+
+
+def test_what_was_not_measured_is_said_to_be_so():
+    nothing = TrialsMeasured(at_s=NOW_S, sweep_id="s1", key=KEY)
+    assert [line.split(":", 1)[1].strip() for line in lines(nothing)[2:]] == ["not measured"] * 5
