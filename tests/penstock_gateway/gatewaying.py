@@ -40,6 +40,7 @@ from penstock_testing import subject_of
 
 V = TypeVar("V", bound=View)
 NOW_S = 1_700_000_000.0
+PATIENCE_S = 60.0
 
 
 def spec(**fields: Any) -> JobSpec:
@@ -118,7 +119,7 @@ class Gateway:
 
     async def _ask(self, subject: str, body: Any) -> dict[str, Any]:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        answer = json.loads(await self.bus.request(subject, raw))
+        answer = json.loads(await self.bus.request(subject, raw, timeout_s=PATIENCE_S))
         assert isinstance(answer, dict)
         return answer
 
@@ -130,7 +131,9 @@ async def gateway(bus: Bus, *facts: AnyEvent, settings: Settings | None = None) 
     shell = Shell(bus, "gateway", replica_id="r1", clock=lambda: NOW_S + 100 + next(clock) / 1000)
     running = Gateway(bus, shell)
     await running.told(*facts)
-    task = asyncio.create_task(run(shell, settings or Settings()))
+    task = asyncio.create_task(
+        run(shell, settings or Settings(append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S))
+    )
     try:
         while not await _serves(running):
             assert not task.done(), task.exception()

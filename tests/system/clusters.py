@@ -14,6 +14,9 @@ from pathlib import Path
 import penstock
 from penstock_events import views
 
+PATIENCE_S = 60.0
+"""How long the services of a test may take to answer: the machine may be busy."""
+
 
 class Cluster:
     """
@@ -47,7 +50,7 @@ class Cluster:
 
     def tried(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command line, whatever becomes of it."""
-        environment = {**os.environ, "NO_COLOR": "1"}
+        environment = {**os.environ, "NO_COLOR": "1", "PENSTOCK_GATEWAY_QUERY_TIMEOUT_S": str(PATIENCE_S)}
         if (self.data / "penstock.json").exists():
             environment["PENSTOCK_URL"] = self.url
         command = [sys.executable, "-m", "penstock", *arguments]
@@ -68,7 +71,7 @@ class Cluster:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[penstock.Client]:
         """Connect as everybody does."""
-        async with penstock.Client(self.url) as client:
+        async with penstock.Client(self.url, timeout_s=PATIENCE_S) as client:
             yield client
 
     def pids(self, service: str) -> list[int]:
