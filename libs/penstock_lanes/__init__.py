@@ -8,7 +8,7 @@ socket for what is rare (:mod:`penstock_lanes.wire`). Standard library only: a t
 
 from penstock_lanes.keeper import Keeper
 from penstock_lanes.member import LaneError, Member, NoSeat
-from penstock_lanes.news import Asks, Counters, Gone, Knocked, News, Overruled, Passed, View
+from penstock_lanes.news import Asks, Counters, Gone, Knocked, News, Overruled, Passed, Spoilt, View
 from penstock_lanes.page import VERSION
 from penstock_lanes.rota import Rota
 from penstock_lanes.wire import Who
@@ -27,6 +27,7 @@ __all__ = [
     "Overruled",
     "Passed",
     "Rota",
+    "Spoilt",
     "View",
     "Who",
 ]

@@ -49,7 +49,7 @@ class Gone(NamedTuple):
 
 class Spoilt(NamedTuple):
     """
-    On the page of a lane stands what no turn can have left there: the lane is to be closed, its members seated elsewhere.
+    On a lane's page stands what no turn can have left there: it is to be closed, and its members seated elsewhere.
 
     If somebody had the token, a ``Passed`` came before; nothing else is told of this lane any more.
 

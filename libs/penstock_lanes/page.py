@@ -131,6 +131,19 @@ def regenerated(word: int, seat: int) -> int:
     return following(word, seat) + (1 << _TURN_BITS + _SEAT_BITS)
 
 
+def follows(before: int, after: int, seats: int) -> bool:
+    """
+    Return whether members can have brought the token from one word to another: one successor is named, so by two steps.
+
+    Examples
+    --------
+    >>> word = Token(generation=3, turn=7, seat=0).word
+    >>> [follows(word, after, seats=2) for after in (following(word, 1), following(word, 2), 0)]
+    [True, False, False]
+    """
+    return 1 <= turn_of(after) - turn_of(before) <= 2 and (seat_of(after) == NOBODY or seat_of(after) < seats)
+
+
 class Page:
     """
     A lane's page, mapped.
@@ -170,6 +183,7 @@ class Page:
             )
         self.row = _ROW // 8
         self._first = _seats_at(self.seats) // 8
+        self._used: int | None = None
         self._bells: dict[int, Word] = {}
 
     @classmethod
@@ -187,12 +201,12 @@ class Page:
 
     @property
     def used(self) -> int:
-        """Seats that were ever given out: the row is looked at so far."""
-        return self.words[3]
+        """Seats that were ever given out: the row is looked at so far. Who has set it believes no page about it."""
+        return min(self.words[3], self.seats) if self._used is None else self._used
 
     @used.setter
     def used(self, seats: int) -> None:
-        self.words[3] = seats
+        self.words[3] = self._used = seats
 
     @property
     def lease(self) -> tuple[int, int]:
@@ -205,7 +219,18 @@ class Page:
 
     def token(self) -> int:
         """Return the word that counts: the largest of the row."""
-        return max(self.words[self.row : self.row + 1 + self.words[3]].tolist())
+        return max(self.row_words())
+
+    def row_words(self) -> list[int]:
+        """Return the row: the keeper's word, and those of the seats."""
+        return self.words[self.row : self.row + 1 + self.used].tolist()
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether its token may have come about by turns: there is room for more, and somebody or nobody has it."""
+        token = Token.of(self.token())
+        early = token.generation < 1 << 15 and token.turn < 1 << _TURN_BITS - 1
+        return early and (token.seat == NOBODY or token.seat < self.used)
 
     def seat(self, number: int) -> int:
         """Return the index of a seat's first word."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from penstock_lanes.keeper import Keeper
-from penstock_lanes.news import Asks, Gone, Knocked, News, Overruled, Passed
+from penstock_lanes.news import Asks, Gone, Knocked, News, Overruled, Passed, Spoilt
 from penstock_lanes.wire import Who
 
 
@@ -85,7 +85,7 @@ class Rota:
                     for lane in self._asking:
                         self._drop(lane, who)
                         self._name(lane)
-                case Asks() | Overruled():
+                case Asks() | Overruled() | Spoilt():
                     pass
                 case _:
                     assert_never(news)

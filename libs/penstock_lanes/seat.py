@@ -184,7 +184,7 @@ class Seat:
         if token and words[self._row] <= token:  # only the keeper takes it from who has it
             named = words[self._named]
             to = seat_of(named) if turn_of(named) == turn_of(token) else NOBODY
-            self._pass(token, NOBODY if to == RECALL else to)
+            self._pass(token, to if to < self._page.seats else NOBODY)  # so too where it is a recall
         elif token:  # it was taken while this process was stopped
             self._forget()
         words[self._state] = AWAY
@@ -221,7 +221,7 @@ class Seat:
             return False
         if to == RECALL:
             return True
-        return words[self._page.seat(to) + STATE] == ASKING and self._lease_is_over()
+        return to < self._page.seats and words[self._page.seat(to) + STATE] == ASKING and self._lease_is_over()
 
     def _lease_is_over(self) -> bool:
         held_ns = monotonic_ns() - self._since_ns
