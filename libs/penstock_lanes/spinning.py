@@ -118,10 +118,10 @@ class Spinning:
         self._late_ns += (min(max(late_ns, 0), MOST_LATE_NS) - self._late_ns) // 8
 
     def ended(self, outcome: Outcome) -> None:
-        """Learn from a try: to wake up earlier or later, and to try less often where more than half are of no use."""
+        """Learn from a try: to wake up earlier or later, and to try less often where over two thirds are of no use."""
         match outcome:
             case "came":
-                self._credit, self._given_up = min(MOST_CREDIT, self._credit + 1), 0
+                self._credit, self._given_up = min(MOST_CREDIT, self._credit + 2), 0
                 return
             case "overslept":
                 self._ahead_ns = min(self._ahead_ns + STEP_NS, MOST_NS)
