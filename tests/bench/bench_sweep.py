@@ -1,9 +1,10 @@
 """
 Sweeps of the digits example, by water-filling and by one trial a device: ``bench_sweep.py [WORDS]``.
 
-A 27-trial Hyperband and a 16-trial synchronous BOHB, on four emulated devices and on four bare CPU devices, on a real
-``penstock up`` with real processes. Both ways of filling run on the same cluster, one after the other; what counts are
-their ratios. ``hyperband``, ``bohb``, ``emulated``, ``cpu`` choose; ``rounds=3`` repeats each pair.
+A 27-trial Hyperband and a 16-trial synchronous BOHB on a real ``penstock up`` with real processes: on four emulated
+devices (``emulated``), on four bare CPU devices (``cpu``), and on four emulated devices with networks and batches large
+enough to be worth spreading (``large``). Both ways of filling run on the same cluster, one after the other; what counts
+are their ratios. ``hyperband``, ``bohb`` and the names of the devices choose; ``rounds=3`` repeats each pair.
 """
 
 from __future__ import annotations
@@ -26,11 +27,25 @@ import penstock
 from penstock_events import SweepSpec, strict, views
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SPEED = 0.01
-"""Of the emulated devices: a step takes 100 times what it computes, so that training outweighs starting a process."""
 TARGET = 0.96
 SEARCHES = ("hyperband", "bohb")
-DEVICES = ("emulated", "cpu")
+
+
+class Setup(NamedTuple):
+    """Where a sweep runs, and what of the example is changed; a slow device makes training outweigh starting."""
+
+    devices: str
+    kind: str
+    batch: int = 128
+    widths: tuple[int, ...] = ()
+    steps_times: int = 1
+
+
+SETUPS = {
+    "emulated": Setup("fast:4@0.01:16GiB", "fast"),
+    "large": Setup("fast:4@0.1:16GiB", "fast", batch=1024, widths=(256, 512)),
+    "cpu": Setup(",".join(["cpu:1GiB"] * 4), "cpu", widths=(256, 512), steps_times=10),
+}
 
 
 class Way(NamedTuple):
@@ -60,17 +75,20 @@ class Seen(NamedTuple):
     moving: float
 
 
-def spec(search: str, devices: str, way: Way) -> SweepSpec:
-    """Return the example, for these devices; on bare CPUs with wider networks and ten times the steps."""
-    document = tomllib.loads((EXAMPLES / "sweeps" / f"{search}.toml").read_text())
-    job = document["job"]
-    job["command"] = [sys.executable, str(EXAMPLES / "digits_mlp.py")]
-    job["kinds"] = ["fast" if devices == "emulated" else "cpu"]
-    job["name"] = job["model"] = f"digits-{search}-{devices}"
-    if devices == "cpu":
-        document["space"]["width"]["values"] = [256, 512]
-        document["budget"] = {key: value * 10 for key, value in document["budget"].items() if key != "param"}
-        document["budget"]["param"] = "steps"
+def spec(search: str, name: str, way: Way) -> SweepSpec:
+    """Return the example as it is run here."""
+    document, setup = tomllib.loads((EXAMPLES / "sweeps" / f"{search}.toml").read_text()), SETUPS[name]
+    document["job"] |= {
+        "command": [sys.executable, str(EXAMPLES / "digits_mlp.py")],
+        "kinds": [setup.kind],
+        "name": f"digits-{search}-{name}",
+        "model": f"digits-{search}-{name}",
+        "batch_size": setup.batch,
+    }
+    if setup.widths:
+        document["space"]["width"]["values"] = list(setup.widths)
+    for bound in ("least", "most"):
+        document["budget"][bound] *= setup.steps_times
     return strict.convert({**document, "target": TARGET, **way.fields}, SweepSpec)
 
 
@@ -96,14 +114,14 @@ def seen(sweep: views.SweepView, goodput: views.GoodputView) -> Seen:
     )
 
 
-async def compare(cluster: Cluster, search: str, devices: str, rounds: int) -> None:
+async def compare(cluster: Cluster, search: str, setup: str, rounds: int) -> None:
     """Print a line for each way, and the ratios."""
     found: dict[str, list[Seen]] = {way.name: [] for way in WAYS}
     async with cluster.client() as client:
         for number in range(rounds):
             for way in WAYS if number % 2 == 0 else reversed(WAYS):
-                found[way.name].append(await run(client, spec(search, devices, way)))
-    print(f"{search} on four {devices} devices, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+                found[way.name].append(await run(client, spec(search, setup, way)))
+    print(f"{search}, {setup}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, each in found.items():
         print(line(name, each), flush=True)
     one, water = (found[way.name] for way in WAYS)
@@ -137,14 +155,13 @@ def main() -> None:
     """Run what was chosen."""
     words = sys.argv[1:]
     rounds = next((int(word.partition("=")[2]) for word in words if word.startswith("rounds=")), 1)
-    for devices in [each for each in DEVICES if each in words] or DEVICES:
+    for name in [each for each in SETUPS if each in words] or SETUPS:
         with tempfile.TemporaryDirectory() as folder:
-            offered = {"emulated": f"fast:4@{SPEED}:16GiB", "cpu": ",".join(["cpu:1GiB"] * 4)}[devices]
-            cluster = Cluster(Path(folder) / "data", "--devices", offered)
+            cluster = Cluster(Path(folder) / "data", "--devices", SETUPS[name].devices)
             cluster.up()
             try:
                 for search in [each for each in SEARCHES if each in words] or SEARCHES:
-                    asyncio.run(compare(cluster, search, devices, rounds))
+                    asyncio.run(compare(cluster, search, name, rounds))
             finally:
                 cluster.kill_all()
 
