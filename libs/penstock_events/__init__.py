@@ -25,7 +25,15 @@ from penstock_events.spec import (
     SweepSpec,
     Uniform,
 )
-from penstock_events.sweep import SweepFinished, Trial, TrialFinished, TrialGroupOpened, TrialsMeasured, TrialsScaled
+from penstock_events.sweep import (
+    SweepFinished,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    TrialRetried,
+    TrialsMeasured,
+    TrialsScaled,
+)
 
 __all__ = [
     "ACTIVE",
@@ -82,6 +90,7 @@ __all__ = [
     "Trial",
     "TrialFinished",
     "TrialGroupOpened",
+    "TrialRetried",
     "TrialsMeasured",
     "TrialsScaled",
     "Uniform",

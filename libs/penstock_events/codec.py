@@ -16,7 +16,14 @@ from penstock_events.rank import JobsRanked
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import RoundDecided
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
-from penstock_events.sweep import SweepFinished, TrialFinished, TrialGroupOpened, TrialsMeasured, TrialsScaled
+from penstock_events.sweep import (
+    SweepFinished,
+    TrialFinished,
+    TrialGroupOpened,
+    TrialRetried,
+    TrialsMeasured,
+    TrialsScaled,
+)
 from penstock_events.upcasts import upcast
 
 AnyEvent = (
@@ -46,6 +53,7 @@ AnyEvent = (
     | TrialFinished
     | TrialsScaled
     | TrialsMeasured
+    | TrialRetried
     | SweepFinished
 )
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""

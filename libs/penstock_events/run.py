@@ -42,6 +42,12 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Iterations of this run and the seconds that they took.
     waited_s : float
         Between them, for its turns on devices that it shares.
+    peak_memory_bytes : int
+        The most that its first process said it held of one device, between iterations and within them; 0: it did not.
+    out_of_memory : bool
+        It has failed for want of memory.
+    cap_bytes : int
+        What each of its processes might hold of a device that it shared; 0 where it had its devices to itself.
     metrics : dict
         The last value of each reported metric, where that was a finite number.
     diverged : tuple of str
@@ -61,6 +67,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     loop_s: float = 0.0
     waited_s: float = 0.0
     peak_memory_bytes: int = 0
+    out_of_memory: bool = False
+    cap_bytes: int = 0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: float = 0.0

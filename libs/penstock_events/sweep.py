@@ -10,7 +10,7 @@ from penstock_events.base import Event
 from penstock_events.scale import Demand
 from penstock_events.spec import Param
 
-Problem = Literal["", "crashed", "diverged", "no_report", "refused"]
+Problem = Literal["", "crashed", "diverged", "no_report", "refused", "memory"]
 """Why a trial gave no value."""
 
 
@@ -67,6 +67,26 @@ class TrialsScaled(Event, frozen=True, kw_only=True, tag="sweep.scaled.v1"):
     demands: tuple[Demand, ...]
 
 
+class TrialRetried(Event, frozen=True, kw_only=True, tag="sweep.trial_retried.v1"):
+    """
+    A trial's job has exceeded its memory beside others; it runs once more, as another job with a device to itself.
+
+    Attributes
+    ----------
+    job_id : str
+        Of the job that is over; the search hears only of the new one.
+    trial : Trial
+        The same trial, as the new job.
+    reason : str
+        What it asked for and what it used.
+    """
+
+    sweep_id: str
+    job_id: str
+    trial: Trial
+    reason: str
+
+
 class TrialsMeasured(Event, frozen=True, kw_only=True, tag="sweep.measured.v1"):
     """
     What the trials of a sweep, and of those before it, have shown of their workload; a later one replaces it.
@@ -104,8 +124,8 @@ class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.
     value : float or None
         Its metric; None where it reported none.
     problem : str
-        Why there is no value: it crashed, its metric was no number in the end (``diverged``), it reported nothing, or
-        the gateway refused it. Empty where there is one, or it was cancelled.
+        Why there is no value: it crashed, it exceeded its memory, its metric was no number in the end (``diverged``),
+        it reported nothing, or the gateway refused it. Empty where there is one, or it was cancelled.
     reason : str
         The same in a sentence, where there is more to say.
     """

@@ -58,6 +58,8 @@ def hear(run: Run, index: int, message: FromJob) -> None:
 def _progress(rank: Rank, message: Progress | Done) -> None:
     rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
     rank.waited_s = message.waited_s
+    if message.memory is not None:
+        rank.peak_bytes = max(rank.peak_bytes, message.memory.peak_bytes, message.memory.allocated_bytes)
     metrics = {**rank.metrics, **message.metrics}
     rank.metrics = {name: value for name, value in metrics.items() if name not in message.diverged}
     rank.diverged = message.diverged

@@ -10,6 +10,7 @@ from penstock_events import Job, Outcome, RunEnded, State
 from penstock_events.agent import EXIT_PREEMPTED
 from penstock_executor.local import Ending, Rank, Run
 
+_WANTS_MEMORY: Final = re.compile(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", re.IGNORECASE)
 NOT_FOUND: Final = 127
 """What a shell says of a program that it cannot find."""
 
@@ -41,6 +42,9 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         loop_steps=first.loop_steps,
         loop_s=first.loop_s,
         waited_s=first.waited_s,
+        peak_memory_bytes=first.peak_bytes,
+        out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
+        cap_bytes=run.cap_bytes,
         metrics=first.metrics,
         diverged=first.diverged,
         skew=first.skew,
@@ -96,9 +100,13 @@ def _reason(run: Run, rank: Rank) -> str:
     return who + exit_words(rank.exit_code or 0) + said + _cap_words(run, rank)
 
 
+def _for_want_of_memory(run: Run, rank: Rank) -> bool:
+    return run.ending == "memory" or bool(_WANTS_MEMORY.search(rank.last_line))
+
+
 def _cap_words(run: Run, rank: Rank) -> str:
     """Say what a process may hold of its device, where it ended for want of memory."""
-    if not run.cap_bytes or not re.search(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", rank.last_line, re.IGNORECASE):
+    if not run.cap_bytes or not _WANTS_MEMORY.search(rank.last_line):
         return ""
     return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
 

@@ -34,6 +34,7 @@ from penstock_events import (
     SweepSubmitted,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
     TrialsMeasured,
     TrialsScaled,
     WorkloadProfiled,
@@ -105,6 +106,7 @@ class Teller:
                 | SweepFinished()
                 | TrialGroupOpened()
                 | TrialFinished()
+                | TrialRetried()
                 | TrialsMeasured()
             ):
                 return

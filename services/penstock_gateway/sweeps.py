@@ -20,6 +20,7 @@ from penstock_events import (
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
 )
 from penstock_policies.cluster import Cluster, fits
 from penstock_policies.search.spending import Spent
@@ -131,7 +132,7 @@ def apply(sweeps: dict[str, Sweep], event: Event, seq: int) -> None:
         case SweepSubmitted():
             made = Sweep(id=event.sweep_id, spec=event.spec, seq=seq, submitted_s=event.at_s, since_s=event.at_s)
             sweeps.setdefault(event.sweep_id, made)
-        case SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished():
+        case SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished() | TrialRetried():
             if (sweep := sweeps.get(event.sweep_id)) is not None:
                 _apply(sweep, event)
         case _:
@@ -161,7 +162,10 @@ def count_devices(sweeps: dict[str, Sweep], cluster: Cluster, event: Event) -> N
             sweep.count_devices(cluster, event.at_s)
 
 
-def _apply(sweep: Sweep, event: SweepCancelled | SweepFinished | TrialGroupOpened | TrialFinished) -> None:
+_AboutOne = SweepCancelled | SweepFinished | TrialGroupOpened | TrialFinished | TrialRetried
+
+
+def _apply(sweep: Sweep, event: _AboutOne) -> None:
     match event:
         case SweepCancelled():
             sweep.cancelled = sweep.cancelled or event
@@ -173,6 +177,22 @@ def _apply(sweep: Sweep, event: SweepCancelled | SweepFinished | TrialGroupOpene
                     row.trial, row.group = trial, event.group
                 else:
                     sweep.trials[trial.job_id] = TrialRow(trial=trial, group=event.group)
+        case TrialRetried():
+            if (row := sweep.trials.get(event.job_id)) is not None:
+                row.finished = _exceeded(event)
+                sweep.trials[event.trial.job_id] = TrialRow(trial=event.trial, group=row.group)
         case TrialFinished():
             if (row := sweep.trials.get(event.job_id)) is not None:
                 row.finished = event
+
+
+def _exceeded(event: TrialRetried) -> TrialFinished:
+    """Return how a run ended that is done once more as another job."""
+    return TrialFinished(
+        at_s=event.at_s,
+        sweep_id=event.sweep_id,
+        job_id=event.job_id,
+        state="failed",
+        problem="memory",
+        reason=event.reason,
+    )

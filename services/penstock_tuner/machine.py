@@ -36,6 +36,7 @@ from penstock_events import (
     SweepSubmitted,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
     TrialsMeasured,
     TrialsScaled,
     subjects,
@@ -56,7 +57,7 @@ REPORTS: Final = 1000
 
 WORKLOADS: Final = 1000
 """Workloads whose penalties are remembered."""
-_LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?$")
+_LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?(-a)?$")
 _TAKEN: Final = "its id belongs to another job"
 _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
 _FOR_DEVICES: Final = frozenset({"capacity", "gang", "order", "fairness", "later_place"})
@@ -111,6 +112,8 @@ def apply(state: State, event: Event, seq: int) -> None:
             _open(state, event, seq)
         case TrialFinished():
             _report(state, event, seq)
+        case TrialRetried():
+            _retry(state, event, seq)
         case TrialsMeasured():
             if (sweep := state.sweeps.get(event.sweep_id)) is not None:
                 sweep.told = event
@@ -169,6 +172,8 @@ def _remembering() -> Callable[[State, float], Decision]:
 def _next_facts(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
     if sweep.ended:
         return _reports(sweep, now_s)
+    if sweep.to_retry:
+        return _retries(sweep, now_s)
     try:
         opened = () if sweep.cancelled else _next_group(state, sweep, now_s)
     except search.BadSpace as error:
@@ -192,6 +197,15 @@ def _reports(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
             reason=end.reason,
         )
         for job_id, end in list(sweep.ended.items())[:REPORTS]
+    )
+
+
+def _retries(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
+    return tuple(
+        TrialRetried(
+            at_s=now_s, sweep_id=sweep.id, job_id=job_id, trial=trials.alone(sweep.running[job_id]), reason=reason
+        )
+        for job_id, reason in list(sweep.to_retry.items())[:REPORTS]
     )
 
 
@@ -225,6 +239,9 @@ def _cancel(state: State, sweep_id: str, seq: int) -> None:
     sweep = state.sweeps.get(sweep_id)
     if sweep is not None:
         sweep.cancelled, sweep.cause = True, seq
+        for job_id, reason in sweep.to_retry.items():
+            sweep.drop(job_id, "failed", problem="memory", reason=reason)
+        sweep.to_retry.clear()
         _drop_unaccepted(state, sweep)
 
 
@@ -233,11 +250,27 @@ def _open(state: State, event: TrialGroupOpened, seq: int) -> None:
     if sweep is None:
         return
     for job_id in sweep.open(event):
-        state.sweep_of[job_id] = sweep.id
-        if job_id in state.strangers:
-            sweep.drop(job_id, "failed", problem="refused", reason=_TAKEN)
-        else:
-            state.unaccepted[job_id] = sweep.id
+        _await(state, sweep, job_id)
+    if sweep.cancelled:
+        _drop_unaccepted(state, sweep)
+    sweep.cause = seq
+
+
+def _await(state: State, sweep: Sweep, job_id: str) -> None:
+    """Have a trial's job submitted, unless its id belongs to somebody else."""
+    state.sweep_of[job_id] = sweep.id
+    if job_id in state.strangers:
+        sweep.drop(job_id, "failed", problem="refused", reason=_TAKEN)
+    else:
+        state.unaccepted[job_id] = sweep.id
+
+
+def _retry(state: State, event: TrialRetried, seq: int) -> None:
+    sweep = state.sweeps.get(event.sweep_id)
+    if sweep is None or not sweep.retry(event):
+        return
+    state.sweep_of.pop(event.job_id, None)
+    _await(state, sweep, event.trial.job_id)
     if sweep.cancelled:
         _drop_unaccepted(state, sweep)
     sweep.cause = seq
@@ -303,6 +336,8 @@ def _note_rest(state: State, event: Event, seq: int) -> None:
             state.leases_seq = seq
         if (sweep := _sweep_of(state, job)) is not None:
             sweep.paces.follow(sweep.running[job.id], job, event, gpus)
+            if isinstance(event, RunEnded):
+                sweep.note_run(job, event)
         if job.state in TERMINAL:
             _end(state, sweep, job, seq)
 

@@ -9,18 +9,21 @@ import msgspec
 
 from penstock_events import (
     Job,
+    RunEnded,
     State,
     SweepFinished,
     SweepSpec,
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
     TrialsMeasured,
     workload,
 )
 from penstock_events.sweep import Problem
 from penstock_policies import search
 from penstock_policies.search import Past, Wanted
+from penstock_policies.waiting import gibibytes
 from penstock_tuner.measures import Measures
 from penstock_tuner.paces import Paces
 
@@ -72,6 +75,10 @@ class Sweep(msgspec.Struct, kw_only=True):
         Opened trials that are not over, by job id.
     ended : dict of str to Ended
         Trials that are over but not reported.
+    to_retry : dict of str to str
+        Trials that have exceeded their memory beside others and run once more, by job id: with the reason.
+    exceeded : dict of str to str
+        Job id of a trial whose run has failed for want of memory → what it asked for and what it used.
     paces : Paces
         How fast its trials have been seen to be.
     told : TrialsMeasured or None
@@ -96,6 +103,8 @@ class Sweep(msgspec.Struct, kw_only=True):
     numbers: dict[str, int] = msgspec.field(default_factory=dict)
     running: dict[str, Trial] = msgspec.field(default_factory=dict)
     ended: dict[str, Ended] = msgspec.field(default_factory=dict)
+    to_retry: dict[str, str] = msgspec.field(default_factory=dict)
+    exceeded: dict[str, str] = msgspec.field(default_factory=dict)
     paces: Paces = msgspec.field(default_factory=Paces)
     told: TrialsMeasured | None = None
     reported: dict[str, int] = msgspec.field(default_factory=dict)
@@ -139,12 +148,45 @@ class Sweep(msgspec.Struct, kw_only=True):
         trial = self.running.get(job.id)
         if trial is None:
             return
+        exceeded = self.exceeded.pop(job.id, "") if job.state is State.FAILED else ""
+        if exceeded and self._once_more(job):
+            self.to_retry[job.id] = exceeded
+        else:
+            self._end(trial, job, exceeded)
+        self.paces.forget(job.id)
+
+    def note_run(self, job: Job, event: RunEnded) -> None:
+        """Note whether a trial's run has failed for want of memory."""
+        if not event.out_of_memory:
+            return
+        asked_bytes = job.spec.memory.alone_bytes if job.spec.memory is not None else event.cap_bytes
+        asked = f"asked {gibibytes(asked_bytes)}" if asked_bytes else "asked a whole device"
+        used = f", used {gibibytes(event.peak_memory_bytes)}" if event.peak_memory_bytes else ""
+        self.exceeded[job.id] = f"trial exceeded its memory: {asked}{used}; {event.reason}"
+
+    def retry(self, event: TrialRetried) -> bool:
+        """Note that a trial runs as another job; say whether it was waiting for that."""
+        if self.to_retry.pop(event.job_id, None) is None or self.running.pop(event.job_id, None) is None:
+            return False
+        self.running[event.trial.job_id] = event.trial
+        if (number := self.numbers.pop(event.job_id, None)) is not None:
+            self.numbers[event.trial.job_id] = number
+            self.job_ids[number] = event.trial.job_id
+        return True
+
+    def _end(self, trial: Trial, job: Job, exceeded: str) -> None:
         value, problem = self._outcome(job)
-        self.drop(job.id, ENDINGS[job.state], value, problem, job.reason if problem else "")
+        reason = job.reason if problem else ""
+        if exceeded:
+            problem, reason = "memory", exceeded
+        self.drop(job.id, ENDINGS[job.state], value, problem, reason)
         if job.state is State.COMPLETED:
             self.seen_metrics.update(job.metrics)
             self.paces.end(trial, self.units(trial), job.executed_s)
-        self.paces.forget(job.id)
+
+    def _once_more(self, job: Job) -> bool:
+        shared = job.spec.sharing != "exclusive"
+        return shared and self.spec.on_memory == "retry" and not self.cancelled
 
     def drop(
         self, job_id: str, state: Ending, value: float | None = None, problem: Problem = "", reason: str = ""

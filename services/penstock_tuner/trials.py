@@ -18,7 +18,9 @@ from penstock_policies.search.drivers import GROUP
 from penstock_tuner.leases import Leases
 from penstock_tuner.sweep import Sweep
 
-_LONGEST: Final = 51  # of the part of a job's id or name before "-t00000-r000"; 63 characters in all
+ALONE: Final = "-a"
+"""Ends the id of a job that runs a trial once more, alone."""
+_LONGEST: Final = 49  # of the part of a job's id or name before "-t00000-r000-a"; 63 characters in all
 
 
 class Devices(msgspec.Struct, frozen=True):
@@ -62,6 +64,11 @@ def group(sweep: Sweep, wanted: Sequence[Wanted], there: Devices, idle: int) -> 
     return tuple(_trial(sweep, one, *width) for one, width in zip(some, widths, strict=True))
 
 
+def alone(trial: Trial) -> Trial:
+    """Return a trial as another job that has a device to itself."""
+    return msgspec.structs.replace(trial, job_id=f"{trial.job_id}{ALONE}", packed=1)
+
+
 def trial_id(sweep_id: str, number: int, rung: int = 0) -> str:
     """
     Return the id of a run of a sweep's trial; always the same, so that submitting it twice is submitting it once.
@@ -80,7 +87,7 @@ def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
     return msgspec.structs.replace(
         spec.job,
         id=trial.job_id,
-        name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}",
+        name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}{ALONE * trial.job_id.endswith(ALONE)}",
         parent=sweep_id,
         gpus=trial.gpus,
         **sharing(trial.packed),

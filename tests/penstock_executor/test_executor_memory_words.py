@@ -1,0 +1,40 @@
+"""Whether a run has failed for want of memory, and what it held."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_events import Job, JobSpec
+from penstock_executor import outcome
+from penstock_executor.local import Rank, Run
+
+JOB = Job(id="j1", spec=JobSpec(name="j", command=("x",)), submitted_s=0.0)
+
+
+def ended(exit_code: int = 1, said: str = "", **fields: object):
+    ranks = {0: Rank(exit_code=exit_code, ended_s=2.0, last_line=said, peak_bytes=7)}
+    run = Run(job_id="j1", epoch=1, devices=(0,), world_size=1, started_s=1.0, ranks=ranks, **fields)
+    return outcome.ended(run, JOB, "n1", 3.0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MemoryError",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+    ],
+)
+def test_a_process_that_says_that_memory_is_short_has_failed_for_want_of_it(said):
+    fact = ended(said=said, cap_bytes=100)
+    assert (fact.out_of_memory, fact.peak_memory_bytes, fact.cap_bytes) == (True, 7, 100)
+
+
+def test_one_that_was_ended_for_its_memory_has_too():
+    assert ended(137, ending="memory", why="it wanted more").out_of_memory
+
+
+@pytest.mark.parametrize(("exit_code", "said"), [(1, "ValueError: no"), (0, "MemoryError was caught")])
+def test_one_that_fails_otherwise_or_completes_has_not(exit_code, said):
+    assert not ended(exit_code, said).out_of_memory
