@@ -176,7 +176,7 @@ async def test_a_worker_goes_on_over_a_crash_of_the_server(harness: Harness) -> 
         await harness.restart()
         await bus.submit(subjects.INBOX_JOBS, b"later")
         bodies: set[bytes] = set()
-        while bodies != {b"1", b"later"}:
+        while not bodies >= {b"1", b"later"}:  # the server may forget that the first was acknowledged, too
             (one,) = await take(work, 1)
             bodies.add(one.body)
             await one.ack()
