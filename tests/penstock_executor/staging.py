@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from penstock_events import AnyEvent, Device, MemoryNeed
+from penstock_executor.local import Key
 from penstock_executor.sharing.desk import RETURN_S, Desk
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.party import Sharer
@@ -78,6 +79,7 @@ class Stage:
         self.now_s, self.lives = 1000.0, count()
         self.facts: list[AnyEvent] = []
         self.overlaps: list[tuple[Who, Who]] = []
+        self.ended: list[tuple[Key, str]] = []
         self.back_s = 0.0
         self.given_up = False
         self.kept_bytes = NEED.persistent_bytes
@@ -106,6 +108,7 @@ class Stage:
             is_of=lambda who, _: who in self.actors,
             report=self.facts.append,
             limit=lambda *_: None,
+            end=lambda key, reason: self.ended.append((key, reason)),
             wake=lambda: None,
             again=lambda _: None,
         )

@@ -40,6 +40,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         is_of=lambda who, _: who.job_id != "stranger",
         report=facts.append,
         limit=lambda *_: None,
+        end=lambda *_: None,
         wake=lambda: None,
         again=lambda _: None,
     )

@@ -13,7 +13,7 @@ from penstock_executor.local import Key
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.orders import Orders
 from penstock_executor.sharing.party import Party, Place
-from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, View, Who
+from penstock_lanes import Asks, Gone, Keeper, Knocked, News, Overruled, Passed, Spoilt, View, Who
 
 RETURN_S: Final = 5.0
 """How long processes that an earlier executor has started may take to sit down here before others get turns."""
@@ -42,6 +42,8 @@ class Desk:
         ``report(fact)``: append a fact to the log.
     limit : callable
         ``limit(key, caps)``: have a run keep to caps, by device.
+    end : callable
+        ``end(key, reason)``: end a run at once.
     wake : callable
         Some run may start now, or has to leave.
     again : callable
@@ -58,15 +60,17 @@ class Desk:
         is_of: Callable[[Who, int], bool],
         report: Callable[[AnyEvent], None],
         limit: Callable[[Key, dict[int, int]], None],
+        end: Callable[[Key, str], None],
         wake: Callable[[], None],
         again: Callable[[float], None],
     ) -> None:
-        self._life, self._again = life, again
+        self._life, self._again, self._end = life, again, end
         self.keeper, self.lanes = keeper, lanes
         self._clock, self._is_of, self._report, self._limit, self._wake = clock, is_of, report, limit, wake
         self._present: set[Who] = set()
         self._until_s: dict[Who, float] = {}
         self._closing: set[str] = set()
+        self._pages: dict[Place, int] = {}  # how many pages a lane has had, if more than one
         self._later: dict[Place, float] = {}
         self._turns: dict[Place, tuple[Who, int]] = {}
 
@@ -132,7 +136,11 @@ class Desk:
             self._report(fact)
         for key, caps in orders.caps.items():
             self._limit(key, caps)
-        self._closing.update(self._lane(place) for place in orders.closed)
+        for key, reason in orders.ended.items():
+            self._end(key, reason)
+        for place in orders.closed:
+            self._closing.add(self._lane(place))
+            self._pages.pop(place, None)
         if orders.woken:
             self._wake()
 
@@ -150,11 +158,22 @@ class Desk:
                     self.lanes.passed(place, giver, taker, now_s)
             case Overruled(_, who):
                 self.lanes.stopped(who, now_s)
+            case Spoilt(lane, who):
+                if (place := self._place(lane)) is not None:
+                    self._renew(place, who)
             case Gone(who):
                 self._present.discard(who)
                 self.lanes.gone(who, now_s)
             case _:
                 assert_never(one)
+
+    def _renew(self, place: Place, by: Who | None) -> None:
+        """Give a lane another page, in place of one that somebody has spoilt."""
+        _log.warning("lane_page_spoilt", device=place.device, lane=place.lane, by=by and f"{by.job_id}/{by.rank}")
+        self._closing.add(self._lane(place))
+        self._pages[place] = self._pages.get(place, 1) + 1
+        self.keeper.open(self._lane(place))
+        self.await_return([who for who in self.lanes.renew(place, by, self._clock()) if who in self._present])
 
     def _greet(self, who: Who, pid: int, now_s: float) -> None:
         if not self._is_of(who, pid):
@@ -217,16 +236,16 @@ class Desk:
         return who != view.holder or any(member.turns > turns for member in view.members if member.who == who)
 
     def _lane(self, place: Place) -> str:
-        """Return what a lane is called on pages: never as an earlier executor called one of its own."""
-        return f"{self._life}/{place.device}/{place.lane}"
+        """Return what a lane is called on pages: never as one of its earlier pages, or of an earlier executor's."""
+        return f"{self._life}/{place.device}/{place.lane}/{self._pages.get(place, 1)}"
 
     def _place(self, lane: str) -> Place | None:
-        """Return the lane of a name; None for one of an earlier executor, whose members all sit elsewhere by now."""
-        life, _, place = lane.partition("/")
+        """Return the lane of a page; None for a page of the past, whose members all sit elsewhere by now."""
+        life, _, rest = lane.partition("/")
         if life != self._life:
             return None
-        device, _, number = place.partition("/")
-        return Place(int(device), int(number))
+        place = Place(*map(int, rest.split("/")[:2]))
+        return place if self._lane(place) == lane else None
 
     def _close(self) -> None:
         """Close the pages of lanes that are gone, each when its last member has left its seat."""

@@ -77,6 +77,7 @@ class Floor:
             is_of=host.is_of,
             report=report,
             limit=self._limit,
+            end=self._end,
             wake=wake,
             again=again,
         )
@@ -245,6 +246,10 @@ class Floor:
             leader = self.host.leader((key, index))
             if leader:
                 self.limits.change(key, index, devices, leader)
+
+    def _end(self, key: Key, reason: str) -> None:
+        if key in self.host.runs:
+            self.host.end(key, "hang", reason)
 
     def _devices_of(self, run: Run) -> dict[int, tuple[int, ...]]:
         """Return each process's devices: one each where there are as many, all of them where it is one process."""

@@ -27,7 +27,9 @@ are not to wait for it; and while it may come back, nobody else asks for a turn 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from penstock_events import Device, MemoryNeed, RunMeasured
 from penstock_executor.local import Key, Seat
@@ -39,6 +41,9 @@ from penstock_executor.sharing.passing import Passing
 from penstock_executor.sharing.table import Table
 from penstock_lanes.wire import Who
 from penstock_policies.lanes import Rules, Sample, differs
+
+FORGIVEN: Final = 3
+"""How often a lane's page may be spoilt before whoever does it is not asked any more, but ended."""
 
 
 class Lanes:
@@ -59,6 +64,8 @@ class Lanes:
     ----------
     table : Table
     passing : Passing
+    spoilt : Counter of Place
+        How often somebody has written on a lane's page what it must not.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Lanes:
         self.table = Table(node_id, devices, rules, reserve)
         self._least_turn_s = least_turn_s
         self.passing = Passing(self.table)
+        self.spoilt: Counter[Place] = Counter()
 
     # --- runs
     @property
@@ -191,6 +199,33 @@ class Lanes:
         self._at(now_s)
         self.passing.passed(place, giver, taker)
 
+    def renew(self, place: Place, by: Who | None, now_s: float) -> list[Who]:
+        """
+        A lane has another page, since somebody has written what it must not on the one that it had.
+
+        Whoever did it has to leave; if that is not known, all who sit there, once it has happened often: then at once.
+
+        Returns
+        -------
+        list of Who
+            Those who sit there: they may be in an iteration, and are to be waited for.
+        """
+        table = self._at(now_s)
+        self.spoilt[place] += 1
+        often = self.spoilt[place] > FORGIVEN
+        parties = [party for party in table.parties.values() if party.sits.get(place.device) == place.lane]
+        for party in parties:
+            if table.party(by) is party or (by is None and often):
+                table.evict(party, "it has written what it must not on the page of its lane", at_once=often)
+        whos = [who for party in parties for who in party.whos_on(place.device) if who.rank in party.joined]
+        for who in whos:
+            party = table.parties[who.job_id]
+            party.outside.add(who.rank)
+            party.asking.discard(who.rank)
+            table.orders.seatings[who] = party.seats_of(who.rank)
+        table.orders.touched.add(place)
+        return whos
+
     def stopped(self, who: Who, now_s: float) -> None:
         """The token was taken from a process in the middle of a turn: all that it may hold counts as kept."""
         table = self._at(now_s)
@@ -241,6 +276,8 @@ class Lanes:
     def take(self) -> Orders:
         """Return what is to be done, once; what a gang is to do on one device, it is to do on all."""
         orders, self.table.orders = self.table.orders, Orders()
+        for place in orders.closed:
+            self.spoilt.pop(place, None)
         holders = [holder for place in orders.touched if (holder := self.table.holder(place)) is not None]
         orders.touched.update(place for holder in holders for place in holder.places)
         return orders

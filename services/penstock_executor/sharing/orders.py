@@ -50,6 +50,8 @@ class Orders:
         Processes → the lanes in which they sit from now on.
     caps : dict of Key to dict of int to int
         Runs → device → the most bytes that it may hold there.
+    ended : dict of Key to str
+        Runs that are to be ended at once, and why.
     opened, closed : list of Place
         Lanes that are new, and lanes that are gone.
     touched : set of Place
@@ -61,6 +63,7 @@ class Orders:
     facts: list[RunMeasured | LaneChanged | RunWarned] = field(default_factory=list)
     seatings: dict[Who, tuple[Place, ...]] = field(default_factory=dict)
     caps: dict[Key, dict[int, int]] = field(default_factory=dict)
+    ended: dict[Key, str] = field(default_factory=dict)
     opened: list[Place] = field(default_factory=list)
     closed: list[Place] = field(default_factory=list)
     touched: set[Place] = field(default_factory=set)

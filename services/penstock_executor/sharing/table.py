@@ -159,6 +159,14 @@ class Table:
             self.digest(self.gangs.rest(party.job_id, self.now_s))
             self.touch_devices(party.lanes)
 
+    def evict(self, party: Party, reason: str, *, at_once: bool) -> None:
+        """A run has to leave: it is to be saved and stopped, or ended at once."""
+        if party.seat.at != "leaving":
+            self.warn(party, f"{reason}; it has to leave the device")
+        self._seat(party.job_id, Seat("leaving", reason))
+        if at_once:
+            self.orders.ended[party.sharer.key] = f"{reason}, and was ended"
+
     def drop(self, party: Party) -> None:
         """Forget a run that holds nothing any more."""
         self.touch(party)

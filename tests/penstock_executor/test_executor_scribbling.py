@@ -1,0 +1,120 @@
+"""A job that writes what it likes on the page of its lane: the executor goes on, and so do all others."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from staging import Stage, stage
+
+from penstock_events import RunWarned
+from penstock_executor.sharing.beside import Beside
+from penstock_executor.sharing.lanes import FORGIVEN
+from penstock_executor.sharing.leases import LeaseRules, Turns
+from penstock_executor.sharing.told import Shares
+from penstock_lanes import Who
+from penstock_lanes.page import NOBODY, Token, following
+
+BAD, GOOD, GANG = Who("bad", 1, 0), Who("good", 1, 0), "gang"
+RUNS = {"bad": ((0,),), "good": ((0,),), GANG: ((0,), (1,))}
+WORDS = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2, 3, 2**63, 2**64 - 1, 254, 255])
+SCRIBBLES = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), WORDS), max_size=4)
+
+
+def scribble(played: Stage, where: float, word: int) -> None:
+    """Write one word somewhere; the first fifth of what is drawn goes to the head of the page and its row."""
+    for seat in played.actors[BAD].member.seats[:1]:
+        words = seat._page.words
+        words[int(where * 5 * 32) if where < 0.2 else int(where * len(words))] = word
+
+
+def row_word(played: Stage) -> tuple[memoryview, int]:
+    """Return the page of the one that scribbles, and where its own word of the row is."""
+    (seat,) = played.actors[BAD].member.seats
+    return seat._page.words, seat._page.row + 1 + seat.number
+
+
+def all_step(played: Stage) -> None:
+    """Let all processes go on; a run of which one stumbles over what it reads on its page has crashed."""
+    for who in list(played.actors):
+        try:
+            if who in played.actors:
+                played.step(who)
+        except (IndexError, ValueError, OverflowError):
+            played.kill(who.job_id)
+
+
+def looks(played: Stage, beside: Beside, shares: Shares, turns: Turns) -> None:
+    """Do with what the pages say all that an executor does with it."""
+    played.look()
+    views = played.desk.views()
+    shares.measure(views, 1 + int(1e9 * played.now_s))
+    for device, lanes, ratio in beside.look(views):
+        played.desk.lanes.gained(device, lanes, ratio, played.now_s)
+    for place, view in views.items():
+        number = next((member.iterations for member in view.members if member.who == view.holder), 0)
+        turns.look((place, view.holder), iteration=number, waiting=1, now_s=played.now_s)
+
+
+@given(rounds=st.lists(st.tuples(SCRIBBLES, st.sampled_from(["step", "turn", "look", "restart"])), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_job_writes_on_its_page_the_executor_goes_on_and_so_do_the_others(
+    rounds: list[tuple[list[tuple[float, int]], str]],
+) -> None:
+    beside, shares, turns = Beside(), Shares(), Turns(LeaseRules())
+    with stage(RUNS) as played:
+        for scribbles, what in rounds:
+            for where, word in scribbles if BAD in played.actors else ():
+                scribble(played, where, word)
+            all_step(played)
+            if what == "restart":
+                played.restart()
+            played.turn(0.05)
+            if what == "look":
+                looks(played, beside, shares, turns)
+            assert len(played.keeper.lanes) <= 2 * (2 + len(rounds))
+        for job_id in {"bad"} & {who.job_id for who in played.actors}:
+            played.kill(job_id)
+        for _ in range(40):
+            all_step(played)
+            played.turn(0.1)
+            played.look()
+        before = played.done()
+        played.play_on()
+        assert all(played.done()[job] > before[job] for job in before), played.story()
+        assert len(played.keeper.lanes) == (2 if GANG in played.done() else 1), "nothing is kept of spoilt pages"
+
+
+def test_who_writes_itself_a_token_has_to_leave_and_the_others_go_on() -> None:
+    with stage(RUNS) as played:
+        played.play_on(1)
+        words, mine = row_word(played)
+        words[mine] = Token(generation=7, turn=2**39, seat=0).word
+        played.turn()
+        seat = played.desk.lanes.seats["bad", 1]
+        assert (seat.at, seat.reason) == ("leaving", "it has written what it must not on the page of its lane")
+        assert [fact.job_id for fact in played.facts if isinstance(fact, RunWarned)] == ["bad"]
+        before = played.done()
+        played.play_on()
+        assert all(played.done()[job] > before[job] + 3 for job in before), played.story()
+        assert len(played.keeper.lanes) == 2, "the spoilt page is let go of"
+        assert played.ended == []
+
+
+def test_who_does_it_again_and_again_is_ended() -> None:
+    with stage(RUNS) as played:
+        for _ in range(FORGIVEN + 1):
+            assert played.ended == []
+            played.play_on(1)
+            words, mine = row_word(played)
+            words[mine] = 2**64 - 1
+            played.turn()
+        assert [key for key, _ in played.ended] == [("bad", 1)]
+
+
+def test_a_token_that_a_turn_can_have_brought_there_is_believed() -> None:
+    with stage({"bad": ((0,),)}) as played:
+        played.play_on(1)
+        words, mine = row_word(played)
+        words[mine] = following(max(words[8:12].tolist()), NOBODY)
+        played.turn()
+        assert not played.desk.lanes.spoilt
