@@ -108,9 +108,9 @@ async def test_a_lease_expires_and_the_token_of_the_next_owner_is_higher(bus: Bu
 
 
 async def test_a_renewed_lease_does_not_expire(bus: Bus) -> None:
-    lease = await bus.acquire("ranker", "a", 1.0)
+    lease = await bus.acquire("ranker", "a", 2.0)
     assert lease is not None
-    other = await bus.acquire("canary", "a", 1.0)
+    other = await bus.acquire("canary", "a", 2.0)
     assert other is not None
 
     async def canary_is_free() -> bool:
@@ -133,7 +133,7 @@ async def _acquired(bus: Bus, owner: str) -> Lease:
     got: list[Lease] = []
 
     async def acquired() -> bool:
-        lease = await bus.acquire("ranker", owner, 1.0)
+        lease = await bus.acquire("ranker", owner, 60.0)
         got.extend([lease] if lease else [])
         return bool(got)
 
