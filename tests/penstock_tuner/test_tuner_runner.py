@@ -121,7 +121,7 @@ async def test_a_trial_that_the_gateway_never_saw_is_submitted_again(memory_bus:
 
 async def test_a_trial_that_the_gateway_refuses_is_given_up_with_the_reason(bus: Bus) -> None:
     gateway = Gateway(bus, refuse=(FIRST,))
-    async with background(gateway.accept()), tuner(bus, resubmit_s=0.05):
+    async with background(gateway.accept()), tuner(bus, resubmit_s=0.5):
         await append(bus, swept())
         await eventually(lambda: has_reported(bus, FIRST))
         for fact in ended(SECOND, acc=0.9):
