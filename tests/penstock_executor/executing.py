@@ -100,7 +100,7 @@ class World:
 
     async def submit(self, job_id: str, *command: str, **spec: Any) -> None:
         """Submit a job."""
-        job = JobSpec(name=job_id, command=command, **{"grace_s": 5.0, "checkpoint_s": 0.0, **spec})
+        job = JobSpec(name=job_id, command=command, **{"grace_s": 30.0, "checkpoint_s": 0.0, **spec})
         await self.write(JobSubmitted(job_id=job_id, spec=job, at_s=self.now_s()))
 
     async def sample(self, sample_id: str, *command: str) -> None:
