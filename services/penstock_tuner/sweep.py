@@ -161,8 +161,9 @@ class Sweep(msgspec.Struct, kw_only=True):
             return
         asked_bytes = job.spec.memory.alone_bytes if job.spec.memory is not None else event.cap_bytes
         asked = f"asked {gibibytes(asked_bytes)}" if asked_bytes else "asked a whole device"
-        used = f", used {gibibytes(event.peak_memory_bytes)}" if event.peak_memory_bytes else ""
-        self.exceeded[job.id] = f"trial exceeded its memory: {asked}{used}; {event.reason}"
+        held = f"used {gibibytes(event.peak_memory_bytes)}" if event.peak_memory_bytes else ""
+        used = held if event.peak_memory_bytes > asked_bytes else " and ".join(filter(None, (held, "wanted more")))
+        self.exceeded[job.id] = f"trial exceeded its memory: {asked}, {used}; {event.reason}"
 
     def retry(self, event: TrialRetried) -> bool:
         """Note that a trial runs as another job; say whether it was waiting for that."""

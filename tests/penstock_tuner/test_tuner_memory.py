@@ -99,6 +99,12 @@ def test_what_was_asked_is_what_the_specification_says_where_it_does():
     assert retried.reason.startswith("trial exceeded its memory: asked 40 MiB, used 150 MiB")
 
 
+def test_one_whose_last_request_was_refused_wanted_more_than_it_used():
+    (retried,) = exceed(opened(), "s1-t000", cap_bytes=200 * MIB)
+    assert isinstance(retried, TrialRetried)
+    assert retried.reason == f"trial exceeded its memory: asked 200 MiB, used 150 MiB and wanted more; {KILLED}"
+
+
 def test_a_run_that_crashes_otherwise_has_crashed():
     (report,) = run(opened(), "s1-t000", outcome="failed", reason="exit code 1")
     assert isinstance(report, TrialFinished)

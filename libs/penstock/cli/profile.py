@@ -53,8 +53,8 @@ def memory(need: MemoryNeed | None) -> str:
     """Return what a run needs of a device's memory, in words."""
     if need is None:
         return "not measured"
-    kept = render.size(need.resident_bytes)
-    return f"{kept} kept, {render.size(need.ephemeral_bytes)} more within an iteration"
+    more = f", {render.size(need.ephemeral_bytes)} more within an iteration" if need.ephemeral_bytes else ""
+    return f"{render.size(need.resident_bytes)} kept{more}"
 
 
 def trials(seen: TrialsMeasured) -> list[tuple[str, str]]:
