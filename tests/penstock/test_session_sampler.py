@@ -90,7 +90,7 @@ def test_each_epoch_sees_each_sample_once_over_all_widths_batch_sizes_and_resume
     assert seen == Counter((epoch, row) for epoch in range(epochs) for row in range(size))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 200), batch=st.integers(8, 30), world_size=st.integers(1, 8), seed=st.integers(0, 99))
 def test_the_parts_of_a_step_are_the_batch_whatever_the_width(
     size: int, batch: int, world_size: int, seed: int
