@@ -242,12 +242,12 @@ def _apply_round(jobs: Jobs, event: RoundDecided) -> list[Job]:
         touched += [job for job in jobs if node_id in job.open_nodes and _leave_node(job, node_id, "lost", event.at_s)]
         _leave_sharers(jobs, touched, node_id, event.at_s)
     for preemption in event.preemptions:
-        job = jobs.get(preemption.job_id)
+        job = jobs.by_id.get(preemption.job_id)
         if job is not None and job.epoch == preemption.epoch and _move(job, "preempt"):
             job.reason = preemption.reason
             touched.append(job)
     for placement in event.placements:
-        job = jobs.get(placement.job_id)
+        job = jobs.by_id.get(placement.job_id)
         if job is not None and _place(job, placement, event.at_s):
             touched.append(job)
     return touched

@@ -41,6 +41,8 @@ WRITERS: Final[dict[str, str]] = {
 }
 """Entity kind → the one service that may write its facts."""
 
+_PREFIXES: Final = {kind: f"{ROOT}.evt.{kind}." for kind in WRITERS}
+
 
 def entity(kind: str, entity_id: str) -> str:
     """
@@ -56,14 +58,15 @@ def entity(kind: str, entity_id: str) -> str:
     >>> entity("job", "j1")
     'penstock.evt.job.j1'
     """
-    if kind not in WRITERS:
+    prefix = _PREFIXES.get(kind)
+    if prefix is None:
         raise ValueError(f"unknown entity kind {kind!r}; expected one of {', '.join(sorted(WRITERS))}")
-    return f"{ROOT}.evt.{kind}.{_token(entity_id)}"
+    return prefix + _token(entity_id)
 
 
 def job(job_id: str) -> str:
     """Return ``evt.job.<id>``."""
-    return entity("job", job_id)
+    return _PREFIXES["job"] + _token(job_id)
 
 
 def request(entity_id: str) -> str:
@@ -83,12 +86,12 @@ def profile(key: str) -> str:
 
 def rank(pool: str) -> str:
     """Return ``evt.rank.<pool>``."""
-    return entity("rank", pool)
+    return _PREFIXES["rank"] + _token(pool)
 
 
 def round_(pool: str) -> str:
     """Return ``evt.round.<pool>``."""
-    return entity("round", pool)
+    return _PREFIXES["round"] + _token(pool)
 
 
 ROUNDS: Final = f"{ROOT}.evt.round.*"
@@ -101,7 +104,7 @@ def sweep(sweep_id: str) -> str:
 
 def run(job_id: str) -> str:
     """Return ``evt.run.<job>``."""
-    return entity("run", job_id)
+    return _PREFIXES["run"] + _token(job_id)
 
 
 def node(node_id: str) -> str:

@@ -109,6 +109,8 @@ def admit(
     -----
     O(W + P log P) looks at W jobs and P runs, and a choice of devices for each job that gets some.
     """
+    if supply.sharing is None and _each_finds_one(waiting, supply.free):
+        return Admission(singles=list(waiting))
     walk = _Walk(supply, outlook, running, stays)
     binds, backfills = outlook.manner.positions_bind, outlook.manner.backfills
     for ranked in waiting:
@@ -122,6 +124,18 @@ def admit(
             break
     walk.finish()
     return walk.found
+
+
+def _each_finds_one(waiting: Sequence[Ranked], free: Free) -> bool:
+    """Say whether each job needs one device, and finds a free one whichever the others take."""
+    count = len(waiting)
+    if count > len(free):
+        return False
+    for ranked in waiting:
+        spec = ranked.job.spec
+        if spec.gpus != 1 or sum(free.kinds(spec).values()) < count:
+            return False
+    return True
 
 
 class _Walk:

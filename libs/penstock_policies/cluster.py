@@ -48,7 +48,8 @@ class Node(msgspec.Struct, kw_only=True):
         return not self.gone and not self.drained
 
 
-_OF_NODES: Final = frozenset({NodeJoined, NodeLeft, NodeDrained, NodeResumed})
+OF_NODES: Final[frozenset[type[Event]]] = frozenset({NodeJoined, NodeLeft, NodeDrained, NodeResumed, RoundDecided})
+"""Kinds of facts that may say something of nodes."""
 
 
 class Cluster(msgspec.Struct):
@@ -71,7 +72,7 @@ class Cluster(msgspec.Struct):
         """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
         if isinstance(event, RoundDecided):
             return bool(event.lost_nodes) and sum([self._set(node, gone="lost") for node in event.lost_nodes]) > 0
-        return type(event) in _OF_NODES and self._apply(event)
+        return type(event) in OF_NODES and self._apply(event)
 
     def _apply(self, event: Event) -> bool:
         match event:

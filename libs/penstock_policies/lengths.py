@@ -76,7 +76,7 @@ class Lengths(msgspec.Struct):
         del self.kept[KEPT:]
         if self.count < self.edition_count + max(FIRST, min(self.edition_count, KEPT) // 4):
             return False
-        self.edition_gpu_s = sorted(gpu_s for _, gpu_s in self.kept)
+        self.edition_gpu_s = sorted([gpu_s for _, gpu_s in self.kept])
         self.edition_count = self.count
         return True
 

@@ -286,7 +286,7 @@ def slots(devices: Iterable[Located]) -> tuple[Slot, ...]:
     >>> slots([("n1", gpu)])
     (Slot(node_id='n1', devices=(3,)),)
     """
-    by_node: defaultdict[str, list[int]] = defaultdict(list)
+    by_node: dict[str, list[int]] = {}
     for node_id, device in devices:
-        by_node[node_id].append(device.index)
-    return tuple(Slot(node_id=node_id, devices=tuple(sorted(by_node[node_id]))) for node_id in sorted(by_node))
+        by_node.setdefault(node_id, []).append(device.index)
+    return tuple([Slot(node_id=node_id, devices=tuple(sorted(held))) for node_id, held in sorted(by_node.items())])

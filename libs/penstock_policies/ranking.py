@@ -256,17 +256,19 @@ class Ranking:
 
         A job that fell by several queues falls at once.
         """
-        first = self._alarms.first
-        if first is None or first[0] > now_s:  # as at most events
+        if self.first_s > now_s:  # as at most events
             return []
         alarms = takewhile(lambda alarm: alarm[0] <= now_s, islice(self._alarms, most))
         return [self._move(self._entries[job_id], now_s) for _, job_id in alarms]
 
+    @property
+    def first_s(self) -> float:
+        """When a place changes, or was to change; infinite if none will."""
+        first = self._alarms.first
+        return math.inf if first is None else first[0]
+
     def next_s(self, now_s: float) -> float:
         """Return the first time after now at which a place changes by itself; infinite if none does."""
-        first = self._alarms.first
-        if first is None or first[0] > now_s:  # as at most events
-            return math.inf if first is None else first[0]
         return next((alarm_s for alarm_s, _ in self._alarms if alarm_s > now_s), math.inf)
 
     def _change(self, job_id: str, phase: Phase, now_s: float) -> None:
@@ -315,6 +317,7 @@ class Ranking:
             self._alarms.add((entry.alarm_s, entry.id))
 
     def _alarm_s(self, entry: Entry) -> float:
+        """Return when a job's place changes by itself."""
         if not entry.placed or (entry.queue and not self._limits):
             return -math.inf
         crossing_s = self._crossing_s(entry)

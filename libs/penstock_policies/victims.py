@@ -28,6 +28,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import merge
 from itertools import groupby, islice, pairwise, takewhile
 from typing import NamedTuple
@@ -130,12 +131,21 @@ class Victims:
         found = every.only(worthwhile) if len(every) else every
         loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
         self._looked = _Looked(found, loss_gpu_s)
-        self._groups = list(_divided(self._looked))
-        self._left = Counter[int]()  # by queue
-        for group in self._groups:
-            self._left[group.queue] += len(group.members)
-        self._lowest = max(self._left, default=-1)
+        self._lowest = int(found.queue.max()) if len(found) else -1
         self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        """All of them; in most rounds, to know the lowest queue is enough."""
+        return list(_divided(self._looked))
+
+    @cached_property
+    def _left(self) -> Counter[int]:
+        """How many runs of each queue nobody has taken."""
+        left = Counter[int]()
+        for group in self._groups:
+            left[group.queue] += len(group.members)
+        return left
 
     def below(self, ranked: Ranked) -> bool:
         """Say whether any run is left that ranks so much lower that the job may preempt it."""
@@ -182,11 +192,12 @@ class Victims:
     def take(self, choice: Choice) -> None:
         """Take out the runs of a choice that was made just now."""
         taken = {self._looked.rows[run.ranked.job_id][1] for run in choice.runs}
+        left = self._left
         for run in choice.runs:
             group = self._groups[self._looked.rows[run.ranked.job_id][0]]
             _drop(group.members, taken)
-            self._left[group.queue] -= 1
-        while self._lowest >= 0 and not self._left[self._lowest]:
+            left[group.queue] -= 1
+        while self._lowest >= 0 and not left[self._lowest]:
             self._lowest -= 1
 
     def _yields(self, group: _Group, ranked: Ranked) -> bool:

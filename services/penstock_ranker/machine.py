@@ -104,7 +104,7 @@ def apply(state: State, event: Event, seq: int) -> None:
     if isinstance(event, PolicySet):
         _set_live(state, event, seq)
         return
-    book = _open_book(state)
+    book: Book | None = state.__dict__.get("book")
     for job in state.jobs.apply(event):
         state.seq = seq
         if job.state in TERMINAL:
@@ -132,24 +132,25 @@ def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
     Looks at the jobs whose place changes, and at one more of each pool.
     """
     proposals, wake_s = [], math.inf
-    for pool, ranking in sorted(_book(state, chosen).rankings.items()):
+    book: Book = state.__dict__.get("book") or _new_book(state, chosen)
+    for pool, ranking in sorted(book.rankings.items()):
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
         manner = ranking.ladder.order.manner
-        if ranks or (len(ranking) and manner != state.manners.get(pool, BY_QUEUE)):
+        if ranks or (manner != state.manners.get(pool, BY_QUEUE) and len(ranking)):
             fact = JobsRanked(at_s=now_s, pool=pool, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
             proposals.append(Proposal(subject=subjects.rank(pool), facts=(fact,), cause=state.seq))
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
 
 def _due(state: State, ranking: Ranking, now_s: float) -> tuple[tuple[Rank, ...], float]:
+    if (first_s := ranking.first_s) > now_s:  # as mostly
+        return (), first_s
     moves = ranking.due(now_s, MOST_RANKS + 1)
-    if not moves:
-        return (), ranking.next_s(now_s)
     next_s = ranking.next_s(now_s) if len(moves) <= MOST_RANKS else now_s
     ordered = sorted(moves[:MOST_RANKS], key=lambda move: (move.queue, move.position, move.entered_s, move.job_id))
     order = ranking.ladder.order
-    return tuple(rank_of(move, state.jobs[move.job_id], now_s, order) for move in ordered), next_s
+    return tuple([rank_of(move, state.jobs[move.job_id], now_s, order) for move in ordered]), next_s
 
 
 def _conclude(state: State, job: Job, book: Book | None) -> None:
@@ -169,7 +170,7 @@ def _note_ranks(state: State, event: JobsRanked) -> None:
     state.manners[event.pool] = Manner(event.backfills, event.preempts)
     book = _open_book(state)
     for rank in event.ranks:
-        job = state.jobs.get(rank.job_id)
+        job = state.jobs.by_id.get(rank.job_id)
         if job is None or job.sample is not None:
             continue
         place = state.places[job.id] = published(rank, event.at_s, job, state.places.get(job.id))
@@ -195,9 +196,7 @@ def _open_book(state: State) -> Book | None:
     return state.__dict__.get("book")
 
 
-def _book(state: State, chosen: Chosen) -> Book:
-    book = _open_book(state)
-    if book is None:
-        ranked = (job for job in state.jobs if job.sample is None)
-        book = state.__dict__["book"] = Book(chosen, ranked, state.places, state.lengths, state.live)
+def _new_book(state: State, chosen: Chosen) -> Book:
+    ranked = (job for job in state.jobs if job.sample is None)
+    book = state.__dict__["book"] = Book(chosen, ranked, state.places, state.lengths, state.live)
     return book

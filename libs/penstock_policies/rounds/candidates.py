@@ -19,7 +19,7 @@ import msgspec
 
 from penstock_policies.order import Outlook, Ranked, Supply
 from penstock_policies.rounds import explain, sharing
-from penstock_policies.rounds.explain import Moment
+from penstock_policies.rounds.explain import Hindered, Moment
 from penstock_policies.rounds.roster import Group, Key, Roster
 
 _PASSING: Final = frozenset({"backoff", "profiling"})  # other reasons hold for all jobs of a demand
@@ -62,8 +62,7 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
     groups = [group for demand, group in roster.groups.items() if demand not in out.demands]
     keys: set[Key] = set()
     wake_s = out.wake_s
-    acts = len(supply.free) > 0 or any(view.preemptible(group) for group in groups)
-    all_in = fair = (acts and pool.alpha(outlook.rules) < 1.0) or bool(outlook.rules.quotas)
+    all_in = fair = bool(outlook.rules.quotas) or (pool.alpha(outlook.rules) < 1.0 and view.acts(groups))
     if fair:
         keys.update(*map(view.members, groups))
     else:
@@ -84,9 +83,10 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
         alone = (key for key in ahead if key[3] not in roster.sharing.tenants)
         first = sorted(key for key in alone if roster.entries[key[3]].demand[2] == 1)
         others = (key for key in view.singles(groups) if key not in ahead)
-        return list(roster.ranked(islice(chain(first, others), most)))
+        return roster.ranked(islice(chain(first, others), most))
 
-    return Candidates(list(roster.ranked(chain(sorted(ahead), sorted(keys - ahead)))), wake_s, all_in, singles)
+    in_order = sorted(keys) if not ahead else [*sorted(ahead), *sorted(keys - ahead)]
+    return Candidates(roster.ranked(in_order), wake_s, all_in, singles)
 
 
 class _Out:
@@ -95,19 +95,23 @@ class _Out:
     def __init__(self, moment: Moment) -> None:
         roster = self._roster = moment.pool.roster
         entries = roster.entries
-        heads = [key for group in roster.groups.values() if (key := group.keys.first) is not None]
         own = dict.fromkeys(roster.delayed)
         if len(roster.fresh):
             fresh = roster.fresh.since((moment.now_s - moment.rules.await_profile_s,))
             own.update(dict.fromkeys(job_id for _, job_id in fresh))
-        own.update(dict.fromkeys([key[3] for key in heads]))
-        found = explain.hindered([entries[job_id].ranked for job_id in own], moment)
+        unsure = [
+            (demand, group.keys.first) for demand, group in roster.groups.items() if demand not in roster.possible
+        ]
+        heads = {demand: key[3] for demand, key in unsure if key is not None}
+        own.update(dict.fromkeys(heads.values()))
+        found = explain.hindered([entries[job_id].ranked for job_id in own], moment) if own else Hindered()
         self.jobs = found.reasons.keys()
         self.demands = {
-            entries[key[3]].demand
-            for key in heads
-            if (reason := found.reasons.get(key[3])) is not None and reason.cause not in _PASSING
+            demand
+            for demand, job_id in heads.items()
+            if (reason := found.reasons.get(job_id)) is not None and reason.cause not in _PASSING
         }
+        roster.possible.update(heads.keys() - self.demands)
         self.wake_s = found.wake_s
 
     def startable(self, job_id: str) -> Key | None:
@@ -123,6 +127,10 @@ class _View(msgspec.Struct, frozen=True, dict=True):
     supply: Supply
     outlook: Outlook
     out: Collection[str]
+
+    def acts(self, groups: Sequence[Group]) -> bool:
+        """Say whether any job could get devices at all."""
+        return len(self.supply.free) > 0 or any(self.preemptible(group) for group in groups)
 
     def members(self, group: Group) -> Iterator[Key]:
         return (key for key in group.keys if key[3] not in self.out) if self.out else iter(group.keys)

@@ -34,28 +34,26 @@ STOPPING_S: Final = 1.0
 
 
 class _Field(msgspec.Struct, frozen=True, dict=True):
-    """What a round has to decide on, beside the jobs that wait."""
+    """
+    What a round has to decide on.
+
+    Attributes
+    ----------
+    ready : list of Ranked
+        The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept.
+    """
 
     pool: Pool
     looked_at: Candidates
     supply: Supply
     outlook: Outlook
-    covered: Coverage = NO_QUOTAS
+    covered: Coverage
+    ready: list[Ranked]
 
     @cached_property
     def victims(self) -> Runs:
         """The runs that some waiting job may preempt."""
         return _victims(self)
-
-    @cached_property
-    def ready(self) -> list[Ranked]:
-        """The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept."""
-        ready, borrowers = self.looked_at.ready, self.covered.borrowers
-        if not borrowers:
-            return ready
-        own = [ranked for ranked in ready if ranked.job_id not in borrowers or ranked.job_id in self.pool.promised]
-        known = {ranked.job_id for ranked in own}
-        return [self.covered.ranked(r) for r in (*own, *(r for r in ready if r.job_id not in known))]
 
     @cached_property
     def ends(self) -> list[tuple[str, Shape, float]]:
@@ -124,12 +122,22 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
     looked_at = candidates(moment, supply, outlook)
     if rules.quotas:
         covered, outlook = covering.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
-    field = _Field(pool, looked_at, supply, outlook, covered)
+    field = _Field(pool, looked_at, supply, outlook, covered, _ready(pool, looked_at.ready, covered))
     draft, left_out = _draft(field)
     try:
         return _decided(moment, field, draft, left_out, evicted)
     finally:
         draft.undo()
+
+
+def _ready(pool: Pool, ready: list[Ranked], covered: Coverage) -> list[Ranked]:
+    """Return waiting jobs in rank order, borrowers last."""
+    borrowers = covered.borrowers
+    if not borrowers:
+        return ready
+    own = [ranked for ranked in ready if ranked.job_id not in borrowers or ranked.job_id in pool.promised]
+    known = {ranked.job_id for ranked in own}
+    return [covered.ranked(r) for r in (*own, *(r for r in ready if r.job_id not in known))]
 
 
 def _decided(
@@ -159,9 +167,12 @@ def _decided(
 def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out at first."""
     pool, supply, outlook = field.pool, field.supply, field.outlook
-    acts = len(supply.free) > 0 or bool(pool.roster.sharing.waiting) or len(field.victims) > 0
-    alpha = pool.alpha(outlook.rules) if acts else 1.0  # where nothing can start, all are in
+    alpha = pool.alpha(outlook.rules)
     left_out: Mapping[str, int] = {}
+    if alpha < 1.0 and not (len(supply.free) > 0 or pool.roster.sharing.waiting or len(field.victims) > 0):
+        alpha = 1.0  # where nothing can start, all are in
+    if alpha >= 1.0 and not field.covered.borrowers:
+        return _try(field, field.ready), left_out
     for turn in _turns(field, alpha):
         draft = _try(field, turn.entering)
         left_out = left_out or turn.left_out
@@ -173,9 +184,6 @@ def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
 
 def _turns(field: _Field, alpha: float) -> Iterator[Turn]:
     """Yield who enters: those whom quotas cover, the least-progressed users' first; borrowers only after them."""
-    if alpha >= 1.0 and not field.covered.borrowers:
-        yield Turn(field.ready)
-        return
     pool, now_s = field.pool, field.outlook.now_s
     exempt = {*pool.promised, *pool.staying}
     own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]
@@ -186,7 +194,9 @@ def _turns(field: _Field, alpha: float) -> Iterator[Turn]:
 
 def _try(field: _Field, entering: Sequence[Ranked]) -> _Draft:
     outlook = field.outlook
-    supply = sharing.supply(field.pool, field.supply, outlook, field.sharers)
+    supply = field.supply
+    if field.pool.roster.sharing:
+        supply = sharing.supply(field.pool, supply, outlook, field.sharers)
     admitted = admit(entering, lambda: field.victims, supply, outlook, field.pool.staying)
 
     def busy() -> dict[Device, list[float]]:
@@ -279,14 +289,16 @@ def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
 def _placements(pool: Pool, draft: _Draft) -> tuple[Placement, ...]:
     tenants = pool.roster.sharing.tenants
     return tuple(
-        Placement(
-            job_id=ranked.job_id,
-            epoch=ranked.job.epoch + 1,
-            kind=kind,
-            slots=slots(devices),
-            need=tenants[ranked.job_id].need if ranked.job_id in tenants else None,
-        )
-        for ranked, kind, devices in draft.started
+        [
+            Placement(
+                job_id=ranked.job_id,
+                epoch=ranked.job.epoch + 1,
+                kind=kind,
+                slots=slots(devices),
+                need=tenants[ranked.job_id].need if ranked.job_id in tenants else None,
+            )
+            for ranked, kind, devices in draft.started
+        ]
     )
 
 

@@ -26,7 +26,7 @@ from penstock_events import (
     workload,
 )
 from penstock_events import State as JobState
-from penstock_policies.cluster import Cluster
+from penstock_policies.cluster import OF_NODES, Cluster
 from penstock_policies.estimates import Finished
 from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.rounds.books import Books
@@ -93,8 +93,10 @@ class Known(msgspec.Struct, dict=True):
         with_nodes: tuple[str, ...] | None = self.__dict__.get("with_nodes")
         if with_nodes is None:  # kept beside the fold until a node comes or goes
             with_nodes = self.__dict__["with_nodes"] = tuple(sorted(self.cluster.pools()))
-        others = [name for name, ids in self.live.items() if ids and name not in with_nodes]
-        return sorted([*with_nodes, *others]) if others else with_nodes
+        for name, ids in self.live.items():
+            if ids and name not in with_nodes:  # which is rare
+                return sorted({*with_nodes, *(name for name, ids in self.live.items() if ids)})
+        return with_nodes
 
     def jobs_of(self, name: str, jobs: Jobs) -> list[Job]:
         """Return a pool's jobs that are not over, in order of submission."""
@@ -102,7 +104,8 @@ class Known(msgspec.Struct, dict=True):
 
     def at_rest(self, name: str) -> bool:
         """Say whether nobody waits in a pool that was asked for, and nothing is to move: no round would do anything."""
-        roster = rosters_of(self).get(name)
+        rosters = self.__dict__.get("rosters")
+        roster = rosters.get(name) if rosters is not None else None
         return roster is not None and not len(roster.waiting) and not roster.evicting and not roster.moving
 
     def pool(self, name: str, jobs: Jobs, topology: Sequence[str] = ()) -> Pool:
@@ -156,12 +159,13 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
     bool
         Whether a round could come out otherwise for it.
     """
-    matters = known.cluster.apply(event)
+    kind_of_fact = type(event)
+    matters = kind_of_fact in OF_NODES and known.cluster.apply(event)
     if matters:
         known.books.classes.clear()
         rosters_of(known).clear()
         known.__dict__.pop("with_nodes", None)
-    learn = _LEARN.get(type(event))
+    learn = _LEARN.get(kind_of_fact)
     if learn is not None:
         matters = learn(known, jobs, event) or matters
     kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
@@ -170,7 +174,7 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
         _sort_in(known, changed, kind, event.at_s)
     for job in shares.beside(jobs, event) if jobs.sharers else ():
         known.books.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
-    if rosters := rosters_of(known):
+    if rosters := known.__dict__.get("rosters"):
         _follow(rosters, jobs, changed, event)
     return changed, matters or bool(changed)
 
@@ -216,7 +220,7 @@ def _learn_round(known: Known, jobs: Jobs, event: RoundDecided) -> bool:  # noqa
 
 
 def _learn_costs(known: Known, jobs: Jobs, event: RunEnded) -> bool:
-    job = jobs.get(event.job_id)
+    job = jobs.by_id.get(event.job_id)
     if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
         known.books.costs.end(job, known.keys[job.id], event)
     return False
@@ -246,7 +250,7 @@ _LEARN: Final[Mapping[type[Event], Callable[[Known, Jobs, Any], bool]]] = {
 
 def _kind_of_run(jobs: Jobs, event: RunEnded) -> str:
     """Return the kind of device of a run that is about to end; the fold drops the placement."""
-    job = jobs.get(event.job_id)
+    job = jobs.by_id.get(event.job_id)
     return job.placement.kind if job is not None and job.placement is not None else ""
 
 

@@ -70,7 +70,7 @@ class Pool(msgspec.Struct, frozen=True):
 
     def alpha(self, rules: Rules) -> float:
         """Return the share of users whose jobs enter a round at first."""
-        return rules.alpha if len(self.progress.active) > 1 else 1.0
+        return rules.alpha if rules.alpha < 1.0 and len(self.progress.active) > 1 else 1.0
 
     @property
     def nodes(self) -> list[Node]:
@@ -101,12 +101,12 @@ class Pool(msgspec.Struct, frozen=True):
 
     def supply(self) -> Supply:
         """Return the devices, with those of the runs that are coming to an end apart."""
-        roster = self.roster
-        own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
-        coming = chain((device for job_id in own for device in roster.run(job_id).devices), roster.sharing.leaving())
-        stopping = Free({}, roster.paths)
-        stopping.give({(node_id, device.index): (node_id, device) for node_id, device in coming}.values())
-        return Supply(free=roster.free, coming=stopping, whole=roster.whole)
+        roster, coming = self.roster, Free({}, self.roster.paths)
+        if roster.stopping:
+            own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
+            devices = chain((at for job_id in own for at in roster.run(job_id).devices), roster.sharing.leaving())
+            coming.give({(node_id, device.index): (node_id, device) for node_id, device in devices}.values())
+        return Supply(free=roster.free, coming=coming, whole=roster.whole)
 
     def outlook(self, now_s: float, rules: Rules) -> Outlook:
         """Return what this pool expects of speeds and lengths."""

@@ -48,7 +48,7 @@ class Group:
     keys : SortedKeys
         In rank order.
     since : SortedKeys of (seconds, id)
-        Since when they wait.
+        Since when they wait, where they are gangs.
     """
 
     spec: JobSpec
@@ -108,6 +108,8 @@ class Roster:
     waiting, leased : SortedKeys
         Jobs in rank order, held ones among those that wait.
     groups : dict of Demand to Group
+    possible : set of Demand
+        Those of which a round has found that the nodes could meet them: it need not look again while nodes stay.
     held : set of str
     fresh : SortedKeys of (seconds, id)
         Waiting jobs that have never run and may be waiting for their speeds, by submission.
@@ -154,6 +156,7 @@ class Roster:
         self.leased: SortedKeys[Key] = SortedKeys()
         self.leases = Leases()
         self.groups: dict[Demand, Group] = {}
+        self.possible: set[Demand] = set()
         self.sharing: Index[dict[Demand, Group]] = Index(needs)
         self.held: set[str] = set()
         self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
@@ -171,7 +174,7 @@ class Roster:
     def note(self, job: Job) -> None:
         """Follow a job that a fact was about, or that has another rank."""
         before = self.entries.get(job.id)
-        if before is not None and self._stays(job, before):
+        if before is not None and before.placement is not None and self._stays(job, before):
             self._reckon(before)
             return
         now = None if job.state in TERMINAL else self._entry(job)
@@ -203,10 +206,10 @@ class Roster:
             else:
                 self.note(entry.ranked.job)
 
-    def ranked(self, keys: Iterable[Key]) -> Iterator[Ranked]:
-        """Yield jobs by their keys."""
+    def ranked(self, keys: Iterable[Key]) -> list[Ranked]:
+        """Return jobs by their keys."""
         entries = self.entries
-        return (entries[key[3]].ranked for key in keys)
+        return [entries[key[3]].ranked for key in keys]
 
     def runs(self) -> list[Running]:
         """Return all leases in rank order, with those of their devices whose nodes take jobs."""
@@ -232,8 +235,7 @@ class Roster:
     def _stays(self, job: Job, before: Entry) -> bool:
         """Say whether a lease is as it was, in all that its entry says: its job may have started or saved something."""
         return (
-            before.placement is not None
-            and before.tenant is None
+            before.tenant is None
             and before.ranked.job is job
             and before.placement is job.placement
             and before.nodes == len(job.open_nodes)
@@ -306,7 +308,8 @@ class Roster:
         if group is None:
             group = groups[entry.demand] = Group(entry.ranked.job.spec)
         group.keys.add(entry.key)
-        group.since.add((entry.since_s, job_id))
+        if entry.demand[2] > 1:
+            group.since.add((entry.since_s, job_id))
         if entry.fresh_s is not None:
             self.fresh.add((entry.fresh_s, job_id))
         if entry.delayed:
@@ -326,7 +329,8 @@ class Roster:
         groups = self.groups if entry.tenant is None else self.sharing.waiting[entry.tenant]
         group = groups[entry.demand]
         group.keys.remove(entry.key)
-        group.since.remove((entry.since_s, job_id))
+        if entry.demand[2] > 1:
+            group.since.remove((entry.since_s, job_id))
         if not len(group.keys):
             del groups[entry.demand]
             if entry.tenant is not None and not groups:
@@ -370,7 +374,7 @@ class Roster:
             holders[at] = count = holders.get(at, 0) + 1
             if count == 1:
                 first.append(at)
-        self.free.take(self._located(first))
+        self.free.take(self._devices_of(entry, first))
 
     def _count(self, queue: int, devices: int) -> None:
         self.below[queue] += devices
@@ -389,7 +393,12 @@ class Roster:
             else:
                 del holders[at]
                 last.append(at)
-        self.free.give(self._located(last))
+        self.free.give(self._devices_of(entry, last))
+
+    def _devices_of(self, entry: Entry, some: Sequence[tuple[str, int]]) -> Iterable[Located]:
+        """Return those of a lease's devices that stand in some places, most often all of them."""
+        whole = entry.run is not None and len(some) == len(entry.held)
+        return entry.run.devices if whole and entry.run is not None else self._located(some)
 
 
 def key_of(job: Job, ranks: Mapping[str, Rank]) -> Key:

@@ -72,10 +72,8 @@ class Tell:
 
 
 def supply(pool: Pool, plain: Supply, outlook: Outlook, tell: Tell) -> Supply:
-    """Return what a try of a round works on: with the shared devices as they are now, if jobs of the pool share any."""
+    """Return what a try of a round works on where jobs of the pool share devices: with these as they are now."""
     index = pool.roster.sharing
-    if not index:
-        return plain
     limits = Limits(outlook.rules.lane_reserve_share, outlook.rules.most_sharers)
     sharing = Sharing(
         index.shared(limits),

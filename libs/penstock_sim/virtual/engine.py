@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock_bus import Decider, Delivery
 from penstock_events import AnyEvent, Event
 from penstock_sim.virtual.agenda import Agenda
 from penstock_sim.virtual.log import Log
 from penstock_sim.virtual.station import Station
+
+E = TypeVar("E", bound=Event)
 
 _RESTLESS: Final = 100_000
 
@@ -43,7 +46,7 @@ class Engine:
         self._heard = [station.heard for station in self._stations]
         self._heeding = cache(self._who_heeds)
         self._log = log
-        self._followers: list[Callable[[Delivery], None]] = []
+        self._followers: defaultdict[type[Event], list[Callable[[Any], None]]] = defaultdict(list)
         self._witnesses: list[Callable[[Delivery], None]] = []
 
     @property
@@ -51,13 +54,9 @@ class Engine:
         """Whether a decider has asked to be asked again."""
         return any(station.wake_at_s < math.inf for station in self._stations)
 
-    def clock(self) -> float:
-        """Return virtual time."""
-        return self.now_s
-
-    def follow(self, follower: Callable[[Delivery], None]) -> None:
-        """Have a function called with every commit of a decider, once all have folded it in."""
-        self._followers.append(follower)
+    def follow(self, kind: type[E], follower: Callable[[E], None]) -> None:
+        """Have a function called with every fact of a kind that a decider has proposed, once it is true."""
+        self._followers[kind].append(follower)
 
     def witness(self, witness: Callable[[Delivery], None]) -> None:
         """Have a function called with every commit, whoever made it."""
@@ -100,7 +99,7 @@ class Engine:
         proposed, now_s = 0, self.now_s
         for station in self._stations:
             if station.woken or station.wake_at_s <= now_s:
-                for proposal, expected in station.decide(now_s):
+                for proposal in station.decide(now_s):
                     proposed += 1
                     delivery = self._log.append(
                         proposal.subject,
@@ -108,11 +107,12 @@ class Engine:
                         actor=station.actor,
                         at_s=now_s,
                         cause=proposal.cause,
-                        expected=expected,
+                        expected=station.fold.heads.get(proposal.subject, 0),
                     )
                     self._spread(delivery)
-                    for follower in self._followers:
-                        follower(delivery)
+                    for fact in proposal.facts:
+                        for follower in self._followers.get(type(fact), ()):
+                            follower(fact)
         return proposed
 
     def _spread(self, delivery: Delivery) -> None:

@@ -14,7 +14,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from penstock_bus import Delivery
 from penstock_events import (
     NodeJoined,
     NodeLeft,
@@ -78,18 +77,15 @@ class Executors:
         self.down_s: dict[str, float] = {}
         self.busy = self.running = self.ended = 0
         self._here: defaultdict[str, dict[str, Run]] = defaultdict(dict)  # node → job → run
-        self._agenda, self._append, self._clock = engine.agenda, engine.append, engine.clock
+        self._engine, self._agenda, self._append = engine, engine.agenda, engine.append
         self.speed, self.costs, self._sampled, self._on_ended = speed, costs, sampled, on_ended
 
-    def react(self, delivery: Delivery) -> None:
-        """Do as the facts of a commit say."""
-        for fact in delivery.commit.facts:
-            if isinstance(fact, RoundDecided):
-                self._follow(fact)
-            elif isinstance(fact, SamplesRequested):
-                self.tasks.update({sample.sample_id: self._sampled(fact, sample) for sample in fact.samples})
+    def expect(self, fact: SamplesRequested) -> None:
+        """Take in the tasks of samples, which a later round will place."""
+        self.tasks.update({sample.sample_id: self._sampled(fact, sample) for sample in fact.samples})
 
-    def _follow(self, fact: RoundDecided) -> None:
+    def follow(self, fact: RoundDecided) -> None:
+        """Do as a round says."""
         for node_id in fact.lost_nodes:
             self._lose(node_id)
         for preemption in fact.preemptions:
@@ -99,14 +95,14 @@ class Executors:
 
     def fail(self, node_id: str) -> None:
         """Take a node down."""
-        self.down_s[node_id] = now_s = self._clock()
+        self.down_s[node_id] = now_s = self._engine.now_s
         for run in self._here[node_id].values():
             if not run.stands:
                 self._stand(run, now_s, saved=False)
 
     def repair(self, joined: NodeJoined) -> None:
         """Bring a node back: what ran there and is still leased is lost, then it offers its devices."""
-        node_id, now_s = joined.node_id, self._clock()
+        node_id, now_s = joined.node_id, self._engine.now_s
         self.down_s.pop(node_id, None)
         for run in list(self._here[node_id].values()):
             if node_id not in run.missing:
@@ -124,7 +120,7 @@ class Executors:
         for run in list(self._here[left.node_id].values()):
             run.asked = True
             if not run.stands:
-                self._stand(run, self._clock(), saved=True)
+                self._stand(run, self._engine.now_s, saved=True)
             self._end_all(run, reason)
         self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
 
@@ -138,11 +134,11 @@ class Executors:
         self.running += task.row >= 0
         for node_id in slots:
             self._here[node_id][task.id] = run
-        self._agenda.at(self._clock(), self._start, run)
+        self._agenda.at(self._engine.now_s, self._start, run)
 
     def _start(self, run: Run) -> None:
         """Start what has not started, on the nodes that are up; work begins when the gang is complete."""
-        now_s = self._clock()
+        now_s = self._engine.now_s
         if not self._is_on(run) or run.asked:
             return
         for node_id in [node_id for node_id in run.open if node_id in run.missing and node_id not in self.down_s]:
@@ -190,8 +186,8 @@ class Executors:
             return
         run.asked = True
         if not run.stands:
-            self._stand(run, self._clock(), saved=True)
-        self._agenda.at(self._clock() + self.costs.stop_s, self._end_all, run, preemption.reason)
+            self._stand(run, self._engine.now_s, saved=True)
+        self._agenda.at(self._engine.now_s + self.costs.stop_s, self._end_all, run, preemption.reason)
 
     def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
         """Have a run come to a stop, with its work saved, or what the last checkpoint has; nothing if it saves none."""
@@ -205,7 +201,7 @@ class Executors:
         run.task.lost_s += run.done_s - done_s
 
     def _lose(self, node_id: str) -> None:
-        now_s = self._clock()
+        now_s = self._engine.now_s
         for run in list(self._here[node_id].values()):
             self._leave(run, node_id, "lost")
             if not run.stands:
@@ -216,12 +212,12 @@ class Executors:
     def _end_all(self, run: Run, reason: str) -> None:
         """End what is left of a run that has come to a stop, on the nodes that are up."""
         if not run.stands:
-            self._stand(run, self._clock(), saved=False)
+            self._stand(run, self._engine.now_s, saved=False)
         for node_id in [node_id for node_id in run.open if node_id not in self.down_s]:
             self._end(run, node_id, "preempted", reason)
 
     def _end(self, run: Run, node_id: str, outcome: Outcome, reason: str = "") -> None:
-        now_s, task = self._clock(), run.task
+        now_s, task = self._engine.now_s, run.task
         ended = RunEnded(
             at_s=now_s,
             job_id=task.id,
@@ -242,9 +238,9 @@ class Executors:
         devices = run.open.pop(node_id)
         del self._here[node_id][run.task.id]
         if self._on_ended is not None:
-            self._on_ended(run, node_id, devices, self._clock())
+            self._on_ended(run, node_id, devices, self._engine.now_s)
         if not run.open:
-            self._conclude(run, self._clock())
+            self._conclude(run, self._engine.now_s)
 
     def _conclude(self, run: Run, now_s: float) -> None:
         task = run.task

@@ -50,7 +50,11 @@ def encode(*deliveries: Delivery) -> bytes:
     CodecError
         If a number is not finite.
     """
-    return _encoder.encode_lines([_line(delivery, fact) for delivery in deliveries for fact in delivery.commit.facts])
+    text = _encoder.encode_lines([_line(delivery, fact) for delivery in deliveries for fact in delivery.commit.facts])
+    if b"null" in text and b"null" in text.replace(_NO_TIME, b""):
+        for delivery in deliveries:
+            codec.encode(delivery.commit)  # refuses what is not finite
+    return text
 
 
 def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
@@ -73,8 +77,6 @@ def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
 
 def _line(delivery: Delivery, fact: AnyEvent) -> _Line:
     body = _encoder.encode(fact)  # {"type":…,"at_s":…,REST
-    if b"null" in body and b"null" in body.replace(_NO_TIME, b""):
-        codec.encode(delivery.commit)  # refuses what is not finite
     commit = delivery.commit
     return _Line(
         delivery.seq,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock_bus import Delivery
 from penstock_events import JobsRanked
 from penstock_sim.outcome import Outcome, Spells, Timeline
 from penstock_sim.virtual.script import Script
@@ -31,14 +30,12 @@ class Records:
         self._timeline: list[tuple[float, int, int]] = []
         self._spells: list[tuple[int, int, float, float]] = []
 
-    def note_ranks(self, delivery: Delivery) -> None:
+    def note_ranks(self, fact: JobsRanked) -> None:
         """Count promotions."""
-        for fact in delivery.commit.facts:
-            if isinstance(fact, JobsRanked):
-                for rank in fact.ranks:
-                    if (task := self._by_id.get(rank.job_id)) is not None:
-                        task.promotions += rank.queue < task.queue
-                        task.queue = rank.queue
+        for rank in fact.ranks:
+            if (task := self._by_id.get(rank.job_id)) is not None:
+                task.promotions += rank.queue < task.queue
+                task.queue = rank.queue
 
     def note_instant(self, now_s: float, busy: int, waiting: int) -> None:
         """Note how the cluster is used from now on."""

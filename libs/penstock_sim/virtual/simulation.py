@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock_bus import Decider
-from penstock_events import SweepCancelled
+from penstock_events import JobsRanked, RoundDecided, SamplesRequested, SweepCancelled
 from penstock_gateway.announcements import announcer
 from penstock_gateway.machine import decider as gateway
 from penstock_gateway.settings import Settings as GatewaySettings
@@ -187,8 +187,9 @@ class _Simulation:
             sampled=script.sampled,
             on_ended=self.records.note_spell if options.spells else None,
         )
-        self.engine.follow(self.records.note_ranks)
-        self.engine.follow(self._executors.react)
+        self.engine.follow(JobsRanked, self.records.note_ranks)
+        self.engine.follow(RoundDecided, self._executors.follow)
+        self.engine.follow(SamplesRequested, self._executors.expect)
         self._world = World(self.engine, self._executors, script)
         if options.failures is not None:
             self._world.fail(script.nodes, options.failures, options.seed)

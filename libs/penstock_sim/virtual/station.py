@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from penstock_bus import Decider, Delivery
@@ -39,8 +40,8 @@ class Station:
         self.woken = True
         self._decide = decider.decide
 
-    def decide(self, now_s: float) -> list[tuple[Proposal, int]]:
-        """Ask it; return its proposals, each with the sequence that it expects of its subject."""
+    def decide(self, now_s: float) -> Sequence[Proposal]:
+        """Ask it; return its proposals."""
         apply = self.fold.apply
         for delivery in self.heard:
             apply(delivery)
@@ -52,7 +53,4 @@ class Station:
             self.wake_at_s = math.inf
         else:  # as the shell: a time that has passed is taken up after a moment
             self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
-        if not decision.proposals:
-            return []
-        heads = self.fold.heads
-        return [(proposal, heads.get(proposal.subject, 0)) for proposal in decision.proposals]
+        return decision.proposals
