@@ -69,7 +69,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """
     Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning.
 
-    ``waited_s`` is what it waited for its turns, between its iterations. ``diverged`` names the metrics whose last
+    ``waited_s`` is what it waited for its turns, between its iterations; ``saves``, whether it has said how to save a
+    checkpoint. ``diverged`` names the metrics whose last
     value is no finite number.
     """
 
@@ -77,6 +78,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     loop_steps: Count
     loop_s: Seconds
     waited_s: Seconds = 0.0
+    saves: bool = False
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0
@@ -111,6 +113,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     loop_steps: Count
     loop_s: Seconds
     waited_s: Seconds = 0.0
+    saves: bool = False
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0

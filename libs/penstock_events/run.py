@@ -42,6 +42,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Iterations of this run and the seconds that they took.
     waited_s : float
         Between them, for its turns on devices that it shares.
+    saves : bool
+        Its script has said how to save a checkpoint: a run that is stopped loses no step.
     peak_memory_bytes : int
         The most that its first process said it held of one device, between iterations and within them; 0: it did not.
     out_of_memory : bool
@@ -66,6 +68,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     loop_steps: int = 0
     loop_s: float = 0.0
     waited_s: float = 0.0
+    saves: bool = False
     peak_memory_bytes: int = 0
     out_of_memory: bool = False
     cap_bytes: int = 0

@@ -101,6 +101,8 @@ class TrialsMeasured(Event, frozen=True, kw_only=True, tag="sweep.measured.v1"):
         Most trials on one device, and most devices for one trial, that are worth it as far as is known; 0: no limit.
     overhead_s : float
         What moving a running trial costs (ε), in seconds; 0 where not measured.
+    saves : bool
+        Whether its script saves checkpoints: trials of one that does not are never moved.
     moves : int
         How many moves that was measured on; where none, it is what starting takes, and a guess for stopping.
     """
@@ -113,6 +115,7 @@ class TrialsMeasured(Event, frozen=True, kw_only=True, tag="sweep.measured.v1"):
     widest: int = 0
     overhead_s: float = 0.0
     moves: int = 0
+    saves: bool = False
 
 
 class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.v1"):

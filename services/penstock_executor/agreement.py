@@ -57,7 +57,7 @@ def hear(run: Run, index: int, message: FromJob) -> None:
 
 def _progress(rank: Rank, message: Progress | Done) -> None:
     rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
-    rank.waited_s = message.waited_s
+    rank.waited_s, rank.saves = message.waited_s, message.saves
     if message.memory is not None:
         rank.peak_bytes = max(rank.peak_bytes, message.memory.peak_bytes, message.memory.allocated_bytes)
     metrics = {**rank.metrics, **message.metrics}

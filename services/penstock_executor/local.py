@@ -42,6 +42,8 @@ class Rank(msgspec.Struct, kw_only=True):
         It speaks the agent protocol.
     step, loop_steps, loop_s, waited_s, metrics, diverged, skew
         From its last words.
+    saves : bool
+        It can save a checkpoint when it is asked to stop.
     peak_bytes : int
         The most memory that it said it held of one device.
     saved_step : int
@@ -62,6 +64,7 @@ class Rank(msgspec.Struct, kw_only=True):
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: float = 0.0
+    saves: bool = False
     peak_bytes: int = 0
     saved_step: int = 0
     leaving: bool = False

@@ -42,6 +42,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         loop_steps=first.loop_steps,
         loop_s=first.loop_s,
         waited_s=first.waited_s,
+        saves=first.saves,
         peak_memory_bytes=first.peak_bytes,
         out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
         cap_bytes=run.cap_bytes,

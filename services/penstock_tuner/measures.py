@@ -53,6 +53,8 @@ class Measures(msgspec.Struct, kw_only=True):
         Trials side by side → the logarithm of how much longer an iteration took than alone.
     start_s : Mean
         What of a run was no iteration: starting, restoring, saving.
+    saves : bool
+        Its script saves checkpoints, so that a trial that is moved loses no step; moved are none before that was seen.
     move_s : Mean
         From a running trial's being asked to stop to the start of its next run.
     """
@@ -60,6 +62,7 @@ class Measures(msgspec.Struct, kw_only=True):
     spread: dict[str, Mean] = msgspec.field(default_factory=dict)
     packed: dict[str, Mean] = msgspec.field(default_factory=dict)
     start_s: Mean = msgspec.field(default_factory=Mean)
+    saves: bool = False
     move_s: Mean = msgspec.field(default_factory=Mean)
 
     @property
@@ -102,6 +105,7 @@ class Measures(msgspec.Struct, kw_only=True):
             widest=waterfill.widest(self.beta) if self.spread and self.beta > 1.0 + _FLAT else 0,
             overhead_s=round(self.overhead_s, 3) if self.start_s.count else 0.0,
             moves=self.move_s.count,
+            saves=self.saves,
         )
 
     def factor(self, width: float) -> float:

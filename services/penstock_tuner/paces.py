@@ -116,6 +116,8 @@ class Paces(msgspec.Struct, kw_only=True):
             kept.pop(job_id, None)
 
     def _end_run(self, trial: Trial, job: Job, event: RunEnded, gpus: int) -> None:
+        if event.loop_steps:
+            self.measures.saves = event.saves
         watch = self.watches.get(job.id)
         if watch is None:
             return

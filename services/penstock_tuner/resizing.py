@@ -60,6 +60,8 @@ def demands(
         return (), math.inf
     going = [_going(sweep, trial, jobs[trial.job_id], leases, now_s) for trial in sweep.running.values()]
     waiting = [one for one in going if one.job.state is State.PENDING]
+    if not waiting and not sweep.measures.saves:
+        return (), math.inf
     if waiting:
         return tuple(_refilled(sweep, bound, waiting, there)), math.inf
     room = _Room(there, leases, others_wait=others_wait)

@@ -13,7 +13,9 @@ from penstock_gateway.machine import State, apply
 from penstock_gateway.show import Scene
 
 KEY = workload.key(spec())
-SHOWN = TrialsMeasured(at_s=NOW_S, sweep_id="s1", key=KEY, alpha=1.2, beta=1.4, packing=3, widest=2, overhead_s=2.5)
+SHOWN = TrialsMeasured(
+    at_s=NOW_S, sweep_id="s1", key=KEY, alpha=1.2, beta=1.4, packing=3, widest=2, overhead_s=2.5, saves=True
+)
 
 
 def scene(*facts: object) -> Scene:

@@ -58,9 +58,12 @@ def start(tuner: Tuner, number: int, *devices: int, at_s: float = 2.0) -> None:
     tuner.given(RunStarted(at_s=at_s, job_id=job.id, epoch=job.epoch, node_id="n1", devices=devices))
 
 
-def end(tuner: Tuner, number: int, at_s: float, outcome: Any = "completed", loop_s: float = 0.0) -> None:
+def end(
+    tuner: Tuner, number: int, at_s: float, outcome: Any = "completed", *, loop_s: float = 0.0, saves: bool = True
+) -> None:
     epoch = tuner.state.jobs[name(number)].epoch
     about = {"job_id": name(number), "epoch": epoch, "node_id": "n1", "outcome": outcome, "metrics": {"acc": 0.5}}
+    about["saves"] = saves
     tuner.given(RunEnded(at_s=at_s, loop_s=loop_s, loop_steps=10 if loop_s else 0, **about))
 
 
@@ -229,3 +232,10 @@ def test_a_tuner_that_takes_over_moves_the_same_trials_and_none_twice():
     groups = [fact for stored in tuner.log for fact in stored.commit.facts if isinstance(fact, TrialGroupOpened)]
     assert finished == {name(0), name(1), name(2)}
     assert len(groups) == 1
+
+
+def test_trials_that_save_no_checkpoints_are_never_moved():
+    tuner = four_on_four()
+    for number in range(3):
+        end(tuner, number, 102.0, loop_s=90.0, saves=False)
+    assert moved(tuner, 30.0) == ()

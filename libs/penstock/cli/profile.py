@@ -63,8 +63,9 @@ def trials(seen: TrialsMeasured) -> list[tuple[str, str]]:
     packing = f"alpha {seen.alpha:.3g}, at most {seen.packing} trials on a device" if seen.alpha else unseen
     most = f", at most {seen.widest} devices for a trial" if seen.widest else ""
     guessed = "" if seen.moves else " (nobody has been moved yet: starting, and a guess for stopping)"
+    never = "" if seen.saves else "; its script saves no checkpoints, so that trials are never moved"
     return [
         ("side by side", packing),
         ("scaling out", f"beta {seen.beta:.3g}{most}" if seen.beta else unseen),
-        ("moving", f"{seen.overhead_s:.2g} s{guessed}" if seen.overhead_s else unseen),
+        ("moving", f"{seen.overhead_s:.2g} s{guessed}{never}" if seen.overhead_s else unseen),
     ]
