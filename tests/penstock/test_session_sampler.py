@@ -200,6 +200,19 @@ def test_torchs_loader_reads_ahead_and_nothing_is_lost_or_repeated(tmp_path: Pat
     assert sorted(seen) == list(range(20))
 
 
+def test_a_checkpoint_of_a_loop_without_a_sampler_is_not_gone_on_with(tmp_path: Path) -> None:
+    setup = read(overlay({}, CHECKPOINT_DIR=str(tmp_path), CHECKPOINT_S="1e-9"))
+    with penstock.Session(setup) as session, contextlib.suppress(Stopped):
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        for item in session.iterations(range(5)):
+            if item == 3:
+                raise Stopped
+    with penstock.Session(setup) as session:
+        session.on_checkpoint(lambda _: None, lambda _: None)
+        with pytest.raises(SessionError, match="taken in a loop without a sampler, after 3 items"):
+            next(session.iterations(session.sampler(20, batch_size=4)))
+
+
 def test_a_sampler_behind_something_else_is_refused_since_nobody_would_count() -> None:
     with penstock.Session(read({})) as session:
         sampler = session.sampler(4, batch_size=2)

@@ -299,7 +299,7 @@ class Session:
         if ended:
             return
         if sampler is not None:  # which knows by itself what was done
-            self._sampling.open(sampler, course.step)
+            self._sampling.open(sampler, course.step, done)
             rest = iter(items)
         boundary.begin()
         course.open_loop(done)

@@ -47,8 +47,21 @@ class Sampling:
         ours = self._sampler
         return ours if ours is not None and (items is ours or getattr(items, "batch_sampler", None) is ours) else None
 
-    def open(self, sampler: Sampler, step: int) -> None:
-        """A loop over it begins after so many steps of the job."""
+    def open(self, sampler: Sampler, step: int, done: int) -> None:
+        """
+        A loop over it begins after so many steps of the job.
+
+        Raises
+        ------
+        SessionError
+            If a checkpoint knows of steps ``done`` in this loop, and of no samples: it was taken without a sampler.
+        """
+        if done and self._resumed is None:
+            message = (
+                f"the checkpoint was taken in a loop without a sampler, after {done} items: nobody knows which samples "
+                "those were; go on with the script that took it, or from the beginning with another checkpoint folder"
+            )
+            raise SessionError(message)
         sampler.open()
         self._begun_step = step
 
