@@ -134,8 +134,19 @@ class StopAt(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
     step: Count
 
 
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """
+    Have the framework's allocator hold no more than this share of each device's memory, from a boundary soon.
+
+    Said at each connection and whenever it changes, to processes that share GPUs; what they begin with is in their
+    environment. On devices whose memory is the host's the kernel is told instead.
+    """
+
+    fraction: Annotated[float, Meta(gt=0, le=1)]
+
+
 FromJob = Hello | Progress | At | Saved | SaveFailed | Done
-ToJob = Stop | StopAt
+ToJob = Stop | StopAt | Hold
 
 EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""

@@ -14,7 +14,7 @@ import structlog
 
 from penstock_devices import DeviceError
 from penstock_events import AnyEvent, Job, RunCheckpointed, RunWarned
-from penstock_events.agent import Done, FromJob, Hello, Memory, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
+from penstock_events.agent import Done, FromJob, Hello, Hold, Memory, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
 from penstock_executor import agreement, folder, launch, preflight, processes
 from penstock_executor.ears import Line
 from penstock_executor.limits import Limits
@@ -280,6 +280,7 @@ class Host:
         self.lines[place] = line
         agreement.hear(run, hello.rank, hello)
         folder.note_greeting(self.runs_dir, run, hello.rank)
+        self.tell_caps(run)
         if run.stop_step is not None:
             line.say(StopAt(step=run.stop_step))
         elif run.asked_s:
@@ -337,6 +338,13 @@ class Host:
     def warn(self, key: Key, warning: str) -> None:
         """Report something about a run that goes on."""
         self._report(RunWarned(warning=warning, **self._about(key)))
+
+    def tell_caps(self, run: Run) -> None:
+        """Tell the processes of a run what they may hold by now, where their own allocators have to keep to it."""
+        for index, devices in run.devices_of.items():
+            fraction, line = self.limits.fraction(run.key, devices), self.lines.get((run.key, index))
+            if fraction is not None and line is not None:
+                line.say(Hold(fraction=fraction))
 
     def _say(self, run: Run, message: ToJob) -> None:
         for index in run.ranks:

@@ -33,10 +33,13 @@ class Limits:
     ----------
     caps : dict of Key to dict of int to int
         Runs that share → device → bytes, as they are now.
+    framework_bytes : dict of Key to int
+        What of it no allocator sees, as far as is known.
     """
 
     def __init__(self, devices: Iterable[Device], enforcer: Caps | None = None) -> None:
         self.caps: dict[Key, dict[int, int]] = {}
+        self.framework_bytes: dict[Key, int] = {}
         self._devices = {device.index: device for device in devices}
         self._enforcer = enforcer
         self._nvml: Nvml | None = None
@@ -61,6 +64,14 @@ class Limits:
         if not cap_bytes:
             return {}
         return caps.environment([self._devices[index] for index in devices], cap_bytes, framework_bytes)
+
+    def fraction(self, key: Key, devices: Sequence[int]) -> float | None:
+        """Return which share of its GPUs a process's allocator may hold by now; None where nobody has to tell it."""
+        cap_bytes = self._least(key, devices)
+        if not cap_bytes or any(self._devices[index].backend != "cuda" for index in devices):
+            return None
+        least_bytes = min(self._devices[index].memory_bytes for index in devices)
+        return min(max(cap_bytes - self.framework_bytes.get(key, 0), 1) / least_bytes, 1.0)
 
     def command(self, key: Key, rank: int, devices: Sequence[int], argv: Sequence[str]) -> list[str]:
         """Return the command line that starts a process under its cap, where its devices' memory is the host's."""
@@ -111,6 +122,7 @@ class Limits:
 
     def forget(self, key: Key, ranks: Mapping[int, object]) -> None:
         """Remove what was made for a run that has ended."""
+        self.framework_bytes.pop(key, None)
         if self.caps.pop(key, None) and self._enforcer is not None:
             for rank in ranks:
                 self._enforcer.forget(_name(key, rank))

@@ -12,7 +12,7 @@ from penstock_events.agent import EXIT_PREEMPTED
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "hang"]
 """
 Why this node ends a run; ``gang`` means that another of its processes has failed, ``memory`` that it took more of its
-device than it had been given, ``hang`` that it did not give its turn back.
+device than it had been given, ``hang`` that it did not give its turn back, or wrote on its lane's page what it must not.
 """
 
 Sharing = Literal["exclusive", "lane", "fraction"]
@@ -139,6 +139,14 @@ class Run(msgspec.Struct, kw_only=True):
     def key(self) -> Key:
         """Its name on this node."""
         return self.job_id, self.epoch
+
+    @property
+    def devices_of(self) -> dict[int, tuple[int, ...]]:
+        """Each process's devices: one each where there are as many, all of them where it is one process."""
+        ranks = sorted(self.ranks)
+        if len(ranks) == len(self.devices):
+            return {rank: (device,) for rank, device in zip(ranks, self.devices, strict=True)}
+        return dict.fromkeys(ranks, self.devices)
 
     @property
     def alive(self) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock.sessions.loop import Session
 from penstock.sessions.setup import read
-from penstock_events.agent import EXIT_PREEMPTED, At, Done, Hello, Progress, Saved, SaveFailed, Stop, StopAt
+from penstock_events.agent import EXIT_PREEMPTED, At, Done, Hello, Hold, Progress, Saved, SaveFailed, Stop, StopAt
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
 COUNTING = """
@@ -140,6 +140,18 @@ def test_a_process_inside_a_long_step_answers_at_once(executor: SmallExecutor) -
             if item == 1:
                 executor.say(Stop())
                 assert executor.wait(At).step == 1
+                executor.say(StopAt(step=100))
+    assert executor.wait(Done).step == 4
+
+
+def test_a_process_that_is_told_what_it_may_hold_takes_it_to_its_next_boundary(executor: SmallExecutor) -> None:
+    with inside(executor, MEMORY_FRACTION="0.25") as session:
+        for item in session.iterations(range(4)):
+            if item == 1:
+                executor.say(Hold(fraction=0.5))
+                executor.say(Stop())
+                assert executor.wait(At).step == 1, "what came before was heard"
+                assert session._boundary._limit.fraction == 0.5
                 executor.say(StopAt(step=100))
     assert executor.wait(Done).step == 4
 

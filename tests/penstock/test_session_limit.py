@@ -72,6 +72,17 @@ def test_the_limit_is_told_once(cuda: FakeCuda) -> None:
     assert cuda.told == [(0.25, 0), (0.25, 1)]
 
 
+def test_a_limit_that_changes_is_told_again(cuda: FakeCuda) -> None:
+    cuda.open()
+    limit = Limit(0.25)
+    limit.tell()
+    limit.change(0.5)
+    assert cuda.told == [(0.25, 0), (0.25, 1)], "only at a boundary"
+    for _ in range(2):
+        limit.tell()
+    assert cuda.told[2:] == [(0.5, 0), (0.5, 1)]
+
+
 def test_without_a_limit_nothing_is_told(cuda: FakeCuda) -> None:
     cuda.open()
     Limit(0.0).tell()

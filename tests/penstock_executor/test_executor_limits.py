@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +15,11 @@ from penstock_devices import DeviceError
 from penstock_devices.accounting import CudaAccounting
 from penstock_devices.port import Usage
 from penstock_events import Device, Job, JobSpec
+from penstock_events.agent import Hold
+from penstock_executor.host import Host
+from penstock_executor.launch import Site
 from penstock_executor.limits import HOST_LEAST_BYTES, Limits
+from penstock_executor.local import Rank, Run
 
 MIB = 2**20
 KEY = ("j1", 1)
@@ -99,6 +104,16 @@ def test_a_cap_that_changes_is_changed_for_processes_that_run(limits: Limits, en
     assert enforcer.changes == [("j1-1-0", 77, 100 * MIB + HOST_LEAST_BYTES)]
 
 
+def test_what_an_allocator_has_to_keep_to_is_told_of_gpus_alone(limits: Limits) -> None:
+    assert limits.fraction(KEY, (1,)) is None
+    limits.caps[KEY] = {0: 100 * MIB, 1: 200 * MIB}
+    limits.framework_bytes[KEY] = 50 * MIB
+    assert limits.fraction(KEY, (0,)) is None
+    assert limits.fraction(KEY, (1,)) == 0.15
+    limits.forget(KEY, {0: None})
+    assert limits.framework_bytes == {}
+
+
 def test_who_holds_more_than_its_cap_is_found(limits: Limits, process: subprocess.Popen[bytes]) -> None:
     limits.caps[KEY] = {0: 200 * MIB}
     assert limits.broken(KEY, 0, 0, process.pid) == ""
@@ -138,3 +153,26 @@ def test_a_gpu_that_can_be_read_no_more_takes_nobody_down_but_its_own_jobs(limit
     limits.caps[KEY] = {GPU.index: 10 * MIB}
     assert limits.held_bytes(GPU.index, os.getpid()) == 0
     assert limits.broken(KEY, 0, GPU.index, os.getpid()) == ""
+
+
+class Heard:
+    """A connection that remembers what was said over it."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def say(self, message: object) -> None:
+        self.said.append(message)
+
+
+def test_each_process_on_a_gpu_is_told_what_it_may_hold_by_now(limits: Limits, tmp_path: Path) -> None:
+    site = Site(node_id="n1", devices=(HOST, GPU), socket="", checkpoints=tmp_path, cwd="")
+    nothing: Any = lambda *_: None  # noqa: E731 - one for each callable that plays no part here
+    host = Host(site, tmp_path, clock=lambda: 0.0, watch=nothing, report=nothing, wake=nothing, limits=limits)
+    run = Run(job_id="j1", epoch=1, devices=(0, 1), world_size=2, ranks={0: Rank(), 1: Rank()})
+    lines: dict[Any, Any] = {(KEY, rank): Heard() for rank in (0, 1)}
+    host.lines = lines
+    host.tell_caps(run)
+    limits.caps[KEY] = {0: 100 * MIB, 1: 250 * MIB}
+    host.tell_caps(run)
+    assert [lines[KEY, rank].said for rank in (0, 1)] == [[], [Hold(fraction=0.25)]]

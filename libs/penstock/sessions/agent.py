@@ -20,7 +20,7 @@ from typing import Final, Protocol, assert_never
 import msgspec
 
 from penstock.sessions.agreement import Agreement, Verdict
-from penstock_events.agent import At, FromJob, Hello, Stop, StopAt, ToJob
+from penstock_events.agent import At, FromJob, Hello, Hold, Stop, StopAt, ToJob
 
 RECONNECT_S: Final = 0.5
 SEND_TIMEOUT_S: Final = 2
@@ -57,6 +57,9 @@ class Agent:
     heard : callable
         Called when something was heard, by the thread that listens.
 
+    hold : callable
+        ``hold(fraction)``: called when it is told what it may hold by now, by the thread that listens.
+
     Attributes
     ----------
     attention : bool
@@ -68,14 +71,16 @@ class Agent:
         self,
         path: str,
         hello: Callable[[], Hello],
+        *,
         step: Callable[[], int],
         held: Callable[[], bool] = lambda: False,
         heard: Callable[[], object] = lambda: None,
+        hold: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
     ) -> None:
         self.attention = False
         self._path = path
         self._hello = hello
-        self._step, self._held, self._heard = step, held, heard
+        self._step, self._held, self._heard, self._hold = step, held, heard, hold
         self._agreement = Agreement()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -172,6 +177,9 @@ class Agent:
             _log.warning("executor_line_not_understood line=%r error=%s", line[:200], error)
 
     def _hear(self, message: ToJob) -> None:
+        if isinstance(message, Hold):
+            self._hold(message.fraction)
+            return
         with self._changed:
             self.attention = True  # before the step is read
             match message:

@@ -78,7 +78,12 @@ class Boundary:
         self._limit.tell()
         if self._setup.socket:
             self._agent = Agent(
-                self._setup.socket, self._hello, lambda: self._course.step, lambda: self.at_rest, self._interrupt
+                self._setup.socket,
+                self._hello,
+                step=lambda: self._course.step,
+                held=lambda: self.at_rest,
+                heard=self._interrupt,
+                hold=self._limit.change,
             )
             make_current(self._agent)
             self._progress_due = self._due = 0.0

@@ -13,7 +13,7 @@ from typing import Any
 
 class Limit:
     """
-    A limit that is told once: at once where PyTorch has a device open, else as soon as it opens one.
+    A limit that is told once, and when it changes: at once where PyTorch has a device open, else when it opens one.
 
     Parameters
     ----------
@@ -24,6 +24,11 @@ class Limit:
     def __init__(self, fraction: float) -> None:
         self.fraction = fraction
         self._told = not fraction
+
+    def change(self, fraction: float) -> None:
+        """Let another limit be told at the next boundary; from any thread."""
+        self.fraction = fraction
+        self._told = False
 
     def tell(self) -> None:
         """Tell PyTorch if it is there by now."""

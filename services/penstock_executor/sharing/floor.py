@@ -214,7 +214,7 @@ class Floor:
             self.desk.overrule(place)
 
     def _check_memory(self, run: Run) -> None:
-        for index, devices in self._devices_of(run).items():
+        for index, devices in run.devices_of.items():
             leader = self.host.leader((run.key, index))
             for device in devices if leader else ():
                 why = self.limits.broken(run.key, index, device, leader)
@@ -231,7 +231,7 @@ class Floor:
             return
         framework_bytes = 0
         if memory.on_device and (leader := self.host.leader(place)):
-            held = [self.limits.held_bytes(index, leader) for index in self._devices_of(run).get(rank, ())]
+            held = [self.limits.held_bytes(index, leader) for index in run.devices_of.get(rank, ())]
             framework_bytes = max(0, max(held, default=0) - memory.reserved_bytes)
         sample = Sample(memory.allocated_bytes, max(memory.peak_bytes, memory.allocated_bytes), framework_bytes)
         self.lanes.see(Who(job_id, epoch, rank), sample, iterations, self._clock())
@@ -239,24 +239,20 @@ class Floor:
 
     def _limit(self, key: Key, caps: dict[int, int]) -> None:
         self.limits.caps[key] = caps
+        self.limits.framework_bytes[key] = self.lanes.framework_bytes(key[0])
         run = self.host.runs.get(key)
-        if run is not None:
-            run.cap_bytes = self.limits.least_bytes(key)
-        for index, devices in (self._devices_of(run) if run is not None else {}).items():
+        if run is None:
+            return
+        run.cap_bytes = self.limits.least_bytes(key)
+        for index, devices in run.devices_of.items():
             leader = self.host.leader((key, index))
             if leader:
                 self.limits.change(key, index, devices, leader)
+        self.host.tell_caps(run)
 
     def _end(self, key: Key, reason: str) -> None:
         if key in self.host.runs:
             self.host.end(key, "hang", reason)
-
-    def _devices_of(self, run: Run) -> dict[int, tuple[int, ...]]:
-        """Return each process's devices: one each where there are as many, all of them where it is one process."""
-        ranks = sorted(run.ranks)
-        if len(ranks) == len(run.devices):
-            return {rank: (device,) for rank, device in zip(ranks, run.devices, strict=True)}
-        return dict.fromkeys(ranks, run.devices)
 
     def _has(self, key: Key) -> bool:
         return key in self.lanes.seats

@@ -131,6 +131,12 @@ class Lanes:
         if not party.known or differs(known, need):
             self._take_need(party, need)
 
+    def framework_bytes(self, job_id: str) -> int:
+        """Return what of a run's memory no allocator sees, as far as is known: the most of its devices."""
+        devices = self.table.parties[job_id].sharer.devices
+        boards = [board for device in devices if job_id in (board := self.table.boards[device])]
+        return max((board.need(job_id).framework_bytes for board in boards), default=0)
+
     def hurry(self, job_id: str) -> None:
         """A run is to stop at its next boundary: it gets the turns that this takes before all others."""
         party = self.table.parties.get(job_id)
