@@ -12,7 +12,7 @@ from penstock_events.agent import EXIT_PREEMPTED
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "hang"]
 """
 Why this node ends a run; ``gang`` means that another of its processes has failed, ``memory`` that it took more of its
-device than it had been given, ``hang`` that it did not give its turn back, or wrote on its lane's page what it must not.
+device than it had been given, ``hang`` that it did not give its turn back, or wrote on its page what it must not.
 """
 
 Sharing = Literal["exclusive", "lane", "fraction"]
