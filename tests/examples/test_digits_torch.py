@@ -86,6 +86,7 @@ def test_a_gang_that_is_preempted_twice_and_resized_does_every_step_once(
             agreed = executor.preempt(world_size)  # asked before the first step: they do the steps of the margin
             ended(ranks, EXIT_PREEMPTED)
             assert done < agreed < STEPS
+            executor.wait_hung_up()
             assert executor.of(Saved)[-1] == Saved(step=agreed, leaving=True)
             done = agreed
     with small_executor(tmp_path_factory.mktemp("x")) as executor:
