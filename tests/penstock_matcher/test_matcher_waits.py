@@ -30,6 +30,7 @@ from penstock_events import (
     JobSubmitted,
     NodeDrained,
     NodeJoined,
+    NodeLeft,
     NodeResumed,
     Wait,
 )
@@ -253,3 +254,12 @@ def test_as_many_drained_nodes_are_named_as_it_takes():
     assert [remedy for _, _, remedy in told(one)] == ["penstock node resume n1 n2 n3 n5"]
     one.given(*(NodeResumed(node_id=name, at_s=3.0) for name in ("n1", "n2", "n3", "n5")))
     assert run_all(one, 3.0) == {"g": "fast"}
+
+
+def test_a_job_that_nodes_could_hold_is_told_when_one_of_them_has_left():
+    one = matcher().given(node("n1", fast=1), node("n2", fast=2), job("a", gpus=2))
+    run_all(one, 2.0)
+    one.given(job("b", at_s=3.0, gpus=2)).at(3.0)
+    assert [wait.cause for wait in waits(one)] == ["gang"]
+    one.given(NodeLeft(node_id="n2", at_s=5.0)).at(5.0)
+    assert [wait.cause for wait in waits(one) if wait.job_id == "b"] == ["never_fits"]

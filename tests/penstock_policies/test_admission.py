@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,3 +147,22 @@ def test_the_walk_keeps_its_word(jobs, runs, idle, coming):
     assert len(given_out) == len(set(given_out)) <= idle
     assert all(len(devices) == ranked.job.spec.gpus for ranked, _, devices in found.gangs)
     assert not set(gangs(found)) & set(found.keeps)
+
+
+KINDS = st.lists(st.sampled_from(["fast", "slow"]), max_size=6)
+WANTED = st.lists(st.sampled_from([(), ("fast",), ("slow",), ("fast", "slow")]), max_size=4)
+
+
+@given(KINDS, WANTED)
+def test_jobs_of_one_device_find_what_they_find_before_a_gang_that_finds_nothing(kinds, wanted):
+    def admitted(*behind: Ranked) -> tuple[list[str], dict[str, list[Device]]]:
+        free = Free({"n1": [device(index, kind) for index, kind in enumerate(kinds)]})
+        jobs = [waiting(f"j{at}", since_s=float(at)) for at in range(len(wanted))]
+        for ranked, accepted in zip(jobs, wanted, strict=True):
+            ranked.job.spec = msgspec.structs.replace(ranked.job.spec, kinds=accepted)
+        manner = Manner(preempts="position")  # only who has found one comes to the matching
+        outlook = Outlook(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), Rules(), manner=manner)
+        found = admit([*jobs, *behind], [], Supply(free, Free({}), free), outlook)
+        return [ranked.job_id for ranked in found.singles], free.by_node()
+
+    assert admitted() == admitted(waiting("g", gpus=9))
