@@ -338,6 +338,14 @@ def test_caps_follow_the_lane_and_what_nobody_needs(
     assert lanes.take().caps == {("a", 1): {0: 315 + spare[1]}, ("b", 1): {0: 315 + spare[1]}}
 
 
+def test_of_a_run_that_has_left_no_cap_is_told() -> None:
+    lanes = Lanes("n1", [Device(index=0, kind="fast", memory_bytes=1000, backend="cuda")], ONE_LANE)
+    for job_id in ("a", "b"):
+        lanes.arrive(Sharer(job_id=job_id, epoch=1, ranks={0: (0,)}, need=SMALL), 0.0)
+    lanes.leave("a", 1.0, "its run has ended")
+    assert lanes.take().caps == {("b", 1): {0: 110}}
+
+
 NEEDS = st.builds(MemoryNeed, st.integers(0, 120), st.just(0), st.integers(1, 400))
 
 

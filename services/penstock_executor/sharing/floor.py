@@ -239,7 +239,7 @@ class Floor:
 
     def _limit(self, key: Key, caps: dict[int, int]) -> None:
         self.limits.caps[key] = caps
-        self.limits.framework_bytes[key] = self.lanes.framework_bytes(key[0])
+        self.limits.framework_bytes[key] = self.lanes.needs.framework_bytes(self.lanes.table.parties[key[0]])
         run = self.host.runs.get(key)
         if run is None:
             return

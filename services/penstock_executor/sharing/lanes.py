@@ -31,16 +31,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock_events import Device, MemoryNeed, RunMeasured
+from penstock_events import Device
 from penstock_executor.local import Key, Seat
 from penstock_executor.sharing import wishes
 from penstock_executor.sharing.meter import Meter
+from penstock_executor.sharing.needs import Needs
 from penstock_executor.sharing.orders import Orders, Wish
 from penstock_executor.sharing.party import Party, Place, Sharer
 from penstock_executor.sharing.passing import Passing
 from penstock_executor.sharing.table import Table
 from penstock_lanes.wire import Who
-from penstock_policies.lanes import Rules, Sample, differs
+from penstock_policies.lanes import Rules, Sample
 
 FORGIVEN: Final = 3
 """How often a lane's page may be spoilt before whoever does it is not asked any more, but ended."""
@@ -64,6 +65,7 @@ class Lanes:
     ----------
     table : Table
     passing : Passing
+    needs : Needs
     spoilt : Counter of Place
         How often somebody has written on a lane's page what it must not.
     """
@@ -74,6 +76,7 @@ class Lanes:
         self.table = Table(node_id, devices, rules, reserve)
         self._least_turn_s = least_turn_s
         self.passing = Passing(self.table)
+        self.needs = Needs(self.table)
         self.spoilt: Counter[Place] = Counter()
 
     # --- runs
@@ -94,7 +97,7 @@ class Lanes:
             known=sharer.need is not None,
             outside=set(sharer.ranks) if sharer.adopted else set(),
         )
-        needs = {device: sharer.need or self._rest_of(device) for device in sharer.devices}
+        needs = {device: sharer.need or self.needs.rest_of(device) for device in sharer.devices}
         told = table.gangs.arrive(
             sharer.job_id,
             needs,
@@ -118,24 +121,9 @@ class Lanes:
 
     def see(self, who: Who, sample: Sample, iterations: int, now_s: float) -> None:
         """A process says what it holds after so many iterations."""
-        table = self._at(now_s)
-        party = table.party(who)
-        if party is None or party.seat.at != "in":
-            return
-        party.meter.see(who.rank, sample, iterations)
-        self._tell_need(party)
-        need = party.meter.need
-        if need is None or party.stopped is not None:
-            return
-        known = party.pending or table.boards[party.sharer.devices[0]].need(party.job_id)
-        if not party.known or differs(known, need):
-            self._take_need(party, need)
-
-    def framework_bytes(self, job_id: str) -> int:
-        """Return what of a run's memory no allocator sees, as far as is known: the most of its devices."""
-        devices = self.table.parties[job_id].sharer.devices
-        boards = [board for device in devices if job_id in (board := self.table.boards[device])]
-        return max((board.need(job_id).framework_bytes for board in boards), default=0)
+        party = self._at(now_s).party(who)
+        if party is not None and party.seat.at == "in":
+            self.needs.see(party, who.rank, sample, iterations)
 
     def hurry(self, job_id: str) -> None:
         """A run is to stop at its next boundary: it gets the turns that this takes before all others."""
@@ -181,9 +169,7 @@ class Lanes:
         if not self.passing.is_taking(party, who.rank):
             party.asking.add(who.rank)
         table.returned(who)
-        if party.stopped is not None:
-            need, party.stopped = party.stopped, None
-            self._take_need(party, need)
+        self.needs.go_on(party)
         if table.in_turn(party):
             self._catch_up(party, begun or {})
         else:
@@ -194,6 +180,7 @@ class Lanes:
         table, party = self._at(now_s), self.table.parties[job_id]
         table.touch(party)
         if not table.in_turn(party):
+            table.want(party)
             return
         self._catch_up(party, begun)
         waiting = party.asking - party.let
@@ -234,16 +221,10 @@ class Lanes:
 
     def stopped(self, who: Who, now_s: float) -> None:
         """The token was taken from a process in the middle of a turn: all that it may hold counts as kept."""
-        table = self._at(now_s)
-        party = table.party(who)
-        if party is None or party.stopped is not None:
-            return
-        party.outside.add(who.rank)
-        board = table.boards[party.sharer.devices[0]]
-        party.stopped = need = board.need(party.job_id)
-        kept_bytes = board.cap_bytes(party.job_id) - need.framework_bytes
-        table.warn(party, "it did not give its turn back, so that was taken; all that it may hold counts as kept")
-        self._take_need(party, MemoryNeed(kept_bytes, need.framework_bytes, need.ephemeral_bytes))
+        party = self._at(now_s).party(who)
+        if party is not None:
+            party.outside.add(who.rank)
+            self.needs.stop(party)
 
     def gone(self, who: Who, now_s: float) -> None:
         """A process takes part no more; what it holds counts until its run leaves."""
@@ -303,36 +284,6 @@ class Lanes:
             if begun.get(rank, 0) < max(party.reach, *(begun.get(other, 0) for other in party.let), 0):
                 party.reach = max(party.reach, begun.get(rank, 0) + 1)
                 self.table.let(party, {rank})
-
-    # --- needs
-    def _tell_need(self, party: Party) -> None:
-        need = party.meter.news()
-        if need is None:
-            return
-        fact = RunMeasured(
-            job_id=party.sharer.job_id,
-            epoch=party.sharer.epoch,
-            node_id=self.table.node_id,
-            need=need,
-            iterations=party.meter.iterations,
-            at_s=self.table.now_s,
-        )
-        self.table.orders.facts.append(fact)
-
-    def _take_need(self, party: Party, need: MemoryNeed) -> None:
-        """Take a need into account: now, or at the end of the turn that is under way, or has begun on some devices."""
-        party.pending = need
-        if self.table.gangs.holds(party.job_id):
-            self.table.touch(party)
-            return
-        needs, party.pending = party.pending_needs() or {}, None
-        self.table.digest(self.table.gangs.measured(party.job_id, needs, self.table.now_s))
-
-    def _rest_of(self, device: int) -> MemoryNeed:
-        """Return the largest need that the device has room for beside what others keep."""
-        board = self.table.boards[device]
-        lanes_bytes = sum(view.size_bytes for view in board.lanes)
-        return MemoryNeed(0, 0, max(0, board.free_bytes + lanes_bytes))
 
     def _at(self, now_s: float) -> Table:
         self.table.now_s = now_s

@@ -173,6 +173,7 @@ class Table:
         told = self.gangs.finish(party.job_id, self.now_s) if party.job_id in self.gangs else []
         del self.parties[party.job_id]
         self._caps.pop(party.sharer.key, None)
+        self.orders.caps.pop(party.sharer.key, None)
         self.digest(told)
 
     def digest(self, told: list[Told]) -> None:
