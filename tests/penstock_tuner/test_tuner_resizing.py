@@ -246,9 +246,10 @@ def test_a_trial_that_got_more_devices_than_they_are_worth_gives_them_back():
     for number in range(2):
         start(tuner, number, 2 * number, 2 * number + 1)
     end(tuner, 0, 22.0, loop_s=19.0)
-    tuner.at(22.0).settle()
+    (reports,) = tuner.decider.decide(tuner.state, 22.0).proposals
+    for fact in reports.facts:
+        tuner.decider.apply(tuner.state, fact, 99)
     tuner.state.sweeps["s1"].measures.compare(2.0, 1.1)  # β is 2.2, as other sweeps would have shown
-    tuner.state.leases_seq += 1
     (proposal,) = tuner.decider.decide(tuner.state, 22.5).proposals
     ((demand,),) = (fact.demands for fact in proposal.facts)
     assert width(demand) == (name(1), 1, "exclusive", 0)
