@@ -30,6 +30,7 @@ TURN_STEPS: Final = 5
 LONG_STEP_US: Final = 10_000
 KILLED_MIB: Final = 200
 _BATCH: Final = 1_000
+_KILLINGS: Final = 15
 _LOOK_S: Final = 0.0005
 
 
@@ -91,9 +92,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     handovers: int
 
 
-def measure(iterations: int = 2_000, long_iterations: int = 100, killings: int = 15) -> Costs:
+def measure(iterations: int = 2_000, long_iterations: int = 100) -> Costs:
     """
-    Measure all of it; some ten seconds.
+    Measure all of it; some ten seconds. Fifteen holders of each size are killed, fewer where iterations are few.
 
     Parameters
     ----------
@@ -101,10 +102,9 @@ def measure(iterations: int = 2_000, long_iterations: int = 100, killings: int =
         Of each of two processes that hand the token to and fro.
     long_iterations : int
         Of 10 ms, in a lane of one and bare.
-    killings : int
-        Of small processes, and of large ones.
     """
     handovers = _handovers(iterations, 1)
+    killings = max(1, min(_KILLINGS, iterations // 100))
     return Costs(
         handover_us=_spread(handovers),
         turn_handover_us=_spread(_handovers(iterations, TURN_STEPS)),
