@@ -18,6 +18,7 @@ FLOAT_BYTES: Final = 4
 _LINE: Final = 16  # floats in a cache line
 _ALIASED: Final = 256  # rows of such a length would fall on the same lines of the cache
 _GATES: Final = 4
+_PAGE_BYTES: Final = 4096  # each array begins on a page of its own
 
 
 def row_floats(floats: int) -> int:
@@ -37,8 +38,8 @@ def workspace_bytes(steps: int, rows: int, inputs: int, hidden: int) -> int:
     """
     Return what one direction of one LSTM layer keeps from its forward to its backward pass.
 
-    That is states, and room for their gradients, at the layer's input and output (6 arrays as wide as the wider of the
-    two) and of the cells (4), one step more than there are; and of each step its gates and its cell.
+    That is states, and room for their gradients, at the layer's input and output (as wide as the wider of the two) and
+    of the cells, one step more than there are; and of each step its gates and one row more.
 
     Parameters
     ----------
@@ -50,9 +51,10 @@ def workspace_bytes(steps: int, rows: int, inputs: int, hidden: int) -> int:
     >>> workspace_bytes(50, 32, 64, 256)
     25735168
     """
-    states = 6 * row_floats(max(inputs, hidden)) + 4 * hidden
-    gates = row_floats(_GATES * hidden) + row_floats(hidden)
-    return FLOAT_BYTES * rows * ((steps + 1) * states + steps * gates)
+    states = 3 * [2 * row_floats(max(inputs, hidden))] + 2 * [2 * hidden]
+    of_steps = [row_floats(_GATES * hidden), row_floats(hidden)]
+    floats = [rows * (steps + 1) * each for each in states] + [rows * steps * each for each in of_steps]
+    return sum(-(-FLOAT_BYTES * each // _PAGE_BYTES) * _PAGE_BYTES for each in floats)
 
 
 def scratch_bytes(steps: int, rows: int, inputs: int, hidden: int, *, backward: bool) -> int:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_digits import EXAMPLES, end, free_port
+from test_digits import EXAMPLES, free_port
 
 from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
@@ -18,6 +18,7 @@ from penstock_testing.small_executor import SmallExecutor, overlay, small_execut
 STEPS = 24  # 1,437 samples in batches of 128, two epochs
 LIKE_ONE = 1e-5
 
+pytestmark = pytest.mark.timeout(600)  # seconds of processor time, in up to seven processes that load torch
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
 
 
@@ -39,6 +40,11 @@ def start(
         )
         for rank in range(world_size)
     ]
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, errors = process.communicate(timeout=500)
+    return process.returncode, output + errors
 
 
 def ended(ranks: list[subprocess.Popen[str]], code: int = 0) -> None:

@@ -88,11 +88,10 @@ def test_a_model_larger_than_the_host_is_estimated_without_taking_its_memory() -
 
 @needs_torch
 @pytest.mark.parametrize(
-    ("steps", "rows", "inputs", "hidden"), [(50, 32, 64, 256), (10, 7, 300, 64), (3, 1, 1, 1), (5, 8, 100, 100)]
+    ("steps", "rows", "inputs", "hidden"), [(50, 32, 64, 256), (10, 7, 300, 64), (3, 1, 1, 1), (20, 64, 64, 33)]
 )
 def test_an_lstm_layers_workspace_is_what_its_kernel_takes(steps: int, rows: int, inputs: int, hidden: int) -> None:
-    expected = workspace_bytes(steps, rows, inputs, hidden)
-    assert expected == pytest.approx(models.lstm_workspace_bytes(steps, rows, inputs, hidden), rel=0.02, abs=8192)
+    assert workspace_bytes(steps, rows, inputs, hidden) == models.lstm_workspace_bytes(steps, rows, inputs, hidden)
 
 
 @needs_torch

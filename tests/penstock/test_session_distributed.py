@@ -15,6 +15,7 @@ from penstock.sessions.setup import SessionError, read
 from penstock_testing.small_executor import overlay
 
 TORCH = importlib.util.find_spec("torch") is not None
+pytestmark = pytest.mark.timeout(600)  # seconds of processor time, in up to five processes that load torch
 needs_torch = pytest.mark.skipif(not TORCH, reason="torch is not installed here")
 
 GRADIENTS = """
@@ -52,7 +53,7 @@ def ranks(script: str, world_size: int, **env: str) -> list[tuple[int, str, str]
         )
         for rank in range(world_size)
     ]
-    outputs = [process.communicate(timeout=100) for process in processes]
+    outputs = [process.communicate(timeout=500) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 

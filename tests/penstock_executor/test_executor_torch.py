@@ -11,7 +11,10 @@ from executing import World
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here"),
+    pytest.mark.timeout(600),  # seconds of processor time, in processes that load torch
+]
 
 
 async def test_a_torch_gang_over_two_nodes_meets_and_trains(world: World) -> None:

@@ -15,7 +15,10 @@ from clusters import Cluster, facts, until
 from penstock_events import JobSpec
 from penstock_testing import eventually
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here"),
+    pytest.mark.timeout(600),  # seconds of processor time, in up to eight processes that load torch
+]
 
 JOB = Path(__file__).with_name("torch_job.py")
 STEPS = 36  # 1,437 samples in batches of 128, three epochs
