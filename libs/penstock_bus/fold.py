@@ -34,17 +34,18 @@ class Fold(Generic[S]):
         self.state: S = decider.state()
         self.last_seq = 0
         self.heads: dict[str, int] = {}
+        self._apply = decider.apply
         self._own = tuple(pattern.removesuffix("*") for pattern in subjects.writable(decider.name))
 
     def apply(self, delivery: Delivery) -> bool:
         """Fold one commit in; one that was folded before changes nothing and gives False."""
         if delivery.seq <= self.last_seq:
             return False
-        apply, state, seq = self.decider.apply, self.state, delivery.seq
+        state, seq, subject = self.state, delivery.seq, delivery.subject
         for fact in delivery.commit.facts:
-            apply(state, fact, seq)
-        if delivery.subject.startswith(self._own):
-            self.heads[delivery.subject] = seq
+            self._apply(state, fact, seq)
+        if subject.startswith(self._own):
+            self.heads[subject] = seq
         self.last_seq = seq
         return True
 

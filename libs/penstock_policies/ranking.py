@@ -308,13 +308,14 @@ class Ranking:
         return Move(entry.id, queue, position, entered_s, promoted)
 
     def _set_alarm(self, entry: Entry) -> None:
-        before_s, entry.alarm_s = entry.alarm_s, self._alarm_s(entry)
-        if entry.alarm_s == before_s:
+        before_s, alarm_s = entry.alarm_s, self._alarm_s(entry)
+        if alarm_s == before_s:
             return
+        entry.alarm_s = alarm_s
         if before_s < math.inf:
             self._alarms.remove((before_s, entry.id))
-        if entry.alarm_s < math.inf:
-            self._alarms.add((entry.alarm_s, entry.id))
+        if alarm_s < math.inf:
+            self._alarms.add((alarm_s, entry.id))
 
     def _alarm_s(self, entry: Entry) -> float:
         """Return when a job's place changes by itself."""

@@ -8,7 +8,7 @@ thrown away when nodes change. So a round costs what can change by it, not a loo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal
@@ -261,7 +261,7 @@ class Roster:
         if before is not None and before.run is not None and before.placement is placement and before.nodes == nodes:
             devices, shape, held = before.run.devices, before.shape, before.held
         else:
-            held = tuple((s.node_id, i) for s in placement.slots if s.node_id in job.open_nodes for i in s.devices)
+            held = tuple([(s.node_id, i) for s in placement.slots if s.node_id in job.open_nodes for i in s.devices])
             devices = tuple(self._located(held))
             shape = self._shape(devices)
         return Entry(
@@ -279,17 +279,20 @@ class Roster:
         )
 
     def _shape(self, devices: Sequence[Located]) -> Shape:
+        if len(devices) == 1:
+            return ((self._class_of[devices[0][1]], 1),)
         counts: dict[Device, int] = {}
         for _, device in devices:
             like = self._class_of[device]
             counts[like] = counts.get(like, 0) + 1
         return in_order(counts)
 
-    def _located(self, held: Iterable[tuple[str, int]]) -> Iterator[Located]:
+    def _located(self, held: Iterable[tuple[str, int]]) -> list[Located]:
+        of_nodes, found = self._devices, []
         for node_id, index in held:
-            device = self._devices.get(node_id, {}).get(index)
-            if device is not None:
-                yield node_id, device
+            if node_id in of_nodes and (device := of_nodes[node_id].get(index)) is not None:
+                found.append((node_id, device))
+        return found
 
     def _put_in(self, entry: Entry) -> None:
         job_id = entry.ranked.job_id

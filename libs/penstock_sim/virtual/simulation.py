@@ -215,8 +215,9 @@ class _Simulation:
         return self._executors.down_s  # who is missing there is well
 
     def _more(self) -> bool:
-        engine, progress = self.engine, self._options.progress
-        if self._options.timeline:
+        engine, options = self.engine, self._options
+        progress = options.progress
+        if options.timeline:
             self.records.note_instant(engine.now_s, self._executors.busy, self._world.waiting)
         if progress is not None and engine.instants % _LOOK_EVERY == 0 and not progress(self._executors.ended):
             return False
