@@ -214,10 +214,10 @@ class Keeper:
     # --- what comes in
     def _attend(self, fd: int) -> None:
         if fd in self._bells:
-            _drain(fd)
+            drain(fd)
             self._news += self._bells[fd].look(0)
         elif fd == self._again:
-            _drain(fd)
+            drain(fd)
         else:
             heard = self._door.attend(fd)
             if heard is not None:
@@ -321,8 +321,9 @@ class Keeper:
         return self.lanes[lane]
 
 
-def _drain(fd: int) -> None:
+def drain(fd: int) -> None:
+    """Take what is in an eventfd, and never wait: a member may have had it block, and have emptied it by itself."""
     try:
-        os.eventfd_read(fd)
+        os.preadv(fd, [bytearray(8)], -1, os.RWF_NOWAIT)
     except BlockingIOError:
         return

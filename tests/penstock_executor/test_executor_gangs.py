@@ -97,4 +97,4 @@ def test_who_gives_its_turn_back_is_not_given_it_again_before_that_is_heard() ->
 
 
 TestGangs = Gangs.TestCase
-TestGangs.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestGangs.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from staging import Stage, stage
@@ -12,7 +14,8 @@ from penstock_executor.sharing.lanes import FORGIVEN
 from penstock_executor.sharing.leases import LeaseRules, Turns
 from penstock_executor.sharing.told import Shares
 from penstock_lanes import Who
-from penstock_lanes.page import NOBODY, Token, following
+from penstock_lanes.keeper import drain
+from penstock_lanes.page import NOBODY, BadPage, Token, following
 
 BAD, GOOD, GANG = Who("bad", 1, 0), Who("good", 1, 0), "gang"
 RUNS = {"bad": ((0,),), "good": ((0,),), GANG: ((0,), (1,))}
@@ -39,7 +42,8 @@ def all_step(played: Stage) -> None:
         try:
             if who in played.actors:
                 played.step(who)
-        except (IndexError, ValueError, OverflowError):
+                played.actors[who].look()
+        except (BadPage, IndexError, ValueError, OverflowError):
             played.kill(who.job_id)
 
 
@@ -56,7 +60,7 @@ def looks(played: Stage, beside: Beside, shares: Shares, turns: Turns) -> None:
 
 
 @given(rounds=st.lists(st.tuples(SCRIBBLES, st.sampled_from(["step", "turn", "look", "restart"])), max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_whatever_a_job_writes_on_its_page_the_executor_goes_on_and_so_do_the_others(
     rounds: list[tuple[list[tuple[float, int]], str]],
 ) -> None:
@@ -109,6 +113,19 @@ def test_who_does_it_again_and_again_is_ended() -> None:
             words[mine] = 2**64 - 1
             played.turn()
         assert [key for key, _ in played.ended] == [("bad", 1)]
+
+
+def test_a_bell_that_a_job_has_block_and_empties_itself_blocks_nobody() -> None:
+    with stage({"bad": ((0,),)}) as played:
+        played.play_on(1)
+        (seat,) = played.actors[BAD].member.seats
+        bell = seat.descriptors[1]
+        os.set_blocking(bell, True)  # for all who share it
+        drain(bell)
+        drain(bell)
+        before = played.done()
+        played.play_on(1)
+        assert played.done()["bad"] > before["bad"]
 
 
 def test_a_token_that_a_turn_can_have_brought_there_is_believed() -> None:
