@@ -47,6 +47,8 @@ from penstock_events import (
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
+    TrialsMeasured,
     TrialsScaled,
     Wait,
     WorkloadProfiled,
@@ -147,16 +149,36 @@ def _sweep() -> list[AnyEvent]:
         narrower = Demand(job_id=trial.job_id, epoch=0, sharing="lane", sharers=2, reason="one device holds them all")
         runs += [JobSubmitted(at_s=0, job_id=trial.job_id, spec=spec)]
         runs += [TrialsScaled(at_s=0, sweep_id="w1", demands=(narrower,))]
-        runs += [_placed(trial.job_id), _started(trial.job_id)]
-        runs += [_ended(trial.job_id, metrics={"accuracy": 0.8}), _finished(trial.job_id, "completed")]
+        runs += [_placed(trial.job_id, epoch=2), _started(trial.job_id, epoch=2)]  # what waits takes an epoch with it
+        runs += [_ended(trial.job_id, epoch=2, metrics={"accuracy": 0.8}), _finished(trial.job_id, "completed")]
         runs += [TrialFinished(at_s=0, sweep_id="w1", job_id=trial.job_id, state="completed", value=0.8)]
+    runs += [TrialsMeasured(at_s=0, sweep_id="w1", key=KEY, alpha=1.2, packing=3, overhead_s=2.5)]
     return [
         SweepSubmitted(at_s=0, sweep_id="w1", spec=SWEEP),
         TrialGroupOpened(at_s=0, sweep_id="w1", group=0, trials=trials),
         *runs,
         SweepFinished(at_s=0, sweep_id="w1", state="completed", best_job_id="t0", best_value=0.8),
         SweepSubmitted(at_s=0, sweep_id="w2", spec=SWEEP),
+        *_exceeded("w2"),
         SweepCancelled(at_s=0, sweep_id="w2", by="ada"),
+    ]
+
+
+def _exceeded(sweep_id: str) -> list[AnyEvent]:
+    """A trial that exceeds its memory beside others and is to run once more."""
+    trial = Trial(job_id="x0", params={"lr": 0.1}, packed=2)
+    lane = msgspec.structs.replace(MLP, id="x0", parent=sweep_id, sharing="lane", sharers=2, retries=0)
+    again = msgspec.structs.replace(trial, job_id="x0-a", packed=1)
+    return [
+        TrialGroupOpened(at_s=0, sweep_id=sweep_id, group=0, trials=(trial,)),
+        JobSubmitted(at_s=0, job_id="x0", spec=lane),
+        _placed("x0"),
+        _started("x0"),
+        _ended(
+            "x0", outcome="failed", out_of_memory=True, cap_bytes=100, peak_memory_bytes=90, reason="it wanted more"
+        ),
+        _finished("x0", "failed"),
+        TrialRetried(at_s=0, sweep_id=sweep_id, job_id="x0", trial=again, reason="trial exceeded its memory"),
     ]
 
 
@@ -188,5 +210,5 @@ def _ended(job_id: str, *, outcome: Outcome = "completed", epoch: int = 1, **mor
     return RunEnded(at_s=0, job_id=job_id, epoch=epoch, node_id="n1", outcome=outcome, **more)
 
 
-def _finished(job_id: str, state: Literal["completed", "cancelled"]) -> JobFinished:
+def _finished(job_id: str, state: Literal["completed", "failed", "cancelled"]) -> JobFinished:
     return JobFinished(at_s=0, job_id=job_id, name="mlp", state=state, submitted_s=T0)
