@@ -65,7 +65,7 @@ class ShadowExecutors(Executors):
 
     def adopt(self, job: Job) -> None:
         """Take a real job over as it is: waiting, running or being stopped."""
-        task, now_s = self.submit(job), self._clock()
+        task, now_s = self.submit(job), self._engine.now_s
         task.kept_s, task.executed_s = min(self._measured.kept_s(job), task.work_s), job.executed_s
         if job.steps and task.kept_s:  # the matcher has counted these, and goes on counting
             task.iteration_s = task.kept_s / job.steps
@@ -95,7 +95,7 @@ class ShadowExecutors(Executors):
         run = self.runs.get(job_id)
         if run is None or run.asked:
             return
-        run.asked, now_s = True, self._clock()
+        run.asked, now_s = True, self._engine.now_s
         if not run.stands:
             self._stand(run, asked_s or now_s, saved=True)
         self._agenda.at(max(now_s, (asked_s or now_s) + self.costs.stop_s), self._end_all, run, reason)
@@ -140,7 +140,7 @@ class ShadowExecutors(Executors):
 
     def _expect_end(self, run: Run) -> None:
         """Have a run end when its work is done; at once where that was before now."""
-        task, now_s = run.task, self._clock()
+        task, now_s = run.task, self._engine.now_s
         if math.isinf(task.work_s):
             return
         end_s = run.begins_s + (task.work_s - task.kept_s) / run.speed

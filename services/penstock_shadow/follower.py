@@ -107,7 +107,7 @@ class Follower:
         deciders: list[Decider[Any]] = [ranker(chosen.ranker, chosen.ranker.priors()), matcher(chosen.matcher)]
         self.engine = Engine(deciders, Log())
         self.executors = ShadowExecutors(self.engine, self.measured, lengths)
-        self.engine.follow(self.executors.react)
+        self.engine.follow(RoundDecided, self.executors.follow)
         self.engine.witness(self._note)
 
     @property
