@@ -25,7 +25,11 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: At = None) -> None:
-    """Show what is known of a workload: speeds, memory, and what trials have shown of sharing and scaling out."""
+    """
+    Show what is known of a workload: speeds, memory, packing.
+
+    And what its trials have shown of sharing devices and of scaling out.
+    """
     found = call(ctx, lambda client: client.profile(workload, moment(at)))
     if output == "json":
         render.show_json(found)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_events import views
 
-sweep_app = typer.Typer(help="List, show, export, cancel and simulate sweeps.", no_args_is_help=True)
+sweep_app = typer.Typer(help="List, show, plot, export, cancel and simulate sweeps.", no_args_is_help=True)
 _COLUMNS: Final = [
     "job_id",
     "number",
