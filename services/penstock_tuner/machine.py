@@ -8,20 +8,14 @@ has not accepted yet, and the runner submits those, again and again under the sa
 from __future__ import annotations
 
 import copy
-import math
 import re
-from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import Decider
 from penstock_events import (
     TERMINAL,
-    AnyEvent,
     Event,
     Job,
-    Jobs,
     JobSpec,
     JobSubmitted,
     NodeDrained,
@@ -38,22 +32,15 @@ from penstock_events import (
     TrialGroupOpened,
     TrialRetried,
     TrialsMeasured,
-    TrialsScaled,
-    subjects,
     workload,
 )
-from penstock_policies import search
-from penstock_policies.cluster import Cluster
-from penstock_tuner import resizing, trials
-from penstock_tuner.leases import Leases
+from penstock_tuner import trials
+from penstock_tuner.deciding import remembering
 from penstock_tuner.measures import Measures
 from penstock_tuner.paces import Paces
 from penstock_tuner.settings import Settings
+from penstock_tuner.state import State
 from penstock_tuner.sweep import Sweep
-
-REPORTS: Final = 1000
-"""Ends of trials reported in one commit, so that it stays well below a message's limit."""
-
 
 WORKLOADS: Final = 1000
 """Workloads whose penalties are remembered."""
@@ -63,42 +50,9 @@ _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
 _FOR_DEVICES: Final = frozenset({"capacity", "gang", "order", "fairness", "later_place"})
 
 
-class State(msgspec.Struct):
-    """
-    Nodes, jobs and sweeps that are not over.
-
-    Attributes
-    ----------
-    sweep_of : dict of str to str
-        Sweep of each opened trial that is not reported, by job id.
-    unaccepted : dict of str to str
-        The part of it that the gateway has not accepted and that is still wanted, oldest first.
-    strangers : set of str
-        Ids that look like a trial's but were taken by other jobs.
-    measures : dict of str to Measures
-        Workload key → what its last sweep has shown; the last one comes last.
-    waits : dict of str to list of str
-        Pool → jobs that wait for devices, as its last round said.
-    nodes_seq, leases_seq : int
-        Sequence of the last fact about nodes; of the last that gave or took devices.
-    """
-
-    cluster: Cluster = msgspec.field(default_factory=Cluster)
-    jobs: Jobs = msgspec.field(default_factory=Jobs)
-    sweeps: dict[str, Sweep] = msgspec.field(default_factory=dict)
-    sweep_of: dict[str, str] = msgspec.field(default_factory=dict)
-    unaccepted: dict[str, str] = msgspec.field(default_factory=dict)
-    strangers: set[str] = msgspec.field(default_factory=set)
-    measures: dict[str, Measures] = msgspec.field(default_factory=dict)
-    leases: Leases = msgspec.field(default_factory=Leases)
-    waits: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    nodes_seq: int = 0
-    leases_seq: int = 0
-
-
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.5", apply=apply, decide=_remembering())
+    return Decider(name="tuner", state=State, schema="tuner.5", apply=apply, decide=remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:
@@ -125,114 +79,10 @@ def apply(state: State, event: Event, seq: int) -> None:
             _note_rest(state, event, seq)
 
 
-def decide(state: State, now_s: float) -> Decision:
-    """Return what each sweep makes true next."""
-    return _remembering()(state, now_s)
-
-
 def submission(state: State, job_id: str) -> JobSpec | None:
     """Return the job of a trial that has to be submitted; None once it need not be."""
     sweep = state.sweeps.get(state.unaccepted.get(job_id, ""))
     return trials.job_spec(sweep.id, sweep.spec, sweep.running[job_id]) if sweep is not None else None
-
-
-def _remembering() -> Callable[[State, float], Decision]:
-    """
-    Return a :func:`decide` that asks a search once only as long as nothing changes.
-
-    A search may take milliseconds to say that it waits, and is asked after every fact. That it waits, given the same
-    facts about its sweep and the nodes, need not be found out again; forgetting it changes nothing.
-    """
-    waits: dict[str, tuple[int, int]] = {}
-    rests: dict[str, tuple[int, int, int]] = {}
-    again_s: dict[str, float] = {}
-
-    def decide(state: State, now_s: float) -> Decision:
-        proposals = []
-        for sweep in state.sweeps.values():
-            asked, looked = (sweep.cause, state.nodes_seq), (sweep.cause, state.nodes_seq, state.leases_seq)
-            facts: tuple[AnyEvent, ...] = ()
-            if waits.get(sweep.id) != asked and not (facts := _next_facts(state, sweep, now_s)):
-                waits[sweep.id] = asked
-            if not facts and (rests.get(sweep.id) != looked or again_s.get(sweep.id, math.inf) <= now_s):
-                facts, again_s[sweep.id] = _moves(state, sweep, now_s)
-                if not facts:
-                    rests[sweep.id] = looked
-            if facts:
-                proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
-        for gone in again_s.keys() - state.sweeps.keys():
-            for seen in (waits, rests, again_s):
-                seen.pop(gone, None)
-        wake_s = min(again_s.values(), default=math.inf)
-        return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
-
-    return decide
-
-
-def _next_facts(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
-    if sweep.ended:
-        return _reports(sweep, now_s)
-    if sweep.to_retry:
-        return _retries(sweep, now_s)
-    try:
-        opened = () if sweep.cancelled else _next_group(state, sweep, now_s)
-    except search.BadSpace as error:
-        if sweep.running:  # of a search whose library is gone: what runs is not lost
-            return ()
-        return (msgspec.structs.replace(sweep.finish(now_s), state="failed", reason=str(error)),)
-    if opened:
-        return (*sweep.news(now_s), *opened)
-    return () if sweep.running else (*sweep.news(now_s), sweep.finish(now_s))
-
-
-def _reports(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
-    return tuple(
-        TrialFinished(
-            at_s=now_s,
-            sweep_id=sweep.id,
-            job_id=job_id,
-            state=end.state,
-            value=end.value,
-            problem=end.problem,
-            reason=end.reason,
-        )
-        for job_id, end in list(sweep.ended.items())[:REPORTS]
-    )
-
-
-def _retries(sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
-    return tuple(
-        TrialRetried(
-            at_s=now_s, sweep_id=sweep.id, job_id=job_id, trial=trials.alone(sweep.running[job_id]), reason=reason
-        )
-        for job_id, reason in list(sweep.to_retry.items())[:REPORTS]
-    )
-
-
-def _next_group(state: State, sweep: Sweep, now_s: float) -> tuple[AnyEvent, ...]:
-    if not sweep.groups:
-        search.check(sweep.spec)
-    there = trials.devices(sweep.spec, state.cluster, state.leases)
-    wanted = search.next_runs(sweep.spec, sweep.past, there.all)
-    if not wanted:
-        return ()
-    group = trials.group(sweep, wanted, there, max(0, there.idle - _claimed(state, sweep)))
-    return (TrialGroupOpened(at_s=now_s, sweep_id=sweep.id, group=sweep.groups, trials=group),)
-
-
-def _claimed(state: State, sweep: Sweep) -> int:
-    """Return how many idle devices are for trials of the sweep that have been opened and have none yet."""
-    waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.leases.of_job]
-    return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
-
-
-def _moves(state: State, sweep: Sweep, now_s: float) -> tuple[tuple[AnyEvent, ...], float]:
-    """Return the widths that trials are to have instead of theirs, and when to look again."""
-    there = trials.devices(sweep.spec, state.cluster, state.leases)
-    others = (job_id for job_id in state.waits.get(sweep.spec.job.pool, ()) if job_id not in sweep.running)
-    others_wait = any(job_id in state.jobs.by_id and job_id not in state.leases.of_job for job_id in others)
-    found, again_s = resizing.demands(sweep, state.jobs, state.leases, there, now_s, others_wait=others_wait)
-    return ((TrialsScaled(at_s=now_s, sweep_id=sweep.id, demands=found),) if found else ()), again_s
 
 
 def _cancel(state: State, sweep_id: str, seq: int) -> None:

@@ -13,8 +13,9 @@ from penstock_bus.context import Shell
 from penstock_bus.replica import Replica
 from penstock_bus.tasks import background
 from penstock_events import Commit, JobSpec, TrialFinished, subjects
-from penstock_tuner.machine import State, decider, submission
+from penstock_tuner.machine import decider, submission
 from penstock_tuner.settings import Settings
+from penstock_tuner.state import State
 from penstock_tuner.submissions import Submissions
 
 

@@ -22,8 +22,9 @@ from penstock_events import (
 )
 from penstock_policies.search import samplers
 from penstock_testing import Scenario
-from penstock_tuner.machine import State, decider, submission
+from penstock_tuner.machine import decider, submission
 from penstock_tuner.settings import Settings
+from penstock_tuner.state import State
 
 FIRST, SECOND = "s1-t000", "s1-t001"
 

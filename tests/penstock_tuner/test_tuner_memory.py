@@ -26,7 +26,8 @@ from penstock_events import (
     TrialRetried,
 )
 from penstock_testing import Scenario
-from penstock_tuner.machine import State, decider, submission
+from penstock_tuner.machine import decider, submission
+from penstock_tuner.state import State
 
 Tuner = Scenario[State]
 MIB = 2**20

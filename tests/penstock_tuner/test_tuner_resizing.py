@@ -27,7 +27,8 @@ from penstock_events import (
     Wait,
 )
 from penstock_testing import Scenario
-from penstock_tuner.machine import State, decider, submission
+from penstock_tuner.machine import decider, submission
+from penstock_tuner.state import State
 
 Tuner = Scenario[State]
 

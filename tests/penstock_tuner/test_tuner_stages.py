@@ -21,9 +21,10 @@ from penstock_events import (
 )
 from penstock_policies import search
 from penstock_testing import Scenario
-from penstock_tuner.machine import State, decider, submission
+from penstock_tuner.machine import decider, submission
 from penstock_tuner.measures import Mean, Measures
 from penstock_tuner.paces import Paces
+from penstock_tuner.state import State
 
 BUDGET = Budget(param="epochs", least=1, most=9)
 
