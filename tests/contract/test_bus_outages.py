@@ -6,9 +6,8 @@ import asyncio
 from collections import defaultdict
 
 import pytest
-from bus_harness import Harness, append, ids
+from bus_harness import Harness, MakeHarness, append, ids
 
-from conftest import MakeHarness
 from penstock_bus import Append, Bus, StorageFull, Unavailable
 from penstock_events import subjects
 from penstock_testing import eventually
