@@ -54,7 +54,7 @@ class Lane:
     def __init__(self, name: str, page: Page, bell: int) -> None:
         self.name, self.page, self.bell = name, page, bell
         self._words = page.words
-        page.used = page.used  # from here on it is the keeper's, whatever a member writes there
+        page.used, page.lease = page.used, page.lease  # from here on they are the keeper's, whatever a member writes
         self._spoilt = False
         self._seating = Seating(page)
         self._top = page.token()
@@ -82,6 +82,7 @@ class Lane:
         NoRoom
             If there is none left.
         """
+        self.page.mend()
         number = self._seating.number(who)
         return self._seating.take(who, pid, turn_of(self._top)) if number is None else number
 
@@ -148,6 +149,7 @@ class Lane:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
         number = None if who is None else self._seating.number(who)
         news = self.look(0)
+        self.page.mend()
         if self._spoilt:
             return news
         if self._recalled and seat_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn

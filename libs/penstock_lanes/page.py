@@ -184,6 +184,7 @@ class Page:
         self.row = _ROW // 8
         self._first = _seats_at(self.seats) // 8
         self._used: int | None = None
+        self._lease: tuple[int, int] | None = None
         self._bells: dict[int, Word] = {}
 
     @classmethod
@@ -215,7 +216,14 @@ class Page:
 
     @lease.setter
     def lease(self, lease: tuple[int, int]) -> None:
-        self.words[4], self.words[5] = lease
+        self.words[4], self.words[5] = self._lease = lease
+
+    def mend(self) -> None:
+        """Write the head anew, which is the keeper's: members believe what stands there."""
+        words = self.words
+        words[0], words[1], words[2], words[3] = MAGIC, VERSION, self.seats, self.used
+        if self._lease is not None:
+            words[4], words[5] = self._lease
 
     def token(self) -> int:
         """Return the word that counts: the largest of the row."""
