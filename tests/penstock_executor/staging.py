@@ -71,10 +71,18 @@ class Stage:
     ----------
     runs : dict of str to tuple of tuple of int
         By job: the devices of each of its processes.
+    needs : dict of str to MemoryNeed
+        By job, of those that need something else than the others.
     """
 
-    def __init__(self, folder: Path, runs: dict[str, tuple[tuple[int, ...], ...]], rules: Rules | None = None) -> None:
-        self.path, self.runs = folder / "lanes.sock", dict(runs)
+    def __init__(
+        self,
+        folder: Path,
+        runs: dict[str, tuple[tuple[int, ...], ...]],
+        rules: Rules | None = None,
+        needs: dict[str, MemoryNeed] | None = None,
+    ) -> None:
+        self.path, self.runs, self.needs = folder / "lanes.sock", dict(runs), needs or {}
         self.rules = rules or Rules(policy="round-robin", most_lanes=1, patience_s=None)
         self.now_s, self.lives = 1000.0, count()
         self.facts: list[AnyEvent] = []
@@ -117,7 +125,8 @@ class Stage:
         ranks = dict(enumerate(self.runs[job_id]))
         if adopted:
             ranks = {who.rank: self.actors[who].devices for who in self.of(job_id)}
-        self.desk.lanes.arrive(Sharer(job_id=job_id, epoch=1, ranks=ranks, need=NEED, adopted=adopted), self.now_s)
+        need = self.needs.get(job_id, NEED)
+        self.desk.lanes.arrive(Sharer(job_id=job_id, epoch=1, ranks=ranks, need=need, adopted=adopted), self.now_s)
         if adopted:
             self.desk.await_return([Who(job_id, 1, rank) for rank in ranks])
         self.desk.turn()
@@ -214,11 +223,13 @@ class Stage:
 
 
 @contextmanager
-def stage(runs: dict[str, tuple[tuple[int, ...], ...]], rules: Rules | None = None) -> Iterator[Stage]:
+def stage(
+    runs: dict[str, tuple[tuple[int, ...], ...]], rules: Rules | None = None, needs: dict[str, MemoryNeed] | None = None
+) -> Iterator[Stage]:
     """Open a stage, and close it. Nobody sleeps there: who waits is asked again and again."""
     with TemporaryDirectory(prefix="stage") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Word, "wait", lambda *_: None)
-        played = Stage(Path(folder), runs, rules)
+        played = Stage(Path(folder), runs, rules, needs)
         try:
             yield played
         finally:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from staging import stage
 
+from penstock_events import MemoryNeed
 from penstock_lanes import Who
+from penstock_policies.lanes import Rules
 
 RUNS = {"gang": ((0,), (1,)), "j1": ((1,),), "j2": ((0,),)}
 
@@ -94,6 +96,24 @@ def test_who_gives_its_turn_back_is_not_given_it_again_before_that_is_heard() ->
         before = played.done()
         played.play_on()
         assert all(played.done()[job] > before[job] + 3 for job in before), played.story()
+
+
+def test_a_gang_that_asks_while_a_lane_is_found_for_it_is_heard_and_goes_on() -> None:
+    """As long as ``j1`` is there, memory has room for one lane only; once it has left, the gang gets its own."""
+    sizes = {"j1": MemoryNeed(10, 0, 500), "j2": MemoryNeed(10, 0, 490), "gang": MemoryNeed(10, 0, 490)}
+    rules = Rules(policy="round-robin", patience_s=None)
+    with stage({"j1": ((1,),), "j2": ((1,),), "gang": ((0,), (1,))}, rules, sizes) as played:
+        lanes = played.desk.lanes
+        assert [len(lane.members) for lane in lanes.table.boards[1].lanes] == [3]
+        played.actors.pop(Who("j1", 1, 0)).member.close()
+        played.turn()
+        for who in played.of("gang"):
+            played.step(who)
+        lanes.leave("j1", played.now_s, "its run has ended")
+        assert [len(lane.members) for lane in lanes.table.boards[1].lanes] == [1, 1]
+        played.turn()
+        played.play_on()
+        assert all(done > 3 for done in played.done().values()), played.story()
 
 
 TestGangs = Gangs.TestCase

@@ -141,6 +141,7 @@ class Desk:
         for place in orders.closed:
             self._closing.add(self._lane(place))
             self._pages.pop(place, None)
+            self._turns.pop(place, None)
         if orders.woken:
             self._wake()
 
@@ -199,8 +200,10 @@ class Desk:
             self.keeper.refuse(who, reason)
 
     def _begun(self, party: Party) -> dict[int, int]:
-        """Return the iterations that each process of a gang has begun, of those that sit here."""
-        members = (m for place in party.places if party.is_gang for m in self.keeper.view(self._lane(place)).members)
+        """Return the iterations that each process of a gang has begun, of those that sit where it belongs by now."""
+        lanes = [self._lane(place) for place in party.places if party.is_gang]
+        opened = [lane for lane in lanes if lane in self.keeper.lanes]  # one that was found just now is opened next
+        members = (m for lane in opened for m in self.keeper.view(lane).members)
         return {m.who.rank: m.iterations + m.busy for m in members if m.who.job_id == party.job_id}
 
     def _write(self, place: Place) -> None:
