@@ -8,9 +8,11 @@ token straight to whoever was named while it had its turn.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
 from typing import Final
@@ -322,8 +324,15 @@ class Keeper:
 
 
 def drain(fd: int) -> None:
-    """Take what is in an eventfd, and never wait: a member may have had it block, and have emptied it by itself."""
-    try:
-        os.preadv(fd, [bytearray(8)], -1, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return
+    """
+    Take what is in an eventfd, and never wait: a member may have had it block, and have emptied it by itself.
+
+    Linux before 5.8 cannot read one in that way: there, such a member keeps the keeper waiting.
+    """
+    with suppress(BlockingIOError):
+        try:
+            os.preadv(fd, [bytearray(8)], -1, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            os.eventfd_read(fd)

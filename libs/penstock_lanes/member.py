@@ -115,7 +115,7 @@ class Member:
             return False
         self._settle()
         attend()
-        while not (self.seats and all(seat.enter() or self._wait(seat) for seat in self.seats)):
+        while not (self.seats and all(self._take(seat) or self._wait(seat) for seat in self.seats)):
             self.look(0.0 if self.seats else LOOK_S)
             attend()
         return True
@@ -186,6 +186,11 @@ class Member:
             if not seat.enter():
                 return False
         return bool(self.seats) or self._detached
+
+    def _take(self, seat: Seat) -> bool:
+        """Enter a seat; not while another thread waits for its device, which then says that nobody is at work there."""
+        with self._between:
+            return seat.enter()
 
     def _wait(self, seat: Seat) -> bool:
         """Wait for the turn; False where the seats may have changed, or the keeper may be gone."""

@@ -74,7 +74,7 @@ class Counters(NamedTuple):
     ----------
     who : Who
     iterations : int
-        That it has done.
+        That its process has done, in other seats too.
     busy : bool
         Whether it is in another one.
     held_ns : int

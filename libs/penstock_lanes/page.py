@@ -18,10 +18,12 @@ Layout (version 1, native byte order, offsets in bytes)::
            8 state  (member)   away, asking, busy or draining
           16 bell   (anybody)  4 bytes to sleep on; changes with each token for this seat
           24 letter (keeper)   number of the last message about its seats: another than was read means: read it
-          32 iterations, 40 held_ns, 48 turns (member): counted since it sat down
+          32 iterations (member): that its process has done, in other seats too
+          40 held_ns, 48 turns (member): counted since it sat down
           56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
           64 least_ns (keeper): for how long the turn goes on at least, whoever is named
           72 haste  (keeper)   4 bytes to sleep on; changes when a draining member is to finish what it began
+          80 pace_ns, 88 keen, 96 begun (member): by which who is next foresees its turn, and asks to be told of it
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 from penstock_lanes.drain import Drain
 from penstock_lanes.lane import open_lane
+from penstock_lanes.member import Member
 from penstock_lanes.news import Passed
 from penstock_lanes.page import DRAINING, Page
 from penstock_lanes.seat import Seat
@@ -25,3 +28,33 @@ def test_one_that_is_told_to_drain_before_its_thread_looks_does_so_at_once() -> 
     assert settled.wait(30.0)
     drain.end()  # not before it has said that the device is done
     assert lane.look(0) == [Passed("0/0", who, None)]
+
+
+class Quiet:
+    """A seat that has its token after so many looks, and notes whether the thread could act in its place meanwhile."""
+
+    holds = called = False
+
+    def __init__(self, member: Member, looks: int) -> None:
+        self.member, self.looks = member, looks
+        self.guarded: list[bool] = []
+
+    def enter(self) -> bool:
+        self.guarded.append(self.member._between.locked())
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self, _: float) -> bool:
+        return True
+
+
+def test_no_device_is_said_to_be_at_rest_while_its_process_begins_there_after_a_wait(tmp_path: Path) -> None:
+    member = Member(str(tmp_path / "nobody.sock"), Who("one", 1, 0))
+    first, second = Quiet(member, looks=1), Quiet(member, looks=0)
+    seats: Any = (first, second)
+    drains: Any = {second: None}
+    member.seats, member._drains = seats, drains
+    assert member.enter()
+    member.seats, member._drains = (), {}
+    assert first.guarded == [True, True]
+    assert second.guarded == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_lanes import futex
+from penstock_lanes.keeper import drain
 from penstock_lanes.lane import Lane, open_lane
 from penstock_lanes.news import Asks, Passed
 from penstock_lanes.page import (
@@ -205,3 +207,16 @@ def test_a_recall_stands_until_the_token_has_come_back_whoever_is_named_meanwhil
     assert not one.enter()
     lane.look(0)
     assert seat_of(lane.page.token()) == NOBODY
+
+
+def test_bells_are_emptied_where_the_kernel_knows_no_read_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    bell = os.eventfd(3, os.EFD_NONBLOCK)
+    monkeypatch.setattr(os, "preadv", refuse)
+    for _ in range(2):
+        drain(bell)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(bell)
+    os.close(bell)
