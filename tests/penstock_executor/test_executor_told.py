@@ -46,6 +46,13 @@ def test_shares_count_turns_that_have_ended_and_the_one_that_lasts() -> None:
     assert shares.switches_per_s == {LANE: 12.0}
 
 
+def test_of_those_who_left_in_their_turn_nothing_is_kept() -> None:
+    shares = shares_of((10.0, page(A, 0.0, 0.0, since_s=9.0)))
+    assert list(shares._running) == [(LANE, A)]
+    shares.measure({}, 11 * SECOND)
+    assert not shares._running
+
+
 def test_a_turn_lasts_between_two_iterations_too() -> None:
     first, then = page(A, 0.0, 0.0, since_s=9.0), page(A, 0.0, 0.0, since_s=9.0, busy=False)
     assert shares_of((10.0, first), (11.0, then)).held == {A: 1.0, B: 0.0}

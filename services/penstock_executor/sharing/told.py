@@ -49,6 +49,7 @@ class Shares:
             place: 1e9 * (turn - self._turns.get(place, turn)) / span_ns for place, turn in turns.items()
         }
         self._held_ns, self._turns = held_ns, turns
+        self._running = {key: ns for key, ns in self._running.items() if key in held_ns}
 
     def _count(self, place: Place, view: View, now_ns: int) -> Iterator[tuple[tuple[Place, Who], int]]:
         """Yield for how long each member has had the turn by now; one that has it and has not woken up has it not."""
