@@ -14,6 +14,7 @@ from penstock_events import (
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
     Uniform,
     subjects,
     views,
@@ -57,6 +58,8 @@ async def results(bus: Bus, sweep_id: str) -> AsyncIterator[views.TrialView]:
             match fact:
                 case TrialGroupOpened():
                     opened.update({trial.job_id: (fact.group, trial) for trial in fact.trials})
+                case TrialRetried() if fact.job_id in opened:
+                    opened[fact.trial.job_id] = (opened[fact.job_id][0], fact.trial)
                 case TrialFinished() if fact.job_id in opened:
                     yield _view(*opened[fact.job_id], fact)
                 case SweepFinished():

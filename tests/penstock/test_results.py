@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock import results
@@ -22,6 +23,7 @@ from penstock_events import (
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
     Uniform,
     subjects,
     views,
@@ -57,6 +59,20 @@ async def test_each_run_is_yielded_when_it_is_over_until_the_sweep_is(memory_bus
         ("s1-t000", 0, 1, None, "crashed"),
         ("s1-t001-r1", 1, 3, 0.95, ""),
     ]
+
+
+async def test_a_trial_that_runs_once_more_as_another_job_is_yielded_as_that(memory_bus: MemoryBus) -> None:
+    again = msgspec.structs.replace(TRIALS[0], job_id="s1-t000-a")
+    await store(
+        memory_bus,
+        "s1",
+        TrialGroupOpened(at_s=1.0, sweep_id="s1", group=0, trials=TRIALS[:1]),
+        TrialRetried(at_s=1.0, sweep_id="s1", job_id="s1-t000", trial=again, reason="it wanted more"),
+        ended("s1-t000-a", 0.9),
+        SweepFinished(at_s=1.0, sweep_id="s1", state="completed"),
+    )
+    found = [result async for result in results.results(memory_bus, "s1")]
+    assert [(r.job_id, r.params, r.value) for r in found] == [("s1-t000-a", TRIALS[0].params, 0.9)]
 
 
 def seen(*trials: views.TrialView) -> views.SweepView:
