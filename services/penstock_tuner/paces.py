@@ -89,6 +89,8 @@ class Paces(msgspec.Struct, kw_only=True):
         match event:
             case RoundDecided() if job.demand is not None and job.stopping:
                 self.asked_s.setdefault(job.id, event.at_s)
+            case RoundDecided() if job.placement is None:  # its node was lost: nobody says how long it was in its loop
+                self.watches.pop(job.id, None)
             case RunStarted() if job.started_s and job.id not in self.watches:
                 self.watches[job.id] = Watch(event.at_s, job.forgone_s)
                 if (asked_s := self.asked_s.pop(job.id, None)) is not None:

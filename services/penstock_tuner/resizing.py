@@ -14,7 +14,7 @@ from penstock_policies import waterfill
 from penstock_policies.search import Wanted
 from penstock_tuner.leases import Leases
 from penstock_tuner.sweep import Sweep
-from penstock_tuner.trials import Bounds, Devices, bounds, fill, left_s
+from penstock_tuner.trials import Bounds, Devices, bounds, fill, is_alone, left_s
 
 _LATE: Final = 0.5
 """A trial that has taken as long as was expected of it, or longer, is expected to take half as long again."""
@@ -105,7 +105,7 @@ def _refilled(sweep: Sweep, bound: Bounds, waiting: Sequence[Going], there: Devi
     widths = fill(sweep, bound, [one.left_s for one in waiting], there.idle)
     for one, width in zip(waiting, widths, strict=True):
         if (form := bound.form(sweep.spec, min(width, widest)))[0] < one.job.spec.gpus:
-            yield _demand(one.job, form, f"{there.idle} devices are idle, and it waits for {one.job.spec.gpus}")
+            yield _demand(one, form, f"{there.idle} devices are idle, and it waits for {one.job.spec.gpus}")
 
 
 # --- those that run
@@ -153,10 +153,10 @@ def _resized(sweep: Sweep, bound: Bounds, going: Sequence[Going], room: _Room) -
         if width == one.width or one.job.id in stays:
             continue
         form = bound.form(sweep.spec, width)
-        if form[1] > 1 and one.job.spec.sharing == "lane":
-            continue  # it shares its device already with whoever comes
+        if form[1] > 1 and (one.job.spec.sharing == "lane" or is_alone(one.trial)):
+            continue  # it shares its device already with whoever comes, or must not
         if room.take(one.job, form[0], alone=room.leases.most_on(one.job.id) == 1):
-            yield _demand(one.job, form, _why(sweep, one, width))
+            yield _demand(one, form, _why(sweep, one, width))
 
 
 def _staying(going: Sequence[Going], moved: Mapping[str, float], leases: Leases) -> set[str]:
@@ -186,8 +186,8 @@ def _words(width: float) -> str:
     return f"1/{round(1 / width)} of a device" if width < 1 else f"{width:g} device{'s' if width > 1 else ''}"
 
 
-def _demand(job: Job, form: tuple[int, int], reason: str) -> Demand:
-    gpus, packed = form
-    if packed > 1:
+def _demand(one: Going, form: tuple[int, int], reason: str) -> Demand:
+    job, (gpus, packed) = one.job, form
+    if packed > 1 and not is_alone(one.trial):
         return Demand(job_id=job.id, epoch=job.epoch, gpus=gpus, sharing="lane", sharers=packed, reason=reason)
     return Demand(job_id=job.id, epoch=job.epoch, gpus=gpus, reason=reason)

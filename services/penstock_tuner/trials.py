@@ -20,6 +20,7 @@ from penstock_tuner.sweep import Sweep
 
 ALONE: Final = "-a"
 """Ends the id of a job that runs a trial once more, alone."""
+_ALONE: Final[dict[str, Any]] = {"sharing": "exclusive", "sharers": 0, "fraction": 1.0, "memory": None}
 _LONGEST: Final = 49  # of the part of a job's id or name before "-t00000-r000-a"; 63 characters in all
 
 
@@ -69,6 +70,11 @@ def alone(trial: Trial) -> Trial:
     return msgspec.structs.replace(trial, job_id=f"{trial.job_id}{ALONE}", packed=1)
 
 
+def is_alone(trial: Trial) -> bool:
+    """Say whether a job runs its trial once more, alone: it shares its device with nobody, however that was before."""
+    return trial.job_id.endswith(ALONE)
+
+
 def trial_id(sweep_id: str, number: int, rung: int = 0) -> str:
     """
     Return the id of a run of a sweep's trial; always the same, so that submitting it twice is submitting it once.
@@ -87,10 +93,10 @@ def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
     return msgspec.structs.replace(
         spec.job,
         id=trial.job_id,
-        name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}{ALONE * trial.job_id.endswith(ALONE)}",
+        name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}{ALONE * is_alone(trial)}",
         parent=sweep_id,
         gpus=trial.gpus,
-        **sharing(trial.packed),
+        **(_ALONE if is_alone(trial) else sharing(trial.packed)),
         params={**spec.job.params, **trial.params, **budget},
         begins_from=trial.origin,
         keep_checkpoint=spec.job.keep_checkpoint or _may_go_on(spec, trial),

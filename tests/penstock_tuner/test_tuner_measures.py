@@ -92,3 +92,20 @@ def test_a_sweep_tells_what_it_has_seen_and_the_next_one_begins_with_it():
     ]
     tuner.given(SweepSubmitted(at_s=40.0, sweep_id="s2", spec=spec))
     assert tuner.state.sweeps["s2"].measures.alpha == pytest.approx(1.2)
+
+
+def test_what_it_waited_after_its_node_was_lost_is_no_cost_of_starting():
+    tuner = Scenario(decider()).at(1.0).given(node("n1", "a"), node("n2", "a"))
+    tuner.given(SweepSubmitted(at_s=0.0, sweep_id="s1", spec=random_spec(1))).settle()
+    (job_id,) = tuner.state.sweeps["s1"].running
+    tuner.given(JobSubmitted(at_s=1.0, job_id=job_id, spec=submission(tuner.state, job_id)))
+    for epoch, node_id, at_s in ((1, "n1", 2.0), (2, "n2", 60.0)):
+        placement = Placement(job_id=job_id, epoch=epoch, kind="a", slots=(Slot(node_id=node_id, devices=(0,)),))
+        tuner.given(RoundDecided(at_s=at_s, pool="default", placements=(placement,)))
+        tuner.given(RunStarted(at_s=at_s, job_id=job_id, epoch=epoch, node_id=node_id, devices=(0,)))
+        if epoch == 1:
+            tuner.given(RoundDecided(at_s=10.0, pool="default", lost_nodes=("n1",)))
+    measures = tuner.state.sweeps["s1"].measures
+    about = {"job_id": job_id, "epoch": 2, "node_id": "n2", "metrics": {"acc": 0.5}}
+    tuner.given(RunEnded(at_s=72.0, outcome="completed", loop_s=10.0, loop_steps=10, **about))
+    assert measures.start_s.value == pytest.approx(2.0)

@@ -100,6 +100,20 @@ def test_what_was_asked_is_what_the_specification_says_where_it_does():
     assert retried.reason.startswith("trial exceeded its memory: asked 40 MiB, used 150 MiB")
 
 
+@pytest.mark.parametrize(
+    "shares", [{"sharing": "lane", "memory": MemoryNeed(1, 0, 1)}, {"sharing": "fraction", "fraction": 0.5}]
+)
+def test_one_whose_template_shares_by_itself_is_alone_the_second_time_too_and_there_is_no_third(shares):
+    job = sweep_spec().job
+    tuner = opened(job=type(job)(name="t", command=("x",), **shares))
+    exceed(tuner, "s1-t000")
+    spec = submission(tuner.state, "s1-t000-a")
+    assert (spec.sharing, spec.sharers, spec.fraction, spec.memory) == ("exclusive", 0, 1.0, None)
+    (report,) = exceed(tuner, "s1-t000-a", cap_bytes=0)
+    assert isinstance(report, TrialFinished)
+    assert (report.job_id, report.problem) == ("s1-t000-a", "memory")
+
+
 def test_one_whose_last_request_was_refused_wanted_more_than_it_used():
     (retried,) = exceed(opened(), "s1-t000", cap_bytes=200 * MIB)
     assert isinstance(retried, TrialRetried)

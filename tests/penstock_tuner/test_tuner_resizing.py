@@ -255,3 +255,20 @@ def test_a_trial_that_got_more_devices_than_they_are_worth_gives_them_back():
     ((demand,),) = (fact.demands for fact in proposal.facts)
     assert width(demand) == (name(1), 1, "exclusive", 0)
     assert demand.reason.startswith("1 device instead of 2 devices: ")
+
+
+def test_a_trial_that_runs_once_more_alone_is_packed_no_more():
+    tuner = opened(4, devices=2)
+    for number in (0, 1, 3):
+        start(tuner, number, number // 2)
+    about = {"job_id": name(0), "epoch": 1, "node_id": "n1"}
+    tuner.given(RunEnded(at_s=5.0, outcome="failed", out_of_memory=True, **about)).settle()
+    accept(tuner)
+    for number in (1, 3):
+        end(tuner, number, 102.0, loop_s=90.0)
+    alone = f"{name(0)}-a"
+    placement = Placement(job_id=alone, epoch=1, kind="a", slots=(Slot(node_id="n1", devices=(0,)),))
+    tuner.given(RoundDecided(at_s=10.0, pool="default", placements=(placement,)))
+    tuner.given(RunStarted(at_s=10.0, job_id=alone, epoch=1, node_id="n1", devices=(0,)))
+    start(tuner, 2, 1, at_s=20.0)
+    assert moved(tuner, 30.0) == (), "half a device would do for what is left of it"
