@@ -18,6 +18,7 @@ def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
     """Return one sweep, with its runs, rungs and goodput, or without them."""
     finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
     rows = list(sweep.trials.values())
+    counted = [row for row in rows if not row.retried]
     spent = _account(scene, sweep, rows) if whole else None
     end_s = finished.at_s if finished is not None else max(scene.now_s, sweep.submitted_s)
     return SweepView(
@@ -29,14 +30,14 @@ def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
         submitted_s=sweep.submitted_s,
         finished_s=finished.at_s if finished is not None else None,
         wanted=plan.runs if plan is not None else 0,
-        done=sum(row.finished is not None for row in rows),
-        opened=len({row.trial.number if row.trial.budget else row.trial.job_id for row in rows}),
+        done=sum(row.finished is not None for row in counted),
+        opened=len({row.trial.number if row.trial.budget else row.trial.job_id for row in counted}),
         best_job_id=best.trial.job_id if best is not None else "",
         best_value=best.value if best is not None else None,
         reason=finished.reason if finished is not None else "",
         eta_s=_eta_s(scene, sweep, plan),
         trials=tuple(_trials(scene, rows)) if whole else (),
-        rungs=tuple(_rungs(sweep, rows)) if whole else (),
+        rungs=tuple(_rungs(sweep, counted)) if whole else (),
         goodput=_goodput(spent) if spent is not None else None,
         makespan_s=end_s - sweep.submitted_s,
         target_s=_since(sweep, spent.target_s if spent is not None else None),
@@ -61,7 +62,7 @@ def _plan(sweep: Sweep) -> search.Plan | None:
 
 def _eta_s(scene: Scene, sweep: Sweep, plan: search.Plan | None) -> float | None:
     """Return the seconds that are left if what is left goes as fast as what is done: starting runs, and training."""
-    over = [row for row in sweep.trials.values() if row.finished is not None]
+    over = [row for row in sweep.trials.values() if row.finished is not None and not row.retried]
     done = sum(_work(sweep, row) for row in over)
     if plan is None or not done or sweep.finished is not None:
         return None

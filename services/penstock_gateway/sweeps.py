@@ -32,6 +32,8 @@ class TrialRow(msgspec.Struct, kw_only=True):
 
     Attributes
     ----------
+    retried : bool
+        Whether another row runs it once more: then this one is none of what was wanted.
     spent : Spent
         By the starts of its job that are over.
     starts : int
@@ -47,6 +49,7 @@ class TrialRow(msgspec.Struct, kw_only=True):
     trial: Trial
     group: int
     finished: TrialFinished | None = None
+    retried: bool = False
     spent: Spent = msgspec.field(default_factory=Spent)
     starts: int = 0
     devices: int = 0
@@ -178,8 +181,8 @@ def _apply(sweep: Sweep, event: _AboutOne) -> None:
                 else:
                     sweep.trials[trial.job_id] = TrialRow(trial=trial, group=event.group)
         case TrialRetried():
-            if (row := sweep.trials.get(event.job_id)) is not None:
-                row.finished = _exceeded(event)
+            if (row := sweep.trials.get(event.job_id)) is not None and sweep.cancelled is None:
+                row.finished, row.retried = _exceeded(event), True
                 sweep.trials[event.trial.job_id] = TrialRow(trial=event.trial, group=row.group)
         case TrialFinished():
             if (row := sweep.trials.get(event.job_id)) is not None:

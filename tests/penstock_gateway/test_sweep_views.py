@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from gatewaying import NOW_S, ended, joined, placed, preempted, spec, started, submitted, sweep_spec
 
@@ -13,11 +14,13 @@ from penstock_events import (
     NodeDrained,
     Sample,
     SamplesRequested,
+    SweepCancelled,
     SweepFinished,
     SweepSubmitted,
     Trial,
     TrialFinished,
     TrialGroupOpened,
+    TrialRetried,
     workload,
 )
 from penstock_gateway import sweep_views
@@ -93,6 +96,17 @@ def test_a_rung_shows_how_many_are_over_and_went_on():
         (1, False, ""),
     ]
     assert (view.opened, view.done, view.wanted) == (3, 3, 4)
+
+
+def test_a_run_that_is_done_once_more_counts_once_and_after_a_cancellation_there_is_no_other():
+    again = msgspec.structs.replace(FIRST[0], job_id="s1-t000-a")
+    retried = TrialRetried(at_s=NOW_S + 3, sweep_id="s1", job_id="s1-t000", trial=again, reason="it wanted more")
+    view = shown(joined(), swept(), opened(0, *FIRST), retried, *ran(again, 0.5))
+    assert (view.done, view.opened, view.rungs[0].opened, view.rungs[0].over) == (1, 3, 3, 1)
+    assert [(t.job_id, t.problem) for t in view.trials][::3] == [("s1-t000", "memory"), ("s1-t000-a", "")]
+    cancelled = SweepCancelled(at_s=NOW_S + 3, sweep_id="s1")
+    view = shown(joined(), swept(), opened(0, *FIRST), cancelled, retried)
+    assert (len(view.trials), view.done) == (3, 0)
 
 
 def test_the_best_so_far_is_known_before_the_end_and_prefers_who_trained_longer():
