@@ -228,7 +228,12 @@ AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 
 
+def is_token(text: str) -> bool:
+    """Say whether a text can be part of a subject."""
+    return bool(text) and _NO_TOKEN.isdisjoint(text)
+
+
 def _token(text: str) -> str:
-    if not text or not _NO_TOKEN.isdisjoint(text):
+    if not is_token(text):
         raise ValueError(f"{text!r} cannot be part of a subject; expected letters, digits, - and _")
     return text

@@ -56,7 +56,7 @@ def shared_subjects(job: Job) -> list[str]:
     """Return the subjects that speak of this job among others."""
     key = job.profile_key or workload.key(job.spec)
     pool = job.spec.pool
-    of_sweep = [subjects.sweep(job.spec.parent)] if job.spec.parent else []
+    of_sweep = [subjects.sweep(job.spec.parent)] if subjects.is_token(job.spec.parent) else []  # people name any
     return [subjects.rank(pool), subjects.round_(pool), subjects.policy(pool), subjects.profile(key), *of_sweep]
 
 

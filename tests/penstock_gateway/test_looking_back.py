@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from penstock_bus import Append, Bus, Delivery, ServiceError
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_events import Commit, RoundDecided, Wait, subjects
-from penstock_gateway import queries, reading
+from penstock_events import Commit, Job, JobSpec, RoundDecided, Wait, subjects
+from penstock_gateway import queries, reading, story
 from penstock_gateway.settings import Settings
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
@@ -218,3 +218,9 @@ async def test_a_command_whose_body_says_nothing_useful_is_refused(memory_bus: M
             assert body.strip() or message == "the body is empty; expected a JSON object"
             assert any(word in message for word in ("missing", "expected", "malformed", "empty", "UTF-8")), message
         assert await memory_bus.last_seq() == before
+
+
+def test_a_job_whose_parent_is_no_sweep_has_a_story_like_any_other():
+    of_group = Job(id="j1", spec=JobSpec(name="j", command=("true",), parent="our group. All of it"), submitted_s=0.0)
+    of_nobody = Job(id="j1", spec=JobSpec(name="j", command=("true",)), submitted_s=0.0)
+    assert story.shared_subjects(of_group) == story.shared_subjects(of_nobody)
