@@ -14,7 +14,7 @@ from sweeping import LR, budget, hill, open_runs, play, rungs, sweep
 
 from penstock_events import Choice, Integers
 from penstock_events.spec import Budget
-from penstock_policies.search import ALGORITHMS, BadSpace, Past, check, next_runs, pruning
+from penstock_policies.search import ALGORITHMS, BadSpace, Past, Wanted, check, next_runs, pruning
 from penstock_policies.search.population import perturbed
 from penstock_policies.search.rungs import halving, hyperband
 
@@ -278,6 +278,18 @@ def test_a_pruner_that_has_forgotten_everything_judges_as_before(pruner):
 
     assert play(spec, forgetting, devices=3, chance=1) == kept
     assert len(kept.level(0, 2)) < 30, "somebody was stopped"
+
+
+def test_a_trial_that_went_on_although_it_would_be_stopped_now_is_no_reason_to_judge_nobody():
+    pytest.importorskip("optuna")
+    spec = sweep("random", trials=20, pruner="median", budget=budget())
+    past = play(spec, devices=3, chance=1)
+    went_on = {run.origin for run in past.runs}
+    number = next(i for i, run in enumerate(past.runs) if run.rung == 0 and i not in went_on)
+    stopped = past.runs[number]
+    past.open(Wanted(trial=stopped.trial, params=stopped.params, budget=3, rung=1, origin=number))
+    past.end(len(past.runs) - 1, 0.5)
+    assert [(one.trial, one.rung) for one in next_runs(spec, past, 3)] == [(stopped.trial, 2)]
 
 
 def test_the_pruner_halving_lets_about_one_in_eta_go_on():

@@ -39,6 +39,7 @@ class Judge:
         self._heard = 0
         self._trials: dict[int, optuna.Trial] = {}
         self._stopped: set[int] = set()
+        self._over: set[int] = set()
         with warnings.catch_warnings(action="ignore"):
             direction = optuna.study.StudyDirection.MAXIMIZE if spec.mode == "max" else None
             sampler = optuna.samplers.RandomSampler(seed=0)  # it is asked for no point
@@ -55,13 +56,19 @@ class Judge:
         return number in self._stopped
 
     def _hear(self, number: int, run: Tried) -> None:
+        if run.trial in self._over:  # another version let it go on; Optuna hears nothing more of such a trial
+            return
         trial = self._trials.get(run.trial) or self._trials.setdefault(run.trial, self._study.ask())
         if run.value is None:
-            self._study.tell(trial, state=TrialState.FAIL)
+            self._tell(run, trial, TrialState.FAIL)
             return
         trial.report(run.value, run.budget)
         if run.rung >= self._top:
-            self._study.tell(trial, run.value)
+            self._tell(run, trial)
         elif trial.should_prune():
             self._stopped.add(number)
-            self._study.tell(trial, state=TrialState.PRUNED)
+            self._tell(run, trial, TrialState.PRUNED)
+
+    def _tell(self, run: Tried, trial: optuna.Trial, state: TrialState | None = None) -> None:
+        self._over.add(run.trial)
+        self._study.tell(trial, run.value if state is None else None, state=state)
