@@ -475,3 +475,37 @@ def test_what_a_gang_needs_is_taken_in_later_where_it_has_one_of_its_devices_alr
     for iterations in range(1, 4):
         lanes.see(gang, Sample(30, 300), iterations, 3.0)
     assert lanes.table.boards[0].need("gang") == SMALL, "not in what may be a turn"
+
+
+def test_one_whose_turn_has_come_is_not_forgotten_when_another_returns_from_the_turn_of_who_has_left() -> None:
+    lanes = strayed("c", "a", "b", asks_late="c")
+    lanes.leave("a", 2.0, "its run has ended")  # so it is c's turn now, and b has the token still
+    assert lanes.wish(FIRST) == Wish(who("b"), recall=True)
+    lanes.passed(FIRST, who("b"), None, 3.0)
+    assert lanes.wish(FIRST).holder == who("c")
+
+
+def test_a_turn_is_over_that_another_has_had_who_left_with_it() -> None:
+    lanes = strayed("a", "b", "c", asks_late="a")
+    lanes.leave("b", 2.0, "its run has ended")  # of which the page tells only later
+    lanes.passed(FIRST, who("b"), None, 3.0)
+    wish = lanes.wish(FIRST)
+    assert {wish.holder, wish.after} == {who("a"), who("c")}
+
+
+def strayed(*jobs: str, asks_late: str) -> Lanes:
+    """Return lanes in which b has the token in the place of a, which has turned out to need more than was known."""
+    rules = Rules(policy="fifo", most_lanes=1, patience_s=None)
+    lanes = Lanes("n1", [Device(index=0, kind="fast", memory_bytes=1000, backend="cpu")], rules)
+    for job in jobs:
+        lanes.arrive(Sharer(job_id=job, epoch=1, ranks={0: (0,)}, need=SMALL), 0.0)
+        lanes.join(who(job), 0.0)
+    for job in sorted({*jobs} - {"c"} if asks_late == "c" else jobs):
+        lanes.asks(who(job), 0.0)
+    lanes.passed(FIRST, None, who("a"), 0.0)
+    assert lanes.wish(FIRST).after == who("b")
+    lanes.see(who("a"), Sample(30, 170, 0), 2, 1.0)
+    lanes.see(who("a"), Sample(30, 170, 0), 3, 1.0)
+    lanes.passed(FIRST, who("a"), who("b"), 1.0)  # it had been named before that
+    lanes.asks(who(asks_late), 2.0)
+    return lanes

@@ -18,10 +18,18 @@ from penstock_lanes.wire import Who
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Somebody who has the token in another's place, and whether that one has had it before."""
+    """
+    Somebody who has the token in another's place.
+
+    Attributes
+    ----------
+    who : Who
+    of : Party or None
+        Whose turn goes on, by the board, until it comes back: that one had the token before. None: nobody's.
+    """
 
     who: Who
-    in_turn: bool
+    of: Party | None
 
 
 class Passing:
@@ -90,8 +98,10 @@ class Passing:
             self._table.end(party)
 
     def forget(self, job_id: str) -> None:
-        """A run is over."""
-        self.strays = {place: stray for place, stray in self.strays.items() if stray.who.job_id != job_id}
+        """A run is over: what it had in another's place has come home, though the page may tell so only later."""
+        for place, stray in list(self.strays.items()):
+            if stray.who.job_id == job_id:
+                self._stray_home(place, stray)
 
     def _gave(self, place: Place, giver: Who) -> None:
         party = self._table.party(giver)
@@ -117,7 +127,7 @@ class Passing:
         """A turn was handed to somebody whom the board would not have; or to whom it is giving it just now."""
         holder = self._table.holder(place)
         if holder is None or holder is not self._table.party(taker) or taker.rank not in holder.let:
-            self.strays[place] = Stray(taker, in_turn=holder is not None and holder is self._table.party(giver))
+            self.strays[place] = Stray(taker, of=holder if holder is self._table.party(giver) else None)
 
     def _has(self, place: Place, taker: Who) -> None:
         """A process has the token: as it should; or in place of whoever should, since it was named before."""
@@ -129,11 +139,15 @@ class Passing:
             holder.asking |= holder.joined
             self._table.want(holder)
         else:
-            self.strays[place] = Stray(taker, in_turn=False)
+            self.strays[place] = Stray(taker, of=None)
 
     def _stray_home(self, place: Place, stray: Stray) -> None:
-        """Whoever had the token in somebody's place has given it back: now that one's turn is over, or begins."""
+        """
+        Whoever had the token in somebody's place has given it back: now that one's turn is over, or begins.
+
+        Only if it is that one's still: it may have left meanwhile, and another's, who has not had the token yet, begun.
+        """
         del self.strays[place]
         party = self._table.holder(place)
-        if stray.in_turn and party is not None and party.alone and self._table.in_turn(party):
+        if party is not None and party is stray.of and party.alone and self._table.in_turn(party):
             self._table.end(party)
