@@ -29,6 +29,11 @@ def notes(tmp_path: Path) -> Notes:
     return Notes(tmp_path)
 
 
+def test_a_note_that_is_there_by_half_is_not_read_yet(notes: Notes) -> None:
+    notes.path.write_text("j1 0 77 100 200 0\nj1 0 77 300")
+    assert notes.steps("j1") == [0]
+
+
 async def test_three_jobs_take_turns_on_one_device(world: World, notes: Notes) -> None:
     await world.node(**ONE_LANE)
     go = notes.path.with_name("go")

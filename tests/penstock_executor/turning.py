@@ -39,8 +39,8 @@ class Notes:
 
     def intervals(self, *, ended: bool = True) -> list[Interval]:
         """Return all iterations that ended, or that began, in order."""
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        fields = (line.split() for line in lines)
+        text = self.path.read_text() if self.path.exists() else ""
+        fields = (line.split() for line in whole_lines(text))
         each = [
             Interval(int(begin), int(end), job, int(rank), int(pid), int(step))
             for job, rank, pid, begin, end, step in fields
@@ -62,6 +62,11 @@ class Notes:
     def switches(self) -> int:
         """Return how often one job's iteration followed another's."""
         return sum(first.job_id != second.job_id for first, second in pairwise(self.intervals()))
+
+
+def whole_lines(text: str) -> list[str]:
+    """Return the lines of a file that others write to: the last one may be there by half."""
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 async def share(world: World, job_id: str, command: tuple[str, ...], *devices: int, **spec: Any) -> None:
