@@ -68,7 +68,7 @@ def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lamb
     return Decider(
         name="profiler",
         state=State,
-        schema="profiler.2",
+        schema="profiler.3",
         apply=apply,
         decide=partial(decide, settings=settings or Settings(), mine=mine),
         leads=False,
