@@ -40,7 +40,8 @@ def turning(notes: Path, iterations: int, *options: str, **more: object) -> JobS
 
 def iterations(notes: Path) -> list[tuple[int, int, str]]:
     """Return begin, end and job of all iterations that ended, in order."""
-    lines = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
+    text = notes.read_text() if notes.exists() else ""
+    lines = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be there by half
     return sorted((int(begin), int(end), job) for job, _, _, begin, end, _ in lines if end != "0")
 
 
