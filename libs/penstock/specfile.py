@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 import yaml
 
-from penstock_events import JobSpec, SweepSpec, strict
+from penstock_events import JobSpec, SweepSpec, elastic, strict
 
 Raw = dict[str, Any]
 Format = Literal["toml", "yaml", "json"]
@@ -164,7 +164,8 @@ def _decode(source: Source, wanted: type[T], table: str, overrides: Mapping[str,
         _only_table(source, raw, table)
         raw, above = raw[table], (table,)
     try:
-        return strict.convert(overlay(raw, overrides), wanted)
+        whole = overlay(raw, overrides)
+        return strict.convert(elastic.widened(whole) if wanted is JobSpec else whole, wanted)
     except strict.BadInput as error:
         raise SpecError("; ".join(_placed(source, above, text, overrides) for text in error.problems)) from error
 

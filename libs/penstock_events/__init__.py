@@ -6,13 +6,22 @@ from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased,
 from penstock_events.lifecycle import ACTIVE, TERMINAL, Job, Jobs, State
 from penstock_events.node import NodeJoined, NodeLeft
 from penstock_events.policy import PolicySet, Setting
-from penstock_events.profile import KindSpeed, Sample, SamplesRequested, WorkloadProfiled
+from penstock_events.profile import (
+    KindSpeed,
+    Sample,
+    SamplesRequested,
+    Scalability,
+    Timing,
+    WorkloadProfiled,
+    WorkloadScaled,
+)
 from penstock_events.rank import JobsRanked, Rank
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
-from penstock_events.scale import Demand
+from penstock_events.scale import Demand, ScaleDecided
 from penstock_events.spec import (
+    Batch,
     Budget,
     Choice,
     Device,
@@ -25,6 +34,7 @@ from penstock_events.spec import (
     SweepSpec,
     Uniform,
 )
+from penstock_events.states import Size
 from penstock_events.sweep import (
     SweepFinished,
     Trial,
@@ -40,6 +50,7 @@ __all__ = [
     "TERMINAL",
     "Alternative",
     "AnyEvent",
+    "Batch",
     "Budget",
     "Cause",
     "Choice",
@@ -80,13 +91,17 @@ __all__ = [
     "RunWarned",
     "Sample",
     "SamplesRequested",
+    "Scalability",
+    "ScaleDecided",
     "Setting",
+    "Size",
     "Slot",
     "State",
     "SweepCancelled",
     "SweepFinished",
     "SweepSpec",
     "SweepSubmitted",
+    "Timing",
     "Trial",
     "TrialFinished",
     "TrialGroupOpened",
@@ -96,6 +111,7 @@ __all__ = [
     "Uniform",
     "Wait",
     "WorkloadProfiled",
+    "WorkloadScaled",
     "decode",
     "encode",
     "tag_of",

@@ -71,7 +71,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     ``waited_s`` is what it waited for its turns, between its iterations; ``saves``, whether it has said how to save a
     checkpoint. ``diverged`` names the metrics whose last
-    value is no finite number.
+    value is no finite number. ``batch_size`` is that of one step over all processes, as the script uses it; 0 where it
+    has not asked. ``samples`` are those that its sampler has handed out and that were done, over all runs and epochs.
+    ``iteration_s`` and ``error_s`` are the mean of the measured iterations of this run and its standard error.
     """
 
     step: Count
@@ -83,6 +85,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0
     memory: Memory | None = None
+    batch_size: Count = 0
+    samples: Count = 0
+    iteration_s: Seconds = 0.0
+    error_s: Seconds = 0.0
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
@@ -118,6 +124,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0
     memory: Memory | None = None
+    batch_size: Count = 0
+    samples: Count = 0
+    iteration_s: Seconds = 0.0
+    error_s: Seconds = 0.0
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -169,6 +179,8 @@ class Env:
     SAVE_AT_END: Final = "PENSTOCK_SAVE_AT_END"  # 1: save a checkpoint when all is done as well
     PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
     BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"
+    BASE_BATCH_SIZE: Final = "PENSTOCK_BASE_BATCH_SIZE"  # for which the script's learning rate is meant
+    LR_RULE: Final = "PENSTOCK_LR_RULE"  # keep, linear, sqrt or callback
     SAMPLE_ITERATIONS: Final = "PENSTOCK_SAMPLE_ITERATIONS"  # only in a profiler's sample
     DEVICE_KIND: Final = "PENSTOCK_DEVICE_KIND"
     DEVICES: Final = "PENSTOCK_DEVICES"  # this process's device numbers, with commas

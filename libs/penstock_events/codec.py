@@ -11,11 +11,12 @@ from penstock_events.base import Event
 from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
 from penstock_events.node import NodeJoined, NodeLeft
 from penstock_events.policy import PolicySet
-from penstock_events.profile import SamplesRequested, WorkloadProfiled
+from penstock_events.profile import SamplesRequested, WorkloadProfiled, WorkloadScaled
 from penstock_events.rank import JobsRanked
 from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import RoundDecided
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
+from penstock_events.scale import ScaleDecided
 from penstock_events.sweep import (
     SweepFinished,
     TrialFinished,
@@ -42,8 +43,10 @@ AnyEvent = (
     | NodeLeft
     | SamplesRequested
     | WorkloadProfiled
+    | WorkloadScaled
     | JobsRanked
     | RoundDecided
+    | ScaleDecided
     | SweepSubmitted
     | SweepCancelled
     | NodeDrained

@@ -9,11 +9,20 @@ from penstock_events.spec import JobSpec
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One short run of a workload, placed by the matcher like a job and never retried."""
+    """
+    One short run of a workload, placed by the matcher like a job and never retried.
+
+    Attributes
+    ----------
+    batch_size : int
+        Over all of its devices; 0: as the workload has it.
+    """
 
     sample_id: str
     kind: str
     iterations: int
+    gpus: int = 1
+    batch_size: int = 0
 
 
 class SamplesRequested(Event, frozen=True, kw_only=True, tag="profile.samples_requested.v1"):
@@ -62,3 +71,50 @@ class WorkloadProfiled(Event, frozen=True, kw_only=True, tag="profile.measured.v
     speeds: tuple[KindSpeed, ...]
     note: str = ""
     skew: float = 0.0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    How long an iteration takes on so many devices, with so many samples on each.
+
+    Attributes
+    ----------
+    gpus, local_batch : int
+    iteration_s : float
+        Mean, in seconds.
+    error_s : float
+        Standard error of that mean; 0 where it is not known.
+    runs : int
+        Samples and real runs that have gone into it.
+    """
+
+    gpus: int = 1
+    local_batch: int
+    iteration_s: float
+    error_s: float = 0.0
+    runs: int = 1
+
+
+class Scalability(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    How a workload goes with batch size and devices on one kind of device.
+
+    Attributes
+    ----------
+    per_gpu_cap : int
+        Most samples that one device holds, as far as is known; 0: no limit has been seen.
+    note : str
+        What could not be measured, and why.
+    """
+
+    kind: str
+    timings: tuple[Timing, ...]
+    per_gpu_cap: int = 0
+    note: str = ""
+
+
+class WorkloadScaled(Event, frozen=True, kw_only=True, tag="profile.scaled.v1"):
+    """How an elastic workload goes with batch size and devices, on each kind; a later one replaces it."""
+
+    key: str
+    kinds: tuple[Scalability, ...]

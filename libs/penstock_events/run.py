@@ -56,6 +56,12 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Metrics whose last value was none.
     skew : float
         Share of the model's largest tensor in all of its tensors, as the script described it; 0 where it did not.
+    batch_size : int
+        Of one step over all processes, as the script has asked for it or has its sampler draw it; 0 where it has not.
+    samples : int
+        That its sampler has handed out and that were done, over all runs and epochs; 0 where it has none.
+    iteration_s, error_s : float
+        Mean over the measured iterations of this run, and its standard error, in seconds; 0 where not known.
     """
 
     job_id: str
@@ -75,6 +81,10 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: float = 0.0
+    batch_size: int = 0
+    samples: int = 0
+    iteration_s: float = 0.0
+    error_s: float = 0.0
 
 
 class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):

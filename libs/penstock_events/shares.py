@@ -17,7 +17,8 @@ from penstock_events.base import Event
 from penstock_events.run import RunEnded, RunStarted
 
 if TYPE_CHECKING:
-    from penstock_events.lifecycle import Job, Jobs
+    from penstock_events.lifecycle import Jobs
+    from penstock_events.states import Job
 
 Sharers = dict[str, list[str]]
 """Node → the sharing jobs whose runs are under way there."""

@@ -17,6 +17,7 @@ EntityId = Annotated[
 ]
 Param = str | int | float | bool
 MOST_GPUS: Final = 65_536
+MOST_SAMPLES: Final = 2**31
 Gpus = Annotated[int, Meta(ge=1, le=MOST_GPUS)]
 Size = Annotated[int, Meta(ge=0, le=2**53)]
 """Beyond 53 bits, programs that read JSON numbers as floats see another number."""
@@ -64,6 +65,44 @@ class MemoryNeed(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.persistent_bytes + self.framework_bytes + self.ephemeral_bytes
 
 
+class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Which batch sizes a job may be given; all of them over all of its devices together.
+
+    Attributes
+    ----------
+    min, max : int
+        The smallest and the largest.
+    step : int
+        Between two that are tried: ``min``, ``min + step``, … up to ``max``.
+    per_gpu_max : int
+        Most samples that one device holds; 0: as its memory allows, as measured.
+    base : int
+        The batch size for which the script's learning rate is meant; 0: the job's ``batch_size``, or else ``min``.
+    lr : {"keep", "linear", "sqrt", "callback"}
+        What becomes of the learning rate at another batch size: nothing; it goes with the batch size, or with its
+        square root; or the script's own function says.
+
+    Raises
+    ------
+    ValueError
+        If the smallest is larger than the largest, or ``base`` lies outside of them.
+    """
+
+    min: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
+    max: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
+    step: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)] = 1
+    per_gpu_max: Annotated[int, Meta(ge=0, le=MOST_SAMPLES)] = 0
+    base: Annotated[int, Meta(ge=0, le=MOST_SAMPLES)] = 0
+    lr: Literal["keep", "linear", "sqrt", "callback"] = "keep"
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min} and max {self.max}; expected the smallest batch first")
+        if self.base and not self.min <= self.base <= self.max:
+            raise ValueError(f"base is {self.base}; expected one from min ({self.min}) to max ({self.max})")
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     One job, as its user describes it. Nothing here asks how long it will run.
@@ -81,13 +120,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool : str
         The set of nodes it may run on.
     gpus : int
-        Devices, all of one kind and all at once (a gang where more than one).
+        Devices, all of one kind and all at once (a gang where more than one). Of an elastic job, as many as it has at
+        present. ``"1..8"`` is short for 1, with ``min_gpus = 1`` and ``max_gpus = 8``.
+    min_gpus, max_gpus : int
+        Between how many devices an elastic job may be given; both 0: always ``gpus``.
     kinds : tuple of str
         Accepted device kinds; empty means every kind that is not a bare CPU.
     memory_bytes : int
         Least memory of each device; 0 where any will do.
     model, batch_size
-        Name the workload for the profiler. With a model named, arguments do not tell workloads apart.
+        Name the workload for the profiler. With a model named, arguments do not tell workloads apart. The batch size is
+        that of one step over all devices; of an elastic job, the present one.
+    batch : Batch or None
+        Which other batch sizes it may be given; None: always ``batch_size``.
     digest : str
         Digest of the script, filled in by the client where it can read it.
     profile : {"auto", "off"}
@@ -142,8 +187,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: Gpus = 1
     kinds: tuple[Name, ...] = ()
     memory_bytes: Size = 0
+    min_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
+    max_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     model: str = ""
     batch_size: Size = 0
+    batch: Batch | None = None
     digest: str = ""
     profile: Literal["auto", "off"] = "auto"
     processes: Literal["device", "node"] = "device"
@@ -166,6 +214,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep_checkpoint: bool = False
     hold: bool = False
     parent: str = ""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether its number of devices, or its batch size, is for the autoscaler to choose."""
+        return self.max_gpus > 0 or self.batch is not None
+
+    @property
+    def widths(self) -> range:
+        """The numbers of devices that it may be given, feasible or not."""
+        return range(self.min_gpus, self.max_gpus + 1) if self.max_gpus else range(self.gpus, self.gpus + 1)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):

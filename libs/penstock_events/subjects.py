@@ -34,6 +34,7 @@ WRITERS: Final[dict[str, str]] = {
     "policy": "gateway",
     "profile": "profiler",
     "rank": "ranker",
+    "scale": "autoscaler",
     "round": "matcher",
     "sweep": "tuner",
     "run": "executor",
@@ -92,6 +93,11 @@ def rank(pool: str) -> str:
 def round_(pool: str) -> str:
     """Return ``evt.round.<pool>``."""
     return _PREFIXES["round"] + _token(pool)
+
+
+def scale(pool: str) -> str:
+    """Return ``evt.scale.<pool>``."""
+    return entity("scale", pool)
 
 
 ROUNDS: Final = f"{ROOT}.evt.round.*"

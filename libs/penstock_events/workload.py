@@ -15,7 +15,8 @@ def key(spec: JobSpec) -> str:
     Return the workload key of a job: 16 hexadecimal digits.
 
     With a model named, the key is of model, batch size, script digest and program: arguments such as the number of
-    epochs do not change an iteration. Without one, all arguments count.
+    epochs do not change an iteration. Without one, all arguments count. Of an elastic job the batch size is left out,
+    since it changes, and it is known how its iterations go with it.
 
     Examples
     --------
@@ -25,7 +26,7 @@ def key(spec: JobSpec) -> str:
     True
     """
     program = spec.command[:2] if spec.model else spec.command
-    return _digest((spec.model, spec.batch_size, spec.digest, program))
+    return _digest((spec.model, 0 if spec.batch is not None else spec.batch_size, spec.digest, program))
 
 
 @lru_cache(maxsize=4096)  # most jobs are of a workload that was there before

@@ -96,6 +96,9 @@ def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str
         "RANK": str(member.rank),
         "LOCAL_RANK": str(member.local_rank),
     }
+    if spec.batch is not None:
+        ours[Env.BASE_BATCH_SIZE] = str(spec.batch.base)
+        ours[Env.LR_RULE] = spec.batch.lr
     if spec.begins_from:
         ours[Env.BEGIN_DIR] = str(site.checkpoints / spec.begins_from)
     if spec.keep_checkpoint:

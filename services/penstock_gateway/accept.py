@@ -8,7 +8,17 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from penstock_events import Choice, Integers, JobSpec, JobSubmitted, SweepSpec, SweepSubmitted, Uniform, subjects
+from penstock_events import (
+    Choice,
+    Integers,
+    JobSpec,
+    JobSubmitted,
+    SweepSpec,
+    SweepSubmitted,
+    Uniform,
+    elastic,
+    subjects,
+)
 from penstock_events.spec import Dimension, Param
 from penstock_events.strict import BadInput
 from penstock_gateway import fit
@@ -52,6 +62,7 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
     Refused
         409 where the id belongs to something else; 400 with ``strict`` where it could not run on the present nodes.
     """
+    spec = elastic.settled(spec)
     check(spec)
     warnings = fit.warnings(state.cluster, spec)
     there = state.jobs.get(spec.id)
@@ -69,6 +80,8 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
 def sweep(state: State, spec: SweepSpec, *, strict: bool, now_s: float) -> Known | Fresh:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
+    if spec.job.elastic:
+        raise BadInput('$.job: trials are sized by their sweep; set its max_gpus instead of gpus = "a..b" or a batch')
     try:
         search.check(spec)
     except search.BadSpace as error:
@@ -177,7 +190,7 @@ def check(spec: JobSpec, path: str = "$") -> None:
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
         problems.append(f"{path}.kinds: names a kind twice")
-    problems += [f"{path}.{problem}" for problem in _sharing(spec)]
+    problems += [f"{path}.{problem}" for problem in (*_sharing(spec), *elastic.problems(spec))]
     if problems:
         raise BadInput(*problems)
 

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from penstock_bus import Conflict, Endpoint, Reply, StorageFull, Timeout, TooLarge, Unavailable
-from penstock_events import JobSpec, SweepSpec, asks, strict
+from penstock_events import JobSpec, SweepSpec, asks, elastic, strict
 from penstock_events.views import View
 from penstock_gateway.find import Refused
 
@@ -36,7 +36,9 @@ def job_asked(body: bytes, most_bytes: int) -> asks.SubmitAsk:
     BadInput
     """
     raw = _parsed(body, most_bytes)
-    return strict.convert(raw, asks.SubmitAsk) if _wraps(raw) else asks.SubmitAsk(spec=strict.convert(raw, JobSpec))
+    if _wraps(raw):
+        return strict.convert({**raw, "spec": elastic.widened(raw["spec"])}, asks.SubmitAsk)
+    return asks.SubmitAsk(spec=strict.convert(elastic.widened(raw), JobSpec))
 
 
 def sweep_asked(body: bytes, most_bytes: int) -> asks.TuneAsk:

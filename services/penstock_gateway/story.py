@@ -29,6 +29,8 @@ from penstock_events import (
     RunStarted,
     RunWarned,
     SamplesRequested,
+    Scalability,
+    ScaleDecided,
     SweepCancelled,
     SweepFinished,
     SweepSubmitted,
@@ -38,6 +40,7 @@ from penstock_events import (
     TrialsMeasured,
     TrialsScaled,
     WorkloadProfiled,
+    WorkloadScaled,
     subjects,
     workload,
 )
@@ -92,9 +95,9 @@ class Teller:
                 yield from self._of_run(fact)
             case RunMeasured() | LaneChanged():
                 yield lanes.sentence(fact, self._kind)
-            case SamplesRequested() | WorkloadProfiled():
+            case SamplesRequested() | WorkloadProfiled() | WorkloadScaled():
                 yield from self._of_profile(fact)
-            case JobsRanked() | RoundDecided() | TrialsScaled():
+            case JobsRanked() | RoundDecided() | TrialsScaled() | ScaleDecided():
                 yield from self._of_decision(fact)
             case PolicySet():
                 yield _policy(fact)
@@ -149,21 +152,24 @@ class Teller:
                 after = f" after step {fact.steps}" if fact.steps else ""
                 yield f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
 
-    def _of_profile(self, fact: SamplesRequested | WorkloadProfiled) -> Iterator[str]:
+    def _of_profile(self, fact: SamplesRequested | WorkloadProfiled | WorkloadScaled) -> Iterator[str]:
         match fact:
             case SamplesRequested():
                 kinds = listed(dict.fromkeys(sample.kind for sample in fact.samples))
                 yield f"its workload is new: {count(len(fact.samples), 'sample')} on {kinds} requested"
             case WorkloadProfiled():
                 yield f"profiled, relative speeds: {listed(_speed(speed) for speed in fact.speeds)}"
+            case WorkloadScaled():
+                kinds = listed(_timings(kind) for kind in fact.kinds)
+                yield f"measured how it goes with batch size and devices: {kinds}"
 
-    def _of_decision(self, fact: JobsRanked | RoundDecided | TrialsScaled) -> Iterator[str]:
+    def _of_decision(self, fact: JobsRanked | RoundDecided | TrialsScaled | ScaleDecided) -> Iterator[str]:
         match fact:
             case JobsRanked():
                 yield from self._of_rank(fact)
             case RoundDecided():
                 yield from self._of_round(fact)
-            case TrialsScaled():
+            case TrialsScaled() | ScaleDecided():
                 yield from self._of_scale(fact)
 
     def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
@@ -173,11 +179,12 @@ class Teller:
                 yield f"ranked in queue {rank.queue}{used}"
                 self._queue = rank.queue
 
-    def _of_scale(self, fact: TrialsScaled) -> Iterator[str]:
+    def _of_scale(self, fact: TrialsScaled | ScaleDecided) -> Iterator[str]:
         for demand in fact.demands:
             if demand.job_id == self._job.id:
                 beside = f" with {demand.sharers - 1} beside it" if demand.sharing == "lane" and demand.sharers else ""
-                yield f"to go on on {count(demand.gpus, 'device')}{beside}{_because(demand.reason)}"
+                batch = f" with a batch of {demand.batch_size}" if demand.batch_size else ""
+                yield f"to go on on {count(demand.gpus, 'device')}{beside}{batch}{_because(demand.reason)}"
 
     def _of_round(self, fact: RoundDecided) -> Iterator[str]:
         for node_id in sorted(self._nodes.intersection(fact.lost_nodes)):
@@ -195,6 +202,11 @@ class Teller:
             if wait.job_id == self._job.id and wait.cause != self._cause:
                 self._cause = wait.cause
                 yield f"waits ({wait.cause.replace('_', ' ')}): {wait.evidence}"
+
+
+def _timings(kind: Scalability) -> str:
+    widest = max((timing.gpus for timing in kind.timings), default=0)
+    return f"{count(len(kind.timings), 'timing')} on {kind.kind}, up to {count(widest, 'device')}"
 
 
 def _submitted(fact: JobSubmitted) -> str:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from penstock_events import (
     AnyEvent,
+    Batch,
     Choice,
     CodecError,
     Commit,
+    Demand,
     Device,
     JobSpec,
     MemoryNeed,
@@ -48,6 +50,9 @@ def specs() -> st.SearchStrategy[JobSpec]:
         retries=st.integers(0, 100),
         memory_bytes=st.integers(0, 2**40),
         batch_size=st.integers(0, 2**20),
+        min_gpus=st.integers(0, 8),
+        max_gpus=st.integers(0, 64),
+        batch=st.none() | st.builds(Batch, min=st.integers(1, 9), max=st.integers(9, 99)),
         backoff_s=st.floats(0, 1e6),
         grace_s=st.floats(0, 1e6),
         checkpoint_s=st.floats(0, 1e6),
@@ -61,7 +66,21 @@ def specs() -> st.SearchStrategy[JobSpec]:
     )
 
 
+def demands() -> st.SearchStrategy[Demand]:
+    return st.builds(
+        Demand,
+        job_id=TEXT,
+        epoch=st.integers(0, 2**31),
+        gpus=st.integers(1, 64),
+        batch_size=st.integers(0, 2**20),
+        kinds=st.lists(NAME, max_size=2).map(tuple),
+        gives=st.dictionaries(TEXT, st.integers(1, 64), max_size=2),
+        reason=TEXT,
+    )
+
+
 st.register_type_strategy(MemoryNeed, needs())
+st.register_type_strategy(Demand, demands())
 st.register_type_strategy(JobSpec, specs())
 st.register_type_strategy(Choice, st.builds(Choice, values=st.lists(FINITE, min_size=1, max_size=3).map(tuple)))
 st.register_type_strategy(
