@@ -23,8 +23,15 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+Times = tuple[tuple[int, float], ...]
+Key = tuple[int, int, int, int, Times, Times]
+"""Of a profile: its four numbers, in the order in which it names them, and its two tables."""
+
 ROUNDING: Final = 1e-9
 """Sums of scaling that differ by less are equal, and the fewer devices win."""
+
+MOST_BATCHES: Final = 4096
+"""Batch sizes of one job that are tried."""
 
 
 def allocate(scaling: Floats, gpus: int) -> Ints:
@@ -163,15 +170,38 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         if not self.t_proc_s:
             raise ValueError("t_proc_s is empty; expected a measured time at one batch size at least")
 
-    def throughput(self, batch: npt.ArrayLike, gpus: int) -> Floats:
+    @property
+    def key(self) -> Key:
+        """Everything in it, to look it up by."""
+        times = tuple(sorted(self.t_proc_s.items())), tuple(sorted(self.t_comm_s.items()))
+        return (self.b_min, self.b_max, self.per_gpu_cap, self.batch_step, *times)
+
+    @classmethod
+    def of(cls, key: Key) -> Profile:
+        """Return the profile with this key."""
+        b_min, b_max, per_gpu_cap, batch_step, t_proc_s, t_comm_s = key
+        return cls(
+            b_min=b_min,
+            b_max=b_max,
+            per_gpu_cap=per_gpu_cap,
+            batch_step=batch_step,
+            t_proc_s=dict(t_proc_s),
+            t_comm_s=dict(t_comm_s),
+        )
+
+    def up_to(self, b_max: int) -> Profile:
+        """Return the same with another largest batch."""
+        return msgspec.structs.replace(self, b_max=b_max)
+
+    def throughput(self, batch: npt.ArrayLike, gpus: npt.ArrayLike) -> Floats:
         """Return samples a second of batch sizes on so many devices; nan where a device cannot hold its share."""
-        batches = np.asarray(batch, dtype=np.float64)
-        local = np.ceil(batches / gpus)
+        batches, widths = np.asarray(batch, dtype=np.float64), np.asarray(gpus, dtype=np.float64)
+        local = np.ceil(batches / widths)
         iteration_s = _line(local, self.t_proc_s)
-        if gpus > 1 and self.t_comm_s:
+        if self.t_comm_s:
             over = {1.0 / width: time_s for width, time_s in self.t_comm_s.items()}
-            iteration_s = iteration_s + _line(np.array(1.0 / gpus), over)
-        possible = (local <= self.per_gpu_cap) & (batches >= gpus) & (iteration_s > 0)
+            iteration_s = iteration_s + np.where(widths > 1, _line(1.0 / widths, over), 0.0)
+        possible = (local <= self.per_gpu_cap) & (batches >= widths) & (iteration_s > 0)
         with np.errstate(divide="ignore"):
             return np.where(possible, batches / iteration_s, np.nan)
 
@@ -180,22 +210,13 @@ def best_batch(profile: Profile, gpus: int) -> int | None:
     """
     Return the batch size with the highest throughput on so many devices, the smallest of equal ones; None if none fits.
 
-    Notes
-    -----
-    O((b_max - b_min) / batch_step).
-
     Examples
     --------
     >>> profile = Profile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s={32: 0.1, 64: 0.18, 128: 0.34})
     >>> best_batch(profile, 1), best_batch(profile, 2), best_batch(profile, 8)
     (128, 256, 512)
     """
-    batches = _batches(profile)
-    speeds = profile.throughput(batches, gpus)
-    if np.isnan(speeds).all():
-        return None
-    best = float(np.nanmax(speeds))
-    return int(batches[np.flatnonzero(speeds >= best * (1 - ROUNDING))[0]])
+    return int(table(profile, range(gpus, gpus + 1))[0][0]) or None
 
 
 def scaling(profile: Profile, k_max: int) -> Floats:
@@ -208,17 +229,39 @@ def scaling(profile: Profile, k_max: int) -> Floats:
     >>> scaling(profile, 4).tolist()
     [1.0, 2.0, 3.0, 4.0]
     """
-    found = np.full(k_max, np.nan)
-    for gpus in range(1, k_max + 1):
-        batch = best_batch(profile, gpus)
-        if batch is not None:
-            found[gpus - 1] = float(profile.throughput(batch, gpus))
+    found = table(profile, range(1, k_max + 1))[1]
     known = found[~np.isnan(found)]
     return found / known[0] if known.size else found
 
 
+def table(profile: Profile, widths: range) -> tuple[Ints, Floats]:
+    """
+    Return a job's best batch on each of W widths and its throughput with it.
+
+    Returns
+    -------
+    (W,) int array, (W,) float array
+        The smallest of the best batches, and samples a second; 0 and nan where none fits.
+
+    Notes
+    -----
+    O(B · W) for the B batches that are tried: all of them, up to :data:`MOST_BATCHES`, and so many evenly spread ones
+    beyond, the largest among them.
+    """
+    batches = _batches(profile)
+    if not len(widths):
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    speeds = profile.throughput(batches[:, None], np.array(widths))
+    none = np.isnan(speeds).all(axis=0)
+    best = np.nanmax(np.where(none, 0.0, speeds), axis=0)
+    at = (speeds >= best * (1 - ROUNDING)).argmax(axis=0)
+    return np.where(none, 0, batches[at]), np.where(none, np.nan, speeds[at, np.arange(len(widths))])
+
+
 def _batches(profile: Profile) -> Ints:
-    return np.arange(profile.b_min, profile.b_max + 1, profile.batch_step)
+    many = (profile.b_max - profile.b_min) // profile.batch_step + 1
+    steps = np.arange(many) if many <= MOST_BATCHES else np.linspace(0, many - 1, MOST_BATCHES).astype(np.int64)
+    return np.asarray(profile.b_min + profile.batch_step * steps, dtype=np.int64)
 
 
 def _line(at: Floats, known: Mapping[float, float] | Mapping[int, float]) -> Floats:
