@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.sessions.loop import Session, session
     from penstock.sessions.setup import SessionError
-    from penstock_events.spec import JobSpec, SweepSpec
+    from penstock_events.spec import Batch, JobSpec, SweepSpec
 
 _HOMES = {
+    "Batch": "penstock_events.spec",
     "Client": "penstock.client",
     "JobSpec": "penstock_events.spec",
     "Session": "penstock.sessions.loop",
@@ -25,7 +26,7 @@ _HOMES = {
     "session": "penstock.sessions.loop",
 }
 
-__all__ = ["Client", "JobSpec", "Session", "SessionError", "SweepSpec", "session"]
+__all__ = ["Batch", "Client", "JobSpec", "Session", "SessionError", "SweepSpec", "session"]
 
 
 def __getattr__(name: str) -> object:

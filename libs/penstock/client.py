@@ -23,6 +23,7 @@ from penstock_events import (
     SweepFinished,
     SweepSpec,
     asks,
+    elastic,
     strict,
     subjects,
     views,
@@ -395,4 +396,6 @@ class Client:
 def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
     if spec is not None and fields:
         raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
-    return spec if spec is not None else strict.convert(msgspec.to_builtins(fields, enc_hook=str), wanted)
+    if spec is not None:
+        return spec
+    return strict.convert(elastic.written_out(msgspec.to_builtins(fields, enc_hook=str), wanted), wanted)

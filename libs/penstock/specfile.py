@@ -164,8 +164,9 @@ def _decode(source: Source, wanted: type[T], table: str, overrides: Mapping[str,
         _only_table(source, raw, table)
         raw, above = raw[table], (table,)
     try:
-        whole = overlay(raw, overrides)
-        return strict.convert(elastic.widened(whole) if wanted is JobSpec else whole, wanted)
+        spec = strict.convert(elastic.written_out(overlay(raw, overrides), wanted), wanted)
+        elastic.check(spec)
+        return spec
     except strict.BadInput as error:
         raise SpecError("; ".join(_placed(source, above, text, overrides) for text in error.problems)) from error
 

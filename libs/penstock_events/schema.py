@@ -11,18 +11,29 @@ import msgspec
 from penstock_events import spec
 
 BASE: Final = "https://penstock.example/schemas"
+RANGE: Final = r"^\s*[1-9]\d{0,4}\s*\.\.\s*[1-9]\d{0,4}\s*$"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _ATTRIBUTE: Final = re.compile(r"^(\w[\w, ]*?)(?: : .*)?\n((?:    .*\n?)+)", re.MULTILINE)
 
 
 def job_schema() -> dict[str, Any]:
     """Return the JSON Schema of a job specification."""
-    return _published(spec.JobSpec, "job", "Penstock job")
+    made = _published(spec.JobSpec, "job", "Penstock job")
+    _take_ranges(made["properties"])
+    return made
 
 
 def sweep_schema() -> dict[str, Any]:
     """Return the JSON Schema of a sweep specification."""
     return _published(spec.SweepSpec, "sweep", "Penstock sweep")
+
+
+def _take_ranges(fields: dict[str, Any]) -> None:
+    """Have ``gpus`` take ``"1..8"`` too: how people write it, which is written out before it is decoded."""
+    number = fields["gpus"]
+    about = {name: number.pop(name) for name in ("description", "default") if name in number}
+    ranged = {"type": "string", "pattern": RANGE, "examples": ["1..8"]}
+    fields["gpus"] = {**about, "anyOf": [number, ranged]}
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

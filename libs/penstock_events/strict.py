@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 MOST_PROBLEMS: Final = 5
 _POSITION: Final = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
+_PLACE_LAST: Final = re.compile(r"^(.*) - at `(\$.*)`$", re.DOTALL)
+"""How msgspec says where a value stands that its type's own check refuses."""
 
 _PLAINER: Final = {
     "Input data was truncated": "it ends too early",
@@ -83,7 +85,7 @@ def convert(raw: Any, type_: type[T]) -> T:
     try:
         return msgspec.convert(raw, type_)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(str(error)) from error
+        raise BadInput(_PLACE_LAST.sub(r"\2: \1", str(error))) from error
 
 
 def _malformed(body: bytes, message: str) -> str:

@@ -62,8 +62,8 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
     Refused
         409 where the id belongs to something else; 400 with ``strict`` where it could not run on the present nodes.
     """
-    spec = elastic.settled(spec)
     check(spec)
+    spec = elastic.settled(spec)
     warnings = fit.warnings(state.cluster, spec)
     there = state.jobs.get(spec.id)
     if there is not None:
@@ -80,8 +80,7 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
 def sweep(state: State, spec: SweepSpec, *, strict: bool, now_s: float) -> Known | Fresh:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
-    if spec.job.elastic:
-        raise BadInput('$.job: trials are sized by their sweep; set its max_gpus instead of gpus = "a..b" or a batch')
+    elastic.check(spec)
     try:
         search.check(spec)
     except search.BadSpace as error:

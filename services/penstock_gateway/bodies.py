@@ -37,14 +37,16 @@ def job_asked(body: bytes, most_bytes: int) -> asks.SubmitAsk:
     """
     raw = _parsed(body, most_bytes)
     if _wraps(raw):
-        return strict.convert({**raw, "spec": elastic.widened(raw["spec"])}, asks.SubmitAsk)
+        return strict.convert({**raw, "spec": elastic.widened(raw["spec"], "$.spec")}, asks.SubmitAsk)
     return asks.SubmitAsk(spec=strict.convert(elastic.widened(raw), JobSpec))
 
 
 def sweep_asked(body: bytes, most_bytes: int) -> asks.TuneAsk:
     """Return the sweep that a body holds, bare or wrapped; errors as for :func:`job_asked`."""
     raw = _parsed(body, most_bytes)
-    return strict.convert(raw, asks.TuneAsk) if _wraps(raw) else asks.TuneAsk(spec=strict.convert(raw, SweepSpec))
+    if _wraps(raw):
+        return strict.convert({**raw, "spec": elastic.written_out(raw["spec"], SweepSpec)}, asks.TuneAsk)
+    return asks.TuneAsk(spec=strict.convert(elastic.written_out(raw, SweepSpec), SweepSpec))
 
 
 def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, most_s: float | None = None) -> Endpoint:

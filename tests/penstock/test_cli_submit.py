@@ -192,10 +192,10 @@ def test_what_cannot_be_submitted_is_told_in_one_line(
 
 
 def test_zero_devices_are_refused_by_the_flag_itself(penstock: Run) -> None:
-    code, _, err = penstock("submit", "--gpus", "0", "--", "true")
-    assert code == 2
-    assert "--gpus" in err
-    assert err.startswith("Usage: penstock submit")
+    code, out, err = penstock("submit", "--gpus", "0", "--", "true")
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: --gpus: expected a whole number from 1 to 65536, or a range such as")
+    assert err.count("\n") == 1
 
 
 def test_a_script_that_only_the_nodes_have_may_be_submitted(penstock: Run) -> None:

@@ -102,7 +102,11 @@ def test_a_sweeps_own_job_table_is_not_taken_for_a_job_file(tmp_path: Path) -> N
             "a.toml:5: gpus: expected a whole number from 1 to 65536, got 0",
         ),
         ("a.yaml", YAML.replace("2", "-1"), "a.yaml:3: gpus: expected a whole number from 1 to 65536, got -1"),
-        ("a.yaml", YAML.replace("2", "two"), 'a.yaml:3: gpus: expected a whole number from 1 to 65536, got "two"'),
+        (
+            "a.yaml",
+            YAML.replace("2", "two"),
+            'a.yaml:3: gpus: expected a whole number from 1 to 65536, or a range such as "1..8", got "two"',
+        ),
         ("a.json", JSON.replace("2", "2.5"), "a.json:1: gpus: expected a whole number from 1 to 65536, got 2.5"),
         ("a.toml", "name = 'a'\n", "a.toml: command: missing; it is required"),
         ("a.toml", "name = 'a'\ncommand = 'ls'\n", 'a.toml:2: command: expected an array, got "ls"'),

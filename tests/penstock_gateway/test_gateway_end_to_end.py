@@ -175,7 +175,7 @@ async def test_an_unknown_device_kind_is_named_beside_the_known_ones(served: Gat
         (b'{"name": "a", "command": ["x"], "gpu": 2}', "$.gpu: unknown field; did you mean `gpus`?"),
         (
             b'{"name": "a", "command": ["x"], "gpus": "2"}',
-            '$.gpus: expected a whole number from 1 to 65536, got "2"',
+            '$.gpus: expected a whole number from 1 to 65536, or a range such as "1..8", got "2"',
         ),
         (b'{"name": "a", "command": ["x"], "gpus": 0}', "$.gpus: expected a whole number from 1 to 65536, got 0"),
         (b'{"name": "a", "command": ["x"], "gpus": -1}', "$.gpus: expected a whole number from 1 to 65536, got -1"),

@@ -36,7 +36,22 @@ def register(app: typer.Typer) -> None:
 
 
 Name = Annotated[str, typer.Option("--name", "-n", help="Instead of the script's name.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", "-g", min=1, help="Devices, all of one kind and all at once.")]
+Gpus = Annotated[
+    str, typer.Option("--gpus", "-g", metavar="N|MIN..MAX", help="Devices, all of one kind and all at once; or 1..8.")
+]
+Batch = Annotated[
+    str,
+    typer.Option("--batch", metavar="N|MIN..MAX", help="Samples of a step over all devices: 256, or between 64..512."),
+]
+BatchStep = Annotated[int | None, typer.Option("--batch-step", min=1, help="Between two batch sizes that are tried.")]
+BatchBase = Annotated[
+    int | None, typer.Option("--batch-base", min=1, help="For which the script's learning rate is meant.")
+]
+PerGpuMax = Annotated[int | None, typer.Option("--per-gpu-max", min=1, help="Most samples that one device holds.")]
+LrRule = Annotated[
+    Literal["keep", "linear", "sqrt", "callback"] | None,
+    typer.Option("--lr-rule", help="What becomes of the learning rate at another batch size."),
+]
 Kinds = Annotated[list[str] | None, typer.Option("--kind", "-k", help="Accepted device kind; repeatable.")]
 Memory = Annotated[str, typer.Option("--memory", help="Least memory of each device, such as 8GiB.")]
 Pool = Annotated[str, typer.Option("--pool", help="Set of nodes.")]
@@ -79,7 +94,12 @@ def submit(
     files: Files = None,
     *,
     name: Name = "",
-    gpus: Gpus = None,
+    gpus: Gpus = "",
+    batch: Batch = "",
+    batch_step: BatchStep = None,
+    batch_base: BatchBase = None,
+    per_gpu_max: PerGpuMax = None,
+    lr_rule: LrRule = None,
     kind: Kinds = None,
     memory: Memory = "",
     pool: Pool = "",
@@ -127,7 +147,12 @@ def run(
     files: Files = None,
     *,
     name: Name = "",
-    gpus: Gpus = None,
+    gpus: Gpus = "",
+    batch: Batch = "",
+    batch_step: BatchStep = None,
+    batch_base: BatchBase = None,
+    per_gpu_max: PerGpuMax = None,
+    lr_rule: LrRule = None,
     kind: Kinds = None,
     memory: Memory = "",
     pool: Pool = "",
@@ -170,7 +195,6 @@ def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
         "profile": typed_in["profile"],
         "pool": typed_in["pool"],
         "cwd": typed_in["cwd"],
-        "gpus": typed_in["gpus"],
         "retries": typed_in["retries"],
         "kinds": typed.words(typed_in["kind"] or []),
         "memory_bytes": typed.size(memory) if memory else None,
@@ -178,7 +202,20 @@ def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
         "env": typed.environment(typed_in["env"] or []),
         "hold": typed_in.get("hold") or None,
     }
-    return {field: value for field, value in found.items() if value not in (None, "", (), {})}
+    return {field: value for field, value in found.items() if value not in (None, "", (), {})} | _sizes(typed_in)
+
+
+def _sizes(typed_in: dict[str, Any]) -> dict[str, Any]:
+    """Return how many devices the job has and with which batch, or between which both may be chosen."""
+    told = {
+        "step": typed_in["batch_step"],
+        "base": typed_in["batch_base"],
+        "per_gpu_max": typed_in["per_gpu_max"],
+        "lr": typed_in["lr_rule"],
+    }
+    table = {name: value for name, value in told.items() if value is not None}
+    widths = typed.widths(typed_in["gpus"]) if typed_in["gpus"] else {}
+    return {**widths, **typed.batch(typed_in["batch"], table)}
 
 
 def _sharing(typed_in: dict[str, Any]) -> dict[str, Any]:

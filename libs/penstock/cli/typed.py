@@ -33,6 +33,63 @@ def size(text: str) -> int:
     return int(number * (1000 ** (power // 10) if ending == "b" else 2**power))
 
 
+def widths(text: str) -> dict[str, int]:
+    """
+    Return the fields that say how many devices: a number, or the fewest and the most; ``1-4``, as Slurm has it, too.
+
+    Examples
+    --------
+    >>> widths("4"), widths("1..8") == widths("1-8")
+    ({'gpus': 4, 'min_gpus': 0, 'max_gpus': 0}, True)
+    """
+    from penstock_events import elastic, strict
+
+    if re.fullmatch(r"[1-9]\d{0,4}", text.strip()):
+        return {"gpus": int(text), "min_gpus": 0, "max_gpus": 0}
+    try:
+        least, most = elastic.bounds(_dotted(text), "--gpus")
+    except strict.BadInput as error:
+        bad_input(str(error))
+    return {"gpus": least, "min_gpus": least, "max_gpus": most}
+
+
+def batch(text: str, table: dict[str, int | str]) -> dict[str, object]:
+    """
+    Return the fields that say which batch: always the same, or between two.
+
+    Parameters
+    ----------
+    table : dict
+        What else was typed of how it may change.
+
+    Examples
+    --------
+    >>> batch("64..512", {"lr": "linear"})
+    {'batch': {'min': 64, 'max': 512, 'lr': 'linear'}}
+    >>> batch("128", {})
+    {'batch_size': 128, 'batch': None}
+    """
+    if not text:
+        return {"batch": table} if table else {}
+    least, dots, most = (part.strip() for part in _dotted(text).partition(".."))
+    if not (_is_count(least) and (_is_count(most) or not dots)):
+        bad_input(f"--batch {text!r} is no batch; expected samples over all devices, such as 256, or 64..512")
+    if dots:
+        return {"batch": {"min": int(least), "max": int(most), **table}}
+    if table:
+        bad_input(f"--batch {text} never changes; expected a range, such as {text}..{4 * int(text)}, with such flags")
+    return {"batch_size": int(least), "batch": None}
+
+
+def _is_count(text: str) -> bool:
+    return re.fullmatch(r"[1-9]\d{0,9}", text) is not None
+
+
+def _dotted(text: str) -> str:
+    """Return ``1-4`` as ``1..4``."""
+    return re.sub(r"^\s*(\d+)\s*[-:]\s*(\d+)\s*$", r"\1..\2", text)
+
+
 def need(text: str) -> dict[str, int]:
     """
     Return what a lane job needs of a device's memory: kept, of the framework, and in an iteration.
