@@ -20,7 +20,7 @@ from penstock.sessions import device
 from penstock.sessions.agent import Agent, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
 from penstock.sessions.limit import Limit
-from penstock.sessions.pace import EmulatedPace, HostPace, Pace
+from penstock.sessions.pace import pace
 from penstock.sessions.replay import Course, Place
 from penstock.sessions.setup import Setup
 from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
@@ -58,7 +58,7 @@ class Boundary:
 
     def __init__(self, setup: Setup, course: Course) -> None:
         self.metrics: dict[str, SupportsFloat] = {}
-        self.pace: Pace = EmulatedPace(setup.emulated_speed) if setup.emulated_speed else HostPace()
+        self.pace = pace(setup.emulated_speed, sample=setup.sample_iterations > 0)
         self.save: Callable[[Path], object] | None = None
         self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
@@ -177,7 +177,7 @@ class Boundary:
     def tell_progress(self) -> None:
         """Say where the script is."""
         self._limit.tell()  # a script may import torch after it has opened the session
-        course = self._course
+        course, timing = self._course, self.pace.measured(self._course.loop_steps)
         self._tell(
             Progress(
                 step=course.step,
@@ -189,6 +189,8 @@ class Boundary:
                 diverged=self._diverged(),
                 skew=self.skew,
                 memory=device.measure(),
+                iteration_s=timing.iteration_s,
+                error_s=timing.error_s,
             )
         )
 
@@ -307,7 +309,7 @@ class Boundary:
             self._agent.tell(message)
 
     def _done(self) -> Done:
-        course = self._course
+        course, timing = self._course, self.pace.measured(self._course.loop_steps)
         return Done(
             step=course.step,
             loop_steps=course.loop_steps,
@@ -318,6 +320,8 @@ class Boundary:
             diverged=self._diverged(),
             skew=self.skew,
             memory=device.measure(),
+            iteration_s=timing.iteration_s,
+            error_s=timing.error_s,
         )
 
     def _finite(self) -> dict[str, float]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from time import perf_counter, process_time, sleep
 from typing import Final, NamedTuple, Protocol
 
+from penstock.sessions.timing import UNKNOWN, Blocks, Measured, trimmed
+
 LEAST_SLEEP_S: Final = 0.004
 """Debts below this are carried on: a sleep costs some 60 microseconds, more than many a short iteration."""
 MOST_CREDIT_S: Final = 0.05
@@ -27,7 +29,9 @@ class Clocks(NamedTuple):
 class Pace(Protocol):
     """Measures a loop, boundary by boundary."""
 
-    loop_s: float
+    @property
+    def loop_s(self) -> float:
+        """The seconds of all iterations together."""
 
     def resume(self) -> float:
         """A loop starts, or goes on after something that is not part of an iteration; return how long that took."""
@@ -38,12 +42,31 @@ class Pace(Protocol):
     def settle(self) -> None:
         """Sleep what is owed, however little."""
 
+    def measured(self, steps: int) -> Measured:
+        """Return how long an iteration takes, as far as is known after so many of this run."""
+
+
+def pace(emulated_speed: float = 0.0, *, sample: bool = False) -> Pace:
+    """
+    Return what measures a session's loops.
+
+    Parameters
+    ----------
+    emulated_speed : float
+        Of the emulated device, relative to this host; 0 on a real one.
+    sample : bool
+        Whether this is a profiler's sample, of which each single iteration counts.
+    """
+    measuring: Pace = EmulatedPace(emulated_speed) if emulated_speed else HostPace()
+    return SamplePace(measuring) if sample else measuring
+
 
 class HostPace:
     """On a real device: wall time, nothing added."""
 
     def __init__(self) -> None:
         self.loop_s = 0.0
+        self._blocks = Blocks()
         self._mark = perf_counter()
 
     def resume(self) -> float:
@@ -60,6 +83,10 @@ class HostPace:
 
     def settle(self) -> None:
         """Nothing is ever owed."""
+
+    def measured(self, steps: int) -> Measured:
+        """Close a block of iterations, and return what all blocks say."""
+        return self._blocks.measured(steps, self.loop_s)
 
 
 class EmulatedPace:
@@ -78,6 +105,7 @@ class EmulatedPace:
 
     def __init__(self, speed: float, clocks: Clocks | None = None) -> None:
         self.loop_s = 0.0
+        self._blocks = Blocks()
         self._clocks = clocks or Clocks()
         self._speed = speed
         self._owed_s = 0.0
@@ -107,3 +135,39 @@ class EmulatedPace:
             wall_s = self._clocks.wall()
             self._owed_s -= wall_s - self._wall_s
             self._wall_s = wall_s
+
+    def measured(self, steps: int) -> Measured:
+        """Close a block of iterations, and return what all blocks say."""
+        return self._blocks.measured(steps, self.loop_s)
+
+
+class SamplePace:
+    """In a profiler's sample: keeps the time of each iteration, which is little to keep since samples are short."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._laps: list[float] = []
+
+    @property
+    def loop_s(self) -> float:
+        """The seconds of all iterations together."""
+        return self._pace.loop_s
+
+    def resume(self) -> float:
+        """Start measuring here."""
+        return self._pace.resume()
+
+    def lap(self) -> float:
+        """Add the iteration's time, and keep it."""
+        before_s = self._pace.loop_s
+        now = self._pace.lap()
+        self._laps.append(self._pace.loop_s - before_s)
+        return now
+
+    def settle(self) -> None:
+        """Sleep what is owed."""
+        self._pace.settle()
+
+    def measured(self, steps: int) -> Measured:
+        """Return what the single iterations of this run say; the first ones are a warm-up."""
+        return trimmed(self._laps[:steps]) if steps else UNKNOWN
