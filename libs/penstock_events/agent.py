@@ -99,10 +99,11 @@ class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
-    """A checkpoint after this step is complete; ``leaving`` where the process exits next, as asked."""
+    """A checkpoint after this step, and so many samples, is complete; ``leaving`` where the process exits next."""
 
     step: Count
     leaving: bool = False
+    samples: Count = 0
 
 
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):

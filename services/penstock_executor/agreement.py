@@ -49,6 +49,7 @@ def hear(run: Run, index: int, message: FromJob) -> None:
                 run.held.add(index)
         case Saved():
             rank.saved_step = max(rank.saved_step, message.step)
+            rank.saved_samples = max(rank.saved_samples, message.samples)
             rank.step = max(rank.step, message.step)
             rank.leaving = rank.leaving or message.leaving
         case SaveFailed():
@@ -64,6 +65,8 @@ def _progress(rank: Rank, message: Progress | Done) -> None:
     rank.metrics = {name: value for name, value in metrics.items() if name not in message.diverged}
     rank.diverged = message.diverged
     rank.skew = message.skew or rank.skew
+    rank.batch_size, rank.samples = message.batch_size, message.samples
+    rank.iteration_s, rank.error_s = message.iteration_s, message.error_s
 
 
 def agree(run: Run, agreed: int | None = None) -> StopAt | None:

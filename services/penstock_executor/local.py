@@ -40,13 +40,13 @@ class Rank(msgspec.Struct, kw_only=True):
         When the executor learned of its end; 0 while it runs.
     greeted : bool
         It speaks the agent protocol.
-    step, loop_steps, loop_s, waited_s, metrics, diverged, skew
+    step, loop_steps, loop_s, waited_s, metrics, diverged, skew, batch_size, samples, iteration_s, error_s
         From its last words.
     saves : bool
         It can save a checkpoint when it is asked to stop.
     peak_bytes : int
         The most memory that it said it held of one device.
-    saved_step : int
+    saved_step, saved_samples : int
         Of its last complete checkpoint in this run.
     leaving : bool
         It saved a checkpoint because it was asked to stop.
@@ -64,9 +64,14 @@ class Rank(msgspec.Struct, kw_only=True):
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: float = 0.0
+    batch_size: int = 0
+    samples: int = 0
+    iteration_s: float = 0.0
+    error_s: float = 0.0
     saves: bool = False
     peak_bytes: int = 0
     saved_step: int = 0
+    saved_samples: int = 0
     leaving: bool = False
     last_line: str = ""
 

@@ -22,6 +22,8 @@ from penstock_executor.settings import ExecutorSettings
 
 OUTPUT_S: Final = 0.05
 PROGRESS_S: Final = 0.5
+TOLD: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
+"""What is told of a run's progress, as its first process has said it."""
 PIECE_BYTES: Final = 64 * 1024
 
 
@@ -105,7 +107,7 @@ class Teller:
         now_s = self._shell.now_s()
         for key in [key for key in self._host.fresh if now_s - self._told_s.get(key, 0.0) >= PROGRESS_S]:
             rank = self._host.runs[key].ranks[0]
-            body = {"job_id": key[0], "step": rank.step, "metrics": rank.metrics, "loop_s": rank.loop_s}
+            body = {name: getattr(rank, name) for name in TOLD} | {"job_id": key[0]}
             self._host.fresh.discard(key)
             self._told_s[key] = now_s
             await self.tell(subjects.progress(key[0]), body)

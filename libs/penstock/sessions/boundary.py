@@ -46,8 +46,8 @@ class Boundary:
         Of the loop.
     save : callable or None
         How the script's state is saved, once the script has said it.
-    place : callable
-        Returns how far the script's sampler has come; None where it has none.
+    place, batch_size : callable
+        Return how far the script's sampler has come, None where it has none, and the batch size that the script uses.
     turns : Member or None
         By which it takes turns with other jobs on its devices; None where it has them to itself.
     at_rest : bool
@@ -63,6 +63,7 @@ class Boundary:
         self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
         self.place: Callable[[], Place | None] = lambda: None
+        self.batch_size: Callable[[], int] = lambda: 0
         self._setup = setup
         self._limit = Limit(setup.memory_fraction)
         self._course = course
@@ -161,12 +162,23 @@ class Boundary:
         """Begin from the last checkpoint of the job that this one goes on from, if it is to; its last loop is open."""
         if self._setup.begin_dir is None:
             return None
-        found = Checkpoints(self._setup.begin_dir).load(load)
+        found = Checkpoints(self._setup.begin_dir).load(load, alone=self.alone)
         if found is None:
             _log.warning("nothing_to_begin_from folder=%s; training starts from the beginning", self._setup.begin_dir)
             return None
         place = found.place.reopened() if found.place else None
         return msgspec.structs.replace(found, history=found.history.reopened(), place=place)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is its whole gang."""
+        return self._setup.world_size == 1
+
+    @property
+    def samples(self) -> int:
+        """Samples that are done, over all runs and epochs."""
+        place = self.place()
+        return place.done if place else 0
 
     def put_off_checkpoint(self) -> None:
         """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
@@ -189,6 +201,8 @@ class Boundary:
                 diverged=self._diverged(),
                 skew=self.skew,
                 memory=device.measure(),
+                batch_size=self.batch_size(),
+                samples=self.samples,
                 iteration_s=timing.iteration_s,
                 error_s=timing.error_s,
             )
@@ -235,8 +249,8 @@ class Boundary:
         agent, turns = self._agent, self.turns
         if agent is None or turns is None or not agent.attention or os.getpid() != self._pid:
             return False
-        alone = self._setup.world_size == 1  # nobody else has to stop after the same step
-        if not (agent.asked if alone else agent.verdict(self._course.step) == "leave"):
+        # alone, nobody else has to stop after the same step
+        if not (agent.asked if self.alone else agent.verdict(self._course.step) == "leave"):
             return False
         turns.close()  # nobody is to wait for the checkpoint
         self._leave(agent)
@@ -258,7 +272,7 @@ class Boundary:
         self.tell_progress()  # the last word on how many steps this run did, and in which time
         if self.save is None or self.checkpoints is None or self._setup.rank:
             self._exit(EXIT_PREEMPTED)
-        if self._checkpoint(leaving=True) or self._setup.world_size > 1:
+        if self._checkpoint(leaving=True) or not self.alone:
             self._exit(EXIT_PREEMPTED)
         agent.forget()
 
@@ -272,7 +286,14 @@ class Boundary:
             return False
         step = self._course.step
         try:
-            self.checkpoints.save(step, self._course.history(), self.save, self.place())
+            self.checkpoints.save(
+                step,
+                self._course.history(),
+                self.save,
+                self.place(),
+                batch_size=self.batch_size(),
+                world_size=self._setup.world_size,
+            )
         except Superseded as error:
             _log.warning("run_superseded step=%s: %s", step, error)
             self._exit(EXIT_PREEMPTED)
@@ -282,7 +303,7 @@ class Boundary:
             return False
         finally:
             self.put_off_checkpoint()
-        self._tell(Saved(step=step, leaving=leaving))
+        self._tell(Saved(step=step, leaving=leaving, samples=self.samples))
         return True
 
     def _save_last(self, error: BaseException | None) -> None:
@@ -320,6 +341,8 @@ class Boundary:
             diverged=self._diverged(),
             skew=self.skew,
             memory=device.measure(),
+            batch_size=self.batch_size(),
+            samples=self.samples,
             iteration_s=timing.iteration_s,
             error_s=timing.error_s,
         )

@@ -28,6 +28,11 @@ _PREFIX: Final = "step-"
 _UNFINISHED: Final = ".unfinished-"
 _EPOCH: Final = ".epoch"
 
+_GANG: Final = (
+    "{path} cannot be loaded: {error!r}; this process does not take the one before by itself, since the others of its "
+    "gang may have loaded this one; repair the load function, or move this checkpoint away to go on from the one before"
+)
+
 _log = logging.getLogger("penstock.session")
 
 
@@ -49,6 +54,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         Sizes in bytes by relative paths.
     place : Place or None
         Of the session's sampler, where it has one.
+    batch_size, world_size : int
+        Of the run that wrote it; 0 where they are not known.
     """
 
     format: int
@@ -56,6 +63,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     history: History
     files: dict[str, int]
     place: Place | None = None
+    batch_size: int = 0
+    world_size: int = 0
 
 
 class Checkpoints:
@@ -94,7 +103,16 @@ class Checkpoints:
         fresh.replace(self._folder / _EPOCH)
         self.sweep()
 
-    def save(self, step: int, history: History, write: Callable[[Path], object], place: Place | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        history: History,
+        write: Callable[[Path], object],
+        place: Place | None = None,
+        *,
+        batch_size: int = 0,
+        world_size: int = 0,
+    ) -> None:
         """
         Write the checkpoint after a step and drop all but the last two.
 
@@ -109,7 +127,16 @@ class Checkpoints:
         fresh = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._folder))
         try:
             write(fresh)
-            self._seal(fresh, Manifest(format=FORMAT, step=step, history=history, files=_sizes(fresh), place=place))
+            about = Manifest(
+                format=FORMAT,
+                step=step,
+                history=history,
+                files=_sizes(fresh),
+                place=place,
+                batch_size=batch_size,
+                world_size=world_size,
+            )
+            self._seal(fresh, about)
             self._refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
             self._publish(fresh, self._folder / f"{_PREFIX}{step}")
         except BaseException:
@@ -118,20 +145,30 @@ class Checkpoints:
         self._good = [*self._good, step][-KEPT:]
         self._prune()
 
-    def load(self, read: Callable[[Path], object]) -> Manifest | None:
+    def load(self, read: Callable[[Path], object], *, alone: bool = True) -> Manifest | None:
         """
         Hand the newest checkpoint to ``read``, or the one before where that is damaged; None where there is none.
+
+        Parameters
+        ----------
+        read : callable
+        alone : bool
+            Whether no other process loads too. Where others do, ``read`` may have failed here only: they would go on
+            from another step than this one, if it took the checkpoint before.
 
         Raises
         ------
         CheckpointDamaged
-            If ``read`` failed on each of them: the job's state may be half loaded, so it must not start from there.
+            If ``read`` failed on each of them, or on the newest where it is not alone: the job's state may be half
+            loaded, so it must not start from there.
         """
         failed = []
         for path, manifest in self.complete():
             try:
                 read(path)
             except Exception as error:  # whatever the user's function raises, an older one may do
+                if not alone:
+                    raise CheckpointDamaged(_GANG.format(path=path, error=error)) from error
                 _log.warning("checkpoint_damaged path=%s error=%r; trying the one before", path, error)
                 failed.append(f"{path.name}: {error!r}")
             else:

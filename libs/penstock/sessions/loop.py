@@ -13,9 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, SupportsFloat, TypeVar
 
 from penstock.sessions.boundary import Boundary
+from penstock.sessions.rates import Resize
 from penstock.sessions.replay import Course, skip
 from penstock.sessions.sampling import Sampling
 from penstock.sessions.setup import SessionError, Setup, read
+from penstock.sessions.sizing import Sizing
 from penstock_events.spec import Param
 from penstock_policies.skew import skew
 
@@ -85,7 +87,9 @@ class Session:
         self._course = Course()
         self._boundary = Boundary(setup, self._course)
         self._sampling = Sampling()
+        self._sizing = Sizing(setup, self._sampling)
         self._boundary.place = lambda: self._sampling.place(self._course.step)
+        self._boundary.batch_size = lambda: self._sizing.used
 
     # --- what the job is
     @property
@@ -101,7 +105,7 @@ class Session:
     @property
     def batch_size(self) -> int:
         """The batch size of one step, over all processes, that Penstock wishes; 0 where it has no wish."""
-        return self._setup.batch_size
+        return self._sizing.wish()
 
     @property
     def rank(self) -> int:
@@ -138,6 +142,15 @@ class Session:
     def step(self) -> int:
         """Steps done since the job's very beginning, over all its runs."""
         return self._course.step
+
+    @property
+    def samples(self) -> int:
+        """
+        Samples that :meth:`sampler` handed out and that were done, over all processes, runs and epochs; 0 without one.
+
+        Where the batch size may change, this says how far a training has come, and the number of its steps does not.
+        """
+        return self._boundary.samples
 
     @property
     def replaying(self) -> bool:
@@ -182,10 +195,11 @@ class Session:
         if boundary.checkpoints is None:
             return
         boundary.claim_checkpoints()
-        manifest = boundary.checkpoints.load(load) or boundary.inherit(load)
+        manifest = boundary.checkpoints.load(load, alone=boundary.alone) or boundary.inherit(load)
         if manifest is not None:
             self._course.resume(manifest.step, manifest.history)
             self._sampling.resume(manifest.place)
+            self._sizing.resume(manifest)
             boundary.tell_progress()
         boundary.put_off_checkpoint()
 
@@ -252,10 +266,51 @@ class Session:
         """
         from penstock.sessions.sampler import Sampler  # noqa: PLC0415 - it needs numpy, which a plain loop does not
 
-        size, rank, world_size = self.batch_size or batch_size, self.rank, self.world_size
+        size, rank, world_size = self._setup.batch_size or batch_size, self.rank, self.world_size
         return self._sampling.adopt(
             Sampler(dataset_size, batch_size=size, rank=rank, world_size=world_size, seed=seed, shuffle=shuffle)
         )
+
+    def lr(self, base: float) -> float:
+        """
+        Return a learning rate for the batch size that this run has, by the job's rule.
+
+        An optimizer that was loaded from a checkpoint has the rate of the run that saved it. So set it after
+        :meth:`on_checkpoint`: ``for group in optimizer.param_groups: group["lr"] = session.lr(0.1)``.
+
+        Parameters
+        ----------
+        base : float
+            As it is meant for the job's base batch size.
+
+        Examples
+        --------
+        >>> s = Session(Setup(batch_size=64, base_batch_size=32, lr_rule="linear"))
+        >>> s.lr(0.1)
+        0.2
+        """
+        return base * self._sizing.factor()
+
+    def on_resize(self, adapt: Callable[[Resize], object]) -> None:
+        """
+        Say what the script does with the size that it has, such as to choose its learning rate (``lr = "callback"``).
+
+        Parameters
+        ----------
+        adapt : callable
+            Called once in each run, before its first step: after the checkpoint was loaded, and also where the size is
+            as it was, so that nothing of what it does has to be saved.
+
+        Raises
+        ------
+        SessionError
+            If a loop has begun, or if a function was given before.
+        """
+        if self._course.begun or self._sizing.adapt is not None:
+            raise SessionError(
+                "on_resize() is called once, and before the first iterations(): it is for the first step"
+            )
+        self._sizing.adapt = adapt
 
     def distributed(self, *, timeout_s: float = 1800.0) -> Distributed:
         """
@@ -290,7 +345,7 @@ class Session:
         SystemExit
             Out of the loop, where the job has been asked to stop and its checkpoint is complete.
         """
-        self._check_order()
+        self._begin_loop()
         course, boundary = self._course, self._boundary
         done, ended = course.next_loop()
         sampler = self._sampling.of(items)
@@ -340,9 +395,11 @@ class Session:
         """Say how it ended, and hang up."""
         global _active  # noqa: PLW0603 - see above
         _active = None
+        if self._course.begun:
+            self._sizing.end()
         self._boundary.disconnect(error)
 
-    def _check_order(self) -> None:
+    def _begin_loop(self) -> None:
         if _active is not self:
             message = "iterations() needs an open session: with penstock.session() as session: ..."
             raise SessionError(message)
@@ -352,6 +409,8 @@ class Session:
                 "for epoch in range(n): for batch in session.iterations(loader): ..."
             )
             raise SessionError(message)
+        if not self._course.begun:
+            self._sizing.begin()
 
 
 def _in_turn(items: Iterable[T], boundary: Boundary, turns: Member) -> Iterator[T]:

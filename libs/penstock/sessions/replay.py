@@ -79,6 +79,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         Whether the loop over this epoch has ended, so that the next one is about the next.
     size, seed : int
         Samples in the data set, and what their order is drawn from.
+    samples : int or None
+        Samples that were done, over all epochs; None in checkpoints of versions that did not count them.
     """
 
     epoch: int
@@ -86,6 +88,19 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     closed: bool = False
     size: int
     seed: int = 0
+    samples: int | None = None
+
+    @property
+    def done(self) -> int:
+        """
+        Samples that were done, over all epochs; where nobody counted them, the epochs before are taken to be whole.
+
+        Examples
+        --------
+        >>> Place(epoch=2, seen=3, size=10).done, Place(epoch=2, seen=3, size=10, samples=17).done
+        (23, 17)
+        """
+        return self.epoch * self.size + self.seen if self.samples is None else self.samples
 
     def reopened(self) -> Place:
         """Return a place from which the last loop goes on where it has anything left."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from penstock.sessions.replay import Place
@@ -109,21 +110,22 @@ class Sampler:
     # --- what the session does with it
     def open(self) -> None:
         """An iteration begins: of what a checkpoint has left of an epoch, or of the next epoch."""
-        if self._place.closed:
-            self._place = Place(epoch=self._place.epoch + 1, size=self.size, seed=self._seed)
+        place = self._place
+        if place.closed:
+            self._place = Place(epoch=place.epoch + 1, size=self.size, seed=self._seed, samples=place.done)
         self._opened = True
 
     def after(self, steps: int) -> Place:
         """Return where it is after so many steps of the iteration that is open."""
         if not self._opened:
             return self._place
-        seen = min(self._place.seen + steps * self.batch_size, self.size)
-        return Place(epoch=self._place.epoch, seen=seen, size=self.size, seed=self._seed)
+        place = self._place
+        seen = min(place.seen + steps * self.batch_size, self.size)
+        return replace(place, seen=seen, samples=place.done + seen - place.seen)
 
     def close(self, steps: int) -> None:
         """The iteration ended after so many steps, by itself or by ``break``, which leaves out the epoch's rest."""
-        place = self.after(steps)
-        self._place = Place(epoch=place.epoch, seen=place.seen, closed=True, size=self.size, seed=self._seed)
+        self._place = replace(self.after(steps), closed=True)
         self._opened = False
 
     def resume(self, place: Place) -> None:
@@ -142,4 +144,4 @@ class Sampler:
                 f"{place.seed}; {self.size} samples with seed {self._seed} cannot go on from there: keep both"
             )
         rest = min(place.seen, self.size) if ours == theirs else self.size
-        self._place = Place(epoch=place.epoch, seen=rest, closed=place.closed, size=self.size, seed=self._seed)
+        self._place = replace(place, seen=rest, size=self.size, seed=self._seed, samples=place.done)

@@ -17,7 +17,13 @@ class Sampling:
     def __init__(self) -> None:
         self._sampler: Sampler | None = None
         self._resumed: Place | None = None
-        self._begun_step = 0
+        self._begun_step = self._ended_step = 0
+        self._before_last: Place | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of one step over all processes; 0 without a sampler."""
+        return self._sampler.batch_size if self._sampler else 0
 
     def adopt(self, sampler: Sampler) -> Sampler:
         """
@@ -67,8 +73,12 @@ class Sampling:
 
     def close(self, sampler: Sampler, step: int) -> None:
         """That loop ended."""
-        sampler.close(step - self._begun_step)
+        steps = step - self._begun_step
+        self._ended_step, self._before_last = step, sampler.after(max(steps - 1, 0))
+        sampler.close(steps)
 
     def place(self, step: int) -> Place | None:
-        """Return how far it is after so many steps of the job."""
+        """Return how far it is after so many steps of the job; a loop's last one is taken back where it has failed."""
+        if step < self._ended_step:
+            return self._before_last
         return self._sampler.after(step - self._begun_step) if self._sampler else self._resumed

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.sessions.rates import RULES, Rule
 from penstock_events.agent import Env
 from penstock_events.spec import Param
 
@@ -37,6 +38,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         Save a checkpoint when all is done as well.
     checkpoint_s : float
         Least seconds between two periodic checkpoints; 0 for none.
+    base_batch_size, lr_rule : int, {"keep", "linear", "sqrt", "callback"}
+        The batch size for which the script's learning rate is meant, 0 where nobody says, and what becomes of it at
+        another.
     sample_iterations : int
         Iterations after which a profiler's sample ends; 0 where this is no sample.
     backend : str
@@ -60,6 +64,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_s: float = 0.0
     params: dict[str, Param] = {}
     batch_size: int = 0
+    base_batch_size: int = 0
+    lr_rule: Rule = "keep"
     sample_iterations: int = 0
     device_kind: str = ""
     backend: str = ""
@@ -97,6 +103,8 @@ def read(environ: Mapping[str, str]) -> Setup:
         checkpoint_s=_number(environ, Env.CHECKPOINT_S),
         params=_params(environ),
         batch_size=_whole(environ, Env.BATCH_SIZE),
+        base_batch_size=_whole(environ, Env.BASE_BATCH_SIZE),
+        lr_rule=_rule(environ),
         sample_iterations=sample,
         device_kind=environ.get(Env.DEVICE_KIND, ""),
         backend=environ.get(Env.BACKEND, ""),
@@ -105,6 +113,12 @@ def read(environ: Mapping[str, str]) -> Setup:
     )
     if setup.rank >= setup.world_size:
         message = f"{Env.RANK} is {setup.rank}, but {Env.WORLD_SIZE} is {setup.world_size}: ranks run from 0 below it"
+        raise BadEnvironment(message)
+    if setup.lr_rule != "keep" and not setup.base_batch_size:
+        message = (
+            f"{Env.LR_RULE} is {setup.lr_rule!r}, but {Env.BASE_BATCH_SIZE} is not set; expected the batch size for "
+            "which the script's learning rate is meant"
+        )
         raise BadEnvironment(message)
     return setup
 
@@ -125,6 +139,15 @@ def _number(environ: Mapping[str, str], name: str) -> float:
     if not 0 <= value < float("inf"):
         raise _bad(name, text, "a number, 0 or more")
     return value
+
+
+def _rule(environ: Mapping[str, str]) -> Rule:
+    text = environ.get(Env.LR_RULE) or "keep"
+    try:
+        rule: Rule = msgspec.convert(text, Rule)
+    except msgspec.ValidationError as error:
+        raise _bad(Env.LR_RULE, text, f"{', '.join(RULES[:-1])} or {RULES[-1]}") from error
+    return rule
 
 
 def _params(environ: Mapping[str, str]) -> dict[str, Param]:
