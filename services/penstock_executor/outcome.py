@@ -49,6 +49,10 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         metrics=first.metrics,
         diverged=first.diverged,
         skew=first.skew,
+        batch_size=first.batch_size,
+        samples=first.saved_samples if outcome == "preempted" else first.samples,
+        iteration_s=first.iteration_s,
+        error_s=first.error_s,
     )
 
 
