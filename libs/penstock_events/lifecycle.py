@@ -115,7 +115,7 @@ def _place(job: Job, placement: Placement, at_s: float) -> bool:
     job.need = job.need or placement.need
     job.open_nodes = {slot.node_id for slot in placement.slots}
     job.outcome, job.reason, job.exit_code = "completed", "", None
-    job.begun_steps, job.out_of_memory = job.steps, False
+    job.run_steps, job.out_of_memory, job.killed = 0, False, False
     job.waited_s += max(0.0, at_s - job.pending_since_s)
     return True
 
@@ -145,26 +145,27 @@ def _measure(job: Job, event: RunMeasured) -> bool:
 def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
     if job.placement is None or job.placement.epoch != event.epoch:
         return False
+    job.run_steps = max(job.run_steps, event.step - job.checkpoint_step)
     job.checkpoint_step = max(job.checkpoint_step, event.step)
     job.checkpointed_s = max(job.checkpointed_s, event.at_s)
-    if event.step > job.begun_steps:
-        job.before = None
     return True
 
 
 def _end_run(job: Job, event: RunEnded) -> bool:
     if not job.may_run(event.epoch, event.node_id):
         return False
-    job.steps = max(job.steps, event.steps)
+    job.steps, job.run_steps = max(job.steps, event.steps), max(job.run_steps, event.loop_steps)
     job.samples = max(job.samples, event.samples)
     job.out_of_memory |= event.out_of_memory
     if event.metrics or event.diverged:
         known = {**job.metrics, **event.metrics}
         job.metrics = {name: value for name, value in known.items() if name not in event.diverged}
         job.diverged = event.diverged or job.diverged
-    if SEVERITY[event.outcome] >= SEVERITY[job.outcome]:
+    worse = SEVERITY[event.outcome] - SEVERITY[job.outcome]
+    if worse > 0 or (worse == 0 and (event.killed or not job.killed)):  # the others failed for want of the killed one
         job.reason = event.reason
         job.exit_code = event.exit_code
+    job.killed |= event.killed
     _leave_node(job, event.node_id, event.outcome, event.at_s)
     return True
 
@@ -185,7 +186,8 @@ def _leave_node(job: Job, node_id: str, outcome: Outcome, at_s: float) -> bool:
 
 def _conclude(job: Job, at_s: float) -> None:
     what: str = job.outcome
-    if what == "failed" and job.spec.elastic and (spared := sizes.spared(job)):
+    sizes.prove(job)
+    if what == "failed" and (spared := sizes.spared(job)):
         what = spared
     elif what == "failed":
         job.failures += 1
@@ -202,7 +204,7 @@ def _conclude(job: Job, at_s: float) -> None:
         if job.demand is not None:
             sizes.become(job, job.demand)
     else:
-        job.finished_s = at_s
+        job.finished_s, job.demand = at_s, None
 
 
 def _cancel(job: Job, event: JobCancelled) -> bool:

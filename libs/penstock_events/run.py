@@ -48,6 +48,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         The most that its first process said it held of one device, between iterations and within them; 0: it did not.
     out_of_memory : bool
         It has failed for want of memory.
+    killed : bool
+        It has failed because one of its processes was ended by a signal that its executor had not sent.
     cap_bytes : int
         What each of its processes might hold of a device that it shared; 0 where it had its devices to itself.
     metrics : dict
@@ -77,6 +79,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     saves: bool = False
     peak_memory_bytes: int = 0
     out_of_memory: bool = False
+    killed: bool = False
     cap_bytes: int = 0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()

@@ -1,9 +1,10 @@
 """
 How a job comes to another size, and back: what demands make of it, and what becomes of a run that a new size has ended.
 
-An elastic job is not failed by the autoscaler's choice. A run that fails at once with a size that it never had before
-goes back to the one before it, and that size is not tried again. A gang that loses a process to a signal is treated as
-if its node was lost: it goes on from its last checkpoint, at whatever width there is room for.
+An elastic job is not failed by the autoscaler's choice. A run that fails at once with a size that had not done before
+goes back to the one that had, and so does one that fails for want of memory; that size is not tried again. A gang of
+which a process is killed is treated as if its node was lost: it goes on from its last checkpoint, at whatever width
+there is room for. Neither goes on for ever: there are so many sizes only, and a gang must get on between its losses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ def scale(job: Job, demand: Demand) -> bool:
 
     One that waits takes a new epoch with it, so that a placement which was decided before is void.
     """
-    if demand.epoch != job.epoch or job.state in TERMINAL or job.state is State.COMPLETING:
+    if (
+        demand.epoch != job.epoch
+        or job.state in TERMINAL
+        or job.state is State.COMPLETING
+        or not _may_have(job, demand)
+    ):
         return False
     if job.placement is None:
         job.epoch += 1
@@ -35,20 +41,33 @@ def scale(job: Job, demand: Demand) -> bool:
     return True
 
 
+def _may_have(job: Job, demand: Demand) -> bool:
+    """Say whether an elastic job has said that it takes this size, and it was not found unfit; others take any."""
+    spec, batch = job.spec, job.spec.batch
+    if not spec.elastic:
+        return True
+    size = _asked(job, demand)
+    kept = size.batch_size == spec.batch_size
+    batch_fits = kept or (batch is not None and batch.min <= size.batch_size <= batch.max)
+    return size.gpus in spec.widths and batch_fits and size not in job.unfit
+
+
 def become(job: Job, demand: Demand) -> None:
     """Have a job ask for something else; what it has attained by now stays."""
-    if job.spec.elastic and (job.before is None or job.steps > job.begun_steps):
+    job.demand = None
+    if not _may_have(job, demand):
+        return  # its run has just failed with that size
+    if job.spec.elastic and job.before is None:
         job.before = job.size
     if demand.kinds and job.accepts is None:
         job.accepts = job.spec.kinds
-    _set(job, Size(demand.gpus, demand.batch_size or job.spec.batch_size))
+    _set(job, _asked(job, demand))
     job.spec = msgspec.structs.replace(
         job.spec,
         sharing=demand.sharing,
         sharers=demand.sharers if demand.sharing == "lane" else 0,
         kinds=demand.kinds or (job.spec.kinds if job.accepts is None else job.accepts),
     )
-    job.demand = None
 
 
 def drop(job: Job, at_s: float) -> bool:
@@ -61,6 +80,12 @@ def drop(job: Job, at_s: float) -> bool:
     return True
 
 
+def prove(job: Job) -> None:
+    """Note with which size a run has just gone well: it got on, and it was not for itself that it ended."""
+    if job.spec.elastic and job.outcome != "failed" and job.run_steps > EARLY_STEPS:
+        job.before = job.size
+
+
 def spared(job: Job) -> str:
     """
     Say what is to be made of an elastic job's failed run, if that is not to be held against it.
@@ -68,19 +93,18 @@ def spared(job: Job) -> str:
     Returns
     -------
     str
-        ``retried`` for a size that did not do; ``lost`` for a process that vanished; empty where it has failed.
+        ``lost`` where a process was killed; ``retried`` for a size that did not do; empty where it has failed.
     """
-    if job.state is State.COMPLETING:
+    if not job.spec.elastic or job.state is State.COMPLETING:
         return ""
-    early = job.attempts > 1 and job.steps - job.begun_steps <= EARLY_STEPS
+    if job.killed and job.spec.gpus > 1 and job.steps > job.lost_steps and not job.out_of_memory:
+        job.lost_steps = job.steps
+        job.reason = f"one of its processes was killed ({job.reason})"
+        return "lost"
+    early = job.attempts > 1 and job.run_steps <= EARLY_STEPS
     if job.before is not None and job.before != job.size and (early or job.out_of_memory):
         _go_back(job, job.before)
         return "retried"
-    killed = job.exit_code is not None and job.exit_code < 0 and not job.out_of_memory
-    if killed and job.spec.gpus > 1 and job.steps > job.lost_steps:
-        job.lost_steps = job.steps
-        job.reason = f"one of its processes was lost ({job.reason})"
-        return "lost"
     return ""
 
 
@@ -88,7 +112,12 @@ def _go_back(job: Job, size: Size) -> None:
     job.unfit = (*job.unfit, job.size)
     job.reason = f"it did not run on {_words(job.size)}, and goes back to {_words(size)}: {job.reason}"
     _set(job, size)
-    job.before = None
+    if job.accepts is not None:
+        job.spec = msgspec.structs.replace(job.spec, kinds=job.accepts)
+
+
+def _asked(job: Job, demand: Demand) -> Size:
+    return Size(demand.gpus, demand.batch_size or job.spec.batch_size)
 
 
 def _set(job: Job, size: Size) -> None:

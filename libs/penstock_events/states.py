@@ -84,17 +84,21 @@ class Job(msgspec.Struct, kw_only=True):
     accepts : tuple of str or None
         The device kinds of its specification, once it has been sized for one of them.
     before : Size or None
-        What it had before it was resized, until it has done a step and saved it with what it has now.
+        Of an elastic job: the size with which a run of it has gone well last, or else that with which it was submitted;
+        None before it is sized.
     unfit : tuple of Size
-        Sizes with which its run failed at once; it went back to what it had before.
-    begun_steps : int
-        Steps that it had done when it was placed last.
+        Sizes with which a run failed at once or for want of memory; it went back to the one before, and is given none
+        of these again.
+    run_steps : int
+        Steps that the present run has done at least, or else the last one.
     lost_steps : int
-        Steps that it had done when a process of it vanished last; -1 where none has.
+        Steps that it had done when a process of it was killed last; -1 where none has.
     samples : int
         That its sampler has handed out and that were done, over all runs.
     out_of_memory : bool
         A run of the lease in force has failed for want of memory.
+    killed : bool
+        A run of the lease in force has failed because one of its processes was killed.
     carried_gpu_s : float
         What runs of other widths attained beyond what the same time would have on the present one.
     need : MemoryNeed or None
@@ -134,10 +138,11 @@ class Job(msgspec.Struct, kw_only=True):
     accepts: tuple[str, ...] | None = None
     before: Size | None = None
     unfit: tuple[Size, ...] = ()
-    begun_steps: int = 0
+    run_steps: int = 0
     lost_steps: int = -1
     samples: int = 0
     out_of_memory: bool = False
+    killed: bool = False
     not_before_s: float = 0.0
     attempts: int = 0
     failures: int = 0

@@ -115,7 +115,7 @@ def decider() -> Decider[State]:
     return Decider(
         name="executor",
         state=State,
-        schema="executor.v2",
+        schema="executor.v3",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,

@@ -11,6 +11,10 @@ from penstock_events.agent import EXIT_PREEMPTED
 from penstock_executor.local import Ending, Rank, Run
 
 _WANTS_MEMORY: Final = re.compile(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", re.IGNORECASE)
+_VANISHING: Final = frozenset(
+    {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
+)
+"""Beside KILL; not ABRT, with which a program gives up by itself, often because a peer of it is gone."""
 NOT_FOUND: Final = 127
 """What a shell says of a program that it cannot find."""
 
@@ -45,6 +49,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         saves=first.saves,
         peak_memory_bytes=first.peak_bytes,
         out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
+        killed=outcome == "failed" and rank.failed and _vanished(run, rank),
         cap_bytes=run.cap_bytes,
         metrics=first.metrics,
         diverged=first.diverged,
@@ -93,9 +98,22 @@ def _left_as_asked(run: Run) -> bool:
 
 
 def _decisive(run: Run) -> Rank:
-    """Return the process that failed first, or the lowest one where all went well."""
+    """
+    Return the process over which the others stumbled, or the lowest one where all went well.
+
+    That is one that was killed; else the one that failed first, as far as the order was seen.
+    """
     ranks = [run.ranks[index] for index in sorted(run.ranks)]
-    return min((rank for rank in ranks if rank.failed), key=lambda rank: rank.ended_s, default=ranks[0])
+    failed = [rank for rank in ranks if rank.failed]
+    return min(failed, key=lambda rank: (not _vanished(run, rank), rank.ended_s), default=ranks[0])
+
+
+def _vanished(run: Run, rank: Rank) -> bool:
+    """Say whether a process was ended by a signal that was not ours."""
+    signum = None if rank.exit_code is None else rank.exit_code - 128
+    if signum in (None, signal.SIGKILL):
+        return not run.killed_s or rank.ended_s < run.killed_s
+    return signum in _VANISHING and (not run.termed_s or rank.ended_s < run.termed_s)
 
 
 def _reason(run: Run, rank: Rank) -> str:

@@ -44,9 +44,9 @@ LANES_TELL_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 FOLLOWED: Final = tuple(
-    f"{subjects.ROOT}.evt.{kind}.*" for kind in ("job", "profile", "request", "round", "run", "node", "sweep")
+    f"{subjects.ROOT}.evt.{kind}.*" for kind in ("job", "profile", "request", "round", "run", "node", "sweep", "scale")
 )
-"""Of sweeps: which width their trials are to have, and when nobody needs their checkpoints any more."""
+"""Of sweeps and scales: what jobs are to have next; of sweeps also, when nobody needs their checkpoints any more."""
 
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
