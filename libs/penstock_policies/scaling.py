@@ -1,9 +1,9 @@
 """
 What measured iteration times say of a job's throughput at any batch and width, and how sure that is.
 
-An iteration with a batch b on k devices takes ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)``, the latter from two devices
-on. Timings on one device are ``t_proc``; of those on more, ``t_proc`` at their local batch is taken off, and what remains
-is ``t_comm``. Neither falls with what it depends on: where noise has it so, neighbours are averaged.
+An iteration with a batch b on k devices takes ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)``, with ``t_comm(1) = 0``.
+Timings on one device are ``t_proc``. Of those on more, ``t_proc`` at their local batch is taken off; what remains is
+``t_comm``. Neither falls with what it depends on: where noise has it so, neighbours are averaged.
 """
 
 from __future__ import annotations
