@@ -122,7 +122,8 @@ def test_a_demand_for_a_job_that_ends_before_it_makes_way_is_void():
     jobs = elastic()
     for event in (placed(epoch=2), started(epoch=2), sized(2, 4), preempted(epoch=2), ended(epoch=2, steps=9)):
         jobs.apply(event)
-    assert (jobs["j1"].state, jobs["j1"].size) == (State.COMPLETED, Size(1, 64))
+    job = jobs["j1"]
+    assert (job.state, job.size, job.demand) == (State.COMPLETED, Size(1, 64), None)
 
 
 def test_service_attained_on_one_width_is_kept_on_every_other():
@@ -282,6 +283,10 @@ def test_a_size_with_which_processes_are_killed_time_after_time_at_the_start_is_
     jobs = resized(4)
     assert ran(jobs, "failed", until=100, loop=0, killed=True).size == Size(4, 64)
     assert ran(jobs, "failed", until=100, loop=0, killed=True).size == Size(1, 64)
+
+
+def test_a_gang_of_which_a_process_was_killed_for_want_of_memory_goes_back():
+    assert ran(resized(4), "failed", until=150, loop=50, killed=True, out_of_memory=True).unfit == (Size(4, 64),)
 
 
 @pytest.mark.parametrize("spec", [{"gpus": 2}, {"min_gpus": 1, "max_gpus": 8, "batch_size": 64}])
