@@ -69,8 +69,9 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
     if there is not None:
         if there.sample is not None:
             raise Refused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
-        _same(there.spec, spec, f"job {spec.id}")
-        return Known(id=spec.id, seq=state.histories[spec.id].seq, warnings=warnings)
+        past = state.histories[spec.id]
+        _same(past.asked(there), spec, f"job {spec.id}")
+        return Known(id=spec.id, seq=past.seq, warnings=warnings)
     _strictly(strict, warnings)
     _check_beginning(state, spec)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock_events import Event, Job, Placement, Rank, RoundDecided, RunWarned, State
+from penstock_events import Event, Job, JobSpec, Placement, Rank, RoundDecided, RunWarned, State
+from penstock_gateway import sizing
+from penstock_gateway.sizing import Sizing
 
 MOST_WARNINGS = 5
 
@@ -25,6 +27,10 @@ class History(msgspec.Struct, kw_only=True):
         The last few.
     announced : bool
         Whether its ``JobFinished`` is in the log.
+    sizing : Sizing or None
+        Of an elastic job: its sizes.
+    freed : dict of str to int
+        Job → devices that it gives up for this one, until this one is placed.
     """
 
     seq: int
@@ -35,6 +41,8 @@ class History(msgspec.Struct, kw_only=True):
     rank: Rank | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     announced: bool = False
+    sizing: Sizing | None = None
+    freed: dict[str, int] = msgspec.field(default_factory=dict)
 
     def note(self, job: Job, event: Event, seq: int) -> None:
         """Note that the event changed the job."""
@@ -43,6 +51,13 @@ class History(msgspec.Struct, kw_only=True):
             self.state, self.since_s = job.state, event.at_s
         if isinstance(event, RoundDecided) and job.placement is not None:
             self.devices += [name for name in device_names(job.placement) if name not in self.devices]
+            self.freed = {}
+        if self.sizing is not None:
+            self.sizing.note(job, event)
+
+    def asked(self, job: Job) -> JobSpec:
+        """Return what was submitted, where the job's own specification changes with its size."""
+        return self.sizing.asked if self.sizing is not None else job.spec
 
     def warn(self, event: RunWarned) -> None:
         """Keep a warning."""
@@ -51,7 +66,7 @@ class History(msgspec.Struct, kw_only=True):
 
 def begin(job: Job, event: Event, seq: int) -> History:
     """Return the history of a job that was just submitted."""
-    return History(seq=seq, last_seq=seq, state=job.state, since_s=event.at_s)
+    return History(seq=seq, last_seq=seq, state=job.state, since_s=event.at_s, sizing=sizing.begin(job))
 
 
 def device_names(placement: Placement) -> list[str]:

@@ -7,6 +7,7 @@ but in :mod:`penstock_gateway.accept` and :mod:`penstock_gateway.acts`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -22,21 +23,23 @@ from penstock_events import (
     JobsRanked,
     RoundDecided,
     RunWarned,
+    ScaleDecided,
     SweepCancelled,
     TrialsMeasured,
     Wait,
     WorkloadProfiled,
+    WorkloadScaled,
     lifecycle,
     subjects,
 )
-from penstock_gateway import history, sweeps
+from penstock_gateway import history, sizing, sweeps
 from penstock_gateway.announcements import announcement
 from penstock_gateway.history import History
 from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v6"
+SCHEMA: Final = "gateway.v7"
 
 
 class State(Known):
@@ -51,6 +54,8 @@ class State(Known):
         Sweep id → ids of its trials' jobs.
     samples : dict of str to list of str
         Workload key → ids of its samples.
+    scaled : dict of str to WorkloadScaled
+        Workload key → how it goes with batch size and devices.
     measured : dict of str to TrialsMeasured
         Workload key → what sweeps have shown of it.
     waits : dict of str to dict of str to Wait
@@ -65,6 +70,7 @@ class State(Known):
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
     samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
+    scaled: dict[str, WorkloadScaled] = msgspec.field(default_factory=dict)
     measured: dict[str, TrialsMeasured] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
@@ -78,6 +84,8 @@ class State(Known):
 def apply(state: State, event: Event, seq: int) -> None:
     """Fold one fact in, in place."""
     changed, _ = fold(state, state.jobs, event)
+    if isinstance(event, ScaleDecided):
+        _note_demands(state, changed, event)
     for job in changed:
         _note(state, job, event, seq)
         sweeps.follow(state.sweeps, job, event)
@@ -118,6 +126,8 @@ def _learn(state: State, event: Event) -> None:
                 past.warn(event)
         case WorkloadProfiled():
             state.profiles[event.key] = event
+        case WorkloadScaled():
+            state.scaled[event.key] = event
         case TrialsMeasured():
             state.measured[event.key] = event
         case _:
@@ -131,6 +141,20 @@ def _note(state: State, job: Job, event: Event, seq: int) -> None:
         _index(state, job)
     past.note(job, event, seq)
     _follow_up(state, job, seq)
+
+
+def _note_demands(state: State, changed: Iterable[Job], event: ScaleDecided) -> None:
+    """Note what was decided about sizes, with those who make way for others, and for whom."""
+    heeded = {job.id for job in changed}
+    demands = {demand.job_id: demand for demand in event.demands if demand.job_id in heeded}
+    takes = sizing.givers(demands.values())
+    for job_id, demand in demands.items():
+        past = state.histories.get(job_id)
+        if past is not None and past.sizing is not None:
+            past.sizing.demanded(state.jobs[job_id], demand, event, takes.get(job_id, {}))
+    for job_id, givers in takes.items():
+        if (past := state.histories.get(job_id)) is not None:
+            past.freed = givers
 
 
 def _index(state: State, job: Job) -> None:

@@ -11,7 +11,7 @@ from penstock_bus import Bus, Delivery
 from penstock_bus.health import GONE_AFTER_S
 from penstock_events import RunEnded, subjects
 from penstock_events.views import ReplicaView
-from penstock_gateway.show import Told
+from penstock_gateway.sizing import Told
 
 SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
 
@@ -65,7 +65,12 @@ class Presence:
                 continue  # not a job's progress; nobody depends on it
             job_id = _last_token(subject)
             before = self.told.get(job_id, Told())
-            self.told[job_id] = Told(step=max(told.step, before.step), metrics={**before.metrics, **told.metrics})
+            self.told[job_id] = msgspec.structs.replace(
+                told,
+                step=max(told.step, before.step),
+                samples=max(told.samples, before.samples),
+                metrics={**before.metrics, **told.metrics},
+            )
 
 
 def _last_token(subject: str) -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-import msgspec
-
 from penstock_events import ACTIVE, TERMINAL, Job, asks, workload
 from penstock_events.views import (
     JobDetail,
@@ -20,11 +18,13 @@ from penstock_events.views import (
     PoliciesView,
     PolicyView,
     ProfileView,
+    SizingView,
     StatusView,
 )
-from penstock_gateway import holding
+from penstock_gateway import holding, sizing
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
+from penstock_gateway.sizing import Told
 from penstock_gateway.why import Why
 from penstock_policies import pools
 from penstock_policies.cluster import Node, taken_devices
@@ -32,13 +32,6 @@ from penstock_policies.rounds.settings import Settings
 from penstock_policies.sharing.near import At
 
 _NAMES: Final = 5
-
-
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running job last told of itself, outside the log."""
-
-    step: int = 0
-    metrics: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -107,6 +100,11 @@ def job(scene: Scene, job: Job) -> JobView:
         warnings=tuple(past.warnings),
         sharing=spec.sharing,
         share=job.share,
+        min_gpus=spec.min_gpus,
+        max_gpus=spec.max_gpus,
+        batch_size=spec.batch_size,
+        batches=(spec.batch.min, spec.batch.max) if spec.batch is not None else None,
+        samples=max(job.samples, told.samples),
     )
 
 
@@ -128,13 +126,21 @@ def detail(scene: Scene, one: Job) -> JobDetail:
         workload=key,
         speeds=profile.speeds if profile is not None else (),
         seq=scene.seq,
+        sizing=_sizing(scene, one),
     )
+
+
+def _sizing(scene: Scene, one: Job) -> SizingView | None:
+    own = scene.state.histories[one.id].sizing
+    told = scene.told.get(one.id, Told()) if one.state in ACTIVE else Told()
+    return sizing.view(own, one, told) if own is not None else None
 
 
 def profile(scene: Scene, key: str) -> ProfileView:
     """Return what is known of a workload."""
     state = scene.state
-    found, names = state.profiles.get(key), {job.spec.name for job in state.jobs if known_as(job) == key}
+    found, scaled = state.profiles.get(key), state.scaled.get(key)
+    names = {job.spec.name for job in state.jobs if known_as(job) == key}
     return ProfileView(
         workload=key,
         jobs=len([job for job in state.jobs if known_as(job) == key and job.sample is None]),
@@ -144,6 +150,7 @@ def profile(scene: Scene, key: str) -> ProfileView:
         need=state.needs.get(key),
         trials=state.measured.get(key),
         seq=scene.seq,
+        scaling=scaled.kinds if scaled is not None else (),
     )
 
 

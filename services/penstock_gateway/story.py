@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Final, assert_never
 
 from penstock_bus import Delivery
 from penstock_events import (
@@ -45,9 +45,19 @@ from penstock_events import (
     workload,
 )
 from penstock_events.views import StoryLine
-from penstock_gateway import lanes
+from penstock_gateway import lanes, sizing
 from penstock_gateway.history import device_names
 from penstock_gateway.words import count, duration, listed, pairs
+
+_BECAUSE: Final = {
+    "arrival": "a job has come",
+    "completion": "a job is over",
+    "nodes": "nodes have changed",
+    "order": "the order has changed",
+    "profile": "more is known of a workload",
+    "interval": "it was time to",
+}
+"""What led to a decision about sizes, as people say it."""
 
 
 def own_subjects(job: Job) -> list[str]:
@@ -60,7 +70,8 @@ def shared_subjects(job: Job) -> list[str]:
     key = job.profile_key or workload.key(job.spec)
     pool = job.spec.pool
     of_sweep = [subjects.sweep(job.spec.parent)] if subjects.is_token(job.spec.parent) else []  # people name any
-    return [subjects.rank(pool), subjects.round_(pool), subjects.policy(pool), subjects.profile(key), *of_sweep]
+    shared = [subjects.rank(pool), subjects.round_(pool), subjects.scale(pool), subjects.policy(pool)]
+    return [*shared, subjects.profile(key), *of_sweep]
 
 
 class Teller:
@@ -169,8 +180,10 @@ class Teller:
                 yield from self._of_rank(fact)
             case RoundDecided():
                 yield from self._of_round(fact)
-            case TrialsScaled() | ScaleDecided():
+            case TrialsScaled():
                 yield from self._of_scale(fact)
+            case ScaleDecided():
+                yield from self._of_sizing(fact)
 
     def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
         for rank in fact.ranks:
@@ -179,12 +192,22 @@ class Teller:
                 yield f"ranked in queue {rank.queue}{used}"
                 self._queue = rank.queue
 
-    def _of_scale(self, fact: TrialsScaled | ScaleDecided) -> Iterator[str]:
+    def _of_scale(self, fact: TrialsScaled) -> Iterator[str]:
         for demand in fact.demands:
             if demand.job_id == self._job.id:
                 beside = f" with {demand.sharers - 1} beside it" if demand.sharing == "lane" and demand.sharers else ""
+                yield f"to go on on {count(demand.gpus, 'device')}{beside}{_because(demand.reason)}"
+
+    def _of_sizing(self, fact: ScaleDecided) -> Iterator[str]:
+        for demand in fact.demands:
+            if demand.job_id == self._job.id:
                 batch = f" with a batch of {demand.batch_size}" if demand.batch_size else ""
-                yield f"to go on on {count(demand.gpus, 'device')}{beside}{batch}{_because(demand.reason)}"
+                said = demand.reason or f"to have {count(demand.gpus, 'device')}{batch}"
+                yield f"sized ({_BECAUSE[fact.because]}): {said}"
+            elif devices := demand.gives.get(self._job.id):
+                yield f"job {demand.job_id} is to give up {count(devices, 'device')} for it"
+        if self._job.id in fact.dropped:
+            yield "dropped: its smallest size found no room"
 
     def _of_round(self, fact: RoundDecided) -> Iterator[str]:
         for node_id in sorted(self._nodes.intersection(fact.lost_nodes)):
@@ -213,7 +236,8 @@ def _submitted(fact: JobSubmitted) -> str:
     spec = fact.spec
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
-    return f"submitted{_by(spec.user)}{parent}: {count(spec.gpus, 'device')}{kinds}{', on hold' if spec.hold else ''}"
+    size = sizing.range_words(spec) or count(spec.gpus, "device")
+    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}"
 
 
 def _speed(speed: KindSpeed) -> str:

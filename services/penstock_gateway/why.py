@@ -9,7 +9,7 @@ import msgspec
 
 from penstock_events import ACTIVE, TERMINAL, Job, lifecycle, workload
 from penstock_events.views import RankView, WhyView
-from penstock_gateway import fit, holding, suspects
+from penstock_gateway import fit, holding, sizing, suspects
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.when import expected_start
@@ -56,7 +56,7 @@ class Why:
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
-        said = self._said(job)
+        said, past = self._said(job), self._state.histories[job.id]
         view = WhyView(
             id=job.id,
             name=job.spec.name,
@@ -65,8 +65,11 @@ class Why:
             evidence=said[1],
             remedy=said[2],
             not_causes=(),
-            since_s=self._state.histories[job.id].since_s,
+            since_s=past.since_s,
             rank=None,
+            size=sizing.words(job.spec),
+            resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
+            freed=past.freed if job.state is lifecycle.State.PENDING else {},
         )
         return self._of_waiting(job, view) if job.state is lifecycle.State.PENDING else view
 

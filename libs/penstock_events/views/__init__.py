@@ -20,6 +20,7 @@ from penstock_events.views.commands import ActAnswer, SubmitAnswer
 from penstock_events.views.history import EventsView, EventView, RejectedListView, RejectedView, StoryLine, StoryView
 from penstock_events.views.jobs import DryRunView, JobDetail, JobsView, JobView, ProfileView, RankView, WhyView
 from penstock_events.views.lanes import LanesView, SharedDeviceView, SharedLaneView, SharerView
+from penstock_events.views.sizes import ResizeView, RunView, SizingView
 from penstock_events.views.sweeps import GoodputView, RungView, SweepsView, SweepView, TrialView
 
 __all__ = [
@@ -42,11 +43,14 @@ __all__ = [
     "RejectedListView",
     "RejectedView",
     "ReplicaView",
+    "ResizeView",
+    "RunView",
     "RungView",
     "SchemaView",
     "SharedDeviceView",
     "SharedLaneView",
     "SharerView",
+    "SizingView",
     "StatusView",
     "StoryLine",
     "StoryView",

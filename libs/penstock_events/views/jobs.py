@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from penstock_events.profile import KindSpeed
+from penstock_events.profile import KindSpeed, Scalability
 from penstock_events.round import Alternative
 from penstock_events.spec import JobSpec, MemoryNeed
 from penstock_events.sweep import TrialsMeasured
 from penstock_events.views.base import View
+from penstock_events.views.sizes import ResizeView, SizingView
 
 
 class JobView(View, frozen=True, kw_only=True):
@@ -39,6 +40,14 @@ class JobView(View, frozen=True, kw_only=True):
         Whether it has its devices to itself (``exclusive``), or shares them by turns (``lane``) or by ``fraction``.
     share : float
         Part of its devices' time that its run is reckoned to have.
+    gpus, min_gpus, max_gpus : int
+        Devices that it has or asks for; between how many an elastic job may be given, both 0 where always so many.
+    batch_size : int
+        Over all devices, as it has it at present; 0 where its script alone knows.
+    batches : tuple of int or None
+        The smallest and the largest batch that it may be given; None where it never changes.
+    samples : int
+        Handed out by its sampler and done since the very beginning; of a running job, the last that it told.
     """
 
     id: str
@@ -73,6 +82,11 @@ class JobView(View, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     sharing: str = "exclusive"
     share: float = 1.0
+    min_gpus: int = 0
+    max_gpus: int = 0
+    batch_size: int = 0
+    batches: tuple[int, int] | None = None
+    samples: int = 0
 
 
 class JobsView(View, frozen=True, kw_only=True):
@@ -115,6 +129,12 @@ class WhyView(View, frozen=True, kw_only=True):
         Of a waiting job that nothing would start at once, an estimate of when it does; None where nothing tells.
     basis : str
         What the estimate rests on, or why there is none.
+    size : str
+        Of an elastic job: what it has or asks for, of what it may have.
+    resized : ResizeView or None
+        The last decision about its size, if there was one.
+    freed : dict of str to int
+        Of a waiting job: running job → devices that it is giving up for this one.
     """
 
     id: str
@@ -129,10 +149,22 @@ class WhyView(View, frozen=True, kw_only=True):
     alternative: Alternative | None = None
     start_in_s: float | None = None
     basis: str = ""
+    size: str = ""
+    resized: ResizeView | None = None
+    freed: dict[str, int] = {}
 
 
 class JobDetail(View, frozen=True, kw_only=True):
-    """One job in full; ``speeds`` is what the profiler knows of its workload."""
+    """
+    One job in full.
+
+    Attributes
+    ----------
+    speeds : tuple of KindSpeed
+        What the profiler knows of its workload.
+    sizing : SizingView or None
+        Of an elastic job: its sizes so far.
+    """
 
     job: JobView
     spec: JobSpec
@@ -140,6 +172,7 @@ class JobDetail(View, frozen=True, kw_only=True):
     workload: str
     speeds: tuple[KindSpeed, ...]
     seq: int
+    sizing: SizingView | None = None
 
 
 class ProfileView(View, frozen=True, kw_only=True):
@@ -160,6 +193,8 @@ class ProfileView(View, frozen=True, kw_only=True):
         Of one device's memory, as its last run that measured it said.
     trials : TrialsMeasured or None
         What sweeps have shown of sharing devices, scaling out and being moved.
+    scaling : tuple of Scalability
+        Of an elastic workload: how its iterations go with batch size and devices, on each kind.
     """
 
     workload: str
@@ -170,6 +205,7 @@ class ProfileView(View, frozen=True, kw_only=True):
     need: MemoryNeed | None
     trials: TrialsMeasured | None
     seq: int
+    scaling: tuple[Scalability, ...] = ()
 
 
 class DryRunView(View, frozen=True, kw_only=True):
