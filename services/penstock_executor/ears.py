@@ -1,15 +1,24 @@
-"""The executor's side of the socket that jobs talk to: lines in, lines out, and nobody who is not of the run."""
+"""
+The executor's side of the socket that jobs talk to: lines in, lines out, and nobody who is not of the run.
+
+It takes in connections and reads them by itself, when the loop says that there is something and whenever else it is
+asked to. Event loops take in one connection in each of their turns, read later, and may run timers before both: of a
+process that has just ended nobody could say when all that it said has been heard.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import socket
 import struct
 import tempfile
+import termios
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -19,6 +28,10 @@ from penstock_events.agent import VERSION, FromJob, Hello, ToJob
 LONGEST_LINE: Final = 256 * 1024
 LONGEST_PATH: Final = 100
 """Bytes; the kernel takes 107."""
+WAITING: Final = 1024
+"""Connections that wait while the executor is busy; all others wait for room among these."""
+FULL_S: Final = 1.0
+"""How long no connection is taken in where there are no descriptors left."""
 _decoder: Final[msgspec.json.Decoder[FromJob]] = msgspec.json.Decoder(FromJob)
 _encoder: Final = msgspec.json.Encoder()
 _log = structlog.get_logger("penstock.executor")
@@ -37,9 +50,70 @@ class Ears(Protocol):
         """Let go of a process whose connection has ended."""
 
 
-class Line(asyncio.Protocol):
+class Door:
+    """
+    The listening socket, and the connections that came in.
+
+    Parameters
+    ----------
+    path : Path
+    ears : Ears
+    """
+
+    def __init__(self, path: Path, ears: Ears) -> None:
+        self._ears = ears
+        self._loop = asyncio.get_running_loop()
+        self._lines: dict[Line, int] = {}
+        self._socket = bind(path)
+        self._socket.listen(WAITING)
+        self._open()
+
+    def catch_up(self) -> None:
+        """Take in who waits, and hear all that was said by now: of a process that has ended, all that it ever said."""
+        self._accept()
+        for line in list(self._lines):
+            line.hear()
+
+    def close(self) -> None:
+        """Hang up on everybody, and listen no more."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for line in list(self._lines):
+            line.close()
+
+    def _open(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        while self._socket.fileno() >= 0:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                _log.warning("agent_connection_not_taken", error=str(error))
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.call_later(FULL_S, self._open)
+                return
+            line = Line(connection, self._ears, self._gone)
+            self._lines[line] = connection.fileno()
+            self._loop.add_reader(connection.fileno(), line.hear)
+
+    def _gone(self, line: Line) -> None:
+        self._loop.remove_reader(self._lines.pop(line))
+
+
+class Line:
     """
     One connection.
+
+    Parameters
+    ----------
+    connection : socket.socket
+    ears : Ears
+    ended : callable
+        ``ended(line)``: called once, while its descriptor is still open.
 
     Attributes
     ----------
@@ -47,52 +121,69 @@ class Line(asyncio.Protocol):
         Of the process at the other end, by the kernel's word.
     hello : Hello or None
         What it said first, once it was believed.
-    closed : asyncio.Event
-        Set when everything that it ever said has been heard.
     """
 
-    def __init__(self, ears: Ears) -> None:
-        self.pid = self.uid = -1
+    def __init__(self, connection: socket.socket, ears: Ears, ended: Callable[[Line], None]) -> None:
+        connection.setblocking(False)
+        self.pid, self.uid = _peer(connection)
         self.hello: Hello | None = None
-        self.closed = asyncio.Event()
-        self._ears = ears
+        self._ears, self._ended = ears, ended
         self._rest = b""
-        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = connection
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask the kernel who it is."""
-        self._transport = cast("asyncio.Transport", transport)
-        self.pid, self.uid = _peer(transport.get_extra_info("socket").fileno())
+    def hear(self) -> None:
+        """Understand all that has arrived by now, and no more: others have something to say too."""
         if self.uid != os.getuid():
             self._refuse("another user's process", uid=self.uid)
+        left = 0 if self._socket is None else max(1, _arrived(self._socket))
+        while left > 0 and self._socket is not None:
+            try:
+                data = self._socket.recv(left)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if data:
+                left -= len(data)
+                self._take_in(data)
+            else:
+                self.close()
 
-    def data_received(self, data: bytes) -> None:
+    def say(self, message: ToJob) -> None:
+        """
+        Send a line; to one that has hung up, or that does not read, it is not sent.
+
+        The latter is told that nothing more will come. It connects anew then, and hears how things are.
+        """
+        if self._socket is None:
+            return
+        line = _encoder.encode(message) + b"\n"
+        try:
+            sent = self._socket.send(line)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # it has hung up; what it said before is still to be heard
+        if sent < len(line):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._socket is not None:
+            self._ended(self)
+            self._socket.close()
+            self._socket = None
+            if self.hello is not None:
+                self._ears.gone(self)
+
+    def _take_in(self, data: bytes) -> None:
         """Understand whole lines; keep the beginning of the next."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             self._refuse("a line without an end", length=len(self._rest))
-            return
         for line in lines:
-            if self._transport is None:
-                return
-            self._understand(line)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Say so, if anybody was told of it."""
-        self._transport = None
-        self.closed.set()
-        if self.hello is not None:
-            self._ears.gone(self)
-
-    def say(self, message: ToJob) -> None:
-        """Send a line; what cannot be sent any more is dropped."""
-        if self._transport is not None:
-            self._transport.write(_encoder.encode(message) + b"\n")
-
-    def close(self) -> None:
-        """Hang up."""
-        if self._transport is not None:
-            self._transport.close()
+            if self._socket is not None:
+                self._understand(line)
 
     def _understand(self, line: bytes) -> None:
         try:
@@ -113,16 +204,18 @@ class Line(asyncio.Protocol):
 
     def _refuse(self, what: str, **details: object) -> None:
         _log.warning("agent_connection_refused", what=what, pid=self.pid, **details)
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+        self.close()
 
 
-def _peer(fd: int) -> tuple[int, int]:
-    """Return pid and uid of the other end; a copy of the descriptor, because loops wrap their sockets differently."""
-    with socket.socket(fileno=os.dup(fd)) as copy:
-        pid, uid, _ = struct.unpack("3i", copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the other end."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
+
+
+def _arrived(connection: socket.socket) -> int:
+    """Return how many bytes wait to be read."""
+    return int(struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
 
 
 def path_in(data: Path, name: str = "agent") -> Path:

@@ -8,11 +8,10 @@ import os
 import platform
 import re
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
-from weakref import WeakSet
 
 from penstock_bus.context import Shell
 from penstock_bus.live import LiveFold
@@ -32,10 +31,6 @@ from penstock_executor.telling import Teller
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
-GREETING_S: Final = 0.005
-"""A process may have ended before its greeting was read from the socket."""
-LAST_WORDS_S: Final = 1.0
-"""How long an ended process's connection may take to close: what it said last is still in there."""
 ROOM_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
 LANES_LOOK_S: Final = 0.5
@@ -94,6 +89,7 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.removed: set[str] = set()
         self.again: asyncio.TimerHandle | None = None
+        self.door: ears.Door
         self.floor: Floor
         self.tasks: asyncio.TaskGroup
 
@@ -106,15 +102,17 @@ class Executor:
             await self.live.save_snapshot()
 
     async def _work(self) -> None:
-        async with asyncio.TaskGroup() as self.tasks, self._listening():
-            for place in list(self.host.adopt()):
-                self._spawn(self._conclude(place))
-            self._recall()
-            teller = self.teller
-            telling = (teller.beat(), teller.publish(), teller.hear_peers(), self._look_after_lanes())
-            async with background(*telling, self._until_stopping(), self._save()):
-                await self._reconcile()
-            self.shell.vitals.ready = False
+        async with asyncio.TaskGroup() as self.tasks:
+            ended = list(self.host.adopt())  # before there is a door: who comes in by it has not ended before
+            with self._listening(), self._floor():
+                for place in ended:
+                    self._spawn(self._conclude(place))
+                self._recall()
+                teller = self.teller
+                telling = (teller.beat(), teller.publish(), teller.hear_peers(), self._look_after_lanes())
+                async with background(*telling, self._until_stopping(), self._save()):
+                    await self._reconcile()
+                self.shell.vitals.ready = False
 
     # --- the loop
     async def _reconcile(self) -> None:
@@ -246,6 +244,7 @@ class Executor:
     def _on_exit(self, place: Place) -> None:
         self._unwatch(place)
         self.floor.exited(place)
+        self.door.catch_up()  # nothing that it said can come later than its end
         self._spawn(self._conclude(place))
 
     def _unwatch(self, place: Place) -> None:
@@ -262,36 +261,20 @@ class Executor:
             self.alone.set()
 
     async def _conclude(self, place: Place) -> None:
-        """Take in a process's last words and the rest of its output, then let its end be known."""
-        await asyncio.sleep(GREETING_S)
+        """Take in the rest of a process's output, then let its end be known."""
         code = self.host.buried(place)
-        if place in self.host.lines:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S):
-                    await self.host.lines[place].closed.wait()
         await self.teller.finish(place)
         self.host.ended(place, code)
 
     # --- the frame
-    @asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
         """Listen on the agents' socket; afterwards let go of all processes, which live on."""
-        loop = asyncio.get_running_loop()
-        listener = ears.bind(Path(self.site.socket))
-        lines: WeakSet[ears.Line] = WeakSet()
-
-        def line() -> ears.Line:
-            lines.add(fresh := ears.Line(self.host))
-            return fresh
-
-        server = await loop.create_unix_server(line, sock=listener)
+        self.door = ears.Door(Path(self.site.socket), self.host)
         try:
-            with self._floor():
-                yield
+            yield
         finally:
-            server.close()
-            for each in list(lines):
-                each.close()
+            self.door.close()
             for place in list(self.watched):
                 self._unwatch(place)
 

@@ -1,0 +1,199 @@
+"""What a process said last is heard, however busy the executor is when the process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+from executing import World, python, speaking, world_on
+
+from penstock_bus.memory import MemoryBus
+from penstock_bus.tasks import background
+from penstock_events import RunCheckpointed
+from penstock_events.agent import VERSION, At, FromJob, Hello, StopAt
+from penstock_executor import ears, processes
+from penstock_executor.ears import Line
+from penstock_testing import eventually
+
+BLOCKED_S = 0.03
+"""How long one turn of the busy loop takes: a timer of a few milliseconds lapses before anything is read."""
+LEAVING_A_CHILD = """
+import json, os, socket, sys, time
+
+def say(kind, **fields):
+    agent.sendall(json.dumps({"type": kind, **fields}).encode() + b"\\n")
+
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["PENSTOCK_SOCKET"])
+say("hello", version=1, job_id=os.environ["PENSTOCK_JOB_ID"], epoch=1, rank=0, pid=os.getpid())
+there, tell = os.pipe()
+if child := os.fork():
+    os.read(there, 1)
+    print(child, flush=True)
+    say("done", step=7, loop_steps=7, loop_s=0.5)
+    os._exit(0)
+os.setsid()
+os.write(tell, b".")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loop stand still from a process's start to its end: all that it says is unread then."""
+    spawn = processes.spawn
+
+    def spawned(*arguments: Any) -> processes.Process:
+        process = spawn(*arguments)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return process
+
+    monkeypatch.setattr(processes, "spawn", spawned)
+
+
+@asynccontextmanager
+async def busy() -> AsyncIterator[None]:
+    """Let every turn of the loop take long, as on a node with much to do."""
+
+    async def block() -> None:
+        while True:
+            time.sleep(BLOCKED_S)  # noqa: ASYNC251 - it is to block
+            await asyncio.sleep(0)
+
+    async with background(block()):
+        yield
+
+
+@pytest.mark.usefixtures("blocked")
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_many_that_end_before_their_greetings_are_read_have_each_said_all(
+    tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    jobs = [f"j{number}" for number in range(6)]
+
+    async def play() -> None:
+        async with world_on(MemoryBus(), tmp_path) as world, busy():
+            for device, job in enumerate(jobs):
+                await world.submit(job, *speaking("6", "save_at=4"))
+                await world.place(job, device)
+            await world.node(devices="fast:6@1.0:1GiB")  # finds all leases at once
+            for job in jobs:
+                ended = await world.ended(job)
+                assert (ended.steps, ended.metrics) == (6, {"loss": 0.25, "rank": 0})
+                assert (await world.fact(RunCheckpointed, job)).step == 4
+
+    run(play())
+
+
+async def test_a_child_that_keeps_the_connection_open_does_not_keep_the_run_from_ending(world: World) -> None:
+    await world.node()
+    await world.run("j1", *python(LEAVING_A_CHILD))
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.steps) == ("completed", 7)
+    child = int(await world.output("j1"))
+    assert not processes.gone(child)
+    os.kill(child, signal.SIGKILL)
+
+
+class Listener:
+    """Believes everybody, and remembers what was said."""
+
+    def __init__(self) -> None:
+        self.heard: list[FromJob] = []
+        self.left: list[Line] = []
+
+    def greet(self, line: Line, hello: Hello) -> bool:  # noqa: ARG002
+        self.heard.append(hello)
+        return True
+
+    def hear(self, line: Line, message: FromJob) -> None:  # noqa: ARG002
+        self.heard.append(message)
+
+    def gone(self, line: Line) -> None:
+        self.left.append(line)
+
+
+HELLO = Hello(version=VERSION, job_id="j1", epoch=1, rank=0, pid=1)
+SAID = [HELLO, *(At(step=step) for step in range(3))]
+LINES = b"".join(msgspec.json.encode(message) + b"\n" for message in SAID)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, len(LINES)])
+def test_lines_are_understood_however_they_arrive(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    listener, over = Listener(), []
+    line = Line(ours, listener, over.append)
+    with theirs:
+        for at in range(0, len(LINES), size):
+            theirs.sendall(LINES[at : at + size])
+            line.hear()
+            line.hear()  # there is nothing
+        assert listener.heard == SAID
+        assert not listener.left
+    line.hear()
+    assert over == listener.left == [line]
+
+
+def test_one_that_does_not_read_is_hung_up_on_and_still_heard() -> None:
+    ours, theirs = socket.socketpair()
+    listener = Listener()
+    line = Line(ours, listener, lambda _: None)
+    theirs.sendall(LINES)
+    for step in range(100_000):
+        line.say(StopAt(step=step))
+    with theirs, theirs.makefile("rb") as file:
+        said = [msgspec.json.decode(each, type=StopAt).step for each in file]
+        assert said == list(range(len(said)))
+        assert 0 < len(said) < 100_000
+    line.say(StopAt(step=0))
+    line.hear()
+    assert listener.heard == SAID
+    line.close()
+
+
+def test_nobody_is_kept_waiting_by_one_who_never_stops_talking() -> None:
+    ours, theirs = socket.socketpair()
+
+    class Answering(Listener):
+        def hear(self, line: Line, message: FromJob) -> None:
+            super().hear(line, message)
+            theirs.sendall(msgspec.json.encode(message) + b"\n")
+
+    listener = Answering()
+    line = Line(ours, listener, lambda _: None)
+    with theirs:
+        theirs.sendall(LINES)
+        line.hear()
+        assert listener.heard == SAID
+        line.hear()
+        assert listener.heard == SAID + SAID[1:]
+    line.close()
+
+
+async def test_connections_wait_while_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ears, "FULL_S", 0.01)
+    listener = Listener()
+    door = ears.Door(tmp_path / "agent.sock", listener)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as process:
+        process.connect(str(tmp_path / "agent.sock"))
+        process.sendall(LINES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            door.catch_up()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not listener.heard
+        await eventually(lambda: listener.heard == SAID)
+    door.close()
