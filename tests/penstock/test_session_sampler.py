@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,13 @@ def run(
 
     ``stop_after``: it is cut off in the step after so many.
     """
+    return trained(folder, size, epochs, batch=batch, stop_after=stop_after, **env)[0]
+
+
+def trained(
+    folder: Path, size: int, epochs: int, *, batch: int, stop_after: int | None = None, **env: str
+) -> tuple[list[tuple[int, list[int]]], int]:
+    """Train one rank as :func:`run` does; return also how many samples it says are done."""
     done: list[tuple[int, list[int]]] = []
     setup = read(overlay({}, CHECKPOINT_DIR=str(folder), CHECKPOINT_S="1e-9", BATCH_SIZE=str(batch), **env))
     try:
@@ -54,40 +62,57 @@ def run(
                     done.append((epoch, rows.tolist()))
     except Stopped:
         pass
-    return done
+    return done, session.samples
 
 
 def gang(
-    folder: Path, size: int, epochs: int, world_size: int, *, batch: int, stop_after: int | None = None
-) -> Counter:
-    """Train all ranks, one after the other and rank 0 last, since it writes; count how often each sample was seen."""
-    seen: Counter[tuple[int, int]] = Counter()
-    for rank in reversed(range(world_size)):
-        env = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        for epoch, rows in run(folder, size, epochs, batch=batch, stop_after=stop_after, **env):
-            seen.update((epoch, row) for row in rows)
-    return seen
+    folder: Path, size: int, epochs: int, world_size: int, *, batch: int, stop_after: int | None = None, lose: int = 0
+) -> tuple[Counter[tuple[int, int]], int]:
+    """
+    Train all ranks, one after the other and rank 0 last, since it writes.
+
+    ``lose``: the last checkpoint is lost where there are two, as if the run had crashed before it was complete.
+
+    Returns
+    -------
+    Counter, int
+        How often each sample of each epoch was seen in steps that were kept, and the samples that are said to be done.
+    """
+    envs = [{"RANK": str(rank), "WORLD_SIZE": str(world_size)} for rank in reversed(range(world_size))]
+    ranks = [trained(folder, size, epochs, batch=batch, stop_after=stop_after, **env) for env in envs]
+    parts, (samples, *others) = zip(*ranks, strict=True)
+    assert set(others) <= {samples}, "all ranks count alike"
+    saved = sorted(folder.glob("step-*"), key=lambda path: int(path.name[5:]))
+    kept = len(parts[0])
+    if lose and kept and len(saved) > 1:
+        kept -= 1
+        shutil.rmtree(saved[-1])
+        samples -= sum(len(part[kept][1]) for part in parts)
+    return Counter((epoch, row) for part in parts for epoch, rows in part[:kept] for row in rows), samples
 
 
 widths = st.integers(1, 4)
-runs = st.lists(st.tuples(widths, st.integers(4, 9), st.integers(0, 7)), max_size=4)
+runs = st.lists(st.tuples(widths, st.integers(4, 9), st.integers(0, 7), st.integers(0, 1)), max_size=4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(size=st.integers(1, 40), epochs=st.integers(1, 3), cut=runs, last=st.tuples(widths, st.integers(4, 9)))
 def test_each_epoch_sees_each_sample_once_over_all_widths_batch_sizes_and_resumes(
     tmp_path_factory: pytest.TempPathFactory,
     size: int,
     epochs: int,
-    cut: list[tuple[int, int, int]],
+    cut: list[tuple[int, int, int, int]],
     last: tuple[int, int],
 ) -> None:
     folder = tmp_path_factory.mktemp("runs")
     seen: Counter[tuple[int, int]] = Counter()
-    for world_size, batch, steps in cut:
-        seen += gang(folder, size, epochs, world_size, batch=batch, stop_after=steps)
-    seen += gang(folder, size, epochs, last[0], batch=last[1])
-    assert seen == Counter((epoch, row) for epoch in range(epochs) for row in range(size))
+    for world_size, batch, steps, lose in cut:
+        now, samples = gang(folder, size, epochs, world_size, batch=batch, stop_after=steps, lose=lose)
+        seen += now
+        assert samples == seen.total()
+    now, samples = gang(folder, size, epochs, last[0], batch=last[1])
+    assert seen + now == Counter((epoch, row) for epoch in range(epochs) for row in range(size))
+    assert samples == size * epochs
 
 
 @settings(max_examples=50, deadline=None)

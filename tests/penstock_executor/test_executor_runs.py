@@ -135,7 +135,9 @@ async def test_steps_and_metrics_come_from_the_process(world: World) -> None:
     ended = await world.ended("j1")
     assert (ended.steps, ended.loop_steps, ended.loop_s) == (5, 5, 0.5)
     assert ended.metrics == {"loss": 0.25, "rank": 0.0}
-    assert {"job_id", "step", "metrics", "loop_s"} <= set(await told)
+    assert {"job_id", "step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s"} <= set(
+        await told
+    )
 
 
 async def test_a_checkpoint_is_a_fact(world: World) -> None:

@@ -213,6 +213,8 @@ class Boundary:
         if self.turns is not None:
             self.turns.close()
         self._save_last(error)
+        if self._course.unattended and not _ended_well(error):  # the step that raised was not done
+            self._course.uncount()
         if self._agent is None:
             return
         try:
@@ -317,8 +319,6 @@ class Boundary:
             self.pace.settle()
             agent.tell_last(self._done())
             return
-        if self._course.unattended:  # the step that raised was not done
-            self._course.uncount()
         self.tell_progress()
 
     def _hello(self) -> Hello:
