@@ -107,6 +107,21 @@ def admitted(least: Ints, gpus: int) -> Ints:
     return possible[np.cumsum(least[possible]) <= gpus]
 
 
+def added(sums: Floats, row: Floats) -> Floats:
+    """
+    Return the greatest sums of scaling on 0 to K devices, (K + 1,), once one more job gets some of them.
+
+    Examples
+    --------
+    >>> added(np.array([0.0, 1.0, 1.5]), np.array([1.0, 1.9])).tolist()
+    [-inf, 1.0, 2.0]
+    """
+    gains = np.where(np.isnan(row), -np.inf, row)[::-1]
+    before = np.concatenate((np.full(len(gains), -np.inf), sums))
+    window = np.lib.stride_tricks.sliding_window_view(before, len(gains))[: len(sums)]
+    return np.asarray((window + gains).max(axis=1), dtype=np.float64)
+
+
 def _share(scaling: Floats, gpus: int) -> Ints:
     """Solve the programme for jobs that all fit at their smallest widths."""
     jobs, widest = scaling.shape

@@ -8,7 +8,7 @@ all sizes but the present one. Its optimum is then the most work that can be don
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -47,7 +47,7 @@ class Row(NamedTuple):
         return int(elastic.smallest(self.net[None, :])[0])
 
 
-def rows(wish: Wish, devices: dict[str, int], rules: Rules) -> dict[str, Row]:
+def rows(wish: Wish, devices: Mapping[str, int], rules: Rules) -> dict[str, Row]:
     """Return a job's rows for the kinds on which some width of its is feasible."""
     found = {}
     for kind, profile in wish.profiles.items():
