@@ -96,7 +96,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     patience_s : float
         A waiting job is overtaken by smaller or shorter ones of its queue no longer than this.
     await_profile_s : float
-        An unseen workload waits this long after submission for its speeds, where it could run on several kinds.
+        An unseen workload waits this long after submission for its speeds, where it could run on several kinds; and a
+        new elastic job for its first size.
     prior_service_s : float
         Expected length of a job that declares none, until the pool has finished one.
     window : int

@@ -14,6 +14,7 @@ _ID_FIELDS: Final = {
     "profile": ("key",),
     "rank": ("pool",),
     "round": ("pool",),
+    "scale": ("pool",),
     "sweep": ("sweep_id",),
     "policy": ("pool",),
     "request": ("sweep_id", "node_id"),

@@ -13,7 +13,7 @@ from testcontainers.compose import DockerCompose
 import penstock
 
 ROOT = Path(__file__).parents[2]
-SERVICES = {"nats", "gateway", "profiler", "ranker", "matcher", "tuner", "executor"}
+SERVICES = {"nats", "gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor"}
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 

@@ -28,6 +28,7 @@ def test_each_service_runs_once_unless_told_otherwise() -> None:
         ("gateway", 1),
         ("profiler", 1),
         ("ranker", 1),
+        ("autoscaler", 1),
         ("matcher", 1),
         ("matcher", 2),
         ("tuner", 1),

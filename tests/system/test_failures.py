@@ -22,7 +22,7 @@ from penstock_bus.permissions import ADMIN
 from penstock_bus.server import Server, ServerSettings
 from penstock_events import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 
-SERVICES = ("gateway", "profiler", "ranker", "matcher", "tuner", "executor")
+SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
 PROMPTLY_S = 30.0
 PATIENCE_S = 60.0
 

@@ -18,7 +18,7 @@ from penstock_bus.nats import NatsBus
 from penstock_events import AnyEvent
 from penstock_testing import check_replay
 
-SERVICES = ("executor", "gateway", "matcher", "profiler", "ranker", "tuner")
+SERVICES = ("autoscaler", "executor", "gateway", "matcher", "profiler", "ranker", "tuner")
 
 
 def decider_of(service: str) -> Decider[Any]:

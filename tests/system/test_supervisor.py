@@ -17,7 +17,7 @@ from penstock_bus.nats import connect
 from penstock_events import subjects
 from penstock_testing import eventually
 
-SERVICES = ("gateway", "profiler", "ranker", "matcher", "tuner", "executor")
+SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
 
 
 def options(tmp_path: Path, **more: object) -> Options:

@@ -14,7 +14,7 @@ from penstock_bus.nats import connect
 from penstock_events import JobSpec, subjects
 
 DEVICES = ("--emulate", "fast:2@1.0:4GiB")
-LEADERS = ("ranker", "matcher", "tuner")
+LEADERS = ("ranker", "autoscaler", "matcher", "tuner")
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,9 @@ def down(data: Data = "penstock-data") -> None:
 
 def service(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="gateway, profiler, ranker, matcher, tuner, executor or shadow.")],
+    name: Annotated[
+        str, typer.Argument(help="gateway, profiler, ranker, autoscaler, matcher, tuner, executor or shadow.")
+    ],
     data: Annotated[str, typer.Option("--data", help="Join the `penstock up` of this data folder.")] = "",
 ) -> None:
     """

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-DECIDING: Final = ("gateway", "profiler", "ranker", "matcher", "tuner")
+DECIDING: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner")
 SERVICES: Final = (*DECIDING, "executor")
 FIRST: Final = 1
 

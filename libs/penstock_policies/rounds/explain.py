@@ -63,7 +63,7 @@ class Reasons:
 
 
 def hindered(waiting: Sequence[Ranked], moment: Moment) -> Hindered:
-    """Return the waiting jobs that are held, can never fit, are backing off, or whose speeds are being measured."""
+    """Return the waiting jobs that are held, can never fit, are backing off, or wait for their speeds or their size."""
     found = Hindered()
     impossible: dict[tuple[object, ...], Reason | None] = {}
     for _, _, job_id, job in waiting:
@@ -108,6 +108,9 @@ def _hindrance(job: Job, impossible: Reason | None, moment: Moment) -> tuple[Rea
         tries = f"failed {job.failures} of {job.spec.retries + 1} times"
         return Reason("backoff", f"{tries}; its next try is in {job.not_before_s - now_s:.1f} s"), job.not_before_s
     until_s = job.submitted_s + moment.rules.await_profile_s
+    if until_s > now_s and _is_being_sized(job):
+        evidence = f"its first size is being worked out; it waits for that {until_s - now_s:.1f} s more at most"
+        return Reason("profiling", evidence), until_s
     if until_s > now_s and _is_being_measured(job, moment.pool, moment.scene):
         kinds = " and ".join(moment.scene.whole.kinds(job.spec))
         evidence = f"its speeds on {kinds} are being measured; it waits for them {until_s - now_s:.1f} s more at most"
@@ -119,6 +122,11 @@ def _is_being_measured(job: Job, pool: Pool, scene: Scene) -> bool:
     if job.sample is not None or job.spec.profile == "off" or job.epoch:
         return False
     return not pool.speeds.knows(pool.keys[job.id]) and len(scene.whole.kinds(job.spec)) > 1
+
+
+def _is_being_sized(job: Job) -> bool:
+    """Say whether a job is for the autoscaler to size before it starts: a demand gives it an epoch."""
+    return job.spec.elastic and job.sample is None and not job.epoch
 
 
 def _for_devices(job: Job, reasons: Reasons, ahead: int, first: str) -> Reason:

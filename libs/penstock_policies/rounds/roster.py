@@ -112,7 +112,7 @@ class Roster:
         Those of which a round has found that the nodes could meet them: it need not look again while nodes stay.
     held : set of str
     fresh : SortedKeys of (seconds, id)
-        Waiting jobs that have never run and may be waiting for their speeds, by submission.
+        Waiting jobs that have never run and may be waiting for their speeds or their size, by submission.
     delayed, stopping : dict of str to None
         Waiting jobs that have failed before; leases whose processes are to end.
     sharing : Index of dict of Demand to Group
@@ -253,7 +253,7 @@ class Roster:
             return self._leased(job, job.placement, ranked, key, demand)
         if job.held:
             return Entry("held", key, ranked, demand)
-        fresh = job.submitted_s if not sample and spec.profile != "off" and not job.epoch else None
+        fresh = job.submitted_s if not sample and (spec.profile != "off" or spec.elastic) and not job.epoch else None
         return Entry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)
 
     def _leased(self, job: Job, placement: Placement, ranked: Ranked, key: Key, demand: Demand) -> Entry:

@@ -1,0 +1,215 @@
+"""A pool as a decision about sizes takes it: who asks for what, in which order, and which devices are there."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+import msgspec
+
+from penstock_autoscaler.settings import Settings
+from penstock_autoscaler.state import State, key_of
+from penstock_events import Device, Job, Size
+from penstock_events import State as JobState
+from penstock_policies import scaling
+from penstock_policies.autoscale import Fixed, Wish
+from penstock_policies.cluster import fits
+from penstock_policies.elastic import Profile
+from penstock_policies.rounds.roster import key_of as place_of
+
+Places = Mapping[tuple[str, int], Device]
+"""Node and index → device, on nodes that take jobs."""
+
+
+class Asked(msgspec.Struct):
+    """
+    What is decided on.
+
+    Attributes
+    ----------
+    order : list of Wish or Fixed
+        In rank order.
+    devices : dict of str to int
+        Kind → devices that are there for them.
+    mute : set of str
+        Elastic jobs in it that cannot be told anything now.
+    again_s : float
+        When something of this is otherwise though nothing happens.
+    """
+
+    order: list[Wish | Fixed]
+    devices: dict[str, int]
+    mute: set[str]
+    again_s: float
+
+
+def asked(state: State, name: str, now_s: float, settings: Settings) -> Asked:
+    """Return what a pool's jobs ask for now."""
+    return _Asking(state, name, now_s, settings).all()
+
+
+class _Asking:
+    def __init__(self, state: State, name: str, now_s: float, settings: Settings) -> None:
+        self._state, self._now_s, self._settings = state, now_s, settings
+        self._jobs = sorted(
+            (state.jobs[job_id] for job_id in state.pools[name].jobs), key=lambda job: place_of(job, state.ranks)
+        )
+        self._there: Places = {
+            (node.id, device.index): device for node in state.cluster.usable(name) for device in node.devices
+        }
+        gone = {at for job in self._jobs if _ends(job) or job.spec.sharing != "exclusive" for at in self._held(job)}
+        self._devices = Counter(device.kind for at, device in self._there.items() if at not in gone)
+        self._ending = any(map(_ends, self._jobs))
+        self._parts = Fraction(0)
+        self._mute: set[str] = set()
+        self._again_s = math.inf
+
+    def all(self) -> Asked:
+        order = [asking for job in self._jobs for asking in self._of(job)]
+        return Asked(order, dict(self._devices), self._mute, self._again_s)
+
+    def _of(self, job: Job) -> Iterator[Wish | Fixed]:
+        if _ends(job) or (job.placement is None and job.held):
+            return
+        if job.spec.sharing != "exclusive":
+            if job.placement is None and (gpus := self._opened(job)):
+                yield self._waiting(job, gpus)
+        elif job.placement is None and job.not_before_s > self._now_s:
+            self._look_again(job.not_before_s)
+        elif not sizable(job):
+            yield from self._fixed(job)
+        elif job.placement is None:
+            yield self._new(job) if self._awaits_profile(job) else self._wish(job, None, "")
+        elif _leaves(job):
+            self._mute.add(job.id)
+            yield self._wish(job, None, "")
+        elif self._is_drained(job):
+            yield from self._fixed(job)
+        else:
+            yield self._running(job)
+
+    # --- jobs that are not for us to size
+    def _fixed(self, job: Job) -> Iterator[Fixed]:
+        if job.placement is None or _leaves(job):
+            yield self._waiting(job, job.spec.gpus)
+        elif held := len(self._held(job)):  # on nodes that are emptied it takes up nothing of what is counted
+            kind = job.placement.kind
+            yield Fixed(job_id=job.id, gpus=held, kinds=(kind,), kind=kind, queue=self._queue(job))
+
+    def _waiting(self, job: Job, gpus: int) -> Fixed:
+        kinds = tuple(kind for kind, count in self._room(job).items() if count >= gpus)
+        return Fixed(job_id=job.id, gpus=gpus, kinds=kinds, queue=self._queue(job))
+
+    def _opened(self, job: Job) -> int:
+        """Return how many devices one more job that shares them would open, filling those opened before."""
+        spec, before = job.spec, math.ceil(self._parts)
+        share = Fraction(spec.fraction) if spec.sharing == "fraction" else Fraction(1, spec.sharers or 1)
+        self._parts += spec.gpus * share
+        return math.ceil(self._parts) - before
+
+    def _new(self, job: Job) -> Fixed:
+        """Return a new job of which nothing is known yet: its smallest width is left alone for it."""
+        return self._waiting(job, job.spec.widths[0])
+
+    def _awaits_profile(self, job: Job) -> bool:
+        until_s = job.submitted_s + self._settings.await_profile_s
+        if job.epoch or job.spec.profile == "off" or key_of(job) in self._state.scaled or until_s <= self._now_s:
+            return False
+        self._look_again(until_s)
+        return True
+
+    # --- elastic jobs
+    def _running(self, job: Job) -> Wish:
+        kind = job.placement.kind if job.placement is not None else ""
+        if (demand := job.demand) is not None:
+            to = Size(demand.gpus, demand.batch_size or job.spec.batch_size)
+            return self._wish(job, to, demand.kinds[0] if demand.kinds else kind, movable=False)
+        return self._wish(job, job.size, kind, movable=self._is_movable(job))
+
+    def _wish(self, job: Job, now: Size | None, kind: str, *, movable: bool = True) -> Wish:
+        state, settings = self._state, self._settings
+        used = state.shown.stubborn.get(job.id, 0)
+        if used and now is not None:
+            now = Size(now.gpus, used)
+        cost = state.costs.of(key_of(job))
+        known = cost.stop_s is not None and cost.resume_s is not None
+        return Wish(
+            job_id=job.id,
+            profiles=self._profiles(job, used),
+            widths=job.spec.widths,
+            now=now,
+            kind=kind,
+            asks=Size(job.spec.gpus, used) if used else job.size,
+            cost_s=cost.overhead_s if known else max(cost.overhead_s, settings.unseen_cost_s),
+            movable=movable,
+            unfit=[Size(size.gpus, used) for size in job.unfit] if used else job.unfit,
+            fresh=not job.epoch,
+            queue=self._queue(job),
+        )
+
+    def _profiles(self, job: Job, used: int) -> dict[str, Profile]:
+        key, spec = key_of(job), job.spec
+        if used:
+            spec = msgspec.structs.replace(spec, batch=None, batch_size=used)
+        kinds = [kind for kind, count in self._room(job).items() if count == self._devices[kind]]
+        speeds = self._state.speeds.by_key.get(key) or {}
+        found = scaling.profiles(spec, self._state.scaled.get(key, ()), kinds, speeds)
+        caps = self._state.shown.caps.get(key, {})
+        for kind in found.keys() & caps.keys():
+            cap = min(found[kind].per_gpu_cap, caps[kind])
+            if cap:
+                found[kind] = msgspec.structs.replace(found[kind], per_gpu_cap=cap)
+            else:
+                del found[kind]
+        return found
+
+    def _is_movable(self, job: Job) -> bool:
+        """Say whether a run can be asked to stop for another size: it starts up, is young, or would lose all it did."""
+        old_s = job.started_s + self._settings.min_run_s
+        if not job.started_s or self._ending or not self._state.shown.saves.get(key_of(job), False):
+            return False
+        if old_s > self._now_s:
+            self._look_again(old_s)
+            return False
+        return True
+
+    # --- devices
+    def _room(self, job: Job) -> dict[str, int]:
+        """Return how many devices of each kind there are that the job accepts."""
+        spec = job.spec
+        if job.accepts is not None:
+            spec = msgspec.structs.replace(spec, kinds=job.accepts)
+        kinds = Counter(device.kind for device in self._there.values() if fits(spec, device))
+        return {kind: min(count, self._devices[kind]) for kind, count in sorted(kinds.items()) if self._devices[kind]}
+
+    def _held(self, job: Job) -> list[tuple[str, int]]:
+        """Return those of a job's devices that stand on nodes that take jobs."""
+        slots = job.placement.slots if job.placement is not None else ()
+        every = ((slot.node_id, index) for slot in slots if slot.node_id in job.open_nodes for index in slot.devices)
+        return [at for at in every if at in self._there]
+
+    def _is_drained(self, job: Job) -> bool:
+        return len(self._held(job)) < job.spec.gpus
+
+    def _queue(self, job: Job) -> int:
+        return max(0, place_of(job, self._state.ranks)[0])  # a sample comes first, but nobody makes way for it
+
+    def _look_again(self, at_s: float) -> None:
+        self._again_s = min(self._again_s, at_s)
+
+
+def sizable(job: Job) -> bool:
+    """Say whether a job is to be sized: it is elastic, and there is a batch to divide among its devices."""
+    return job.spec.elastic and job.sample is None and bool(job.spec.batch_size or job.spec.batch)
+
+
+def _ends(job: Job) -> bool:
+    """Say whether a job is about to be over, and holds devices still."""
+    return job.state is JobState.COMPLETING
+
+
+def _leaves(job: Job) -> bool:
+    """Say whether a job's run is about to end, and the job to wait again as it is."""
+    return job.placement is not None and job.stopping and job.demand is None
