@@ -72,6 +72,8 @@ class Outcome:
         Devices times the time that each job held them; None where that is always as many as it asked for.
     until_s : float or None
         When devices were last held, on the trace's clock, where that may be later than the last end that is known.
+    dropped : (J,) bool array or None
+        Jobs that found no room when they came and were not to wait; None: nobody is dropped.
     """
 
     policy: str
@@ -88,6 +90,7 @@ class Outcome:
     spells: Spells | None = None
     held_gpu_s: Floats | None = None
     until_s: float | None = None
+    dropped: npt.NDArray[np.bool_] | None = None
 
     @property
     def finished(self) -> npt.NDArray[np.bool_]:
@@ -107,6 +110,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    in_window : int
+        Jobs that finished within the window that was asked for, from the first submission on; all that did, without.
+    dropped : int
+        Jobs that found no room when they came, and were not to wait.
     p95_jct_s, p99_jct_s : float
         By nearest rank.
     avg_queue_s : float
@@ -121,6 +128,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: int
     finished: int
+    in_window: int
+    dropped: int
     sum_jct_s: float
     avg_jct_s: float
     median_jct_s: float
@@ -136,7 +145,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     jobs_per_s: float
 
 
-def summary(outcome: Outcome) -> Summary:
+def summary(outcome: Outcome, window_s: float = math.inf) -> Summary:
     """Return the figures of an outcome; the times of an outcome in which no job finished are 0."""
     done, jct_s = outcome.finished, np.sort(outcome.jct_s)
     held = outcome.executed_s * outcome.trace.num_gpus if outcome.held_gpu_s is None else outcome.held_gpu_s
@@ -149,6 +158,8 @@ def summary(outcome: Outcome) -> Summary:
     return Summary(
         jobs=len(outcome.trace),
         finished=int(done.sum()),
+        in_window=int((outcome.end_s[done] - outcome.trace.submit_s[0] <= window_s).sum()) if jct_s.size else 0,
+        dropped=0 if outcome.dropped is None else int(outcome.dropped.sum()),
         sum_jct_s=float(jct_s.sum()),
         avg_jct_s=float(jct_s.mean()) if jct_s.size else 0.0,
         median_jct_s=float(np.median(jct_s)) if jct_s.size else 0.0,

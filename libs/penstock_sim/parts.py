@@ -43,6 +43,7 @@ def merged(trace: Trace, policy: str, gpus: int, parts: Sequence[tuple[Ints, Out
         wall_s=sum(outcome.wall_s for _, outcome in parts),
         timeline=together(lines) if lines else None,
         held_gpu_s=_held_gpu_s(trace, parts),
+        dropped=_dropped(trace, parts),
     )
 
 
@@ -52,6 +53,15 @@ def _held_gpu_s(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> Floats |
     found = np.zeros(len(trace))
     for rows, outcome in parts:
         found[rows] = outcome.held_gpu_s
+    return found
+
+
+def _dropped(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> npt.NDArray[np.bool_] | None:
+    if all(outcome.dropped is None for _, outcome in parts):
+        return None
+    found = np.zeros(len(trace), dtype=np.bool_)
+    for rows, outcome in parts:
+        found[rows] = outcome.dropped if outcome.dropped is not None else False
     return found
 
 

@@ -37,6 +37,8 @@ class Trace:
         Virtual cluster, user and model; empty where the source has none.
     kinds : sequence of str, (J,), or empty
         Device kind that a job asks for; an empty name takes any.
+    batch_sizes : (J,) int array or None
+        Samples of an iteration over all devices, as the user set it; 0 where the source does not say.
     states : sequence of str, (J,), or empty
         How each job ended where it was recorded: a name of :data:`STATES`, or empty.
     dropped : mapping of str to int
@@ -49,6 +51,7 @@ class Trace:
     num_gpus: Ints
     duration_s: Floats
     gpu_share: Floats | None = None
+    batch_sizes: Ints | None = None
     vcs: Sequence[str] = ()
     users: Sequence[str] = ()
     models: Sequence[str] = ()

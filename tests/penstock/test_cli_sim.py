@@ -27,7 +27,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 JOBS = "job_id,submit_s,num_gpus,duration_s\na,0,2,100\nb,0,2,10\nc,5,1,50\nd,6,4,20\n"
 FIGURES = [
-    "jobs", "finished", "sum_jct_s", "avg_jct_s", "median_jct_s", "p95_jct_s", "p99_jct_s", "avg_queue_s",
+    "jobs", "finished", "in_window", "dropped", "sum_jct_s", "avg_jct_s", "median_jct_s", "p95_jct_s", "p99_jct_s", "avg_queue_s",
     "makespan_s", "utilisation", "preemptions", "promotions", "events", "wall_s", "jobs_per_s",
 ]  # fmt: skip
 
@@ -152,7 +152,7 @@ REFUSED = {
     ("-p", "fifo", "--quota", "none.toml"): "quota file none.toml cannot be read: No such file",
     ("-p", "fifo", "--borrow"): "--borrow and --no-borrow are about quotas; give --quota FILE",
     ("-p", "fifo", "--scaling", "none.toml"): "scaling none.toml cannot be read: No such file",
-    ("-p", "fifo", "--set", "most_gpus=4"): "--set most_gpus is of policy elastic, which is not named",
+    ("-p", "fifo", "--set", "most_gpus=4"): "--set most_gpus is of policy elastic, elastic-min-batch",
     ("-p", "elastic", "--set", "most_gpus=0"): "most_gpus is '0': Expected `int` >= 1",
     ("-p", "las", "--set", "thresholds_gpu_s=1,b"): "thresholds_gpu_s is '1,b': Expected `float`, got `str`; settings",
     ("-p", "allox", "--set", "patience_s=soon"): "patience_s is 'soon': Expected `float`, got `str`",

@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from listed import random_trace, trace_of
 
+from penstock_events import Size
 from penstock_sim import counted
 from penstock_sim.cluster import parse
 from penstock_sim.counted import sizing
-from penstock_sim.counted.sizing import EXPONENT, Curves, Sizing, progress
+from penstock_sim.counted.shapes import shapes
+from penstock_sim.counted.sizing import EXPONENT, Curves, Sizing
 from penstock_sim.outcome import Outcome, summary
 from penstock_sim.trace import Trace
 
@@ -51,8 +53,11 @@ def test_a_resize_costs_time_on_the_devices() -> None:
 
 
 def test_nobody_is_resized_for_less_than_it_costs() -> None:
-    trace = trace_of([(0, 4, 100), (50, 4, 100)])
-    assert run(trace, 4, overhead_s=10, horizon_s=5).end_s.tolist() == [160, 250]  # stays on 2 at 160
+    trace, flattening = trace_of([(0, 4, 100), (50, 4, 100)]), {"*": {1: 1.0, 2: 2.0, 3: 2.05, 4: 2.1}}
+    # Both have 2 from 50 on. What is left when the first ends could go on 5 % faster.
+    assert run(trace, 4, flattening, overhead_s=10).preemptions.tolist() == [1, 1]
+    assert run(trace, 4, flattening, overhead_s=10, horizon_s=100).preemptions.tolist() == [1, 0]
+    assert run(trace, 4, flattening, overhead_s=10, least_gain=0.1).preemptions.tolist() == [1, 0]
 
 
 def test_jobs_may_grow_beyond_what_they_asked_for_where_that_is_allowed() -> None:
@@ -125,10 +130,11 @@ def test_a_curve_goes_straight_between_what_is_known_and_ends_with_it(tmp_path: 
     (tmp_path / "s.toml").write_text('["cnn"]\n1 = 2.0\n3 = 4.0\n')
     curves = sizing.read(tmp_path / "s.toml")
     trace = replace(trace_of([(0, 2, 10), (0, 1, 10)]), models=("cnn", "mlp"))
-    rows = progress(trace, Sizing(most_gpus=4), curves)
-    assert rows[0].tolist()[:3] == pytest.approx([2 / 3, 1.0, 4 / 3])
-    assert np.isnan(rows[0][3])
-    assert rows[1].tolist() == pytest.approx([gpus**EXPONENT for gpus in (1, 2, 3, 4)])
+    cnn, mlp = shapes(trace, "elastic", Sizing(most_gpus=4), curves)
+    assert [cnn.progress(Size(gpus, cnn.profile.b_min)) for gpus in cnn.widths] == pytest.approx([2 / 3, 1.0, 4 / 3])
+    assert [mlp.progress(Size(gpus, mlp.profile.b_min)) for gpus in mlp.widths] == pytest.approx(
+        [gpus**EXPONENT for gpus in (1, 2, 3, 4)]
+    )
 
 
 def test_curves_are_read_from_json_too(tmp_path: Path) -> None:
@@ -158,7 +164,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_job_that_asks_for_a_width_of_which_nothing_is_known_is_refused() -> None:
-    with pytest.raises(ValueError, match="given for 1 to 2 devices, and a job of it asks for 4"):
+    with pytest.raises(ValueError, match="given for 1 to 2 devices, and it asks for 4"):
         run(trace_of([(0, 4, 10)]), 4, {"*": {1: 1.0, 2: 1.5}})
 
 

@@ -28,6 +28,8 @@ def test_a_comparison_as_json_has_the_trace_the_cluster_and_the_figures_of_each_
             "fifo": {
                 "jobs": 2,
                 "finished": 2,
+                "in_window": 2,
+                "dropped": 0,
                 "sum_jct_s": 210.0,
                 "avg_jct_s": 105.0,
                 "median_jct_s": 105.0,
@@ -93,3 +95,22 @@ def test_jobs_as_csv_read_back_as_they_were(tmp_path: Path) -> None:
     for name, values in columns.items():
         read = np.array([float(row[name] or "nan") for row in rows])
         np.testing.assert_array_equal(read, values, err_msg=name)
+
+
+def test_a_window_tells_how_many_jobs_finished_in_it() -> None:
+    found = Comparison(
+        trace_of([(10, 1, 100), (10, 1, 7)]), "1x1", [outcome_of(trace_of([(10, 1, 100), (10, 1, 7)]), 1)]
+    )
+    assert found.summaries["fifo"].in_window == 2
+    assert not any("within" in note for note in table.notes(found))
+    short = replace(found, window_s=100.0)
+    assert short.summaries["fifo"].in_window == 1  # the first ends 100 s after its submission, which was the first
+    assert "jobs that finished within 1.7 min of the first submission: fifo 1" in table.notes(short)
+
+
+def test_jobs_that_were_dropped_are_told_apart_from_those_that_did_not_finish() -> None:
+    trace = trace_of([(0, 1, 5), (0, 1, 5), (0, 1, 5)])
+    some = replace(outcome_of(trace, 1, until_s=4), dropped=np.array([False, True, False]))
+    notes = table.notes(Comparison(trace, "1x1", [some]))
+    assert "fifo: 2 of 3 jobs did not finish; JCTs leave them out" in notes
+    assert "fifo: 1 of 3 jobs found no room and were dropped" in notes

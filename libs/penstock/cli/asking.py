@@ -43,6 +43,8 @@ class Asked:
     quota: Path | None = None
     borrow: bool | None = None
     scaling: Path | None = None
+    profiles: Path | None = None
+    window_s: float = 0.0
     log: Path | None = None
     processes: int = 1
 
@@ -68,10 +70,10 @@ class Asked:
 
     def described(self) -> dict[str, str]:
         """Return what was set otherwise than by default, in words."""
-        shown = ("placement", "compat", "overhead_s", "mtbf_s", "length_error", "borrow")
+        shown = ("placement", "compat", "overhead_s", "mtbf_s", "length_error", "borrow", "window_s")
         default = {one.name: one.default for one in fields(self)}
         found = {name: str(getattr(self, name)) for name in shown if getattr(self, name) != default[name]}
         if self.seeds:
             found["seeds" if len(self.seeds) > 1 else "seed"] = ", ".join(map(str, self.seeds))
-        files = {name: getattr(self, name) for name in ("speedups", "gpu_time_samples", "quota", "scaling")}
+        files = {name: getattr(self, name) for name in ("speedups", "gpu_time_samples", "quota", "scaling", "profiles")}
         return {**self.settings, **found, **{name: path.name for name, path in files.items() if path is not None}}

@@ -18,11 +18,17 @@ from penstock_sim.counted.sizing import Sizing
 from penstock_sim.quotas import Quotas
 from penstock_sim.virtual import policies as virtual
 
-POLICIES: Final = tuple(dict.fromkeys((*counted.POLICIES, *virtual.POLICIES, counted.ELASTIC)))
+POLICIES: Final = tuple(dict.fromkeys((*counted.POLICIES, *virtual.POLICIES, *counted.SIZED)))
 PLACEMENTS: Final = tuple(dict.fromkeys((*counted.PLACEMENTS, *PLACED)))
 COUNTED: Final = CountedSettings.__struct_fields__
 DECIDED: Final = (*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__)
 SIZED: Final = Sizing.__struct_fields__
+_ANY_SIZED: Final = " or ".join((", ".join(counted.SIZED[:-1]), counted.SIZED[-1]))
+
+
+def sized(asked: Asked) -> list[str]:
+    """Return the policies asked for that may give jobs other sizes."""
+    return [policy for policy in asked.policies if policy in counted.SIZED]
 
 
 def check_names(asked: Asked) -> None:
@@ -33,8 +39,8 @@ def check_names(asked: Asked) -> None:
         _check_known("policy", policy, POLICIES)
     for name in asked.settings:
         _check_known("setting", name, sorted({*COUNTED, *DECIDED, *SIZED}))
-        if name in {*SIZED} - {*COUNTED, *DECIDED} and counted.ELASTIC not in asked.policies:
-            bad_input(f"--set {name} is of policy {counted.ELASTIC}, which is not named; add it, or leave it out")
+        if name in {*SIZED} - {*COUNTED, *DECIDED} and not sized(asked):
+            bad_input(f"--set {name} is of policy {_ANY_SIZED}, none of which is named; add one, or leave it out")
     if asked.placement:
         _check_known("placement", asked.placement, PLACEMENTS)
     if asked.compat:
@@ -43,8 +49,15 @@ def check_names(asked: Asked) -> None:
         bad_input("--log takes the log of one policy and seed; name one of each, or leave --log out")
     if asked.borrow is not None and asked.quota is None:
         bad_input("--borrow and --no-borrow are about quotas; give --quota FILE with them, or leave them out")
-    if asked.scaling is not None and counted.ELASTIC not in asked.policies:
-        bad_input(f"--scaling is for policy {counted.ELASTIC}, which is not named; add it, or leave --scaling out")
+    _check_speeds(asked)
+
+
+def _check_speeds(asked: Asked) -> None:
+    for option, file in (("--scaling", asked.scaling), ("--profiles", asked.profiles)):
+        if file is not None and not sized(asked):
+            bad_input(f"{option} is for policy {_ANY_SIZED}, none of which is named; add one, or leave {option} out")
+    if asked.scaling is not None and asked.profiles is not None:
+        bad_input("--scaling and --profiles both say how fast models are; give one of them")
 
 
 def _check_known(what: str, name: str, known: tuple[str, ...] | list[str]) -> None:
@@ -55,10 +68,10 @@ def _check_known(what: str, name: str, known: tuple[str, ...] | list[str]) -> No
 
 
 def engine(asked: Asked, nodes: Nodes, quotas: Quotas | None, *, spells: bool) -> Engine:
-    """Return the engine of all policies but ``elastic``, which is always counted; tell if none will do."""
+    """Return the engine of all policies but those that size jobs, which are always counted; tell if none will do."""
     needs, told = list(_needs_deciders(asked, nodes, quotas, spells=spells)), list(_told_deciders(asked))
-    if counted.ELASTIC in asked.policies and needs:
-        bad_input(f"--policy {counted.ELASTIC} can only be counted, and {needs[0]} needs the deciders; leave one out")
+    if sized(asked) and needs:
+        bad_input(f"--policy {sized(asked)[0]} can only be counted, and {needs[0]} needs the deciders; leave one out")
     deciders, counting = [*told, *needs], list(_only_counted(asked))
     if deciders and counting:
         bad_input(f"{counting[0]} can only be counted, and {deciders[0]} needs the deciders; leave one of them out")
@@ -73,7 +86,7 @@ def engine(asked: Asked, nodes: Nodes, quotas: Quotas | None, *, spells: bool) -
 
 def _told_deciders(asked: Asked) -> Iterator[str]:
     """Yield what only the deciders know, for the policies that they run."""
-    known = (*counted.POLICIES, counted.ELASTIC)
+    known = (*counted.POLICIES, *counted.SIZED)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
     yield from (f"--set {name}" for name in asked.settings if name not in COUNTED and name not in SIZED)
     if asked.placement in PLACED:
@@ -102,6 +115,6 @@ def _only_counted(asked: Asked) -> Iterator[str]:
         yield f"--compat {asked.compat}"
     if asked.placement and asked.placement not in PLACED:
         yield f"--placement {asked.placement}"
-    known = (*virtual.POLICIES, counted.ELASTIC)
+    known = (*virtual.POLICIES, *counted.SIZED)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
     yield from (f"--set {name}" for name in asked.settings if name not in DECIDED and name not in SIZED)

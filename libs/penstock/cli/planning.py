@@ -19,8 +19,9 @@ from penstock_policies.placement import PLACEMENTS as PLACED
 from penstock_sim import cluster as clusters
 from penstock_sim import counted, quotas
 from penstock_sim.cluster import Nodes
-from penstock_sim.counted import sizing
+from penstock_sim.counted import shapes, sizing
 from penstock_sim.counted.settings import Settings as CountedSettings
+from penstock_sim.counted.shapes import Profiles
 from penstock_sim.counted.sizing import Curves, Sizing
 from penstock_sim.outcome import Outcome
 from penstock_sim.quotas import Quotas
@@ -50,7 +51,7 @@ class Plan:
     trace : Trace
         That of the first seed, where it is made up.
     engine : {"counted", "deciders"}
-        The same for all policies but ``elastic``, which is always counted: one comparison, one set of rules.
+        The same for all policies but those that size jobs, which are always counted: one comparison, one set of rules.
     recipe : Recipe or None
         By which the trace is made up for each seed.
     timeline, spells : bool
@@ -65,6 +66,7 @@ class Plan:
     speedups: Speedups | None = None
     quotas: Quotas | None = None
     curves: Curves | None = None
+    profiles: Profiles | None = None
     recipe: Recipe | None = None
     timeline: bool = False
     spells: bool = False
@@ -84,7 +86,7 @@ class Plan:
         """Simulate one policy; ``progress`` is told how many jobs have ended, where the engine counts them."""
         one = self.seeds[0] if seed is None else seed
         with told():
-            if self.engine == "counted" or policy == counted.ELASTIC:
+            if self.engine == "counted" or policy in counted.SIZED:
                 return self.seeded(one)._counted(policy, progress)
             return self.seeded(one)._decided(policy, one, progress)
 
@@ -99,6 +101,7 @@ class Plan:
             compat=asked.compat or None,
             gpu_time_samples=self.samples,
             scaling=self.curves,
+            profiles=self.profiles,
             overhead_s=asked.overhead_s,
             timeline=self.timeline,
             quotas=self.quotas,
@@ -138,10 +141,15 @@ class Plan:
             found.append(
                 "2d-gittins knows how long the jobs of this very trace are; --gpu-time-samples tells it of others"
             )
-        if counted.ELASTIC in self.asked.policies:
-            how = self.asked.scaling.name if self.asked.scaling else f"GPUs to the power of {sizing.EXPONENT:g}"
+        if sized := choosing.sized(self.asked):
+            file = self.asked.profiles or self.asked.scaling
+            how = file.name if file is not None else f"GPUs to the power of {sizing.EXPONENT:g}"
             counting = "" if self.engine == "counted" else ", and counts devices where the others place jobs on nodes"
-            found.append(f"elastic may give a job fewer GPUs than it asks for; throughput goes by {how}{counting}")
+            found.append(
+                f"{sized[0]} may give a job other GPUs than it asks for; throughput goes by {how}{counting}"
+                if sized[0] != "fixed"
+                else f"throughput goes by {how}{counting}"
+            )
         if self.quotas is not None and not self.quotas.borrow:
             found.append("virtual clusters lend nothing: each is a cluster by itself")
         if self.quotas is not None and (unused := sorted(self.quotas.gpus.keys() - set(map(str, self.trace.vcs)))):
@@ -158,6 +166,7 @@ def plan(asked: Asked, *, timeline: bool, spells: bool) -> Plan:
         samples = _samples(asked.gpu_time_samples) if asked.gpu_time_samples else None
         factors = speedups.read(asked.speedups) if asked.speedups else None
         curves = sizing.read(asked.scaling) if asked.scaling else None
+        profiles = shapes.read(asked.profiles) if asked.profiles else None
         limits = _quotas(asked) if asked.quota else None
     choosing.check_names(asked)
     engine = choosing.engine(asked, nodes, limits, spells=spells)
@@ -179,6 +188,7 @@ def plan(asked: Asked, *, timeline: bool, spells: bool) -> Plan:
         speedups=factors or None,
         quotas=limits,
         curves=curves,
+        profiles=profiles,
         recipe=recipe,
         timeline=timeline,
         spells=spells or (timeline and engine == "deciders"),
@@ -205,10 +215,10 @@ def decided_settings(asked: Asked) -> dict[str, str]:
 
 
 def counted_settings(asked: Asked, policy: str) -> Mapping[str, str]:
-    """Return what the counting engine is told of a policy; with ``elastic`` beside it, each is told its own."""
-    if counted.ELASTIC not in asked.policies:
+    """Return what the counting engine is told of a policy; with one that sizes jobs beside it, each is told its own."""
+    if not choosing.sized(asked):
         return asked.settings
-    mine = choosing.SIZED if policy == counted.ELASTIC else choosing.COUNTED
+    mine = choosing.SIZED if policy in counted.SIZED else choosing.COUNTED
     return {name: value for name, value in asked.settings.items() if name in mine}
 
 
@@ -233,13 +243,13 @@ def _samples(path: Path) -> Floats:
 
 
 def _check_values(asked: Asked, engine: Engine) -> None:
-    if counted.ELASTIC in asked.policies:
+    if sized := choosing.sized(asked):
         if asked.compat:
             raise ValueError(
-                f"--policy elastic is no part of what was published; leave it or --compat {asked.compat} out"
+                f"--policy {sized[0]} is no part of what was published; leave it or --compat {asked.compat} out"
             )
-        Sizing.of(counted_settings(asked, counted.ELASTIC))
-    others = [policy for policy in asked.policies if policy != counted.ELASTIC]
+        Sizing.of(counted_settings(asked, sized[0]))
+    others = [policy for policy in asked.policies if policy not in sized]
     if engine == "counted":
         if others:
             CountedSettings.of(counted_settings(asked, others[0]))
@@ -269,7 +279,7 @@ def _check_fits(found: Plan) -> None:
         if not found.quotas.borrow:
             _check_parts(found, found.quotas)
     room, largest = _room(nodes, found.engine), int(trace.num_gpus.max())
-    if largest > room and set(found.asked.policies) != {counted.ELASTIC}:
+    if largest > room and not set(found.asked.policies) <= {*counted.SIZED} - {"fixed"}:
         too_large = int((trace.num_gpus > room).sum())
         bad_input(
             f"{too_large:,} of {len(trace):,} jobs can never start: the largest asks for {largest:,} GPUs at once and "

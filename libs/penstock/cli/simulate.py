@@ -56,6 +56,15 @@ Borrow = Annotated[
     typer.Option("--borrow/--no-borrow", help="Whether idle GPUs of other virtual clusters are lent; else as --quota."),
 ]
 Scaling = Annotated[Path | None, typer.Option("--scaling", help="TOML or JSON for elastic: model → GPUs → throughput.")]
+Profiles = Annotated[
+    Path | None,
+    typer.Option(
+        "--profiles", help="TOML or JSON for elastic: model → times by batch and by GPUs; then batches count."
+    ),
+]
+Window = Annotated[
+    float, typer.Option("--window-s", min=0, help="Count the jobs that end within so long of the first submission.")
+]
 Compat = Annotated[str, typer.Option("--compat", help="Follow a published simulator to the second: tiresias-2019.")]
 Samples = Annotated[
     Path | None, typer.Option("--gpu-time-samples", help="GPU-seconds, one a line: what 2d-gittins knows of lengths.")
@@ -122,6 +131,8 @@ def sim(
     quota: Quota = None,
     borrow: Borrow = None,
     scaling: Scaling = None,
+    profiles: Profiles = None,
+    window_s: Window = 0.0,
     log: Log = None,
     out: Folder = None,
     gantt: Gantt = False,
@@ -159,6 +170,8 @@ def sim(
             quota=quota,
             borrow=borrow,
             scaling=scaling,
+            profiles=profiles,
+            window_s=window_s,
             log=log,
             processes=processes,
         ),

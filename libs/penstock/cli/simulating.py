@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -61,12 +62,13 @@ def _present(planned: Plan, found: Sequence[Ran], wanted: Wanted, *, over: bool)
         command=["penstock", "sim", *planned.asked.words(), *wanted.words()],
         versions=comparing.versions(),
         notes=[*planned.notes, *stopped],
+        window_s=planned.asked.window_s or math.inf,
     )
     if len(planned.seeds) == 1:
         comparing.present(comparison, wanted, "Simulation")
         return
     several = over_seeds(comparison, found)
-    lines = render.table(seeds.HEADERS, seeds.rows(several, span))
+    lines = render.table(seeds.headers(several), seeds.rows(several, span))
     addition = Addition(several.seeds_document, lines, [seeds.section(several, span)])
     comparing.present(several, wanted, "Simulation", addition)
 

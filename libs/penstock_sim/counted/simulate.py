@@ -12,6 +12,8 @@ from penstock_sim.cluster import Nodes
 from penstock_sim.counted.compat import simulate_published
 from penstock_sim.counted.engine import simulate_events
 from penstock_sim.counted.settings import GoOn, Settings
+from penstock_sim.counted.shapes import POLICIES as SIZED_POLICIES
+from penstock_sim.counted.shapes import Policy, Profiles, shapes
 from penstock_sim.counted.sized import simulate_sized
 from penstock_sim.counted.sizing import Curves, Sizing
 from penstock_sim.outcome import Outcome
@@ -23,8 +25,8 @@ from penstock_sim.traces.selection import taken
 POLICIES: Final[tuple[str, ...]] = get_args(Name)
 """Every policy that can be counted, by the name that the ranker's setting uses."""
 
-ELASTIC: Final = "elastic"
-"""The policy that gives jobs other numbers of devices than they ask for."""
+SIZED: Final[tuple[str, ...]] = SIZED_POLICIES
+"""The policies that may give jobs other numbers of devices than they ask for, and other batches."""
 
 PLACEMENTS: Final = ("count", "yarn")
 """How devices are chosen; ``yarn`` with ``tiresias-2019`` only."""
@@ -43,6 +45,7 @@ def simulate(
     compat: str | None = None,
     gpu_time_samples: Floats | None = None,
     scaling: Curves | None = None,
+    profiles: Profiles | None = None,
     overhead_s: float = 0.0,
     timeline: bool = False,
     quotas: Quotas | None = None,
@@ -58,16 +61,18 @@ def simulate(
     trace : Trace
     cluster : Nodes
         Devices are counted as equals, whatever their kind and speed.
-    policy : one of POLICIES, or ELASTIC
+    policy : one of POLICIES or SIZED
     settings : mapping or None
-        As in :class:`penstock_sim.counted.settings.Settings`, for ``elastic`` in
+        As in :class:`penstock_sim.counted.settings.Settings`, for those of SIZED in
         :class:`penstock_sim.counted.sizing.Sizing`; a value may also be the text of a command line.
     placement : one of PLACEMENTS
     compat : one of COMPATS or None
     gpu_time_samples : (N,) float array or None, GPU-seconds
         What ``2d-gittins`` knows of lengths; None for those of the trace itself, which nobody knows beforehand.
     scaling : mapping or None
-        What ``elastic`` knows of models: see :mod:`penstock_sim.counted.sizing`.
+        What those of SIZED know of models whose batch stays: see :mod:`penstock_sim.counted.sizing`.
+    profiles : mapping or None
+        The same with batches, instead: see :mod:`penstock_sim.counted.shapes`.
     overhead_s : float
         Time for which a preempted job holds its devices on each resumption (or resize) before it goes on.
     timeline : bool
@@ -81,9 +86,10 @@ def simulate(
     Raises
     ------
     ValueError
-        If a name or a value is not among those expected; or, with ``compat``, if a time is not in whole seconds.
+        If a name or a value is not among those expected; if a job asks for what its model's profile or curve does not
+        know; or, with ``compat``, if a time is not in whole seconds.
     """
-    _check("policy", policy, (*POLICIES, ELASTIC))
+    _check("policy", policy, (*POLICIES, *SIZED))
     _check("placement", placement, PLACEMENTS)
     one = partial(
         _undivided,
@@ -93,6 +99,7 @@ def simulate(
         compat=compat,
         gpu_time_samples=gpu_time_samples,
         scaling=scaling,
+        profiles=profiles,
         overhead_s=overhead_s,
         timeline=timeline,
     )
@@ -112,18 +119,20 @@ def _undivided(
     compat: str | None,
     gpu_time_samples: Floats | None,
     scaling: Curves | None,
+    profiles: Profiles | None,
     overhead_s: float,
     timeline: bool,
 ) -> Outcome:
     """Return what becomes of a trace on a cluster that is nobody's in particular."""
     samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
-    if policy == ELASTIC:
+    if policy in SIZED:
         if compat is not None or placement != "count":
             raise ValueError(
-                f"{ELASTIC} is no part of what was published and knows no nodes; leave compat, placement out"
+                f"{policy} is no part of what was published and knows no nodes; leave compat, placement out"
             )
-        sizing = Sizing.of(settings)
-        found = simulate_sized(trace, cluster.gpus, sizing, scaling, overhead_s=overhead_s, go_on=go_on)
+        sized, sizing = cast("Policy", policy), Sizing.of(settings)
+        how = shapes(trace, sized, sizing, scaling, profiles)
+        found = simulate_sized(trace, cluster.gpus, sized, sizing, how, overhead_s=overhead_s, go_on=go_on)
     elif compat is not None:
         _check("compat", compat, COMPATS)
         if overhead_s:

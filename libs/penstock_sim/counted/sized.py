@@ -1,29 +1,36 @@
 """
-The policy ``elastic`` as the counting simulator runs it: every job may have fewer or more devices than it asked for.
+Elastic jobs as the counting simulator runs them: each may have fewer or more devices than it asked for, and another
+batch, as :func:`penstock_policies.autoscale.decide` says.
 
-At each submission, completion and crossing the first jobs in the order whose smallest widths fit are admitted, and
-:func:`penstock_policies.elastic.allocate` shares the devices out among them. A job that is resized, or resumed after it
-had to wait, holds its devices for ``overhead_s`` before it goes on. Where nobody comes in or goes out, widths stay
-unless what changing them gains within ``horizon_s`` exceeds what it costs.
+That is the autoscaler's own decision, asked at each submission, completion and crossing, about one kind of device. The
+policies are it with more or fewer choices: see :mod:`penstock_sim.counted.shapes`. A job that is resized, or resumed
+after it had to wait, holds its devices for ``overhead_s`` before it goes on.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from penstock_policies import elastic
+from penstock_events import Size
+from penstock_policies.autoscale import Wish, decide
+from penstock_policies.order import Manner
 from penstock_sim.counted.settings import GoOn
-from penstock_sim.counted.sizing import Curves, Sizing, progress
+from penstock_sim.counted.shapes import Policy, Shape
+from penstock_sim.counted.sizing import Sizing
 from penstock_sim.outcome import Outcome, Timeline
 from penstock_sim.trace import Floats, Ints, Trace
 
 _LOOK_EVERY: Final = 64
 _EQUAL_S: Final = 1e-9
+_KIND: Final = "gpu"
+_IN_ORDER: Final = Manner(backfills=False, preempts="position")
+"""The order binds: whoever is first runs, and behind one that does not fit nobody starts."""
 
 
 @dataclass
@@ -31,62 +38,55 @@ class _Jobs:
     """The state of J jobs, in columns; a job that is ``going`` has devices."""
 
     trace: Trace
-    speed: Floats  # (J, k_max), relative to the speed on as many devices as it asked for
-    scaling: Floats  # (J, k_max), relative to the speed on the fewest
+    shapes: Sequence[Shape]
     left_s: Floats = field(init=False)
     width: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         jobs = len(self.trace)
         self.left_s = self.trace.duration_s.copy()
-        self.width = np.zeros(jobs, dtype=np.int64)
+        self.width, self.batch = np.zeros(jobs, dtype=np.int64), np.zeros(jobs, dtype=np.int64)
+        self.speed = np.zeros(jobs)  # relative to that on as many devices as it asked for, with its user's batch
         self.begins_s = np.zeros(jobs)  # until when its devices are held for nothing
         self.end_s, self.start_s = np.full(jobs, np.nan), np.full(jobs, np.nan)
         self.executed_s, self.held_gpu_s = np.zeros(jobs), np.zeros(jobs)
         self.entered_s = self.trace.submit_s.copy()
         self.queue = np.zeros(jobs, dtype=np.int64)
         self.stops = np.zeros(jobs, dtype=np.int64)
+        self.dropped = np.zeros(jobs, dtype=np.bool_)
 
     def advance(self, going: Ints, from_s: float, to_s: float) -> None:
         """Let time pass."""
         worked_s = np.maximum(0.0, to_s - np.maximum(from_s, self.begins_s[going]))
-        self.left_s[going] -= worked_s * self.speed[going, self.width[going] - 1]
+        self.left_s[going] -= worked_s * self.speed[going]
         self.executed_s[going] += to_s - from_s
         self.held_gpu_s[going] += (to_s - from_s) * self.width[going]
 
     def ends_s(self, going: Ints, now_s: float) -> Floats:
         """Return when each will end if nothing changes."""
         begins_s = np.maximum(now_s, self.begins_s[going])
-        ends_s: Floats = begins_s + np.maximum(self.left_s[going], 0.0) / self.speed[going, self.width[going] - 1]
+        ends_s: Floats = begins_s + np.maximum(self.left_s[going], 0.0) / self.speed[going]
         return ends_s
 
 
 def simulate_sized(
     trace: Trace,
     devices: int,
+    policy: Policy,
     sizing: Sizing,
-    curves: Curves | None,
+    shapes: Sequence[Shape],
     *,
     overhead_s: float,
     go_on: GoOn,
 ) -> Outcome:
-    """
-    Return what becomes of a trace whose jobs may be given any number of devices.
-
-    Raises
-    ------
-    ValueError
-        If a job's curve says nothing of the number of devices that it asked for.
-    """
+    """Return what becomes of a trace whose jobs may be given other sizes; ``shapes`` say which, (J,)."""
     began_s = time.process_time()
-    speed = progress(trace, sizing, curves)
-    on_the_fewest = speed[np.arange(len(trace)), elastic.smallest(speed) - 1]
-    jobs = _Jobs(trace, speed, speed / on_the_fewest[:, None])
+    jobs = _Jobs(trace, shapes)
     run = _Run(jobs, devices, sizing, overhead_s)
     run.until_over(go_on)
     at_s, busy, waiting = zip(*run.seen, strict=True) if run.seen else ((), (), ())
     return Outcome(
-        policy="elastic",
+        policy=policy,
         trace=trace,
         gpus=devices,
         start_s=jobs.start_s,
@@ -98,6 +98,7 @@ def simulate_sized(
         wall_s=time.process_time() - began_s,
         timeline=Timeline(np.array(at_s), np.array(busy, dtype=np.int64), np.array(waiting, dtype=np.int64)),
         held_gpu_s=jobs.held_gpu_s,
+        dropped=jobs.dropped,
     )
 
 
@@ -153,7 +154,7 @@ class _Run:
         jobs.queue[crossed] += 1
         jobs.entered_s[crossed] = next_s
         jobs.end_s[ended] = next_s
-        jobs.width[ended] = 0
+        jobs.width[ended] = jobs.batch[ended] = 0
         self.over += ended.size
         come = int(np.searchsorted(jobs.trace.submit_s, next_s, side="right"))
         new = np.arange(self.arrived, come)
@@ -161,29 +162,46 @@ class _Run:
         self.active = np.concatenate((self.active[np.isnan(jobs.end_s[self.active])], new))
 
     def _resize(self) -> None:
-        """Share the devices out anew."""
+        """Ask for everybody's size anew, and do as is said."""
         jobs = self.jobs
-        order = np.lexsort((self.active, jobs.entered_s[self.active], jobs.queue[self.active]))
-        first = self.active[order][: self.devices]
-        widths = np.zeros_like(jobs.width)
-        widths[first] = elastic.allocate(jobs.scaling[first], self.devices) if first.size else 0
-        changed = self.active[widths[self.active] != jobs.width[self.active]]
-        if changed.size and self._is_worth_it(changed, widths[changed]):
-            self._set(changed, widths[changed])
+        order = self.active[np.lexsort((self.active, jobs.entered_s[self.active], jobs.queue[self.active]))]
+        if not self.sizing.drop:
+            order = order[: self.devices]  # nobody behind them can be admitted
+        rows = order.tolist()
+        decided = decide([self._wish(row) for row in rows], {_KIND: self.devices}, self.sizing.rules, _IN_ORDER)
+        sizes = [each.size for each in decided.jobs.values()]
+        rest = self.going[~np.isin(self.going, order)]
+        for row, size in [*((row, Size(0)) for row in rest.tolist()), *zip(rows, sizes, strict=True)]:
+            if size != (Size(int(jobs.width[row]), int(jobs.batch[row]))):
+                self._set(row, size)
+        if decided.dropped:
+            self._drop(np.array(decided.dropped, dtype=np.int64))
 
-    def _is_worth_it(self, changed: Ints, widths: Ints) -> bool:
-        """Say whether to change widths: somebody comes in or goes out, or it gains more than it costs."""
+    def _wish(self, row: int) -> Wish:
         jobs = self.jobs
-        if np.any((widths == 0) | (jobs.width[changed] == 0)):
-            return True
-        before, after = (jobs.scaling[changed, each - 1] for each in (jobs.width[changed], widths))
-        gain = float(after.sum() - before.sum())
-        return gain > _EQUAL_S and gain * self.sizing.horizon_s > float(before.sum()) * self.overhead_s
+        runs = bool(jobs.width[row])
+        shape = jobs.shapes[row]
+        return Wish(
+            job_id=str(row),
+            profiles={_KIND: shape.profile},
+            widths=shape.widths,
+            now=Size(int(jobs.width[row]), int(jobs.batch[row])) if runs else None,
+            kind=_KIND if runs else "",
+            cost_s=self.overhead_s,
+            fresh=math.isnan(jobs.start_s[row]),
+        )
 
-    def _set(self, changed: Ints, widths: Ints) -> None:
+    def _set(self, row: int, size: Size) -> None:
         jobs, now_s = self.jobs, self.now_s
-        fresh = np.isnan(jobs.start_s[changed])
-        jobs.stops[changed[jobs.width[changed] > 0]] += 1
-        jobs.begins_s[changed] = np.where(fresh, now_s, now_s + self.overhead_s)
-        jobs.start_s[changed[fresh & (widths > 0)]] = now_s
-        jobs.width[changed] = widths
+        fresh = math.isnan(jobs.start_s[row])
+        jobs.stops[row] += jobs.width[row] > 0
+        jobs.begins_s[row] = now_s if fresh else now_s + self.overhead_s
+        if fresh:
+            jobs.start_s[row] = now_s
+        jobs.width[row], jobs.batch[row] = size.gpus, size.batch_size
+        jobs.speed[row] = jobs.shapes[row].progress(size) if size.gpus else 0.0
+
+    def _drop(self, rows: Ints) -> None:
+        self.jobs.dropped[rows] = True
+        self.over += rows.size
+        self.active = self.active[~np.isin(self.active, rows)]

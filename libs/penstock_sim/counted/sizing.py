@@ -1,5 +1,5 @@
 """
-What can be set about elastic jobs in a simulation, and how fast a job is on how many devices.
+What can be set about elastic jobs in a simulation, and how fast a model is on how many devices where its batch stays.
 
 A file of scaling curves is TOML or JSON: model → devices → throughput, in any unit; ``"*"`` stands for models that have
 no entry of their own. Between the widths that are named a curve goes straight; beyond the widest it is not defined.
@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
+from penstock_policies.autoscale.wish import DEFAULT, Rules
 from penstock_sim.counted.settings import check_rising, converted
-from penstock_sim.trace import Floats, Trace
 
 Curves = Mapping[str, Mapping[int, float]]
 """Model → devices → throughput."""
@@ -45,7 +44,7 @@ and 3.96 to 6.48.
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    The parameters of the policy ``elastic``.
+    The parameters of the policy ``elastic``, of its relatives with a fixed batch, and of ``fixed``.
 
     Attributes
     ----------
@@ -57,13 +56,19 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Each job may be given up to so many devices, or as many as it asked for if that is more; None: as many as it
         asked for.
     horizon_s : float
-        Widths change for nothing but more throughput only if what is gained in this time exceeds what resizing costs.
+        Sizes change for nothing but more throughput only if what is gained in this time exceeds what resizing costs.
+    least_gain : float
+        Nor for less than this share of a job's present throughput.
+    drop : bool
+        A job that finds no room when it comes is over, instead of waiting.
     """
 
     admit: Literal["fifo", "2d-las"] = "fifo"
     thresholds_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
     most_gpus: Annotated[int, Meta(ge=1)] | None = None
-    horizon_s: Annotated[float, Meta(ge=0)] = 3600.0
+    horizon_s: Annotated[float, Meta(gt=0)] = 3600.0
+    least_gain: Annotated[float, Meta(ge=0, lt=1)] = DEFAULT.least_gain
+    drop: bool = False
 
     def __post_init__(self) -> None:
         check_rising(self.thresholds_gpu_s)
@@ -84,6 +89,11 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         (60.0, 600.0)
         """
         return converted(values, cls, "settings of elastic")
+
+    @property
+    def rules(self) -> Rules:
+        """What bounds resizing, as the autoscaler has it."""
+        return Rules(horizon_s=self.horizon_s, least_gain=self.least_gain, drop=self.drop)
 
 
 def read(path: Path) -> Curves:
@@ -116,47 +126,3 @@ def read(path: Path) -> Curves:
         if not curve:
             raise ValueError(f"scaling {path}: {model} has no width; expected devices = throughput")
     return found
-
-
-def progress(trace: Trace, sizing: Sizing, curves: Curves | None) -> Floats:
-    """
-    Return how fast each job is on 1, 2, … devices, relative to its speed on as many as it asked for.
-
-    Returns
-    -------
-    (J, k_max) float array
-        nan where a width is not defined or not allowed.
-
-    Raises
-    ------
-    ValueError
-        If a job's curve says nothing of the number of devices that it asked for.
-    """
-    most = np.maximum(trace.num_gpus, sizing.most_gpus or 0)
-    found = np.full((len(trace), int(most.max(initial=1))), np.nan)
-    known: dict[tuple[str, int, int], Floats] = {}
-    models = trace.models or [""] * len(trace)
-    for row, (model, asked, widest) in enumerate(zip(models, trace.num_gpus.tolist(), most.tolist(), strict=True)):
-        key = str(model), asked, widest
-        if key not in known:
-            known[key] = _curve(*key, curves or {})
-        found[row, :widest] = known[key]
-    return found
-
-
-def _curve(model: str, asked: int, widest: int, curves: Curves) -> Floats:
-    widths = np.arange(1, widest + 1, dtype=np.float64)
-    given = curves.get(model) or curves.get(ANY)
-    found: Floats
-    if given is None:
-        found = np.power(widths / asked, EXPONENT)
-        return found
-    at, throughput = np.array(sorted(given.items()), dtype=np.float64).T
-    found = np.interp(widths, at, throughput, left=np.nan, right=np.nan)
-    if np.isnan(found[asked - 1]):
-        raise ValueError(
-            f"the scaling of model {model!r} is given for {at[0]:.0f} to {at[-1]:.0f} devices, and a job of it asks "
-            f"for {asked}; expected a throughput there too"
-        )
-    relative: Floats = found / found[asked - 1]
-    return relative

@@ -60,6 +60,7 @@ def _trace(trace: Trace, rows: Ints) -> Trace:
         num_gpus=trace.num_gpus[rows],
         duration_s=trace.duration_s[rows],
         gpu_share=trace.gpu_share[rows] if trace.gpu_share is not None else None,
+        batch_sizes=trace.batch_sizes[rows] if trace.batch_sizes is not None else None,
         vcs=kept(trace.vcs),
         users=kept(trace.users),
         models=kept(trace.models),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +39,8 @@ class Comparison:
         What readers have to know, each one sentence.
     tells_unfinished : bool
         Whether readers are told of jobs that did not finish; otherwise the notes do that in words of their own.
+    window_s : float
+        From the first submission on: jobs that finish in it are counted; infinite where nobody asked for a window.
     """
 
     trace: Trace
@@ -48,11 +51,17 @@ class Comparison:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     tells_unfinished: bool = True
+    window_s: float = math.inf
 
     @cached_property
     def summaries(self) -> dict[str, Summary]:
         """The figures of each policy, in the order of the outcomes."""
-        return {outcome.policy: summary(outcome) for outcome in self.outcomes}
+        return {outcome.policy: summary(outcome, self.window_s) for outcome in self.outcomes}
+
+    @property
+    def counts_jobs(self) -> bool:
+        """Whether it is news how many jobs finished: there was a window, or jobs were dropped."""
+        return math.isfinite(self.window_s) or any(one.dropped for one in self.summaries.values())
 
     @property
     def document(self) -> Document:

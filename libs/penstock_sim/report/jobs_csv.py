@@ -34,6 +34,8 @@ def write(outcome: Outcome, path: Path) -> None:
     """
     trace = outcome.trace
     extra = {name: getattr(trace, column) for name, column in _NAMES.items() if getattr(trace, column)}
+    if trace.batch_sizes is not None:
+        extra["batch_size"] = trace.batch_sizes.tolist()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow((*HEADERS, *extra))

@@ -11,6 +11,7 @@ from typing import Final
 from penstock_sim.outcome import Summary
 from penstock_sim.report import facts, table
 from penstock_sim.report.comparison import Comparison
+from penstock_sim.report.lengths import length
 from penstock_sim.report.palette import looks
 from penstock_sim.report.picture import Picture, inline
 
@@ -26,6 +27,8 @@ _COLUMNS: Final = (
     ("finished", "finished", None),
 )
 """Figures, their headers, and whether the least is best; None where neither is."""
+_COUNTS: Final = (("in_window", "finished in the window", False), ("dropped", "dropped", True))
+"""Beside them where :attr:`Comparison.counts_jobs`."""
 _EVEN: Final = 0.995
 """From this ratio on, two averages are called the same."""
 
@@ -76,7 +79,7 @@ def findings(comparison: Comparison) -> list[str]:
     if not known:
         return []
     best = min(known, key=lambda policy: known[policy])
-    average_s = facts.length(comparison.summaries[best].avg_jct_s)
+    average_s = length(comparison.summaries[best].avg_jct_s)
     if known[best] > _EVEN:
         return [f"No policy has an average JCT noticeably shorter than {first} on {gpus} GPUs."]
     return [
@@ -102,13 +105,14 @@ def _card(title: str, pairs: facts.Pairs) -> Iterable[str]:
 
 def _figures_table(comparison: Comparison) -> Iterable[str]:
     summaries, look = comparison.summaries, looks(list(comparison.summaries))
+    columns = (*_COLUMNS, *(_COUNTS if comparison.counts_jobs else ()))
     yield '<h2>Figures</h2><div class="scroll"><table><thead><tr><th>policy</th><th>ratio</th>'
-    yield "".join(f"<th>{escape(header)}</th>" for _, header, _ in _COLUMNS) + "</tr></thead><tbody>"
-    best = {name: _best(summaries.values(), name, least) for name, _, least in _COLUMNS}
+    yield "".join(f"<th>{escape(header)}</th>" for _, header, _ in columns) + "</tr></thead><tbody>"
+    best = {name: _best(summaries.values(), name, least) for name, _, least in columns}
     for policy, one in summaries.items():
         yield f'<tr><td><span class="swatch" style="background:{look[policy].colour}"></span>{escape(policy)}</td>'
         yield f"<td>{table.ratio(comparison.ratio(policy))}</td>"
-        for name, _, _ in _COLUMNS:
+        for name, _, _ in columns:
             emphasis = ' class="best"' if getattr(one, name) == best[name] else ""
             yield f"<td{emphasis}>{_cell(one, name)}</td>"
         yield "</tr>"

@@ -16,6 +16,8 @@ from penstock_sim.report.comparison import Comparison
 from penstock_sim.report.table import Rows, ratio
 
 HEADERS: Final = ("POLICY", "SEEDS", "AVG", "+-", "P95", "+-", "RATIO", "+-")
+COUNTS: Final = ("DONE", "+-", "DROPPED", "+-")
+"""Beside them where :attr:`Comparison.counts_jobs`: jobs that finished, in the window if there is one."""
 _WHOLE: Final = frozenset(name for name, kind in Summary.__annotations__.items() if kind == "int")
 
 
@@ -61,7 +63,10 @@ class SeedComparison(Comparison):
     @cached_property
     def each(self) -> dict[str, dict[int, Summary]]:
         """Policy → seed → figures."""
-        return {policy: {seed: summary(one) for seed, one in found.items()} for policy, found in self.by_seed.items()}
+        return {
+            policy: {seed: summary(one, self.window_s) for seed, one in found.items()}
+            for policy, found in self.by_seed.items()
+        }
 
     @cached_property
     def summaries(self) -> dict[str, Summary]:
@@ -117,12 +122,18 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean=statistics.fmean(values), sd=sd, least=min(values), most=max(values))
 
 
+def headers(comparison: SeedComparison) -> tuple[str, ...]:
+    """Return what stands over :func:`rows`."""
+    return (*HEADERS, *COUNTS) if comparison.counts_jobs else HEADERS
+
+
 def rows(comparison: SeedComparison, span: Callable[[float], str]) -> Rows:
-    """Return cells under :data:`HEADERS`: means, and their standard deviations over the seeds."""
+    """Return cells under :func:`headers`: means, and their standard deviations over the seeds."""
     found: Rows = []
     for policy, one in comparison.summaries.items():
         spreads = comparison.spreads(policy)
         ratios = spreads.get("ratio")
+        counts = (spreads["in_window"], spreads["dropped"]) if comparison.counts_jobs else ()
         found.append(
             (
                 policy,
@@ -133,6 +144,7 @@ def rows(comparison: SeedComparison, span: Callable[[float], str]) -> Rows:
                 span(spreads["p95_jct_s"].sd),
                 ratio(comparison.ratio(policy)),
                 "-" if ratios is None else f"{ratios.sd:.2g}",
+                *(cell for count in counts for cell in (f"{count.mean:.1f}", f"{count.sd:.1f}")),
             )
         )
     return found
@@ -140,7 +152,7 @@ def rows(comparison: SeedComparison, span: Callable[[float], str]) -> Rows:
 
 def section(comparison: SeedComparison, span: Callable[[float], str]) -> str:
     """Return the same as a table for the page."""
-    head = "".join(f"<th>{escape(name.capitalize().replace('+-', '±'))}</th>" for name in HEADERS)
+    head = "".join(f"<th>{escape(name.capitalize().replace('+-', '±'))}</th>" for name in headers(comparison))
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows(comparison, span))
     return (
         "<h2>Over the seeds</h2><p>Means over the seeds, and standard deviations of the sample behind ±. "

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
 from penstock_sim.outcome import Summary
 from penstock_sim.report.comparison import Comparison
+from penstock_sim.report.lengths import length
 
 Rows = list[tuple[str, ...]]
 HEADERS: Final = ("POLICY", "AVG", "RATIO", "MEDIAN", "P95", "QUEUE", "MAKESPAN", "UTIL", "PREEMPT")
 WIDE: Final = ("POLICY", "RATIO", *(name.upper() for name in Summary.__struct_fields__))
-_WHOLE: Final = {"jobs", "finished", "preemptions", "promotions", "events"}
+_WHOLE: Final = {"jobs", "finished", "in_window", "dropped", "preemptions", "promotions", "events"}
 _DIGITS: Final = {"utilisation": 4, "wall_s": 3, "jobs_per_s": 0}
 
 
@@ -77,10 +79,14 @@ def notes(comparison: Comparison) -> list[str]:
         first = comparison.outcomes[0].policy
         found.insert(0, f"ratio: average JCT over that of {first}, on {gpus(comparison)} GPUs; less is better")
     for policy, one in comparison.summaries.items():
-        if comparison.tells_unfinished and one.finished < one.jobs:
-            found.append(
-                f"{policy}: {one.jobs - one.finished:,} of {one.jobs:,} jobs did not finish; JCTs leave them out"
-            )
+        left = one.jobs - one.finished - one.dropped
+        if comparison.tells_unfinished and left:
+            found.append(f"{policy}: {left:,} of {one.jobs:,} jobs did not finish; JCTs leave them out")
+        if one.dropped:
+            found.append(f"{policy}: {one.dropped:,} of {one.jobs:,} jobs found no room and were dropped")
+    if math.isfinite(comparison.window_s):
+        done = ", ".join(f"{policy} {one.in_window:,}" for policy, one in comparison.summaries.items())
+        found.append(f"jobs that finished within {length(comparison.window_s)} of the first submission: {done}")
     dropped = sum(comparison.trace.dropped.values())
     if dropped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in comparison.trace.dropped.items() if count)

@@ -38,6 +38,7 @@ class Gathering:
         self._gpus: list[Ints] = []
         self._duration_s: list[Floats] = []
         self._shares: list[Floats] = []
+        self._batches: list[Ints] = []
         self._texts: dict[str, list[str]] = {name: [] for name in _NAMES}
         self._seen: dict[str, str] = {}
 
@@ -51,6 +52,7 @@ class Gathering:
         broken: Mask | None = None,
         unfit: Mapping[str, Mask] | None = None,
         shares: Floats | None = None,
+        batches: Ints | None = None,
         vcs: Sequence[str] = (),
         users: Sequence[str] = (),
         models: Sequence[str] = (),
@@ -85,6 +87,8 @@ class Gathering:
         self._duration_s.append(duration_s[keep])
         if shares is not None:
             self._shares.append(shares[keep])
+        if batches is not None:
+            self._batches.append(batches[keep])
         again = self._seen.setdefault
         for name, cells in zip(_NAMES, (vcs, users, models, kinds, states), strict=True):
             self._texts[name] += [again(cell, cell) for cell in _kept(cells, keep)]
@@ -99,6 +103,7 @@ class Gathering:
         submit_s = _joined(self._submit_s, np.float64)
         order = np.argsort(submit_s, kind="stable")
         shares = _joined(self._shares, np.float64)[order] if self._shares else None
+        batches = _joined(self._batches, np.int64)[order] if self._batches else None
         return Trace(
             name=self.name,
             job_ids=_ordered(self._ids, order),
@@ -106,6 +111,7 @@ class Gathering:
             num_gpus=_joined(self._gpus, np.int64)[order],
             duration_s=_joined(self._duration_s, np.float64)[order],
             gpu_share=None if shares is None or (shares == 1).all() else shares,
+            batch_sizes=None if batches is None or not batches.any() else batches,
             dropped=dict(self.dropped),
             **{name: _ordered(cells, order) if any(cells) else () for name, cells in self._texts.items()},
         )

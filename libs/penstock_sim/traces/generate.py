@@ -24,18 +24,20 @@ def generate(recipe: Recipe) -> Trace:
     Device time of training jobs is heavy-tailed and does not depend much on the number of devices: Hu et al., SC 2021;
     Jeon et al., USENIX ATC 2019.
     """
-    streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(recipe.seed).spawn(6)]
-    arriving, sizing, lasting, modelling, using, placing = streams
+    streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(recipe.seed).spawn(7)]
+    arriving, sizing, lasting, modelling, using, placing, batching = streams
     gpus = _gpus(recipe, sizing)
     gpu_s = _gpu_time_s(recipe.gpu_time, recipe.jobs, lasting)
-    models = [model.name for model in recipe.models]
+    names = [model.name for model in recipe.models]
+    models = _drawn(names, [model.weight for model in recipe.models], recipe.jobs, modelling)
     return Trace(
         name=recipe.name,
         job_ids=[f"g{i}" for i in range(recipe.jobs)],
         submit_s=_arrivals_s(recipe.arrivals, recipe.jobs, arriving),
         num_gpus=gpus,
         duration_s=np.clip(gpu_s / gpus, recipe.least_s, recipe.most_s),
-        models=_drawn(models, [model.weight for model in recipe.models], recipe.jobs, modelling),
+        batch_sizes=_batches(recipe, models, gpus, batching),
+        models=models,
         users=_parties(recipe.users, "user", recipe.jobs, using),
         vcs=_parties(recipe.vcs, "vc", recipe.jobs, placing),
     )
@@ -96,6 +98,19 @@ def _diurnal_s(process: Diurnal, jobs: int, rng: np.random.Generator) -> Floats:
 def _gpus(recipe: Recipe, rng: np.random.Generator) -> Ints:
     weights = np.array(recipe.gpus.weights)
     return rng.choice(np.array(recipe.gpus.counts, np.int64), recipe.jobs, p=weights / weights.sum())
+
+
+def _batches(recipe: Recipe, models: Sequence[str], gpus: Ints, rng: np.random.Generator) -> Ints | None:
+    """Return batches over all devices, (J,), 0 where a model's users say none; None where no model has any."""
+    choices = {model.name: model.batches for model in recipe.models}
+    if not any(choices.values()):
+        return None
+    drawn = rng.random(recipe.jobs)
+    local = [
+        choices[model][int(at * len(choices[model]))] if choices[model] else 0
+        for model, at in zip(models, drawn.tolist(), strict=True)
+    ]
+    return np.array(local, dtype=np.int64) * gpus
 
 
 def _gpu_time_s(distribution: Lognormal | Pareto | Mixture, jobs: int, rng: np.random.Generator) -> Floats:

@@ -52,6 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_gpus: Annotated[int, Meta(ge=1, le=2**53)]
     duration_s: Annotated[float, Meta(gt=0)]
     gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    batch_size: Annotated[int, Meta(ge=0, le=2**53)] = 0
     vc: str = ""
     user: str = ""
     model: str = ""
@@ -120,6 +121,7 @@ def _add(trace: Gathering, jobs: list[Job]) -> None:
         np.array([job.num_gpus for job in jobs], np.int64),
         np.array([job.duration_s for job in jobs], np.float64),
         shares=np.array([job.gpu_share for job in jobs], np.float64),
+        batches=np.array([job.batch_size for job in jobs], np.int64),
         vcs=[job.vc for job in jobs],
         users=[job.user for job in jobs],
         models=[job.model for job in jobs],
@@ -145,6 +147,7 @@ def rows(trace: Trace) -> Iterator[Mapping[str, Any]]:
         "num_gpus": trace.num_gpus.tolist(),
         "duration_s": trace.duration_s.tolist(),
         "gpu_share": () if trace.gpu_share is None else trace.gpu_share.tolist(),
+        "batch_size": () if trace.batch_sizes is None else trace.batch_sizes.tolist(),
         "vc": trace.vcs,
         "user": trace.users,
         "model": trace.models,

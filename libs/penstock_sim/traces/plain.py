@@ -25,6 +25,9 @@ def read(source: Source) -> Trace:
         shares = block.numbers("gpu_share", empty=1.0) if block.has("gpu_share") else None
         if shares is not None:
             block.refuse(~block.broken & ((shares <= 0) | (shares > 1)), "gpu_share", "above 0 and at most 1")
+        batches = block.whole("batch_size", empty=0.0) if block.has("batch_size") else None
+        if batches is not None:
+            block.refuse(~block.broken & (batches < 0), "batch_size", "at least 0")
         jobs.add(
             block.texts("job_id"),
             submit_s,
@@ -32,6 +35,7 @@ def read(source: Source) -> Trace:
             duration_s,
             broken=block.broken,
             shares=shares,
+            batches=batches,
             vcs=block.texts("vc"),
             users=block.texts("user"),
             models=block.texts("model"),

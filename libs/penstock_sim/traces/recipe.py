@@ -94,11 +94,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     speeds : dict of str to float
         In any unit; lengths are those on the fastest.
+    batches : tuple of int
+        Batch sizes on each of the devices that they ask for, which its users choose equally often; none: a job says
+        nothing of its batch.
     """
 
     name: Annotated[str, Meta(min_length=1)]
     weight: Positive = 1.0
     speeds: dict[str, Positive] = {}
+    batches: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
 
 
 class Parties(msgspec.Struct, frozen=True, kw_only=True):

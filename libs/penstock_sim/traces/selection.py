@@ -25,6 +25,7 @@ def taken(trace: Trace, rows: Ints) -> Trace:
         num_gpus=trace.num_gpus[rows],
         duration_s=trace.duration_s[rows],
         gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows],
+        batch_sizes=None if trace.batch_sizes is None else trace.batch_sizes[rows],
         vcs=cells(trace.vcs),
         users=cells(trace.users),
         models=cells(trace.models),
