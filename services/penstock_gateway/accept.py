@@ -21,7 +21,7 @@ from penstock_events import (
 )
 from penstock_events.spec import Dimension, Param
 from penstock_events.strict import BadInput
-from penstock_gateway import fit
+from penstock_gateway import fit, smallest
 from penstock_gateway.find import Refused
 from penstock_gateway.machine import State
 from penstock_policies import search
@@ -64,7 +64,7 @@ def job(state: State, spec: JobSpec, *, strict: bool, now_s: float) -> Known | F
     """
     check(spec)
     spec = elastic.settled(spec)
-    warnings = fit.warnings(state.cluster, spec)
+    warnings = fit.warnings(state.cluster, spec, smallest.caps(state, spec))
     there = state.jobs.get(spec.id)
     if there is not None:
         if there.sample is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from penstock_events import JobSpec, Placement, Wait, workload
+import msgspec
+
+from penstock_events import JobSpec, Placement, Wait, elastic, workload
 from penstock_events.views import DryRunView
-from penstock_gateway import fit, holding
+from penstock_gateway import fit, holding, smallest
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.when import Estimate, expected_start
@@ -22,6 +24,8 @@ def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None
 
     Parameters
     ----------
+    spec : JobSpec
+        Of an elastic job, the smallest size is tried: what it gets, the autoscaler says when it is there.
     settings : Settings, optional
         By which the matcher decides.
 
@@ -29,13 +33,18 @@ def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None
     -----
     A round or two more for each change of the job that is tried, in case it would wait.
     """
-    warnings = fit.unknown_kinds(state.cluster, spec)
+    spec, warnings = elastic.settled(spec), fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or Settings())
-    with trial.submitted(state.pool(spec.pool, state.jobs, rules.topology), spec, now_s) as pool:
+    caps, kinds = smallest.caps(state, spec), fit.nodes_of(state.cluster, spec.pool).whole.kinds(spec)
+    if too_large := smallest.problem(spec, caps, kinds, spec.pool):
+        warnings = (*warnings, too_large)
+    least = smallest.fixed(spec, caps, kinds)
+    size, key = smallest.told(state, spec, least, rules.await_profile_s), workload.key(spec)
+    with trial.submitted(state.pool(spec.pool, state.jobs, rules.topology), least, now_s, key=key) as pool:
         placement = trial.start_of(pool, trial.TRIED, now_s, rules)
         if placement is not None:
             told = (*warnings, *_sampled_first(state, spec), *_alone_at_first(pool))
-            return _starts(state, placement, told)
+            return msgspec.structs.replace(_starts(state, placement, told), size=size)
         wait = trial.wait_of(pool, trial.TRIED, now_s, rules)
         estimate: Estimate = (None, "")
         if wait is not None and wait.cause in _WAITS_FOR_DEVICES:
@@ -50,8 +59,9 @@ def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None
         cause=said.cause,
         evidence="it asks to be held" if held else said.evidence,
         remedy="leave `hold` out" if held else said.remedy or (best.text if best is not None else ""),
-        warnings=warnings,
+        warnings=(*warnings, *smallest.making_way(state, spec, kinds)),
         alternative=best,
+        size=size,
     )
 
 

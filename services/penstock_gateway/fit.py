@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock_events import Device, Job, JobSpec
+from penstock_gateway import smallest
 from penstock_gateway.machine import State
 from penstock_gateway.words import listed
 from penstock_policies.cluster import Cluster
@@ -56,14 +57,21 @@ def never(job: Job, scene: Scene) -> Reason | None:
     return words.impossible(job.spec, tenant, scene, Rules().lane_reserve_share)
 
 
-def warnings(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
-    """Return what will keep a job waiting however long it waits, in sentences."""
+def warnings(cluster: Cluster, spec: JobSpec, caps: smallest.Caps | None = None) -> tuple[str, ...]:
+    """
+    Return what will keep a job waiting however long it waits, in sentences.
+
+    ``caps`` says how many samples one device of each kind holds, where an elastic job's workload was measured.
+    """
     found = list(unknown_kinds(cluster, spec))
-    reason = never(Job(id="", spec=spec, submitted_s=0.0), nodes_of(cluster, spec.pool))
+    scene = nodes_of(cluster, spec.pool)
+    reason = never(Job(id="", spec=spec, submitted_s=0.0), scene)
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
         remedy = f" ({reason.remedy})" if reason.remedy else ""
         found.append(f"{what}: {reason.evidence}{remedy}")
+    elif too_large := smallest.problem(spec, caps or {}, scene.whole.kinds(spec), spec.pool):
+        found.append(too_large)
     return tuple(found)
 
 

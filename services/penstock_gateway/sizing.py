@@ -130,7 +130,9 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
     def _end(self, job: Job, at_s: float) -> None:
         """Close the last run, if the job has lost its devices, whatever the fact was that took them."""
         if self.runs and self.runs[-1].end_s is None and job.placement is None:
-            self.runs[-1].end_s, self.runs[-1].outcome = at_s, job.outcome
+            asked = bool(self.resizes) and self.resizes[-1].done_s is None
+            self.runs[-1].end_s = at_s
+            self.runs[-1].outcome = "resized" if asked and job.outcome == "preempted" else job.outcome
 
 
 def begin(job: Job) -> Sizing | None:

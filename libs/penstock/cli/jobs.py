@@ -85,23 +85,28 @@ def _show_jobs(found: views.JobsView, output: str) -> None:
 
     if output == "json":
         render.show_json(found)
-    elif output == "wide":
-        render.show_table(text.JOB_WIDE, [text.wide_job_row(job) for job in found.jobs], wide=True)
+        return
+    headers = text.job_headers(found.jobs, wide=output == "wide")
+    if output == "wide":
+        render.show_table(headers, [text.wide_job_row(job, headers) for job in found.jobs], wide=True)
     else:
-        render.show_table(text.JOB_HEADERS, [text.job_row(job) for job in found.jobs])
+        render.show_table(headers, [text.job_row(job, headers) for job in found.jobs])
 
 
 def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
-    """Show all that is known of a job."""
+    """Show all that is known of a job; of an elastic one, with its devices and its pace over time."""
     from penstock.cli import show as text
+    from penstock.cli import sizes
 
     detail = call(ctx, lambda client: client.job(job, moment(at)))
     if output == "json":
         render.show_json(detail)
         return
-    lines = text.job_lines(detail)
+    lines, as_of_s = text.job_lines(detail), now_s()
+    if detail.sizing is not None and (chart := sizes.chart(detail.job, detail.sizing, as_of_s)):
+        lines += ["", *chart]
     if detail.job.state == "PD":
-        lines += ["", *render.wrapped(text.why_lines(detail.why, now_s()))]
+        lines += ["", *render.wrapped(text.why_lines(detail.why, as_of_s))]
     render.say("\n".join(lines))
 
 

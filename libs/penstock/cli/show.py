@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.cli import render
+from penstock.cli import render, sizes
 from penstock.cli.times import clock, span
 from penstock.submission import EXPORTED
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Rows = list[tuple[str, ...]]
 
 JOB_HEADERS: Final = ("ID", "NAME", "USER", "ST", "GPUS", "WAIT", "RUN", "STEPS", "NODES/REASON")
+BATCH: Final = "BATCH"
 JOB_WIDE: Final = (
     *JOB_HEADERS[:-1],
     "QUEUE",
@@ -55,15 +56,25 @@ def place_or_reason(job: views.JobView) -> str:
     return job.reason or render.devices(job.devices)
 
 
-def job_row(job: views.JobView) -> tuple[str, ...]:
-    """Return a job's cells under :data:`JOB_HEADERS`."""
-    cells = (job.id, job.name, job.user, job.state, str(job.gpus), span(job.wait_s), span(job.run_s))
+def job_headers(jobs: Iterable[views.JobView], *, wide: bool = False) -> tuple[str, ...]:
+    """Return the headers of a list of jobs; of batch sizes only where a job has one."""
+    headers = JOB_WIDE if wide else JOB_HEADERS
+    if not any(job.batch_size for job in jobs):
+        return headers
+    after = headers.index("GPUS") + 1
+    return (*headers[:after], BATCH, *headers[after:])
+
+
+def job_row(job: views.JobView, headers: Sequence[str] = JOB_HEADERS) -> tuple[str, ...]:
+    """Return a job's cells under :data:`JOB_HEADERS`, or with the batch size as :func:`job_headers` has it."""
+    batch = (str(job.batch_size or "-"),) if BATCH in headers else ()
+    cells = (job.id, job.name, job.user, job.state, sizes.width(job), *batch, span(job.wait_s), span(job.run_s))
     return (*cells, str(job.steps), place_or_reason(job))
 
 
-def wide_job_row(job: views.JobView) -> tuple[str, ...]:
-    """Return a job's cells under :data:`JOB_WIDE`."""
-    row = job_row(job)
+def wide_job_row(job: views.JobView, headers: Sequence[str] = JOB_WIDE) -> tuple[str, ...]:
+    """Return a job's cells under :data:`JOB_WIDE`, or with the batch size as :func:`job_headers` has it."""
+    row = job_row(job, headers)
     queue = "-" if job.queue is None else str(job.queue)
     more = (queue, ",".join(job.kinds) or "any", job.pool, job.parent, str(job.preemptions), str(job.attempts))
     return (*row[:-1], *more, render.mapping(job.metrics), row[-1])
@@ -80,6 +91,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("sweep", job.parent),
         ("pool", job.pool),
         ("wants", _wants(detail)),
+        *(sizes.pairs(job, detail.sizing) if detail.sizing is not None else ()),
         ("shares", _shares(job)),
         ("runs on", render.devices(job.placed_on)),
         ("ran on", render.devices(job.devices) if not job.placed_on else ""),
@@ -123,7 +135,9 @@ def _state(job: views.JobView) -> str:
 def _wants(detail: views.JobDetail) -> str:
     kinds = " or ".join(detail.spec.kinds) or "any kind but a bare CPU"
     memory = f", {render.size(detail.spec.memory_bytes)} each" if detail.spec.memory_bytes else ""
-    return f"{detail.spec.gpus} x {kinds}{memory}"
+    spec = detail.spec
+    devices = f"{spec.widths[0]} to {spec.max_gpus}" if spec.max_gpus else str(spec.gpus)
+    return f"{devices} x {kinds}{memory}"
 
 
 def speeds(known: Iterable[KindSpeed]) -> str:
@@ -141,6 +155,7 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
     pairs = [
         ("because", why.evidence),
         *(("checked", text) for text in why.not_causes),
+        *sizes.why_pairs(why, now_s),
         ("change", _change(why) or (_ONLY_WAIT if why.cause in _PASSING else "")),
         ("starts", _estimate(why.start_in_s, why.basis)),
         ("place", _place(why.rank) if why.rank else ""),
@@ -170,6 +185,7 @@ def dry_run_lines(view: views.DryRunView) -> list[str]:
     else:
         head = f"would wait: {_words(view.cause)}"
     pairs = [
+        ("size", view.size),
         ("because", view.evidence),
         ("starts", _estimate(None if view.starts else view.start_in_s, view.basis)),
         ("change", _change(view)),

@@ -226,6 +226,8 @@ class DryRunView(View, frozen=True, kw_only=True):
         The best change of it with which it would start at once.
     beside : tuple of str
         Jobs with which it would share its devices.
+    size : str
+        Of an elastic job: the size that was tried, and when it is decided what it gets.
     """
 
     starts: bool
@@ -239,3 +241,4 @@ class DryRunView(View, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     alternative: Alternative | None = None
     beside: tuple[str, ...] = ()
+    size: str = ""

@@ -21,7 +21,7 @@ class RunView(View, frozen=True, kw_only=True):
     samples_per_s : float or None
         Batch size times steps over their seconds; None where that is not known.
     outcome : str
-        How it ended; empty where it goes on.
+        How it ended, ``resized`` where it made way for another size of the job; empty where it goes on.
     """
 
     start_s: float

@@ -56,9 +56,15 @@ def changed(pool: Pool, *jobs: Job) -> Iterator[Pool]:
 
 
 @contextmanager
-def submitted(pool: Pool, spec: JobSpec, now_s: float, instead_of: Job | None = None) -> Iterator[Pool]:
-    """Be the pool with one more job, called :data:`TRIED` and submitted now; without the one it is ``instead_of``."""
-    job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold)
+def submitted(
+    pool: Pool, spec: JobSpec, now_s: float, instead_of: Job | None = None, *, key: str = ""
+) -> Iterator[Pool]:
+    """
+    Be the pool with one more job, called :data:`TRIED` and submitted now; without the one it is ``instead_of``.
+
+    ``key`` is that of its workload, where its specification is not what tells it.
+    """
+    job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
     progress = _with_user(pool.progress, spec.user, now_s, again=instead_of is not None)
     books = msgspec.structs.replace(pool.books, progress={**pool.books.progress, pool.name: progress})
     gone = [_gone(instead_of)] if instead_of is not None else []

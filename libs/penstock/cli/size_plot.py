@@ -1,0 +1,99 @@
+"""How many devices an elastic job had over time, and how fast it went: a chart of bars for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.times import span
+
+if TYPE_CHECKING:
+    from penstock_events.views import RunView
+
+_SHADES: Final = " ▁▂▃▄▅▆▇█"
+_MOST_ROWS: Final = 8
+_PACE_ROWS: Final = 5
+_LEAST: Final = 20
+_UNKNOWN: Final = "?"
+
+
+def lines(runs: Sequence[RunView], span_s: tuple[float, float], width: int, zero_s: float) -> list[str]:
+    """
+    Return the chart, at most ``width`` columns wide: devices above, samples a second below, over the same time.
+
+    A column shows the run in its middle, and nothing where none went on. Under the bars stand batch sizes and samples a
+    second, each where a run begins with another, as far as there is room; a question mark where nobody knows.
+
+    Parameters
+    ----------
+    span_s : pair of float
+        From when to when.
+    zero_s : float
+        From which times are counted.
+    """
+    from_s, to_s = span_s
+    most = max(run.gpus for run in runs)
+    rates = [run.samples_per_s for run in runs if run.samples_per_s is not None]
+    fastest = max(rates, default=0.0)
+    margin = max(len(str(most)), len(_rate(fastest)), len("batch"))
+    inner = max(width - margin - 2, _LEAST)
+    shown = [_run_at(runs, from_s + (to_s - from_s) * (column + 0.5) / inner) for column in range(inner)]
+    upper = _bars([float(run.gpus) if run else 0.0 for run in shown], float(most), min(most, _MOST_ROWS))
+    found = ["devices", *_labelled(upper, _device_labels(most), margin)]
+    found.append(f"{'batch':>{margin}}  {_figures(shown, lambda run: str(run.batch_size or _UNKNOWN))}")
+    if fastest > 0:
+        lower = _bars([(run.samples_per_s or 0.0) if run else 0.0 for run in shown], fastest, _PACE_ROWS)
+        found += ["samples/s", *_labelled(lower, lambda row: _rate(fastest) if row == _PACE_ROWS else "", margin)]
+        found.append(f"{'':>{margin}}  {_figures(shown, _pace)}")
+    axis = _axis((from_s - zero_s, to_s - zero_s), inner)
+    return [*(line.rstrip() for line in found), f"{'':>{margin}}  {axis}"]
+
+
+def _run_at(runs: Sequence[RunView], at_s: float) -> RunView | None:
+    return next((run for run in runs if run.start_s <= at_s and (run.end_s is None or at_s < run.end_s)), None)
+
+
+def _bars(values: Sequence[float], most: float, rows: int) -> list[str]:
+    """Return the cells of bars, the topmost row first; a value above 0 shows, however small."""
+    found = []
+    for row in reversed(range(rows)):
+        parts = [min(1.0, max(0.0, value / most * rows - row)) for value in values]
+        levels = [round(part * (len(_SHADES) - 1)) or int(row == 0 and part > 0) for part in parts]
+        found.append("".join(_SHADES[level] for level in levels))
+    return found
+
+
+def _labelled(rows: Sequence[str], label: Callable[[int], str], margin: int) -> list[str]:
+    """Return rows with a margin; the bottommost is number 1."""
+    return [f"{label(number):>{margin}}  {row}" for number, row in zip(range(len(rows), 0, -1), rows, strict=True)]
+
+
+def _device_labels(most: int) -> Callable[[int], str]:
+    if most <= _MOST_ROWS:
+        return str
+    return lambda row: f"{most * row / _MOST_ROWS:.4g}" if row % 2 == 0 else ""
+
+
+def _figures(shown: Sequence[RunView | None], figure: Callable[[RunView], str]) -> str:
+    """Return a figure of each run where it begins with another than before, if that one leaves room for it."""
+    line, before = "", ""
+    for column, run in enumerate(shown):
+        text = figure(run) if run is not None else before
+        if text != before and len(line) <= column and column + len(text) <= len(shown):
+            before, line = text, f"{line:<{column}}{text} "
+    return line
+
+
+def _pace(run: RunView) -> str:
+    return _UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.4g}" if per_s < 1e4 else f"{per_s:.3g}"
+
+
+def _axis(ends_s: tuple[float, float], width: int) -> str:
+    """Return a line of times under the cells: begin, middle and end."""
+    begin, middle, end = (f"+{span(at_s)}" for at_s in (ends_s[0], sum(ends_s) / 2, ends_s[1]))
+    line = f"{begin:<{width // 2}}{middle}"
+    return f"{line:<{width - len(end)}}{end}" if len(line) + len(end) < width else line

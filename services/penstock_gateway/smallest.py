@@ -1,0 +1,130 @@
+"""The smallest size of an elastic job: whether the present nodes hold it, and what there is to say about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from penstock_events import ACTIVE, Job, JobSpec, Scalability, workload
+from penstock_gateway.machine import State
+from penstock_gateway.sizing import range_words
+from penstock_gateway.words import count, listed
+
+Caps = Mapping[str, int]
+"""Device kind → most samples that one device of it holds; kinds without a known limit are not in it."""
+
+
+def caps(state: State, spec: JobSpec) -> dict[str, int]:
+    """Return the limits that were measured for a job's workload."""
+    scaled = state.scaled.get(workload.key(spec))
+    known: tuple[Scalability, ...] = scaled.kinds if scaled is not None else ()
+    return {each.kind: each.per_gpu_cap for each in known if each.per_gpu_cap}
+
+
+def fixed(spec: JobSpec, known: Caps, kinds: Mapping[str, int]) -> JobSpec:
+    """
+    Return the job as it would be with its smallest size for good; a job that is not elastic as it is.
+
+    Parameters
+    ----------
+    kinds : mapping of str to int
+        Device kinds that it accepts → how many there are.
+
+    Notes
+    -----
+    Its width is the least that holds its smallest batch on any of the kinds that can.
+    """
+    if not spec.elastic:
+        return spec
+    widths = [width for kind, most in kinds.items() if (width := needed(spec, kind, known)) <= _most(spec, most)]
+    gpus = min(widths, default=spec.widths[0])
+    batch_size = spec.batch_size or (spec.batch.min if spec.batch is not None else 0)
+    if spec.batch is not None and any(_cap(spec, kind, known) for kind in kinds):
+        batch_size = spec.batch.min
+    return msgspec.structs.replace(spec, gpus=gpus, min_gpus=0, max_gpus=0, batch=None, batch_size=batch_size)
+
+
+def needed(spec: JobSpec, kind: str, known: Caps) -> int:
+    """
+    Return on how many devices of a kind the job's smallest batch fits, as far as is known.
+
+    Examples
+    --------
+    >>> job = JobSpec(name="a", command=("x",), min_gpus=2, max_gpus=8, batch_size=512)
+    >>> needed(job, "fast", {"fast": 100}), needed(job, "slow", {"fast": 100})
+    (6, 2)
+    """
+    cap = _cap(spec, kind, known)
+    least = spec.batch.min if spec.batch is not None else spec.batch_size
+    return max(spec.widths[0], math.ceil(least / cap)) if cap else spec.widths[0]
+
+
+def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
+    """Return a sentence where no kind of device could hold the job's smallest batch; empty where one can."""
+    if not (spec.elastic and kinds):
+        return ""
+    if any(needed(spec, kind, known) <= _most(spec, most) for kind, most in kinds.items()):
+        return ""
+    least = spec.batch.min if spec.batch is not None else spec.batch_size
+    wants = [
+        f"{needed(spec, kind, known)} {kind} of at most {_cap(spec, kind, known)} samples each"
+        for kind in kinds
+        if _cap(spec, kind, known)
+    ]
+    if not wants:  # for its widths, not for its batch: said of the width itself
+        return ""
+    there = listed(f"{_most(spec, most)} {kind}" for kind, most in kinds.items())
+    remedy = "lower the smallest batch" if spec.batch is not None else "lower batch_size"
+    widest = f", or accept more than {count(spec.max_gpus, 'device')}" if spec.max_gpus else ""
+    return (
+        f"it cannot start now: its smallest batch, {least}, needs {' or '.join(wants)}; of pool `{pool}` it can have "
+        f"{there} ({remedy}{widest})"
+    )
+
+
+def told(state: State, spec: JobSpec, trial: JobSpec, await_s: float) -> str:
+    """Return what is said of the size that a dry run has tried for an elastic job; empty for others."""
+    if not spec.elastic:
+        return ""
+    batch = f" with a batch of {trial.batch_size}" if trial.batch_size else ""
+    size = f"{count(trial.gpus, 'device')}{batch}, the smallest of {range_words(spec)}"
+    if workload.key(spec) in state.scaled:
+        return f"{size}; the autoscaler says what it gets of that when it comes"
+    return f"{size}; what it gets of that is decided once its workload is measured, or after {await_s:g} s"
+
+
+def making_way(state: State, spec: JobSpec, kinds: Mapping[str, int]) -> Iterator[str]:
+    """Yield what the elastic jobs that run there have beyond their smallest sizes."""
+    spare = {job.id: _beyond(job) for job in state.jobs if _could_shrink(job, spec, kinds)}
+    if spare := {job_id: devices for job_id, devices in spare.items() if devices}:
+        whose = listed([*spare][:3]) + (", …" if len(spare) > 3 else "")
+        yield (
+            f"{count(len(spare), 'elastic job')} ({whose}) could give up {count(sum(spare.values()), 'device')} "
+            "between them: the autoscaler decides on that when it comes"
+        )
+
+
+def _could_shrink(job: Job, spec: JobSpec, kinds: Mapping[str, int]) -> bool:
+    placement = job.placement
+    return (
+        job.state in ACTIVE
+        and job.spec.max_gpus > 0
+        and job.spec.pool == spec.pool
+        and placement is not None
+        and placement.kind in kinds
+    )
+
+
+def _beyond(job: Job) -> int:
+    return max(0, job.spec.gpus - job.spec.widths[0])
+
+
+def _most(spec: JobSpec, there: int) -> int:
+    return min(there, spec.widths[-1])
+
+
+def _cap(spec: JobSpec, kind: str, known: Caps) -> int:
+    limits = (spec.batch.per_gpu_max if spec.batch is not None else 0, known.get(kind, 0))
+    return min((limit for limit in limits if limit), default=0)
