@@ -197,3 +197,17 @@ async def test_connections_wait_while_no_descriptor_is_left(tmp_path: Path, monk
         assert not listener.heard
         await eventually(lambda: listener.heard == SAID)
     door.close()
+
+
+def test_what_was_said_before_hanging_up_is_heard_although_nothing_can_be_answered() -> None:
+    ours, theirs = socket.socketpair()
+    listener = Listener()
+    line = Line(ours, listener, lambda _: None)
+    with theirs:
+        line.say(StopAt(step=1))  # it never reads this one
+        theirs.sendall(LINES)
+    line.say(StopAt(step=2))
+    line.hear()
+    assert listener.heard == SAID
+    line.hear()
+    assert listener.left == [line]
