@@ -67,7 +67,7 @@ def _kind_speed(workload: Workload, kind: str, speed: float) -> KindSpeed:
 def _why(workload: Workload, kind: str, time_s: float, kinds: int) -> str:
     if kind in workload.iteration_s:
         return ""
-    if kinds == 1:
+    if kinds == 1 and kind not in workload.failures:
         return f"{kind}: not measured, the only kind that fits"
     source = "taken as 1.0, no other workload to go by" if math.isnan(time_s) else "predicted from other workloads"
     if kind in workload.failures:

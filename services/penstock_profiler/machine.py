@@ -2,13 +2,13 @@
 The profiler's pure part: sample an unseen workload on each kind of device, answer, and learn from real runs.
 
 Every workload is answered, because its jobs wait for it: at once where there is nothing to measure, after the samples
-where there is, and with predictions where samples fail or take too long.
+where there is, and with predictions where samples fail or take too long. An elastic one is answered twice: how fast it
+is on each kind, and how it goes there with batch size and devices.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
@@ -22,18 +22,28 @@ from penstock_events import (
     Event,
     Job,
     Jobs,
+    JobSpec,
     JobSubmitted,
     RunEnded,
-    Sample,
     SamplesRequested,
     WorkloadProfiled,
+    WorkloadScaled,
     subjects,
     workload,
 )
 from penstock_policies.cluster import Cluster, fits
 from penstock_profiler.answer import answer
+from penstock_profiler.asking import Wanted, samples, wanted
+from penstock_profiler.scaled import differs, scalability, scaled
 from penstock_profiler.settings import Settings
 from penstock_profiler.workload import Workload, lost_too_often
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """So many devices like this one."""
+
+    device: Device
+    count: int
 
 
 class State(msgspec.Struct):
@@ -42,14 +52,14 @@ class State(msgspec.Struct):
 
     Attributes
     ----------
-    offers : dict of str to tuple of Device
-        By pool: one of each sort of device on the nodes that take jobs.
+    offers : dict of str to list of Offer
+        By pool: one of each sort of device on the nodes that take jobs, and how many there are.
     unsettled : set of str
         Keys of workloads with something left to ask, to wait for or to say.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
-    offers: dict[str, tuple[Device, ...]] = msgspec.field(default_factory=dict)
+    offers: dict[str, list[Offer]] = msgspec.field(default_factory=dict)
     jobs: Jobs = msgspec.field(default_factory=Jobs)
     workloads: dict[str, Workload] = msgspec.field(default_factory=dict)
     unsettled: set[str] = msgspec.field(default_factory=set)
@@ -68,7 +78,7 @@ def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lamb
     return Decider(
         name="profiler",
         state=State,
-        schema="profiler.3",
+        schema="profiler.4",
         apply=apply,
         decide=partial(decide, settings=settings or Settings(), mine=mine),
         leads=False,
@@ -80,6 +90,8 @@ def apply(state: State, event: Event, seq: int) -> None:
     match event:
         case WorkloadProfiled():
             _note_answer(state, event)
+        case WorkloadScaled():
+            _note_scaled(state, event)
         case JobSubmitted():
             _note_job(state, event, seq)
         case SamplesRequested():
@@ -95,23 +107,43 @@ def decide(state: State, now_s: float, settings: Settings, mine: Callable[[str],
     proposals, wake_at_s = [], []
     for key in filter(mine, sorted(state.unsettled)):
         known = state.workloads[key]
-        fact = _next_fact(state, known, now_s, settings)
-        if fact is not None:
-            proposals.append(Proposal(subject=subjects.profile(key), facts=(fact,), cause=known.cause))
+        facts = _next_facts(state, known, now_s, settings)
+        if facts:
+            proposals.append(Proposal(subject=subjects.profile(key), facts=facts, cause=known.cause))
         else:
             wake_at_s.append(known.requested_s + settings.answer_within_s)
     return Decision(proposals, wake_at_s=min(wake_at_s, default=None))
 
 
-def _next_fact(state: State, known: Workload, now_s: float, settings: Settings) -> AnyEvent | None:
-    """Return what is to be said about a workload now; None while its samples are waited for."""
-    kinds = _kinds_to_sample(state, known)
-    if kinds:
-        samples = tuple(sample for kind in kinds for sample in _samples(known.key, kind, settings))
-        return SamplesRequested(at_s=now_s, key=known.key, spec=known.spec, samples=samples)
-    if now_s < known.requested_s + settings.answer_within_s and _is_awaited(state, known):
-        return None
-    return answer(known, reversed(state.workloads.values()), _fitting_kinds(state, known), now_s)
+def _next_facts(state: State, known: Workload, now_s: float, settings: Settings) -> tuple[AnyEvent, ...]:
+    """Return what is to be said about a workload now; nothing while its samples are waited for."""
+    if asked := _wanted(state, known):
+        chosen = samples(known.key, asked, settings)
+        spec = known.elastic if known.elastic is not None and any(size for _, size in asked) else known.spec
+        return (SamplesRequested(at_s=now_s, key=known.key, spec=spec, samples=chosen),)
+    late = now_s >= known.requested_s + settings.answer_within_s
+    facts: list[AnyEvent] = []
+    if _is_unsaid(state, known) and (late or not _is_awaited(state, known)):
+        facts.append(answer(known, reversed(state.workloads.values()), sorted(_devices(state, known.spec)), now_s))
+    if known.elastic is not None and _scales_differently(state, known, late=late):
+        facts.append(scaled(known, known.elastic, _devices(state, known.elastic), now_s))
+    return tuple(facts)
+
+
+def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:
+    """Say whether there is news of how an elastic workload goes; what is still being sampled is none in time."""
+    if known.elastic is None:
+        return False
+    devices, said = _devices(state, known.elastic), known.scaled or {}
+    if known.scaled is None and not devices and not known.curves:
+        return True
+    for kind in {*devices, *known.curves}:
+        if kind in known.open_kinds() and not late and kind not in said:
+            continue
+        now = scalability(known, known.elastic, kind, devices.get(kind, 0))
+        if kind not in said or differs(said[kind], now, known.elastic):
+            return True
+    return False
 
 
 def _is_awaited(state: State, known: Workload) -> bool:
@@ -121,38 +153,34 @@ def _is_awaited(state: State, known: Workload) -> bool:
     return not known.news() and bool(known.open_kinds() & _unsaid_kinds(state, known))
 
 
-def _samples(key: str, kind: str, settings: Settings) -> list[Sample]:
-    name = re.sub(r"[^a-z0-9_-]+", "-", kind.lower())[:45]  # an id is lower case and at most 63 characters long
-    lengths = (settings.short_iterations, settings.long_iterations)
-    return [
-        Sample(sample_id=f"s-{key[:8]}-{name}-{number}", kind=kind, iterations=iterations)
-        for number, iterations in enumerate(lengths, start=1)
-    ]
+def _devices(state: State, spec: JobSpec | None) -> Counter[str]:
+    """Return the devices that a job fits in its pool, by kind."""
+    count: Counter[str] = Counter()
+    if spec is not None:
+        for offer in state.offers.get(spec.pool, ()):
+            count[offer.device.kind] += offer.count if fits(spec, offer.device) else 0
+    return +count
 
 
-def _fitting_kinds(state: State, known: Workload) -> list[str]:
-    return sorted({device.kind for device in state.offers.get(known.spec.pool, ()) if fits(known.spec, device)})
-
-
-def _kinds_to_sample(state: State, known: Workload) -> list[str]:
-    """Return the kinds that an active workload was never measured on, if there is more than one kind to compare."""
-    if known.spec.profile == "off" or not known.active or known.unsampleable():
-        return []
-    fitting = _fitting_kinds(state, known)
-    seen = known.sampled_kinds() | known.iteration_s.keys()
-    return [kind for kind in fitting if kind not in seen] if len(fitting) > 1 else []
+def _wanted(state: State, known: Workload) -> list[Wanted]:
+    return wanted(known, _devices(state, known.spec), _devices(state, known.elastic))
 
 
 def _unsaid_kinds(state: State, known: Workload) -> set[str]:
     """Return the kinds that an active workload fits and that nothing was said about."""
-    return set(_fitting_kinds(state, known)) - (known.announced or {}).keys() if known.active else set()
+    return set(_devices(state, known.spec)) - (known.announced or {}).keys() if known.active else set()
+
+
+def _is_unsaid(state: State, known: Workload) -> bool:
+    """Say whether the speeds that the log has are not those that are known."""
+    return known.announced is None or known.news() or bool(_unsaid_kinds(state, known))
 
 
 def _settle(state: State, key: str) -> None:
     """Keep ``unsettled`` true to what is known about a workload."""
     known = state.workloads[key]
-    unsaid = known.announced is None or known.news() or bool(_unsaid_kinds(state, known))
-    if unsaid or _kinds_to_sample(state, known):
+    unsaid = _is_unsaid(state, known) or _scales_differently(state, known, late=True)
+    if unsaid or _wanted(state, known):
         state.unsettled.add(key)
     else:
         state.unsettled.discard(key)
@@ -162,6 +190,12 @@ def _note_answer(state: State, event: WorkloadProfiled) -> None:
     if event.key in state.workloads:
         known = state.workloads[event.key]
         known.announced, known.announced_skew = {speed.kind: speed for speed in event.speeds}, event.skew
+        _settle(state, event.key)
+
+
+def _note_scaled(state: State, event: WorkloadScaled) -> None:
+    if event.key in state.workloads:
+        state.workloads[event.key].scaled = {each.kind: each for each in event.kinds}
         _settle(state, event.key)
 
 
@@ -175,65 +209,73 @@ def _note_request(state: State, event: SamplesRequested) -> None:
 def _note_job(state: State, event: JobSubmitted, seq: int) -> None:
     if state.jobs.get(event.job_id) is not None:
         return
-    state.jobs.apply(event)
     key = workload.key(event.spec)
+    for job in state.jobs.apply(event):
+        job.profile_key = key  # for good, whatever it asks for later
     known = state.workloads.setdefault(key, Workload(key=key, spec=event.spec))
-    known.spec, known.cause = event.spec, seq
-    known.active += 1
+    known.enter(event.spec)
+    known.cause = seq
     _settle(state, key)
 
 
 def _note_run(state: State, event: RunEnded, seq: int) -> None:
     job = state.jobs.get(event.job_id)
     kind = job.placement.kind if job is not None and job.placement is not None else ""
+    had = job.spec if job is not None else None  # the fold may give it another size with its end
     for job in state.jobs.apply(event):
-        known = state.workloads[_key(job)]
+        known = state.workloads[job.profile_key]
         known.describe(event)
+        whole = msgspec.structs.replace(event, outcome=job.outcome, out_of_memory=job.out_of_memory)
         if job.sample is not None and job.state in TERMINAL:
-            known.end_sample(job.id, event, job.reason)
+            known.end_sample(job.id, whole, job.reason)
             known.cause = seq
-        elif job.sample is None and event.outcome == "completed" and _had_its_device_alone(job):
-            known.refine(kind, event)
+        elif job.sample is None and had is not None and job.placement is None and _teaches(had, whole):
+            known.learn(kind, had, whole)
             known.cause = seq
         _note_progress(state, job)
 
 
-def _had_its_device_alone(job: Job) -> bool:
-    """Say whether a run's iterations tell how fast its workload is: no gang, and nobody beside it."""
-    return job.spec.gpus == 1 and job.spec.sharing == "exclusive"
+def _teaches(had: JobSpec, run: RunEnded) -> bool:
+    """Say whether a run's iterations tell how fast its workload is: it did not fail, and nobody was beside it."""
+    if had.sharing != "exclusive":
+        return False
+    if had.elastic:
+        return run.out_of_memory or run.outcome in {"completed", "preempted", "cancelled"}
+    return run.outcome == "completed" and had.gpus == 1
 
 
 def _note_rest(state: State, event: Event) -> None:
     for job in state.jobs.apply(event):
         _note_progress(state, job)
     if state.cluster.apply(event) and (offers := _offers(state.cluster)) != state.offers:
+        same_sorts = _sorts(offers) == _sorts(state.offers)
         state.offers = offers
         for key, known in state.workloads.items():
-            if known.active:
+            if known.elastic_active or (known.active and not same_sorts):
                 _settle(state, key)
 
 
-def _offers(cluster: Cluster) -> dict[str, tuple[Device, ...]]:
-    sorts: defaultdict[str, dict[tuple[str, int, str], Device]] = defaultdict(dict)
+def _offers(cluster: Cluster) -> dict[str, list[Offer]]:
+    sorts: defaultdict[str, dict[tuple[str, int, str], list[Device]]] = defaultdict(dict)
     for node in cluster.usable():
         for device in node.devices:
-            sorts[node.pool].setdefault((device.kind, device.memory_bytes, device.backend), device)
-    return {pool: tuple(devices.values()) for pool, devices in sorts.items()}
+            sorts[node.pool].setdefault((device.kind, device.memory_bytes, device.backend), []).append(device)
+    return {pool: [Offer(devices[0], len(devices)) for devices in found.values()] for pool, found in sorts.items()}
+
+
+def _sorts(offers: dict[str, list[Offer]]) -> dict[str, list[Device]]:
+    return {pool: [offer.device for offer in found] for pool, found in offers.items()}
 
 
 def _note_progress(state: State, job: Job) -> None:
     """Give up on samples that cannot succeed, and forget jobs that are over."""
-    known = state.workloads[_key(job)]
+    known = state.workloads[job.profile_key]
     over = job.state in TERMINAL
     if job.sample is not None:
         if not known.samples[job.id].over and (over or lost_too_often(job)):
             known.give_up(job.id, job.reason or "lost with its node")
     elif over and state.jobs.get(job.id) is not None:
-        known.active -= 1
+        known.leave(job.spec)
     if over:
         state.jobs.forget(job.id)
     _settle(state, known.key)
-
-
-def _key(job: Job) -> str:
-    return job.profile_key or workload.key(job.spec)

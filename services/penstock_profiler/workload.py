@@ -8,8 +8,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, State
+from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, Scalability, State
 from penstock_policies import speedups
+from penstock_profiler.curve import Curve
+from penstock_profiler.points import Point
 
 REFINE_WEIGHT: Final = 0.3
 """Weight of the newest real run against what is known."""
@@ -25,13 +27,27 @@ LOST_TOO_OFTEN: Final = 2
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """One sample: what was asked, and what came of it."""
+    """
+    One sample: what was asked, and what came of it.
+
+    Attributes
+    ----------
+    gpus, batch_size : int
+        The size at which an elastic workload is sampled; a batch size of 0: as the workload has it, to compare kinds.
+    """
 
     kind: str
+    gpus: int = 1
+    batch_size: int = 0
     over: bool = False
     steps: int = 0
     loop_s: float = 0.0
     failure: str = ""
+
+    @property
+    def point(self) -> Point | None:
+        """The size; None for a sample that compares kinds."""
+        return Point(self.gpus, self.batch_size) if self.batch_size else None
 
 
 class Workload(msgspec.Struct, kw_only=True):
@@ -42,46 +58,71 @@ class Workload(msgspec.Struct, kw_only=True):
     ----------
     spec : JobSpec
         Of the job submitted last.
-    active : int
-        Jobs of this workload that are not over.
+    elastic : JobSpec or None
+        Of the elastic job submitted last, if there has been one.
+    active, elastic_active : int
+        Jobs of this workload that are not over, and elastic ones among them.
     cause : int
         Sequence of the last fact that taught something about it.
     samples : dict of str to Sampling
         By sample id.
     requested_s : float
-        When samples were last asked for.
+        When samples were asked for that somebody waits for.
     iteration_s, memory_bytes, failures
         By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
+    curves : dict of str to Curve
+        By kind: how it goes with batch size and devices, of an elastic one.
     announced : dict of str to KindSpeed, or None
         What the log says, by kind; None where nothing was said yet.
+    scaled : dict of str to Scalability, or None
+        What the log says of how it goes with batch size and devices; None where nothing was said yet.
     skew, announced_skew : float
         As a script described its model last, and what the log says of it; 0 where nothing.
     """
 
     key: str
     spec: JobSpec
+    elastic: JobSpec | None = None
     active: int = 0
+    elastic_active: int = 0
     cause: int = 0
     samples: dict[str, Sampling] = msgspec.field(default_factory=dict)
     requested_s: float = 0.0
     iteration_s: dict[str, float] = msgspec.field(default_factory=dict)
     memory_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     failures: dict[str, str] = msgspec.field(default_factory=dict)
+    curves: dict[str, Curve] = msgspec.field(default_factory=dict)
     announced: dict[str, KindSpeed] | None = None
+    scaled: dict[str, Scalability] | None = None
     skew: float = 0.0
     announced_skew: float = 0.0
 
+    def enter(self, spec: JobSpec) -> None:
+        """A job of it was submitted."""
+        self.spec = spec
+        self.active += 1
+        if spec.elastic:
+            self.elastic, self.elastic_active = spec, self.elastic_active + 1
+
+    def leave(self, spec: JobSpec) -> None:
+        """A job of it is over."""
+        self.active -= 1
+        self.elastic_active -= spec.elastic
+
     def request(self, samples: tuple[Sample, ...], at_s: float) -> None:
-        """Note that these samples were asked for."""
-        self.requested_s = at_s
+        """Note that these samples were asked for; who waits for others already does not wait longer for them."""
+        if self.announced is not None or not self.requested_s:
+            self.requested_s = at_s
         for sample in samples:
-            self.samples[sample.sample_id] = Sampling(kind=sample.kind)
+            self.samples[sample.sample_id] = Sampling(kind=sample.kind, gpus=sample.gpus, batch_size=sample.batch_size)
 
     def end_sample(self, sample_id: str, event: RunEnded, reason: str) -> None:
         """Note how a sample's run ended."""
         sampling = self.samples[sample_id]
         self._note_memory(sampling.kind, event.peak_memory_bytes)
-        if event.outcome == "completed" and event.loop_steps > 0 and math.isfinite(event.loop_s) and event.loop_s > 0:
+        if sampling.point is not None:
+            sampling.failure = self.curve(sampling.kind).sampled(sampling.point, event)
+        elif event.outcome == "completed" and event.loop_steps > 0 and math.isfinite(event.loop_s) and event.loop_s > 0:
             sampling.steps, sampling.loop_s = event.loop_steps, event.loop_s
         elif event.outcome == "completed":
             sampling.failure = "opaque: it reported no iterations"
@@ -93,16 +134,36 @@ class Workload(msgspec.Struct, kw_only=True):
         """Note that a sample is not waited for any longer."""
         sampling = self.samples[sample_id]
         sampling.failure = sampling.failure or reason
+        if sampling.point is not None:
+            self.curve(sampling.kind).failures[str(sampling.point)] = sampling.failure
         self._close(sampling)
 
-    def refine(self, kind: str, event: RunEnded) -> None:
-        """Learn from a real run of one device."""
+    def learn(self, kind: str, spec: JobSpec, event: RunEnded) -> None:
+        """Learn from a real run of a job that had this size."""
         self._note_memory(kind, event.peak_memory_bytes)
-        if event.loop_steps < LEAST_STEPS or not math.isfinite(event.loop_s) or event.loop_s <= 0:
-            return
-        seen_s = event.loop_s / event.loop_steps
-        known_s = self.iteration_s.get(kind, seen_s)
-        self.iteration_s[kind] = speedups.refined_s(known_s, seen_s, REFINE_WEIGHT)
+        if not spec.elastic:
+            self._refine(kind, event)
+        elif event.loop_steps >= LEAST_STEPS or event.out_of_memory:
+            self.curve(kind).ran(spec, event)
+            self._compare(kind)
+
+    def curve(self, kind: str) -> Curve:
+        """Return what is known of how it goes with batch size and devices on a kind."""
+        return self.curves.setdefault(kind, Curve())
+
+    def room(self, kind: str) -> tuple[int, int]:
+        """Return the largest local batch that has run on a kind, and the smallest that ran out of memory; 0: none."""
+        curve = self.curves.get(kind)
+        return (curve.fits, curve.too_large) if curve is not None else (0, 0)
+
+    def asked_points(self, kind: str) -> list[Point]:
+        """Return the sizes that samples were asked for at on a kind."""
+        return [each.point for each in self.samples.values() if each.kind == kind and each.point is not None]
+
+    def open_points(self, kind: str) -> list[Point]:
+        """Return those of them whose samples are not over."""
+        of_kind = (each for each in self.samples.values() if each.kind == kind and not each.over)
+        return [each.point for each in of_kind if each.point is not None]
 
     def describe(self, event: RunEnded) -> None:
         """Note what a run's script said of its model, if it did; two that differ by rounding only are the same."""
@@ -137,13 +198,33 @@ class Workload(msgspec.Struct, kw_only=True):
         of_kind = [other for other in self.samples.values() if other.kind == sampling.kind]
         if not all(other.over for other in of_kind):
             return
+        self._compare(sampling.kind)
         points = [(other.steps, other.loop_s) for other in of_kind if other.steps]
         if points:
             steps, loop_s = zip(*points, strict=True)
             self.iteration_s[sampling.kind] = speedups.iteration_s(np.array(steps), np.array(loop_s))
             self.failures.pop(sampling.kind, None)
-        else:
-            self.failures[sampling.kind] = next(other.failure for other in of_kind if other.failure)
+        elif sampling.kind not in self.iteration_s:
+            self.failures[sampling.kind] = next((other.failure for other in of_kind if other.failure), "")
+
+    def _refine(self, kind: str, event: RunEnded) -> None:
+        if event.loop_steps < LEAST_STEPS or not math.isfinite(event.loop_s) or event.loop_s <= 0:
+            return
+        seen_s = event.loop_s / event.loop_steps
+        known_s = self.iteration_s.get(kind, seen_s)
+        self.iteration_s[kind] = speedups.refined_s(known_s, seen_s, REFINE_WEIGHT)
+
+    def _compare(self, kind: str) -> None:
+        """Take the time at the batch that the script is meant for from what is known of all sizes, to compare kinds."""
+        compared = any(each.kind == kind and each.point is None for each in self.samples.values())
+        spec = self.elastic
+        if spec is None or compared:
+            return
+        batch = spec.batch.base if spec.batch is not None else 0
+        local = math.ceil((batch or spec.batch_size or 1) / spec.widths[0])
+        if alone_s := self.curve(kind).alone_s(local):
+            self.iteration_s[kind] = alone_s
+            self.failures.pop(kind, None)
 
     def _note_memory(self, kind: str, peak_bytes: int) -> None:
         self.memory_bytes[kind] = max(self.memory_bytes.get(kind, 0), peak_bytes)

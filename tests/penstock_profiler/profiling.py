@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock_events import (
+    Batch,
     Device,
     JobSpec,
     JobSubmitted,
@@ -88,3 +91,38 @@ def failed(kind: str, reason: str = "opaque") -> list[Any]:
 
 def profiled(*speeds: KindSpeed, at_s: float, note: str = "", key: str = KEY) -> WorkloadProfiled:
     return WorkloadProfiled(at_s=at_s, key=key, speeds=speeds, note=note)
+
+
+# --- elastic workloads
+
+ELASTIC: dict[str, Any] = {
+    "model": "net",
+    "batch_size": 64,
+    "batch": Batch(min=64, max=1024, base=64),
+    "min_gpus": 1,
+    "max_gpus": 4,
+}
+ELASTIC_KEY = workload.key(spec(**ELASTIC))
+
+
+def machine_s(gpus: int, local_batch: float, speed: float = 1.0) -> float:
+    """Seconds of an iteration on a made-up machine: 10 ms and 1 ms for each sample, and a ring's communication."""
+    return (0.010 + 0.001 * local_batch) / speed + (0.040 * (1 - 1 / gpus) if gpus > 1 else 0.0)
+
+
+def ends(
+    samples: Iterable[Sample], time_s: Callable[[int, float], float] = machine_s, error_s: float = 1e-4
+) -> list[Any]:
+    """Return the facts of samples that end well, with the times of a machine."""
+    return [
+        fact for sample in samples for fact in ends_with(sample, iteration_s=_time(sample, time_s), error_s=error_s)
+    ]
+
+
+def ends_with(sample: Sample, outcome: Any = "completed", **more: Any) -> list[Any]:
+    fields = {"loop_steps": sample.iterations, "batch_size": sample.batch_size} | more
+    return [placed(sample.sample_id, sample.kind), ended(sample.sample_id, outcome, **fields)]
+
+
+def _time(sample: Sample, time_s: Callable[[int, float], float]) -> float:
+    return time_s(sample.gpus, math.ceil(sample.batch_size / sample.gpus))

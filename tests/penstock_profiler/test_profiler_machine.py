@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -82,12 +83,14 @@ def test_jobs_of_one_workload_are_sampled_once(profiler):
     profiler.when(submitted("j3")).then()
 
 
-def test_sample_ids_are_valid_job_ids_whatever_the_kind_is_called(profiler):
-    kinds = ("NVIDIA H100 80GB HBM3", "x" * 80)
+def test_sample_ids_are_valid_job_ids_of_their_own_whatever_the_kinds_are_called(profiler):
+    kinds = ("NVIDIA H100 80GB HBM3", "x" * 80, "x" * 81, "Fast", "fast", "fa st", "fa-st")
     (fact,) = profiler.given(node("n1", *kinds)).when(submitted()).facts()
     assert isinstance(fact, SamplesRequested)
-    assert fact.samples[0].sample_id == f"s-{KEY[:8]}-nvidia-h100-80gb-hbm3-1"
-    assert max(len(sample.sample_id) for sample in fact.samples) <= 63
+    ids = {sample.sample_id for sample in fact.samples}
+    assert len(ids) == 2 * len(kinds)
+    assert all(re.fullmatch("[a-z0-9][a-z0-9_-]{0,62}", sample_id) for sample_id in ids)
+    assert f"s-{KEY[:8]}-fast-1" in ids
 
 
 def test_the_number_of_iterations_can_be_set():

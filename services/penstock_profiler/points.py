@@ -1,0 +1,161 @@
+"""
+At which batch sizes and widths an elastic workload is sampled on one kind of device.
+
+Iterations go as ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)``. So two or three local batches on one device, from the
+least that any width leaves to the most, and a few widths at one of them, hold every size that a job may be given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple
+
+from penstock_events import JobSpec
+
+WIDE_APART: Final = 4.0
+"""Local batches whose ratio is less need none between them: iterations go nearly along a line."""
+
+FURTHER: Final = 1.25
+"""What lies beyond the samples by no more than this factor is not sampled: nodes come one by one."""
+
+MOST_WIDTHS: Final = 4
+"""Gangs that are sampled; those between them lie on a curve that few points tell."""
+
+MOST_ALONE: Final = 5
+"""Local batches that are sampled, the search for what a device holds included."""
+
+ENOUGH: Final = 1.5
+"""What a device holds is known well enough when what fits and what does not differ by no more than this factor."""
+
+
+class Point(NamedTuple):
+    """One size: devices, and the batch over all of them."""
+
+    gpus: int
+    batch_size: int
+
+    @property
+    def local_batch(self) -> int:
+        """Samples on each device."""
+        return math.ceil(self.batch_size / self.gpus)
+
+    def __str__(self) -> str:
+        """Return it as people read it."""
+        where = "one device" if self.gpus == 1 else f"{self.gpus} devices"
+        each = "" if self.gpus == 1 else " each"
+        return f"{where} with {self.local_batch} sample{'s' if self.local_batch > 1 else ''}{each}"
+
+
+def points(spec: JobSpec, devices: int) -> list[Point]:
+    """
+    Return what tells how an elastic workload goes on so many devices of a kind; nothing where its smallest width is
+    more.
+
+    Parameters
+    ----------
+    spec : JobSpec
+    devices : int
+        Of the kind, that there are in the pool.
+
+    Examples
+    --------
+    >>> from penstock_events import Batch
+    >>> job = JobSpec(name="a", command=("x",), min_gpus=1, max_gpus=4, batch_size=64, batch=Batch(min=64, max=1024))
+    >>> [tuple(point) for point in points(job, devices=4)]
+    [(1, 16), (1, 128), (1, 1024), (2, 256), (4, 512)]
+    """
+    widths = _widths(spec, devices)
+    if not widths:
+        return []
+    alone, largest = _alone(spec, most(spec, devices)), batches(spec)[1]
+    gangs = [Point(width, _gang_batch(width, alone, largest)) for width in _few([w for w in widths if w > 1])]
+    return [*(Point(1, local) for local in alone), *gangs]
+
+
+def missing(spec: JobSpec, devices: int, asked: Iterable[Point]) -> list[Point]:
+    """
+    Return what has to be sampled beyond what was asked for before: other ends of the range, other widths.
+
+    Examples
+    --------
+    >>> job = JobSpec(name="a", command=("x",), min_gpus=1, max_gpus=8, batch_size=64)
+    >>> before = points(job, devices=2)
+    >>> [tuple(point) for point in before], [tuple(point) for point in missing(job, 4, before)]
+    ([(1, 32), (1, 64), (2, 64)], [(1, 16), (4, 64)])
+    """
+    before = set(asked)
+    alone = {point.local_batch for point in before if point.gpus == 1}
+    wide = {point.gpus for point in before if point.gpus > 1}
+    return [
+        point
+        for point in points(spec, devices)
+        if _outside(*((point.local_batch, alone) if point.gpus == 1 else (point.gpus, wide)))
+    ]
+
+
+def between(fits: int, too_large: int, asked: Iterable[Point]) -> list[Point]:
+    """
+    Return the next local batch to try in search of what one device holds; none once that is known well enough.
+
+    Parameters
+    ----------
+    fits, too_large : int
+        The largest local batch that has fit, and the smallest that has not; 0 where there is none.
+    """
+    tried = sum(point.gpus == 1 for point in asked)
+    if not (fits and too_large > ENOUGH * fits) or tried >= MOST_ALONE:
+        return []
+    return [Point(1, _middle(fits, too_large))]
+
+
+def batches(spec: JobSpec) -> tuple[int, int]:
+    """Return the smallest and the largest batch over all devices that a job may be given."""
+    if spec.batch is None:
+        return max(1, spec.batch_size), max(1, spec.batch_size)
+    return spec.batch.min, spec.batch.max
+
+
+def most(spec: JobSpec, devices: int) -> int:
+    """Return the largest width that a job may be given on so many devices; 0 where there are too few."""
+    return min(spec.widths[-1], devices) if spec.widths[0] <= devices else 0
+
+
+def _widths(spec: JobSpec, devices: int) -> list[int]:
+    """Return the smallest width, powers of two, and no more than there are devices."""
+    least, widest = spec.widths[0], most(spec, devices)
+    doubled = takewhile(lambda width: width <= widest, (2**power for power in range(32)))
+    return [*([least] if widest else []), *(width for width in doubled if width > least)]
+
+
+def _alone(spec: JobSpec, widest: int) -> list[int]:
+    """Return the local batches for one device, ascending."""
+    smallest, largest = batches(spec)
+    limit = (spec.batch.per_gpu_max if spec.batch is not None else 0) or largest
+    high = max(1, min(math.ceil(largest / spec.widths[0]), limit))
+    low = min(math.ceil(smallest / widest), high)
+    return sorted({low, *([_middle(low, high)] if high > WIDE_APART * low else []), high})
+
+
+def _gang_batch(width: int, alone: Sequence[int], largest: int) -> int:
+    """Return a batch of which each device has as many samples as one device had alone, if that is allowed."""
+    in_the_middle = alone[(len(alone) - 1) // 2]
+    local = next((local for local in (in_the_middle, alone[0]) if local * width <= largest), alone[0])
+    return max(width, min(local * width, largest))
+
+
+def _few(widths: Sequence[int]) -> list[int]:
+    """Return both ends and some between them."""
+    if len(widths) <= MOST_WIDTHS:
+        return list(widths)
+    steps = range(MOST_WIDTHS)
+    return [widths[round(step * (len(widths) - 1) / (MOST_WIDTHS - 1))] for step in steps]
+
+
+def _outside(value: int, known: set[int]) -> bool:
+    return not known or value < min(known) / FURTHER or value > max(known) * FURTHER
+
+
+def _middle(low: int, high: int) -> int:
+    return round(math.sqrt(low * high))
