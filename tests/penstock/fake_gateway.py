@@ -98,6 +98,8 @@ class FakeGateway:
         self.warnings: tuple[str, ...] = ()
         self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[asks.Ask] = []
+        self.sizings: dict[str, views.SizingView] = {}
+        self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
         self.url = ""
         self.bus: Bus
@@ -141,7 +143,7 @@ class FakeGateway:
         queries: dict[str, tuple[type[asks.Ask], Any]] = {
             "jobs": (asks.JobsAsk, self._list),
             "job": (asks.OneAsk, self._job),
-            "why": (asks.OneAsk, lambda ask: why_view(self._found(ask.id))),
+            "why": (asks.OneAsk, lambda ask: self._why(self._found(ask.id))),
             "story": (asks.OneAsk, self._story),
             "nodes": (asks.AllAsk, lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7)),
             "policies": (asks.AllAsk, lambda _: self.policies),
@@ -201,7 +203,18 @@ class FakeGateway:
     def _job(self, ask: asks.OneAsk) -> views.JobDetail:
         job = self._found(ask.id)
         spec = self.specs.get(job.id, JobSpec(name=job.name, command=("python", "train.py"), gpus=job.gpus))
-        return views.JobDetail(job=job, spec=spec, why=why_view(job), workload="0123456789abcdef", speeds=(), seq=7)
+        return views.JobDetail(
+            job=job,
+            spec=spec,
+            why=self._why(job),
+            workload="0123456789abcdef",
+            speeds=(),
+            seq=7,
+            sizing=self.sizings.get(job.id),
+        )
+
+    def _why(self, job: views.JobView) -> views.WhyView:
+        return self.whys.get(job.id) or why_view(job)
 
     def _story(self, ask: asks.OneAsk) -> views.StoryView:
         job = self._found(ask.id)

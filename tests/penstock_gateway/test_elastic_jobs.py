@@ -28,6 +28,7 @@ from penstock_events.states import Size
 from penstock_events.views import DryRunView, JobDetail, SizingView, WhyView
 from penstock_gateway import machine, show, sizing, story
 from penstock_gateway.dryrun import dry_run
+from penstock_gateway.history import History
 from penstock_gateway.settings import Settings
 from penstock_gateway.sizing import MOST_RESIZES, MOST_RUNS, Told
 from penstock_testing import Scenario, eventually
@@ -309,7 +310,7 @@ def test_the_learning_rates_factor_is_that_of_the_rule(
 def test_what_people_see_survives_a_snapshot(log: Scenario[machine.State]) -> None:
     runs_on_four(log)
     shrinks(log)
-    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(log.state.histories), type=dict[str, machine.History])
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(log.state.histories), type=dict[str, History])
     assert kept == log.state.histories
 
 
