@@ -77,7 +77,7 @@ def _words(run: Run, job: Job, ending: Ending, rank: Rank, limit_s: float) -> tu
         return "failed", run.why or f"the sample took longer than {limit_s:g} s and was ended"
     if not run.crashed and ending == "preempted":
         return "preempted", run.why or job.reason
-    if not run.crashed and ending == "gang":
+    if not run.crashed and ending == "gang" and not _vanished(run, rank):
         return "preempted", "ended because its gang ended on another node"
     if rank.exit_code is None:
         return "lost", "its processes vanished without an exit status: was the machine restarted?"

@@ -1,10 +1,10 @@
 """
 Processes that outlive the executor: started through a shim of a few lines of shell, found again by pid and start time.
 
-The shim leads a session and process group of its own. It notes its ``/proc`` line before it runs the program, survives
-TERM, and notes the program's exit status; only KILL of the whole group leaves no status, and that is always our own
-doing (see ``stop.json``), or the machine's. A program that leaves the session escapes the group's end; cgroups would
-lift that.
+The shim leads a session and process group of its own. It notes its ``/proc`` line before it runs the program, which it
+does not where TERM came first; it survives TERM, and notes the program's exit status. Only KILL of the whole group
+leaves no status, and that is always our own doing (see ``stop.json``), or the machine's. A program that leaves the
+session escapes the group's end; cgroups would lift that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Final
 import msgspec
 
 SHIM: Final = """\
-trap : TERM INT HUP
+ended=
+trap ended=143 TERM INT HUP
 read -r stat </proc/$$/stat && echo "$stat" >"$0/pid"
-cd "$1" && shift && "$@"
+cd "$1" && shift && if [ "$ended" ]; then (exit 143); else "$@"; fi
 code=$?
 echo $code >"$0/exit"
 exit $code

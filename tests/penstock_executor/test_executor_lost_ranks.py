@@ -71,6 +71,14 @@ def test_a_gang_that_ends_here_for_its_other_node_was_not_killed() -> None:
     assert (node.fact().outcome, node.fact().killed) == ("preempted", False)
 
 
+def test_a_killed_process_is_told_though_the_gang_was_to_end_for_its_other_node_by_then() -> None:
+    node = Node().given(joined(), GANG, placed(nodes=("n1", "n2")), started(), ended(node_id="n2", outcome="failed"))
+    run = node.running(world=2)
+    run.ending, run.termed_s = "gang", 99.0
+    run.ranks[0] = Rank(exit_code=137, ended_s=99.1)
+    assert (node.fact().outcome, node.fact().killed) == ("failed", True)
+
+
 def test_a_cancelled_gang_was_not_killed(node: Node) -> None:
     node.given(cancelled())
     run = node.running(ranks=2)
