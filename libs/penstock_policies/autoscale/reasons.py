@@ -34,14 +34,16 @@ def _reason(wish: Wish, each: Sized, own: Mapping[str, Row], rules: Rules) -> st
     if not wish.movable:
         return f"keeps {_size(each)}: it is not to be resized now"
     if not each.changed:
-        return f"keeps {_size(each)}: no other size is worth the {_seconds(wish.cost_s)} that resizing it costs"
+        worth = f"is worth the {_seconds(wish.cost_s)} that resizing it costs" if wish.cost_s else "does better"
+        return f"keeps {_size(each)}: no other size {worth}"
     return f"{_change(wish, each)}{_given(each)}{_pace(each, own)}{_worth(wish, each, rules)}"
 
 
 def _waiting(wish: Wish, own: Mapping[str, Row]) -> str:
     if not own:
-        widths = f"{wish.widths[0]} to {wish.widths[-1]}" if len(wish.widths) > 1 else f"{wish.widths[0]}"
-        return f"waits: no kind of device that is there holds it on {widths} devices"
+        least, most = wish.widths.start, wish.widths.stop - 1
+        widths = f"{least} to {most} devices" if most > least else _devices(least)
+        return f"waits: no kind of device that is there holds it on {widths}"
     if not wish.movable:
         return "waits: it is not to be started now"
     least = min(row.least for row in own.values())
@@ -71,7 +73,7 @@ def _pace(each: Sized, own: Mapping[str, Row]) -> str:
 
 
 def _worth(wish: Wish, each: Sized, rules: Rules) -> str:
-    if wish.now is None or each.gpus <= wish.now.gpus or each.kind != wish.kind:
+    if not wish.cost_s or wish.now is None or each.gpus <= wish.now.gpus or each.kind != wish.kind:
         return ""
     return f", worth the {_seconds(wish.cost_s)} that it costs within {_seconds(rules.horizon_s)}"
 

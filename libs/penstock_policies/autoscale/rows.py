@@ -1,9 +1,10 @@
 """
 What each job is worth on each width of each kind: throughput, relative to that at its smallest width.
 
-Resizing costs a job ``cost_s`` seconds of work. Over a horizon H it gets ``T(g) (H - cost_s)`` done on g devices if it
-is resized to them, and ``T(now) H`` if it stays: so the row that the programme adds up has ``T(g) (1 - cost_s / H)`` at
-all sizes but the present one. Its optimum is then the most work that can be done over the horizon, resizing included.
+Resizing costs a job ``cost_s`` seconds of work, and so does starting one. Within a horizon H it gets
+``T(g) (H - cost_s)`` done if it is resized to g devices, and ``T(now) H`` if it stays. So the row that the programme
+sums has ``T(g) (1 - cost_s / H)`` at all sizes but the present one, and its optimum is the most work that can be done
+within H, resizing included. The present size counts for a little more, as measured throughputs are not exact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock_policies.autoscale.wish import Rules, Wish
 from penstock_policies.elastic import Floats, Ints, Profile
 
 MOST_COST: Final = 1 - 1e-6
-"""Of its throughput: what resizing a job costs at most, so that it stays above 0."""
+"""Of its throughput: what resizing a job costs at most, so that some is left."""
 
 
 class Row(NamedTuple):
@@ -34,7 +35,7 @@ class Row(NamedTuple):
     scaling : (k_max,) float array
         nan where it is not feasible.
     net : (k_max,) float array
-        The same, less what resizing costs.
+        The same, less what resizing costs: what the programme adds up.
     """
 
     batch: Ints
@@ -69,14 +70,11 @@ def _row(wish: Wish, kind: str, known: tuple[range, Ints, Floats], unit: float, 
     before = np.zeros(widths.start - 1, dtype=np.int64)
     batch = np.concatenate((before, batch))
     scaling = np.concatenate((np.full(len(before), np.nan), speed)) / unit
-    if wish.now is None:
-        return Row(batch, scaling, scaling)
-    net = scaling * (1 - min(wish.cost_s / rules.horizon_s + rules.least_gain, MOST_COST))
-    gpus, present = wish.now.gpus, wish.now.batch_size
-    if kind == wish.kind and gpus in widths:
-        stays = present_speed(wish, kind) / unit
-        if stays >= net[gpus - 1] or (batch[gpus - 1] == 0 and stays > 0):
-            batch[gpus - 1], scaling[gpus - 1], net[gpus - 1] = present, stays, stays
+    net = scaling * (1 - min(wish.cost_s / rules.horizon_s, MOST_COST))
+    if wish.now is not None and kind == wish.kind and wish.now.gpus in widths:
+        stays, at = present_speed(wish, kind) / unit, wish.now.gpus - 1
+        if stays * (1 + rules.least_gain) >= net[at] or (batch[at] == 0 and stays > 0):
+            batch[at], scaling[at], net[at] = wish.now.batch_size, stays, stays * (1 + rules.least_gain)
     return Row(batch, scaling, net)
 
 

@@ -31,7 +31,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     asks : Size or None
         Of one that waits: the size that it would start with if nothing was decided.
     cost_s : float
-        Seconds in which its devices do not advance it when it is resized, as measured.
+        Seconds in which its devices do not advance it when it is started or resized, as measured.
     movable : bool
         False: it keeps what it has. One that saves no checkpoint, is stopping, or has run too shortly; one that waits
         and is not to be started.
