@@ -33,6 +33,8 @@ class Asked(msgspec.Struct):
         In rank order.
     devices : dict of str to int
         Kind → devices that are there for them.
+    kinds : dict of str to tuple of str
+        Elastic job → the kinds of these that it accepts.
     mute : set of str
         Elastic jobs in it that cannot be told anything now.
     again_s : float
@@ -41,6 +43,7 @@ class Asked(msgspec.Struct):
 
     order: list[Wish | Fixed]
     devices: dict[str, int]
+    kinds: dict[str, tuple[str, ...]]
     mute: set[str]
     again_s: float
 
@@ -63,12 +66,13 @@ class _Asking:
         self._devices = Counter(device.kind for at, device in self._there.items() if at not in gone)
         self._ending = any(map(_ends, self._jobs))
         self._parts = Fraction(0)
+        self._kinds: dict[str, tuple[str, ...]] = {}
         self._mute: set[str] = set()
         self._again_s = math.inf
 
     def all(self) -> Asked:
         order = [asking for job in self._jobs for asking in self._of(job)]
-        return Asked(order, dict(self._devices), self._mute, self._again_s)
+        return Asked(order, dict(self._devices), self._kinds, self._mute, self._again_s)
 
     def _of(self, job: Job) -> Iterator[Wish | Fixed]:
         if _ends(job) or (job.placement is None and job.held):
@@ -153,7 +157,9 @@ class _Asking:
         key, spec = key_of(job), job.spec
         if used:
             spec = msgspec.structs.replace(spec, batch=None, batch_size=used)
-        kinds = [kind for kind, count in self._room(job).items() if count == self._devices[kind]]
+        room = self._room(job)
+        self._kinds[job.id] = tuple(room)
+        kinds = [kind for kind, count in room.items() if count == self._devices[kind]]
         speeds = self._state.speeds.by_key.get(key) or {}
         found = scaling.profiles(spec, self._state.scaled.get(key, ()), kinds, speeds)
         caps = self._state.shown.caps.get(key, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock_autoscaler.asking import Asked, asked
 from penstock_autoscaler.settings import Settings
@@ -66,12 +66,13 @@ def _demands(state: State, wanted: Asked, sizing: Sizing, dropped: set[str]) -> 
         job, sized = state.jobs[wish.job_id], sizing.jobs[wish.job_id]
         if wish.runs and (not wish.movable or not sized.gpus):
             continue  # whom a run makes way for altogether is for the matcher to say
-        demand = _demand(state, job, wish, sized)
-        if (wish.fresh or not _has(job, wish, demand)) and state.void.get(job.id) != demand:
+        accepted = wanted.kinds[job.id]
+        demand = _demand(state, job, wish, sized, accepted)
+        if (wish.fresh or not _has(job, demand, accepted)) and state.void.get(job.id) != demand:
             yield demand
 
 
-def _demand(state: State, job: Job, wish: Wish, sized: Sized) -> Demand:
+def _demand(state: State, job: Job, wish: Wish, sized: Sized, accepted: Sequence[str]) -> Demand:
     used = state.shown.stubborn.get(job.id, 0)
     size = Size(sized.gpus, sized.batch_size) if sized.gpus else _least(job, wish)
     reason = sized.reason
@@ -82,7 +83,7 @@ def _demand(state: State, job: Job, wish: Wish, sized: Sized) -> Demand:
         epoch=job.epoch,
         gpus=size.gpus,
         batch_size=0 if used else size.batch_size,
-        kinds=(sized.kind,) if sized.kind and len(wish.profiles) > 1 else (),
+        kinds=(sized.kind,) if sized.kind and len(accepted) > 1 else (),
         gives=sized.gives,
         reason=reason,
     )
@@ -96,12 +97,12 @@ def _least(job: Job, wish: Wish) -> Size:
     return job.size
 
 
-def _has(job: Job, wish: Wish, demand: Demand) -> bool:
+def _has(job: Job, demand: Demand, accepted: Sequence[str]) -> bool:
     """Say whether a job has, or asks for, what it would be told to."""
     same = (job.spec.gpus, job.spec.batch_size) == (demand.gpus, demand.batch_size or job.spec.batch_size)
-    if not same or not demand.kinds:
-        return same
+    if not same:
+        return False
     if job.placement is not None:
-        return demand.kinds == (job.placement.kind,)
-    asks = [kind for kind in wish.profiles if not job.spec.kinds or kind in job.spec.kinds]
-    return asks == list(demand.kinds)
+        return not demand.kinds or demand.kinds == (job.placement.kind,)
+    asks = tuple(kind for kind in accepted if not job.spec.kinds or kind in job.spec.kinds)
+    return asks == (demand.kinds or tuple(accepted))
