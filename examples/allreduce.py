@@ -97,15 +97,16 @@ class AllReduce:
             _send(peer, total.tobytes())
         return total
 
-    def mean(self, loss: float, gradients: dict[str, Floats], count: int) -> tuple[float, dict[str, Floats]]:
-        """Return loss and gradients, given as sums over each rank's rows, as means over all ``count`` rows."""
-        flat = np.concatenate([np.array([loss], np.float32), *(value.ravel() for value in gradients.values())])
-        flat = self.sum(flat) / np.float32(count)
-        means, place = {}, 1
+    def mean(self, loss: float, gradients: dict[str, Floats], rows: int) -> tuple[float, dict[str, Floats]]:
+        """Return loss and gradients, given as sums over each rank's own ``rows``, as means over the rows of all."""
+        mine = [np.array([rows, loss], np.float32), *(value.ravel() for value in gradients.values())]
+        count, *_ = flat = self.sum(np.concatenate(mine))
+        flat = flat / count
+        means, place = {}, 2
         for name, value in gradients.items():
             means[name] = flat[place : place + value.size].reshape(value.shape)
             place += value.size
-        return float(flat[0]), means
+        return float(flat[1]), means
 
     def _accept(self, address: str, port: int) -> list[socket.socket]:
         try:

@@ -9,13 +9,15 @@ Import this before numpy: it keeps the numeric library to one thread, since a jo
 from __future__ import annotations
 
 import json
+import math
 import os
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -129,33 +131,58 @@ class Momentum:
 
 
 def train(build: Callable[[penstock.Session], Model], *, lr: float, steps: int) -> None:
-    """Train a model as the job's parameters say; ``lr`` and ``steps`` are their defaults."""
+    """
+    Train a model as the job's parameters say; ``lr`` and ``steps`` are their defaults.
+
+    The job may be resized: ``session.sampler`` gives each process its rows of each step, and ``session.lr`` the rate.
+    """
     with penstock.session() as session, AllReduce.of(session) as peers:
         training, held_out = load()
-        steps = int(session.params.get("steps", steps))
+        sampler = session.sampler(len(training.y), batch_size=128, seed=int(session.params.get("seed", 0)))
         model = build(session)
-        momentum = Momentum(model, lr=float(session.params.get("lr", lr)))
+        momentum = Momentum(model, lr=session.lr(float(session.params.get("lr", lr))))
         session.on_checkpoint(momentum.save, momentum.load)
 
-        batches = Batches(len(training.y), session.batch_size or 128, steps, seed=int(session.params.get("seed", 0)))
-        for rows in session.iterations(batches):
-            x = jittered(training.x[rows], momentum.rng)
-            mine = slice(session.rank, None, session.world_size)
-            loss, gradients = model.gradients(x[mine], training.y[rows][mine])
-            loss, gradients = peers.mean(loss, gradients, count=len(rows))
+        for rows in lessons(session, sampler, steps):
+            noise = jitter(momentum.rng, sampler.batch_size)[session.rank :: session.world_size]
+            loss, gradients = model.gradients(training.x[rows] + noise[: len(rows)], training.y[rows])
+            loss, gradients = peers.mean(loss, gradients, rows=len(rows))
             momentum.step(gradients)
             session.report(loss=loss)
             if session.step % 100 == 99:
                 session.report(accuracy=accuracy(model, held_out))
-                print(f"step {session.step + 1} of {steps}, loss {loss:.4f}", flush=True)
+                print(f"step {session.step + 1}, loss {loss:.4f}", flush=True)
             crash_once(session)
         session.report(accuracy=accuracy(model, held_out))
-        print(f"accuracy {accuracy(model, held_out):.4f} after {session.step} steps", flush=True)
+        done = f"{session.step} steps, {session.samples} samples"
+        print(f"accuracy {accuracy(model, held_out):.4f} after {done}", flush=True)
+
+
+def lessons(session: penstock.Session, sampler: Iterable[Ints], steps: int) -> Iterator[Ints]:
+    """
+    Yield this process's rows of each step: for the job's ``epochs``, or else for its ``steps``, in epochs too.
+
+    A job whose batch size may change trains for epochs: as many steps would be more or fewer samples.
+    """
+    epochs = int(session.params.get("epochs", 0))
+    last = math.inf if epochs else int(session.params.get("steps", steps))
+    for _ in range(epochs) if epochs else count():
+        if session.step >= last:
+            break
+        for rows in session.iterations(sampler):
+            yield rows
+            if session.step + 1 >= last:
+                break
 
 
 def jittered(x: Floats, rng: np.random.Generator) -> Floats:
-    """Return the images with a little noise: the same on every rank, since all draw it for the whole batch."""
-    return x + np.float32(0.05) * rng.standard_normal(x.shape, dtype=np.float32)
+    """Return images with a little noise."""
+    return x + jitter(rng, len(x))
+
+
+def jitter(rng: np.random.Generator, rows: int) -> Floats:
+    """Return noise for so many images: the same on every rank, if all draw it for the whole batch."""
+    return np.float32(0.05) * rng.standard_normal((rows, PIXELS), dtype=np.float32)
 
 
 def accuracy(model: Model, split: Split) -> float:

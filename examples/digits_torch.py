@@ -1,5 +1,6 @@
 """
-Train a small PyTorch network on handwritten digits, on one device or data-parallel over several: the same script.
+Train a small PyTorch network on handwritten digits, on one device or data-parallel over several: the same script, also
+where the job is resized while it runs.
 
 Parameters: ``lr``, ``width``, ``epochs``, ``seed``, ``pause_ms`` (a longer step), ``crash_at`` and ``crash_rank``. With
 ``PENSTOCK_CHECKPOINT_DIR`` set it keeps its losses there, so that runs can be compared. Runs by hand as well:
@@ -53,8 +54,11 @@ def train() -> None:
     """Train as the job's parameters say."""
     with penstock.session() as session, session.distributed() as gang:
         params = session.params
-        training = Training(int(params.get("width", 64)), float(params.get("lr", 0.1)), gang.device)
+        rate = float(params.get("lr", 0.1))
+        training = Training(int(params.get("width", 64)), rate, gang.device)
         session.on_checkpoint(training.save, training.load)
+        for group in training.optimizer.param_groups:  # a checkpoint brings the rate of the batch that it had
+            group["lr"] = session.lr(rate)
         network = gang.wrap(training.network)  # averages gradients over the gang
 
         digits, held_out = load()
@@ -77,7 +81,8 @@ def train() -> None:
         accuracy = float((guesses == torch.from_numpy(held_out.y)).float().mean())
         session.report(accuracy=accuracy)
         if session.rank == 0:
-            print(f"accuracy {accuracy:.4f} after {session.step} steps on {gang.world_size} devices by {gang.backend}")
+            done = f"{session.step} steps, {session.samples} samples"
+            print(f"accuracy {accuracy:.4f} after {done} on {gang.world_size} devices by {gang.backend}")
 
 
 if __name__ == "__main__":

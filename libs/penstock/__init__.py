@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing it from typing c
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.sessions.loop import Session, session
+    from penstock.sessions.rates import Resize
     from penstock.sessions.setup import SessionError
     from penstock_events.spec import Batch, JobSpec, SweepSpec
 
@@ -20,13 +21,14 @@ _HOMES = {
     "Batch": "penstock_events.spec",
     "Client": "penstock.client",
     "JobSpec": "penstock_events.spec",
+    "Resize": "penstock.sessions.rates",
     "Session": "penstock.sessions.loop",
     "SessionError": "penstock.sessions.setup",
     "SweepSpec": "penstock_events.spec",
     "session": "penstock.sessions.loop",
 }
 
-__all__ = ["Batch", "Client", "JobSpec", "Session", "SessionError", "SweepSpec", "session"]
+__all__ = ["Batch", "Client", "JobSpec", "Resize", "Session", "SessionError", "SweepSpec", "session"]
 
 
 def __getattr__(name: str) -> object:

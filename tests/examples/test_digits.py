@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock_events import elastic
 from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
 from penstock_events.spec import Choice, JobSpec, SweepSpec
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
@@ -41,8 +42,8 @@ def start(
 
 
 def often(folder: Path) -> dict[str, str]:
-    """Keep a checkpoint after every step."""
-    return {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_S": "1e-9"}
+    """Keep a checkpoint after every step, and at the end."""
+    return {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_S": "1e-9", "SAVE_AT_END": "1"}
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -126,7 +127,7 @@ def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path
     ranks = both()
     step = executor.preempt(ranks=2)
     assert [end(process)[0] for process in ranks] == [EXIT_PREEMPTED] * 2
-    assert executor.wait(Saved) == Saved(step=step, leaving=True)
+    assert executor.wait(Saved) == Saved(step=step, samples=128 * step, leaving=True)
     ranks = both()
     assert [end(process)[0] for process in ranks] == [0, 0]
     ended = [executor.wait(Done, rank) for rank in (0, 1)]
@@ -179,7 +180,8 @@ def test_every_job_file_is_a_job_of_a_script_that_is_there() -> None:
     files = sorted((EXAMPLES / "jobs").glob("*.toml"))
     assert files
     for file in files:
-        spec = msgspec.toml.decode(file.read_bytes(), type=JobSpec, strict=True)
+        spec = elastic.settled(msgspec.convert(elastic.widened(msgspec.toml.decode(file.read_bytes())), JobSpec))
+        assert not list(elastic.problems(spec))
         assert spec.command[0] == "python"
         assert (EXAMPLES / spec.command[1]).exists()
 

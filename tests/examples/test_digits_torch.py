@@ -16,7 +16,7 @@ from test_digits import EXAMPLES, free_port
 from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
-STEPS = 24  # 1,437 samples in batches of 128, two epochs
+STEPS = 24  # 1,438 samples in batches of 128, two epochs
 LIKE_ONE = 1e-5
 
 pytestmark = pytest.mark.timeout(600)  # seconds of processor time, in up to seven processes that load torch
@@ -94,7 +94,7 @@ def test_a_gang_that_is_preempted_twice_and_resized_does_every_step_once(
             ended(ranks, EXIT_PREEMPTED)
             assert done < agreed < STEPS
             executor.wait_hung_up()
-            assert executor.of(Saved)[-1] == Saved(step=agreed, leaving=True)
+            assert executor.of(Saved)[-1] == Saved(step=agreed, samples=128 * agreed, leaving=True)
             done = agreed
     with small_executor(tmp_path_factory.mktemp("x")) as executor:
         ended(start(tmp_path, executor, 1, 3))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock import Resize
 from penstock.sessions.checkpoint import MANIFEST
-from penstock.sessions.rates import Resize
 from penstock.sessions.setup import BadEnvironment, SessionError, read
 from penstock_events.agent import Done, Env, Progress, Saved
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
