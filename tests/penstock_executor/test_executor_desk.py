@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from staging import stage
 
 from penstock_events import AnyEvent, Device, MemoryNeed
 from penstock_executor.sharing.desk import Desk
 from penstock_executor.sharing.lanes import Lanes
 from penstock_executor.sharing.leases import LeaseRules, Turns
-from penstock_executor.sharing.party import Sharer
+from penstock_executor.sharing.party import Place, Sharer
 from penstock_lanes import Keeper, Member, Who
+from penstock_lanes.page import Token
 from penstock_policies.lanes import Rules
 
 KNOCKING = """
@@ -80,6 +82,25 @@ def test_a_parked_process_that_comes_back_sits_where_it_sat(desk: Desk, tmp_path
     for _ in range(4):
         desk.turn()
     assert len(desk.keeper.lanes) == 1
+
+
+def test_one_whose_turn_ends_as_it_is_seated_anew_is_not_named_for_it_again() -> None:
+    bad, both, after = Who("bad", 1, 0), Who("both", 1, 0), Who("after", 1, 0)
+    with stage({"bad": ((0,),), "both": ((0, 1),), "after": ((1,),)}) as played:
+        while not played.actors[both].inside:
+            for who in (bad, after, both):
+                played.step(who)
+            played.turn()
+        played.step(both)
+        assert played.actors[both].member.holds
+        (seat,) = played.actors[bad].member.seats
+        seat._page.words[seat._page.row + 1 + seat.number] = Token(generation=7, turn=2**39, seat=0).word
+        seat._call()
+        played.turn()  # both is seated on another page of device 0, and so loses its token of device 1 as well
+        assert played.desk.views()[Place(1, 0)].holder == after
+        played.step(both)
+        played.turn()
+        assert played.desk.lanes.passing.strays == {}
 
 
 def test_of_turns_that_are_over_nothing_is_kept() -> None:
