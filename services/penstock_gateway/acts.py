@@ -165,13 +165,17 @@ def job_named(state: State, wanted: str) -> Job:
 
 
 def workload_named(state: State, wanted: str) -> str:
-    """Return the key of the workload that an id names: its own, or that of a job or a sweep of it."""
-    known = dict.fromkeys((*state.profiles, *state.measured))
+    """Return the key of the workload that is meant: its own, or that of a job or a sweep by id or by name."""
     if (sweep := state.sweeps.get(wanted)) is not None:
         return workload.key(sweep.spec.job)
     if (job := state.jobs.get(wanted)) is not None:
-        return job.profile_key or workload.key(job.spec)
-    return find.one({key: key for key in known}, wanted, "workload")
+        return _workload(job)
+    named = [(job.spec.name, _workload(job)) for job in state.jobs if job.sample is None]
+    named += [(sweep.spec.name, workload.key(sweep.spec.job)) for sweep in state.sweeps.values()]
+    if len(found := {key for name, key in named if name == wanted}) == 1:
+        return found.pop()
+    known = (*state.profiles, *state.scaled, *state.measured, *(key for _, key in named))
+    return find.one({key: key for key in known}, wanted, "workload", names=dict.fromkeys(named))
 
 
 def sweep_named(state: State, wanted: str) -> Sweep:
@@ -189,6 +193,10 @@ def _check_pool(state: State, wanted: str) -> None:
     if wanted not in known:
         there = f"expected {listed(known)}" if known else "there is none yet"
         raise Refused(NOT_FOUND, f"no pool is called {wanted!r}: {there}; one is there once a node or a job is in it")
+
+
+def _workload(job: Job) -> str:
+    return job.profile_key or workload.key(job.spec)
 
 
 def _job(state: State, wanted: str) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -57,10 +58,12 @@ def one(known: Mapping[str, T], wanted: str, what: str, *, names: Iterable[tuple
 
 
 def _suggestion(known: Mapping[str, T], wanted: str, names: Iterable[tuple[str, str]]) -> str:
-    named = [key for name, key in names if name == wanted]
-    if named:
+    ids: defaultdict[str, list[str]] = defaultdict(list)
+    for name, key in names:
+        ids[name].append(key)
+    if named := ids.get(wanted):
         return f"; that is a name, its {'id is' if len(named) == 1 else 'ids are'} {listed(named[-_SHOWN:])}"
-    close = difflib.get_close_matches(wanted, list(known), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(wanted, [*known, *(name for name in ids if name not in known)], n=3, cutoff=0.5)
     if close:
         return f"; did you mean {listed(close)}?"
     return f"; there are {len(known)}, and none is like it" if known else "; there is none at all"

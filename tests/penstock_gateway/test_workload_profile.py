@@ -6,7 +6,16 @@ import pytest
 from gatewaying import NOW_S, spec, submitted, sweep_spec
 
 from penstock.cli import profile
-from penstock_events import KindSpeed, SweepSubmitted, TrialsMeasured, WorkloadProfiled, workload
+from penstock_events import (
+    KindSpeed,
+    Scalability,
+    SweepSubmitted,
+    Timing,
+    TrialsMeasured,
+    WorkloadProfiled,
+    WorkloadScaled,
+    workload,
+)
 from penstock_gateway import acts, show
 from penstock_gateway.find import Refused
 from penstock_gateway.machine import State, apply
@@ -35,6 +44,29 @@ def test_a_workload_is_named_by_its_key_or_by_what_is_of_it():
     assert {acts.workload_named(now.state, name) for name in ("s1", "j1", KEY, KEY[:6])} == {KEY}
     with pytest.raises(Refused, match="nothing"):
         acts.workload_named(now.state, "nothing")
+
+
+def test_a_name_of_one_workload_is_as_good_as_its_key():
+    assert acts.workload_named(scene().state, "job") == KEY
+
+
+def test_a_name_of_several_workloads_is_answered_with_their_keys():
+    now = scene(submitted("j2", model="other"))
+    other = workload.key(spec(model="other"))
+    with pytest.raises(Refused, match=f"no workload 'job'; that is a name, its ids are {KEY}, {other}"):
+        acts.workload_named(now.state, "job")
+
+
+def test_a_name_that_nothing_has_is_answered_with_those_that_are_near():
+    with pytest.raises(Refused, match="no workload 'jop'; did you mean job"):
+        acts.workload_named(scene().state, "jop")
+
+
+def test_an_elastic_workload_shows_its_curve_in_the_view():
+    timing = Timing(local_batch=64, iteration_s=0.1, error_s=0.001)
+    found = (Scalability(kind="fast", timings=(timing,), per_gpu_cap=64),)
+    now = scene(WorkloadScaled(at_s=NOW_S, key=KEY, kinds=found))
+    assert show.profile(now, KEY).scaling == found
 
 
 def test_what_sweeps_have_shown_stands_beside_the_speeds():

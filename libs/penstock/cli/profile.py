@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import render
+from penstock.cli import curves, render
 from penstock.cli.session import At, Out, call
 from penstock.cli.times import moment
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Workload = Annotated[
     str,
-    typer.Argument(metavar="WORKLOAD", help="Its key or a unique beginning of it, or the id of a job or sweep."),
+    typer.Argument(
+        metavar="WORKLOAD", help="Its key or a unique beginning of it, or the id or name of a job or sweep."
+    ),
 ]
 
 
@@ -26,15 +28,17 @@ def register(app: typer.Typer) -> None:
 
 def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: At = None) -> None:
     """
-    Show what is known of a workload: speeds, memory, packing.
+    Show what is known of a workload: speeds, scaling, memory.
 
-    And what its trials have shown of sharing devices and of scaling out.
+    How an elastic one goes with batch size and devices, with errors; and what trials have shown of sharing devices and
+    of scaling out.
     """
     found = call(ctx, lambda client: client.profile(workload, moment(at)))
     if output == "json":
         render.show_json(found)
         return
-    render.say("\n".join(lines(found)))
+    curve = curves.lines(found.scaling, render.terminal_width())
+    render.say("\n".join([*lines(found), *(["", *curve] if curve else [])]))
 
 
 def lines(found: views.ProfileView) -> list[str]:
