@@ -40,9 +40,9 @@ def decide(
 
     Notes
     -----
-    With one kind the programme is exact, and so is what it decides next once that is there: nothing changes then. With
-    several, kinds are chosen by a heuristic, which may see more from there: so it is asked until it changes nothing.
-    Each time that is better by what resizing costs from the sizes at first, too.
+    With one kind the programme is exact, and changes nothing once what it decides is there. With several, kinds are
+    chosen by a heuristic, which may see more from there; and where a running job has to leave, another may come before
+    it then. So it is asked until it changes nothing. Each time that is better from the sizes at first, too.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def decide(
     {'a': 4, 'b': 2}
     """
     table, admitted, sized = _once(order, devices, rules, manner)
-    if len(devices) > 1:
+    if len(devices) > 1 or _leaves(order, sized, admitted):
         for _ in range(ROUNDS):
             then = _once([_then(asking, sized, admitted) for asking in order], devices, rules, manner)
             if _same(then[2], sized):
@@ -87,6 +87,12 @@ def _then(asking: Asking, sized: Mapping[str, Sized], admitted: Admitted) -> Ask
         return msgspec.structs.replace(asking, kind=admitted.fixed.get(asking.job_id, ""))
     each = sized[asking.job_id]
     return msgspec.structs.replace(asking, now=each.size if each.gpus else None, kind=each.kind)
+
+
+def _leaves(order: Sequence[Asking], sized: Mapping[str, Sized], admitted: Admitted) -> bool:
+    """Say whether a running job loses its devices."""
+    inside = admitted.fixed.keys() | {job for job, each in sized.items() if each.gpus}
+    return any(each.runs and each.job_id not in inside for each in order)
 
 
 def _same(one: Mapping[str, Sized], other: Mapping[str, Sized]) -> bool:

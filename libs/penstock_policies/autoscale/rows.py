@@ -99,7 +99,7 @@ def _best(profile: Profile, widths: range, unfit: Collection[Size]) -> tuple[Int
 
 def _smaller(profile: Profile, gpus: int, below: int) -> tuple[int, float]:
     """Return the best batch on so many devices below one that did not do."""
-    most = profile.b_min + (below - 1 - profile.b_min) // profile.batch_step * profile.batch_step
+    most = min(profile.b_max, below - 1)
     if most < profile.b_min:
         return 0, float("nan")
     batch, speed = elastic.table(profile.up_to(most), range(gpus, gpus + 1))
