@@ -49,7 +49,7 @@ def _may_have(job: Job, demand: Demand) -> bool:
     size = _asked(job, demand)
     kept = size.batch_size == spec.batch_size
     batch_fits = kept or (batch is not None and batch.min <= size.batch_size <= batch.max)
-    return size.gpus in spec.widths and batch_fits and size not in job.unfit
+    return size.gpus in spec.widths and batch_fits and not job.is_unfit(size)
 
 
 def become(job: Job, demand: Demand) -> None:
@@ -109,7 +109,8 @@ def spared(job: Job) -> str:
 
 
 def _go_back(job: Job, size: Size) -> None:
-    job.unfit = (*job.unfit, job.size)
+    any_batch = size.gpus != job.spec.gpus and not job.out_of_memory  # such as a checkpoint of another width
+    job.unfit = (*job.unfit, Size(job.spec.gpus, 0 if any_batch else job.spec.batch_size))
     job.reason = f"it did not run on {_words(job.size)}, and goes back to {_words(size)}: {job.reason}"
     _set(job, size)
     if job.accepts is not None:

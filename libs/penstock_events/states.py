@@ -88,7 +88,7 @@ class Job(msgspec.Struct, kw_only=True):
         None before it is sized.
     unfit : tuple of Size
         Sizes with which a run failed at once or for want of memory; it went back to the one before, and is given none
-        of these again.
+        of these again. With a batch of 0 it is that many devices, with any batch.
     run_steps : int
         Steps that the present run has done at least, or else the last one.
     lost_steps : int
@@ -195,6 +195,10 @@ class Job(msgspec.Struct, kw_only=True):
     def size(self) -> Size:
         """What it has, or asks for."""
         return Size(self.spec.gpus, self.spec.batch_size)
+
+    def is_unfit(self, size: Size) -> bool:
+        """Say whether a size did not do."""
+        return size in self.unfit or Size(size.gpus) in self.unfit
 
     @property
     def stopping(self) -> bool:
