@@ -133,7 +133,7 @@ def detail(scene: Scene, one: Job) -> JobDetail:
 def _sizing(scene: Scene, one: Job) -> SizingView | None:
     own = scene.state.histories[one.id].sizing
     told = scene.told.get(one.id, Told()) if one.state in ACTIVE else Told()
-    return sizing.view(own, one, told) if own is not None else None
+    return sizing.view(own, one, told, scene.now_s) if own is not None else None
 
 
 def profile(scene: Scene, key: str) -> ProfileView:

@@ -47,12 +47,14 @@ class Ran(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.steps, self.loop_s = steps, loop_s
         self.batch_size = batch_size or self.batch_size
 
-    @property
-    def samples_per_s(self) -> float | None:
-        """How fast it went; None where that is not known."""
-        if not (self.batch_size and self.steps and self.loop_s > 0):
-            return None
-        return self.batch_size * self.steps / self.loop_s
+    def samples_per_s(self, now_s: float) -> float | None:
+        """
+        Return how fast it went or goes, its start and its end included; None where that is not known.
+
+        By the clock, and not by ``loop_s``: on an emulated device that counts no waiting, for peers neither.
+        """
+        lasted_s = (now_s if self.end_s is None else self.end_s) - self.start_s
+        return self.batch_size * self.steps / lasted_s if self.batch_size and self.steps and lasted_s > 0 else None
 
 
 class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -89,7 +91,7 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._end(job, event.at_s)
         if len(job.unfit) > self.unfit:
             self.unfit = len(job.unfit)
-            self._resized(_went_back(job, event.at_s))
+            self._resized(_went_back(job, self.size, event.at_s))
         self.size = job.size
 
     def demanded(self, job: Job, demand: Demand, event: ScaleDecided, takes: dict[str, int]) -> None:
@@ -174,9 +176,9 @@ def lr_factor(spec: JobSpec) -> float | None:
     return {"keep": 1.0, "linear": times, "sqrt": math.sqrt(times), "callback": None}[batch.lr]
 
 
-def view(sizing: Sizing, job: Job, told: Told) -> SizingView:
+def view(sizing: Sizing, job: Job, told: Told, now_s: float) -> SizingView:
     """Return a job's sizes as people see them, with what its run told of itself outside the log."""
-    spec, runs = job.spec, [_run(run, told) for run in sizing.runs]
+    spec, runs = job.spec, [_run(run, told, now_s) for run in sizing.runs]
     batch = spec.batch
     return SizingView(
         widths=(spec.widths[0], spec.widths[-1]),
@@ -229,7 +231,7 @@ def words(spec: JobSpec) -> str:
     return devices + batch + (f" of {spec.batch.min} to {spec.batch.max}" if spec.batch is not None else "")
 
 
-def _run(run: Ran, told: Told) -> RunView:
+def _run(run: Ran, told: Told, now_s: float) -> RunView:
     if run.end_s is None and told.step > run.begun_steps:
         run = msgspec.structs.replace(run)
         run.told(told.step - run.begun_steps, told.loop_s, told.batch_size)
@@ -241,16 +243,16 @@ def _run(run: Ran, told: Told) -> RunView:
         kind=run.kind,
         steps=run.steps,
         loop_s=run.loop_s,
-        samples_per_s=run.samples_per_s,
+        samples_per_s=run.samples_per_s(now_s),
         outcome=run.outcome,
     )
 
 
-def _went_back(job: Job, at_s: float) -> ResizeView:
+def _went_back(job: Job, before: Size, at_s: float) -> ResizeView:
     return ResizeView(
         at_s=at_s,
         because="unfit",
-        before=job.unfit[-1],
+        before=before,
         after=job.size,
         kinds=(),
         reason=job.reason,

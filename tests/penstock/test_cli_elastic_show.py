@@ -42,7 +42,7 @@ RESIZED = views.ResizeView(
 def sizing(**fields: Any) -> views.SizingView:
     default: dict[str, Any] = {
         "widths": (1, 8), "batches": (64, 512), "size": Size(2, 128), "lr_rule": "sqrt", "lr_factor": 1.4142135,
-        "samples_per_s": 1280.0, "runs": RUNS, "left_out": 0, "resizes": (RESIZED,), "unfit": (Size(8, 512),),
+        "samples_per_s": 1280.0, "runs": RUNS, "left_out": 0, "resizes": (RESIZED,), "unfit": (Size(8, 512), Size(7)),
     }  # fmt: skip
     return views.SizingView(**{**default, **fields})
 
@@ -95,7 +95,7 @@ def test_show_tells_what_the_job_may_have_has_and_makes_of_its_learning_rate(pen
     assert told["of"] == "1 to 8 devices, a batch of 64 to 512"
     assert told["rate"] == "1.414 times the script's learning rate (sqrt)"
     assert (told["samples"], told["pace"], told["resized"]) == ("168960", "1280 samples/s", "once")
-    assert told["unfit"] == "8 devices with a batch of 512"
+    assert told["unfit"] == "8 devices with a batch of 512; 7 devices, whatever the batch"
 
 
 def test_show_draws_width_and_throughput_over_time_with_their_figures(penstock: Run) -> None:
@@ -173,7 +173,7 @@ def test_why_says_when_and_why_it_was_shrunk_and_what_it_gave_to_whom(penstock: 
 a1 (digits) is R for 30.0s: running
   because:  it has been running on n1/fast0 for 30.0 s
   size:     2 devices of 1 to 8, a batch of 128 of 64 to 512
-  resized:  34.0s ago, a job has come: shrinks from 4 to 2 devices (fast) with a batch of 128, and gives 2 to b2
+  sized:    34.0s ago, a job has come: shrinks from 4 to 2 devices (fast) with a batch of 128, and gives 2 to b2
   gave:     2 devices to b2
 """
     )
@@ -188,7 +188,7 @@ def test_why_says_from_whom_a_grown_job_has_it_and_that_it_does_not_run_so_yet(
     gateway.whys["a1"] = msgspec.structs.replace(gateway.whys["a1"], resized=grown)
     lines = [line.strip() for line in penstock("why", "a1")[1].splitlines()]
     assert lines[-2:] == [
-        "resized:  34.0s ago, a job is over: from 4 devices with a batch of 256 to 2 devices with a batch of 128; "
+        "sized:    34.0s ago, a job is over: from 4 devices with a batch of 256 to 2 devices with a batch of 128; "
         "it does not run so yet",
         "took:     1 device from b2, 2 devices from c3",
     ]

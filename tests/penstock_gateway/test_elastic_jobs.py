@@ -95,7 +95,7 @@ def shrinks(log: Scenario[machine.State], at_s: float = NOW_S + 30) -> None:
 def sizes(log: Scenario[machine.State], told: Told | None = None) -> SizingView:
     own = log.state.histories["j1"].sizing
     assert own is not None
-    return sizing.view(own, log.state.jobs["j1"], told or Told())
+    return sizing.view(own, log.state.jobs["j1"], told or Told(), log.now_s)
 
 
 def detail(log: Scenario[machine.State], told: Told | None = None) -> JobDetail:
@@ -217,7 +217,7 @@ def test_each_run_is_kept_with_its_size_and_how_fast_it_went(log: Scenario[machi
     shrinks(log)
     first, second = sizes(log, Told(step=660, loop_s=10.0)).runs
     assert (first.start_s, first.end_s, first.gpus, first.batch_size) == (NOW_S + 2, NOW_S + 32, 4, 256)
-    assert (first.kind, first.outcome, first.samples_per_s) == ("fast", "resized", 560 * 256 / 28)
+    assert (first.kind, first.outcome, first.samples_per_s) == ("fast", "resized", 560 * 256 / 30)
     assert (second.start_s, second.end_s, second.gpus, second.batch_size) == (NOW_S + 34, None, 2, 128)
     assert (second.outcome, second.steps) == ("", 660)
 
@@ -225,8 +225,9 @@ def test_each_run_is_kept_with_its_size_and_how_fast_it_went(log: Scenario[machi
 def test_what_the_present_run_told_says_how_fast_it_goes(log: Scenario[machine.State]) -> None:
     runs_on_four(log)
     assert sizes(log).samples_per_s is None
-    assert sizes(log, Told(step=50, loop_s=2.0)).samples_per_s == 50 * 256 / 2
-    assert sizes(log, Told(step=50, loop_s=2.0, batch_size=64)).samples_per_s == 50 * 64 / 2
+    log.at(NOW_S + 12)
+    assert sizes(log, Told(step=50, loop_s=2.0)).samples_per_s == 50 * 256 / 10
+    assert sizes(log, Told(step=50, loop_s=2.0, batch_size=64)).samples_per_s == 50 * 64 / 10
     shrinks(log)
     log.given(ended(epoch=3, at_s=NOW_S + 90))
     assert sizes(log, Told(step=50, loop_s=2.0)).samples_per_s is None
@@ -237,7 +238,8 @@ def test_a_resumed_run_counts_its_own_steps_alone(log: Scenario[machine.State]) 
     shrinks(log)
     log.given(ended(outcome="lost", epoch=3, at_s=NOW_S + 50), placed("j1", 0, 1, epoch=4, at_s=NOW_S + 51))
     log.given(msgspec.structs.replace(started(epoch=4, at_s=NOW_S + 52), resumed_step=560))
-    assert sizes(log, Told(step=600, loop_s=4.0)).samples_per_s == 40 * 128 / 4
+    log.at(NOW_S + 56)
+    assert sizes(log, Told(step=600, loop_s=3.0)).samples_per_s == 40 * 128 / 4
 
 
 def test_a_run_that_went_with_its_node_has_an_end_too(log: Scenario[machine.State]) -> None:
@@ -278,7 +280,7 @@ def test_a_size_that_did_not_do_is_told_with_the_way_back(log: Scenario[machine.
     log.given(placed("j1", *range(8), epoch=3, at_s=NOW_S + 23), started(epoch=3, at_s=NOW_S + 24))
     log.given(ended(outcome="failed", epoch=3, at_s=NOW_S + 25, exit_code=1, reason="out of memory", steps=90))
     view = sizes(log)
-    assert (view.unfit, view.size) == ((Size(8, 512),), Size(4, 256))
+    assert (view.unfit, view.size) == ((Size(8),), Size(4, 256))
     assert (view.resizes[-1].because, view.resizes[-1].before, view.resizes[-1].after) == (
         "unfit",
         Size(8, 512),

@@ -44,7 +44,10 @@ def pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
         ("samples", str(job.samples or "")),
         ("pace", f"{sizing.samples_per_s:.4g} samples/s" if sizing.samples_per_s is not None else ""),
         ("resized", _how_often(sizing)),
-        ("unfit", "; ".join(words(size) for size in sizing.unfit)),
+        (
+            "unfit",
+            "; ".join(words(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
+        ),
     ]
 
 
@@ -53,7 +56,7 @@ def why_pairs(why: views.WhyView, now_s: float) -> Pairs:
     found = [("size", why.size)]
     if why.resized is not None:
         found += [
-            ("resized", _resized(why.resized, now_s, over=why.cause == "finished")),
+            ("sized", _resized(why.resized, now_s, over=why.cause == "finished")),
             ("gave", _listed(why.resized.gives, "to")),
             ("took", _listed(why.resized.takes, "from")),
         ]

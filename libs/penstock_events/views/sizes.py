@@ -19,7 +19,7 @@ class RunView(View, frozen=True, kw_only=True):
     steps, loop_s : int, float
         Iterations of this run and the seconds that they took; of one that goes on, as it last told.
     samples_per_s : float or None
-        Batch size times steps over their seconds; None where that is not known.
+        Batch size times steps, over the seconds of the whole run with its start and end; None where not known.
     outcome : str
         How it ended, ``resized`` where it made way for another size of the job; empty where it goes on.
     """
@@ -90,7 +90,7 @@ class SizingView(View, frozen=True, kw_only=True):
     resizes : tuple of ResizeView
         The last decisions about its size, oldest first.
     unfit : tuple of Size
-        Sizes with which its run failed at once.
+        Sizes with which its run failed at once; a batch size of 0 stands for all.
     """
 
     widths: tuple[int, int]
