@@ -92,7 +92,7 @@ def _demand(state: State, job: Job, wish: Wish, sized: Sized, accepted: Sequence
 def _least(job: Job, wish: Wish) -> Size:
     """Return the size that a job asks for while there is no room for it: the smallest that may do."""
     for gpus in wish.widths:
-        if (size := Size(gpus, job.spec.batch_size)) not in job.unfit:
+        if not job.is_unfit(size := Size(gpus, job.spec.batch_size)):
             return size
     return job.size
 
