@@ -5,6 +5,9 @@ Up to a sequence of the log it is the real cluster. From there on the production
 shadow's policy. What people, nodes and the profiler say really happened is true here too; what the real ranker, matcher
 and executors say is not, but it tells how fast jobs are, and how long they were.
 
+Elastic jobs are not resized here: one has the size that it had when the shadow began, or else the first that it was
+really given, and iterates for as long as it really does, whatever sizes that took.
+
 All of this is a function of the log and the plan: whoever reads the same log again finds the same decisions, so that a
 shadow needs no state of its own to go on where it was.
 """
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import math
 from typing import Any, Final
+
+import msgspec
 
 from penstock_bus import Decider, Delivery
 from penstock_events import (
@@ -34,7 +39,9 @@ from penstock_events import (
     RunEnded,
     RunStarted,
     SamplesRequested,
+    ScaleDecided,
     State,
+    TrialsScaled,
     WorkloadProfiled,
     subjects,
 )
@@ -186,7 +193,7 @@ class Follower:
         match fact:
             case JobSubmitted() | SamplesRequested():
                 pool = fact.spec.pool
-            case NodeJoined() | RoundDecided() | JobsRanked() | PolicySet():
+            case NodeJoined() | RoundDecided() | JobsRanked() | PolicySet() | ScaleDecided():
                 pool = fact.pool
             case _:
                 return True
@@ -202,6 +209,10 @@ class Follower:
             self._append(subject, fact)
         elif isinstance(fact, JobsRanked) and self.plan.policy == CONFIGURED and not self.live:
             self._append(subject, fact)  # by other rules every job gets a place anew, by its service
+        elif isinstance(fact, ScaleDecided | TrialsScaled) and not self.live:
+            self._append(subject, fact)
+        elif isinstance(fact, ScaleDecided):
+            self._size(subject, fact)
         elif isinstance(fact, _TRUE_THERE):
             self._learn(subject, fact, touched)
 
@@ -240,6 +251,12 @@ class Follower:
             if job.placement is None:
                 self.executors.learn(job)
 
+    def _size(self, subject: str, fact: ScaleDecided) -> None:
+        """Give new elastic jobs their first sizes; the others keep theirs."""
+        first = tuple(demand for demand in fact.demands if not demand.epoch)
+        if first or fact.dropped:
+            self._append(subject, msgspec.structs.replace(fact, demands=first))
+
     def _append(self, subject: str, fact: AnyEvent) -> None:
         self.engine.append(subject, fact, _REAL)
 
@@ -252,7 +269,8 @@ class Follower:
         task = self.executors.tasks.get(job.id)
         if task is None or task.over:
             return False
-        return job.state is not State.CANCELLED or job.id in self.executors.runs
+        dropped = job.state is State.FAILED and not job.attempts
+        return not (dropped or job.state is State.CANCELLED) or job.id in self.executors.runs
 
     def _prune(self) -> None:
         """Drop jobs that are over, here and really."""

@@ -28,13 +28,17 @@ from shadow_cases import (
 
 from penstock_bus import Delivery
 from penstock_events import (
+    Batch,
+    Demand,
     JobCancelled,
     JobHeld,
     NodeLeft,
     PolicySet,
+    Preemption,
     RoundDecided,
     RunEnded,
     SamplesRequested,
+    ScaleDecided,
     subjects,
 )
 from penstock_shadow import follower as following
@@ -281,3 +285,47 @@ def test_a_shadow_of_the_clusters_own_policy_is_the_cluster_to_the_job_on_nearly
             otherwise += any(abs(found_s[job_id] - really_s[job_id]) > 0.5 for job_id in found_s)
     assert loads == 32
     assert otherwise <= 2
+
+
+def scaled(job_id: str, at_s: float, gpus: int, epoch: int = 0) -> ScaleDecided:
+    return ScaleDecided(
+        pool="default", at_s=at_s, demands=(Demand(job_id=job_id, epoch=epoch, gpus=gpus, batch_size=8 * gpus),)
+    )
+
+
+ELASTIC = (
+    node(devices=4),
+    submitted("j1", 2.0, max_gpus=4, gpus=1, min_gpus=1, batch_size=8, batch=Batch(min=8, max=64)),
+    scaled("j1", 2.1, 2),
+    placed("j1", 2.2, epoch=2),
+    started("j1", 2.3, epoch=2),
+    scaled("j1", 12.0, 4, epoch=2),
+    RoundDecided(pool="default", at_s=12.1, preemptions=(Preemption(job_id="j1", epoch=2),)),
+    ended("j1", 12.3, epoch=2, outcome="preempted", loop_s=10.0, loop_steps=100, steps=100),
+    placed("j1", 12.4, epoch=3),
+    started("j1", 12.5, epoch=3, step=100),
+    ended("j1", 17.5, epoch=3, loop_s=5.0, loop_steps=100, steps=200),
+)
+"""A job is given two devices before it starts, and four when it runs."""
+
+
+@pytest.mark.parametrize("cut", range(len(ELASTIC) + 1))
+def test_an_elastic_job_is_given_its_first_size_and_keeps_what_it_has(cut: int) -> None:
+    log = commits(*ELASTIC)
+    shadow = followed(plan("configured", log[:cut]), log, lengths_of(log), until_s=100.0)
+    if cut == len(log):
+        assert not starts(shadow.take())
+        return
+    task = shadow.executors.tasks["j1"]
+    assert task.over
+    assert shadow.executors.busy == 0
+    assert task.gpus == (2 if cut <= 5 else 4)  # a demand that was made before the shadow began is met here too
+    assert task.executed_s >= 4.9
+
+
+def test_a_job_that_was_dropped_for_want_of_room_is_dropped_here_too() -> None:
+    dropped = ScaleDecided(pool="default", at_s=2.1, demands=(), dropped=("j1",))
+    log = commits(*ELASTIC[:2], dropped)
+    shadow = followed(plan("fifo"), log, until_s=100.0)
+    assert not starts(shadow.take())
+    assert shadow.status().waiting == 0

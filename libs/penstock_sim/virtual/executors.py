@@ -128,6 +128,7 @@ class Executors:
     def _place(self, placement: Placement) -> None:
         task, kind = self.tasks[placement.job_id], placement.kind
         slots = {slot.node_id: slot.devices for slot in placement.slots}
+        task.gpus = sum(map(len, slots.values()))
         run = Run(task, placement.epoch, kind, self.speed(task.model, kind), slots, set(slots))
         self.runs[task.id] = run
         self.busy += task.gpus
