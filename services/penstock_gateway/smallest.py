@@ -88,11 +88,13 @@ def told(state: State, spec: JobSpec, trial: JobSpec, await_s: float) -> str:
     """Return what is said of the size that a dry run has tried for an elastic job; empty for others."""
     if not spec.elastic:
         return ""
-    batch = f" with a batch of {trial.batch_size}" if trial.batch_size else ""
-    size = f"{count(trial.gpus, 'device')}{batch}, the smallest of {range_words(spec)}"
-    if workload.key(spec) in state.scaled:
-        return f"{size}; the autoscaler says what it gets of that when it comes"
-    return f"{size}; what it gets of that is decided once its workload is measured, or after {await_s:g} s"
+    batch = f" and a batch of {trial.batch_size}" if trial.batch_size else ""
+    known = workload.key(spec) in state.scaled
+    when = "when it comes" if known else f"once its workload is measured, or after {await_s:g} s"
+    return (
+        f"tried with {count(trial.gpus, 'device')}{batch}, the fewest that do; it may be given {range_words(spec)}, "
+        f"and what it gets of that is decided {when}"
+    )
 
 
 def making_way(state: State, spec: JobSpec, kinds: Mapping[str, int]) -> Iterator[str]:

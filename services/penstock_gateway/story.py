@@ -81,7 +81,7 @@ class Teller:
         """Begin."""
         self._job = job
         self._queue: int | None = None
-        self._cause = ""
+        self._cause, self._sized = "", ""
         self._nodes: set[str] = set()
         self._kind = job.placement.kind if job.placement is not None else ""
 
@@ -159,7 +159,7 @@ class Teller:
                 self._nodes.discard(fact.node_id)
                 known = f"exit code {fact.exit_code}" in fact.reason
                 code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
-                reason = f": {fact.reason}" if fact.reason else ""
+                reason = f": {fact.reason}" if fact.reason and fact.reason != self._sized else ""
                 after = f" after step {fact.steps}" if fact.steps else ""
                 yield f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
 
@@ -203,6 +203,7 @@ class Teller:
             if demand.job_id == self._job.id:
                 batch = f" with a batch of {demand.batch_size}" if demand.batch_size else ""
                 said = demand.reason or f"to have {count(demand.gpus, 'device')}{batch}"
+                self._sized = said
                 yield f"sized ({_BECAUSE[fact.because]}): {said}"
             elif devices := demand.gives.get(self._job.id):
                 yield f"job {demand.job_id} is to give up {count(devices, 'device')} for it"
@@ -215,7 +216,9 @@ class Teller:
             yield f"lost with its node {node_id}, which was no longer heard of"
         for preemption in fact.preemptions:
             if preemption.job_id == self._job.id:
-                yield f"to be preempted{_because(preemption.reason)}"
+                yield "to be preempted" + (
+                    " for that" if preemption.reason == self._sized else _because(preemption.reason)
+                )
         for placement in fact.placements:
             if placement.job_id == self._job.id:
                 self._cause, self._nodes = "", {slot.node_id for slot in placement.slots}

@@ -359,6 +359,24 @@ def test_the_story_tells_each_decision_and_who_made_way() -> None:
     ]
 
 
+def test_the_story_gives_the_reason_of_a_resize_once(log: Scenario[machine.State]) -> None:
+    runs_on_four(log)
+    said = "shrinks from 4 to 2"
+    facts = [
+        sized(demand(gpus=2, epoch=2, reason=said), because="arrival", at_s=NOW_S + 9),
+        preempted(epoch=2, reason=said),
+        ended(outcome="preempted", epoch=2, reason=said, steps=9),
+        preempted(epoch=3, reason="its node is drained"),
+    ]
+    teller = story.Teller(log.state.jobs["j1"])
+    assert [line.text for fact in facts for line in teller.lines(delivery(fact, 1))] == [
+        "sized (a job has come): shrinks from 4 to 2",
+        "to be preempted for that",
+        "run preempted on n1 after step 9",
+        "to be preempted: its node is drained",
+    ]
+
+
 def delivery(fact: Any, seq: int) -> Delivery:
     commit = Commit(id=str(seq), actor="test", facts=(fact,))
     return Delivery(seq=seq, subject="x", commit=commit, stored_s=fact.at_s, pending=0)
@@ -376,21 +394,21 @@ def test_a_dry_run_tries_the_smallest_size_and_says_so(log: Scenario[machine.Sta
     view = asked(log)
     assert (view.starts, view.devices) == (True, ("n1/fast0",))
     assert view.size == (
-        "1 device with a batch of 64, the smallest of 1 to 8 devices with a batch of 64 to 512; "
-        "what it gets of that is decided once its workload is measured, or after 10 s"
+        "tried with 1 device and a batch of 64, the fewest that do; it may be given 1 to 8 devices with a batch of 64 "
+        "to 512, and what it gets of that is decided once its workload is measured, or after 10 s"
     )
 
 
 def test_of_a_known_workload_it_says_that_nothing_is_waited_for(log: Scenario[machine.State]) -> None:
     log.given(scaled(fast=0))
-    assert asked(log).size.endswith("; the autoscaler says what it gets of that when it comes")
+    assert asked(log).size.endswith(", and what it gets of that is decided when it comes")
 
 
 def test_it_tries_as_many_devices_as_its_smallest_batch_needs(log: Scenario[machine.State]) -> None:
     log.given(scaled(fast=20))
     view = asked(log)
     assert view.devices == ("n1/fast0", "n1/fast1", "n1/fast2", "n1/fast3")
-    assert view.size.startswith("4 devices with a batch of 64, the smallest of")
+    assert view.size.startswith("tried with 4 devices and a batch of 64, the fewest that do;")
 
 
 def test_where_nothing_is_free_it_says_who_could_give_way(log: Scenario[machine.State]) -> None:

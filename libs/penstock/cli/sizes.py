@@ -53,10 +53,12 @@ def pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
 
 def why_pairs(why: views.WhyView, now_s: float) -> Pairs:
     """Return what `penstock why` says of a job's size: what it is, why it is that, and who gave what to whom."""
+    if why.cause == "finished":
+        return []
     found = [("size", why.size)]
     if why.resized is not None:
         found += [
-            ("sized", _resized(why.resized, now_s, over=why.cause == "finished")),
+            ("sized", _resized(why.resized, now_s)),
             ("gave", _listed(why.resized.gives, "to")),
             ("took", _listed(why.resized.takes, "from")),
         ]
@@ -107,8 +109,8 @@ def _how_often(sizing: views.SizingView) -> str:
     return f"{len(done)} times" if len(done) > 1 else "once" if done else ""
 
 
-def _resized(resize: views.ResizeView, now_s: float, *, over: bool) -> str:
-    open_ = "" if resize.done_s is not None or over else "; it does not run so yet"
+def _resized(resize: views.ResizeView, now_s: float) -> str:
+    open_ = "" if resize.done_s is not None else "; it does not run so yet"
     change = resize.reason or f"from {words(resize.before)} to {words(resize.after)}"
     return f"{span(now_s - resize.at_s)} ago, {_BECAUSE.get(resize.because, resize.because)}: {change}{open_}"
 
