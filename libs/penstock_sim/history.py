@@ -34,6 +34,7 @@ from penstock_events import (
     RunCheckpointed,
     RunEnded,
     RunStarted,
+    Size,
     Slot,
     WorkloadProfiled,
     workload,
@@ -60,6 +61,8 @@ class Ran:
         As its executor measured them; 0 where the script has no loop that it could measure.
     slots : sequence of Slot
         The devices that it held.
+    batch_size, samples : int
+        Of a step over all devices, and those done over all runs by its end; 0 where the script does not say.
     """
 
     kind: str
@@ -73,6 +76,13 @@ class Ran:
     loop_s: float = 0.0
     loop_steps: int = 0
     slots: Sequence[Slot] = ()
+    batch_size: int = 0
+    samples: int = 0
+
+    @property
+    def size(self) -> Size:
+        """Devices and batch."""
+        return Size(sum(len(slot.devices) for slot in self.slots), self.batch_size)
 
     @property
     def held_s(self) -> float:
@@ -235,7 +245,14 @@ class Reading:
             return
         self._last_start_s = max(self._last_start_s, fact.at_s)
         placed_s = self._placed_s.get(job.id, fact.at_s)
-        run = Ran(job.placement.kind, placed_s, fact.at_s, fact.resumed_step, slots=job.placement.slots)
+        run = Ran(
+            job.placement.kind,
+            placed_s,
+            fact.at_s,
+            fact.resumed_step,
+            slots=job.placement.slots,
+            batch_size=job.spec.batch_size,
+        )
         self._found.runs[job.id].append(run)
 
     def _end(self, fact: RunEnded) -> None:
@@ -244,6 +261,7 @@ class Reading:
             return
         run = self._found.runs[job.id][-1]
         run.ended_s, run.steps = fact.at_s, max(run.steps, fact.steps)
+        run.batch_size, run.samples = fact.batch_size or run.batch_size, max(run.samples, fact.samples)
         run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
         if fact.loop_s >= run.loop_s:
             run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps

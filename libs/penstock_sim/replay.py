@@ -14,6 +14,8 @@ What stays unknown, and how it is handled:
   that it could be, and are marked in :attr:`Replay.censored`: averages leave them out.
 * Jobs that never ran are left out; :attr:`Replay.never_ran` has them.
 * Whoever waits for an answer before asking again (a sweep's tuner, a person) is taken to ask when he did.
+* How fast an elastic job is with sizes that it did not have, and what the autoscaler would have given it under another
+  policy: it is replayed as a gang of the size that it had for longest (:mod:`penstock_sim.replaying.sized`).
 * A job that failed in the end is one without a true length; here it completes where it failed.
 """
 
@@ -44,6 +46,7 @@ from penstock_sim.history import History, read_log
 from penstock_sim.outcome import Outcome
 from penstock_sim.replaying import measured as past
 from penstock_sim.replaying.rows import only
+from penstock_sim.replaying.sized import as_gang
 from penstock_sim.replaying.worth import Book
 from penstock_sim.trace import Floats
 from penstock_sim.virtual import workload
@@ -129,7 +132,7 @@ def replay(
     ValueError
         If no job in the window ever ran, or the policy or a setting is not known.
     """
-    jobs = history.replayable()
+    jobs = [as_gang(job, history.runs[job.id]) for job in history.replayable()]
     rows = np.array([row for row, job in enumerate(jobs) if from_s <= job.submitted_s < to_s], dtype=np.int64)
     if not rows.size:
         raise ValueError("no job of the log ran in this window; take a longer one")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from penstock_events import (
     AnyEvent,
+    Batch,
+    Demand,
     Device,
     JobCancelled,
     JobSpec,
@@ -19,6 +23,8 @@ from penstock_events import (
     RoundDecided,
     RunEnded,
     RunStarted,
+    ScaleDecided,
+    Size,
     Slot,
 )
 from penstock_events import Outcome as RunOutcome
@@ -26,6 +32,8 @@ from penstock_sim.cluster import parse
 from penstock_sim.history import read_log
 from penstock_sim.outcome import Outcome
 from penstock_sim.replay import replay
+from penstock_sim.replaying import notes
+from penstock_sim.replaying.sized import longest
 from penstock_sim.replaying.worth import Book
 from penstock_sim.trace import Trace
 from penstock_sim.virtual import lines
@@ -231,3 +239,73 @@ def test_a_line_that_is_no_fact_is_named() -> None:
 def test_an_empty_window_is_said() -> None:
     with pytest.raises(ValueError, match="no job of the log ran"):
         replay(read_log([]))
+
+
+def resized() -> list[AnyEvent]:
+    """Return a log in which a job has 2 of 4 devices for 10 s, and then all for 5, in which it does twice as much."""
+    gpus = tuple(Device(index=at, kind="fast", memory_bytes=8, backend="emulated") for at in range(4))
+    batch = Batch(min=8, max=64, base=8)
+    spec = JobSpec(name="a", command=("x",), max_gpus=4, min_gpus=1, batch=batch, batch_size=8, profile="off")
+
+    def sized(epoch: int, at_s: float, gpus: int) -> ScaleDecided:
+        demand = Demand(job_id="j1", epoch=epoch, gpus=gpus, batch_size=8 * gpus)
+        return ScaleDecided(pool="default", at_s=at_s, demands=(demand,))
+
+    def placed(epoch: int, at_s: float, gpus: int) -> RoundDecided:
+        slots = (Slot(node_id="n1", devices=tuple(range(gpus))),)
+        lease = Placement(job_id="j1", epoch=epoch, kind="fast", slots=slots)
+        return RoundDecided(pool="default", at_s=at_s, placements=(lease,))
+
+    def ended(epoch: int, at_s: float, outcome: RunOutcome, **counts: Any) -> RunEnded:
+        return RunEnded(job_id="j1", epoch=epoch, node_id="n1", outcome=outcome, at_s=at_s, loop_steps=100, **counts)
+
+    def started(epoch: int, at_s: float, gpus: int, step: int = 0) -> RunStarted:
+        devices = tuple(range(gpus))
+        return RunStarted(job_id="j1", epoch=epoch, node_id="n1", devices=devices, resumed_step=step, at_s=at_s)
+
+    return [
+        NodeJoined(node_id="n1", devices=gpus, at_s=100.0),
+        JobSubmitted(job_id="j1", spec=spec, at_s=101.0),
+        sized(0, 101.0, 2),
+        placed(2, 101.0, 2),
+        started(2, 101.0, 2),
+        sized(2, 111.0, 4),
+        RoundDecided(pool="default", at_s=111.0, preemptions=(Preemption(job_id="j1", epoch=2),)),
+        ended(2, 111.0, "preempted", steps=100, samples=1600, loop_s=10.0),
+        placed(3, 111.0, 4),
+        started(3, 111.0, 4, step=100),
+        ended(3, 116.0, "completed", steps=200, samples=4800, loop_s=5.0),
+    ]
+
+
+def test_an_elastic_job_is_replayed_with_the_size_that_it_had_for_longest_and_all_of_its_samples() -> None:
+    text = [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(resized(), start=1)]
+    history = read_log(text)
+    assert [run.size for run in history.runs["j1"]] == [Size(2, 16), Size(4, 32)]
+    assert longest(history.runs["j1"]) == Size(2, 16)
+    found = replay(history, "fifo")
+    assert found.measured.end_s.tolist() == [116.0]
+    assert found.measured.held_gpu_s is not None
+    assert found.measured.held_gpu_s.tolist() == [2 * 10 + 4 * 5]
+    assert found.replayed.trace.num_gpus.tolist() == [2]
+    # 4,800 samples in batches of 16, a tenth of a second each.
+    assert found.replayed.end_s.tolist() == pytest.approx([101 + 30])
+    assert next(notes.of_sizes(history)).startswith("1 job is elastic: j1; in the replay each is a gang of the size")
+
+
+def test_without_samples_the_iterations_of_all_sizes_count_as_equal() -> None:
+    facts = [msgspec.structs.replace(fact, samples=0) if isinstance(fact, RunEnded) else fact for fact in resized()]
+    text = [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)]
+    assert replay(read_log(text), "fifo").replayed.end_s.tolist() == pytest.approx([101 + 20])
+
+
+@pytest.mark.parametrize("cut", range(4, 11))
+def test_a_history_that_ends_while_an_elastic_job_runs_is_replayed(cut: int) -> None:
+    text = [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(resized()[:cut], start=1)]
+    history = read_log(text)
+    if not history.replayable():
+        assert cut == 4
+        return
+    found = replay(history, "fifo")
+    assert found.censored.all()
+    assert np.isfinite(found.replayed.end_s).all()

@@ -62,6 +62,7 @@ def _present(planned: Plan, found: Mapping[str, Replay], wanted: Wanted) -> None
         notes=[
             *notes.of_log(planned.history),
             *notes.of_sharing(planned.history),
+            *notes.of_sizes(planned.history),
             *notes.of_replay(first),
             *notes.of_scores(scores, asked.seed),
         ],

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock_events import Job, State
 from penstock_sim.history import History
 from penstock_sim.outcome import Outcome, Spells, Timeline
-from penstock_sim.trace import Trace
+from penstock_sim.trace import Floats, Trace
 
 AS_IT_WAS: Final = "as it was"
 """The name of what really happened, among policies."""
@@ -49,6 +49,7 @@ def measured(history: History, jobs: list[Job], trace: Trace) -> Outcome:
         wall_s=0.0,
         timeline=_timeline(history, jobs),
         spells=_spells(history, jobs),
+        held_gpu_s=_held_gpu_s(history, jobs),
         until_s=max(run.ended_s for job in jobs for run in history.runs[job.id]),
     )
 
@@ -58,13 +59,23 @@ def censored(jobs: list[Job]) -> npt.NDArray[np.bool_]:
     return np.array([job.state is not State.COMPLETED for job in jobs], dtype=bool)
 
 
+def _held_gpu_s(history: History, jobs: list[Job]) -> Floats | None:
+    """Return what each job held of devices, (J,); None where that is always as many as it asked for."""
+    if not any(history.jobs[job.id].spec.elastic for job in jobs):
+        return None
+    return np.array(
+        [sum((run.ended_s - run.started_s) * run.size.gpus for run in history.runs[job.id]) for job in jobs]
+    )
+
+
 def _timeline(history: History, jobs: list[Job]) -> Timeline:
     """Return devices in use and jobs that wait, at every time at which one of them changes."""
     steps = [(job.submitted_s, 0, 1) for job in jobs]
     for job in jobs:
         runs = history.runs[job.id]
         for run in runs:
-            steps += [(run.started_s, job.spec.gpus, -1), (run.ended_s, -job.spec.gpus, 1)]
+            gpus = run.size.gpus
+            steps += [(run.started_s, gpus, -1), (run.ended_s, -gpus, 1)]
         steps.append((max(job.finished_s or history.last_s, runs[-1].ended_s), 0, -1))
     changes = np.array(sorted(steps), dtype=np.float64)
     at_s, last = np.unique(changes[::-1, 0], return_index=True)

@@ -33,6 +33,17 @@ def of_sharing(history: History) -> Iterator[str]:
         )
 
 
+def of_sizes(history: History) -> Iterator[str]:
+    """Yield what a replay makes of elastic jobs."""
+    ran = [job.id for job in history.jobs if job.spec.elastic and job.sample is None and history.runs.get(job.id)]
+    if ran:
+        number = f"{len(ran):,} job{'s are' if len(ran) > 1 else ' is'}"
+        yield (
+            f"{number} elastic: {_names(ran)}; in the replay each is a gang of the size that it had for longest, with "
+            "as many samples to do, and nobody resizes it"
+        )
+
+
 def of_replay(replay: Replay) -> Iterator[str]:
     """Yield what cannot be known of the jobs."""
     found = unknown(replay)

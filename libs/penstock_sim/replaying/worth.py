@@ -7,8 +7,9 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Final
 
-from penstock_events import Job, Sample, SamplesRequested, State
+from penstock_events import Job, Sample, SamplesRequested, State, workload
 from penstock_sim.history import History, Ran, key_of
+from penstock_sim.replaying.sized import equal
 from penstock_sim.saving import uncounted_work_s
 from penstock_sim.virtual.tasks import Task
 
@@ -22,7 +23,9 @@ class Book:
     def __init__(self, history: History, jobs: list[Job]) -> None:
         self.history = history
         self._speeds: dict[str, Mapping[str, float]] = {}
+        self._runs = {job.id: runs_of(history, job) for job in jobs}
         self._keys = {job.id: key_of(job) for job in history.jobs}
+        self._known_as = {workload.key(job.spec): self._keys[job.id] for job in jobs}  # gangs that were elastic
         rests_s = [run.rest_s for job in jobs for run in history.runs[job.id] if _whole(run)]
         self._rest_s = median(rests_s) if rests_s else 0.0
         self.tasks = [self._task(job, row) for row, job in enumerate(jobs)]
@@ -46,7 +49,7 @@ class Book:
             run = runs[-1]
             self._speeds[sample.sample_id] = {sample.kind: 1.0}
             return self._sample(sample, run.loop_s / run.loop_steps, run.rest_s)
-        self._keys[sample.sample_id] = asked.key
+        self._keys[sample.sample_id] = self._known_as.get(asked.key, asked.key)
         return self._sample(sample, _LEAST_S, self._rest_s)
 
     def _sample(self, sample: Sample, iteration_s: float, rest_s: float) -> Task:
@@ -56,7 +59,7 @@ class Book:
         )
 
     def _task(self, job: Job, row: int) -> Task:
-        runs = self.history.runs[job.id]
+        runs = self._runs[job.id]
         rests_s = [run.rest_s for run in runs if run.loop_steps]
         iteration_s = _iterations_s(runs)
         if not iteration_s:  # it counts none, or its first run goes on: whatever it held its devices for is work
@@ -77,6 +80,13 @@ class Book:
             saves=self.history.saving.of(self._keys[job.id]),
             failures=[(reached * fastest_s, kept * fastest_s) for reached, kept in _failures(runs)],
         )
+
+
+def runs_of(history: History, job: Job) -> list[Ran]:
+    """Return a job's runs, those of an elastic one as if they had been of one size."""
+    was = history.jobs.get(job.id)
+    runs = history.runs[job.id]
+    return equal(runs) if was is not None and was.spec.elastic else runs
 
 
 def _whole(run: Ran) -> bool:
