@@ -266,27 +266,35 @@ class Keeper:
                     self._news += lane.take_back(join.who, guest.pid, place.seat)
                     guest.lanes.append(lane)
             except (BadPage, OSError, ValueError) as error:
-                _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, guest.pid, error)
+                words = str(error)  # whoever keeps the record would keep the page with the error itself
+                _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, guest.pid, words)
 
     def _find(self, name: str, page: int, bell: int) -> Lane:
         found = Page(os.dup(page))
-        if not found.is_sealed:
+        try:
+            if not found.is_sealed:
+                raise BadPage(f"the page of lane {name} can be made shorter; expected one that is sealed")
+            if os.get_blocking(bell):
+                raise BadPage(f"the bell of lane {name} can block; expected an eventfd that does not")
+            if not found.is_plausible:
+                raise BadPage(f"nobody can have brought the token of lane {name} to where it is")
+            os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
+            lane = Lane(name, found, os.dup(bell))
+        except BaseException:
             found.close()
-            raise BadPage(f"the page of lane {name} can be made shorter; expected one that is sealed")
-        if os.get_blocking(bell):
-            found.close()
-            raise BadPage(f"the bell of lane {name} can block; expected an eventfd that does not")
-        if not found.is_plausible:
-            found.close()
-            raise BadPage(f"nobody can have brought the token of lane {name} to where it is")
-        os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
-        if name in self.lanes:
-            self._drop(self.lanes[name])
-        return self._have(Lane(name, found, os.dup(bell)))
+            raise
+        return self._have(lane)
 
     def _have(self, lane: Lane) -> Lane:
+        """Keep a lane, in place of one of the same name."""
+        try:
+            self._epoll.register(lane.bell, select.EPOLLIN)
+        except OSError:
+            lane.close()
+            raise
+        if lane.name in self.lanes:
+            self._drop(self.lanes[lane.name])
         self.lanes[lane.name] = self._bells[lane.bell] = lane
-        self._epoll.register(lane.bell, select.EPOLLIN)
         return lane
 
     def _drop(self, lane: Lane) -> None:

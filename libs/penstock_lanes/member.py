@@ -160,7 +160,7 @@ class Member:
         if self._connection is None and not self._connect():
             time.sleep(min(timeout_s, RECONNECT_S))
             return
-        while self._connection is not None and select.select([self._connection], [], [], timeout_s)[0]:
+        while self._connection is not None and _is_readable(self._connection, timeout_s):
             self._receive(self._connection)
             timeout_s = 0.0
 
@@ -291,6 +291,13 @@ class Member:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _is_readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Wait for something to read; unlike ``select``, for a process that has many files open, too."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
 
 
 _members: Final[weakref.WeakSet[Member]] = weakref.WeakSet()

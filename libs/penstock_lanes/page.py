@@ -153,7 +153,7 @@ class Page:
     Parameters
     ----------
     fd : int
-        Of the memory; the page keeps it.
+        Of the memory; the page keeps it, or closes it where it raises.
 
     Attributes
     ----------
@@ -171,10 +171,22 @@ class Page:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        size = os.fstat(fd).st_size
+        try:
+            self._map()
+        except BaseException:
+            self.close()
+            raise
+        self.row = _ROW // 8
+        self._first = _seats_at(self.seats) // 8
+        self._used: int | None = None
+        self._lease: tuple[int, int] | None = None
+        self._bells: dict[int, Word] = {}
+
+    def _map(self) -> None:
+        size = os.fstat(self.fd).st_size
         if size < _ROW:
             raise BadPage(f"a lane's page has {size} bytes; expected at least {_ROW}")
-        self._memory = memoryview(mmap.mmap(fd, size))
+        self._memory = memoryview(mmap.mmap(self.fd, size))
         self.words = self._memory.cast("Q")
         magic, version, self.seats = self.words[0], self.words[1], self.words[2]
         if magic != MAGIC or version != VERSION:
@@ -183,11 +195,6 @@ class Page:
             raise BadPage(
                 f"a lane's page of {size} bytes says it has {self.seats} seats; expected {MOST_SEATS} at most"
             )
-        self.row = _ROW // 8
-        self._first = _seats_at(self.seats) // 8
-        self._used: int | None = None
-        self._lease: tuple[int, int] | None = None
-        self._bells: dict[int, Word] = {}
 
     @classmethod
     def make(cls, seats: int = MOST_SEATS) -> Page:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import resource
 import socket
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from taking_turns import house, who
 
-from penstock_lanes import Knocked, wire
+from penstock_lanes import Gone, Keeper, Knocked, Member, wire
+from penstock_lanes.page import Page
 from penstock_lanes.wire import VERSION, BadPacket, Join, Place, Refused, Sat, Seated, Who, decode, encode
 
 places = st.lists(st.builds(Place, st.text(), st.integers(0, 249))).map(tuple)
@@ -107,6 +111,84 @@ def test_a_page_that_somebody_could_cut_short_is_not_taken_for_an_earlier_keeper
         assert not os.path.sameopenfile(page, descriptors[0])
         for fd in (page, bell, *descriptors):
             os.close(fd)
+
+
+def a_page(folder: Path) -> int:
+    """Return the descriptor of a page that nobody sits on."""
+    page = Page.make()
+    page.used = 1
+    return page.fd
+
+
+def a_file_like_it(folder: Path) -> int:
+    """Return that of a file with the same in it, which nothing keeps from being made shorter."""
+    copy = os.open(folder / "page", os.O_RDWR | os.O_CREAT)
+    page = a_page(folder)
+    os.write(copy, os.pread(page, os.fstat(page).st_size, 0))
+    os.close(page)
+    return copy
+
+
+def a_bell(folder: Path) -> int:
+    return os.eventfd(0, os.EFD_NONBLOCK)
+
+
+def a_file(folder: Path) -> int:
+    return os.open(folder / "file", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
+
+
+def descriptors() -> list[str]:
+    """Return what is open; mappings go with the last that refers to them."""
+    gc.collect()
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one by which they are listed
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("make_page", "make_bell"),
+    [(a_file, a_bell), (a_file_like_it, a_bell), (a_page, a_file), (a_page, lambda _: os.eventfd(0))],
+    ids=["no page", "a file", "no bell", "a bell that blocks"],
+)
+def test_of_pages_that_are_not_taken_back_the_keeper_keeps_nothing(
+    tmp_path: Path, make_page: Callable[[Path], int], make_bell: Callable[[Path], int]
+) -> None:
+    keeper = Keeper(tmp_path / "lanes.sock")
+    keeper.open("0/0")
+    page, bell = make_page(tmp_path), make_bell(tmp_path)
+    before = descriptors()
+    for number in range(3):
+        with connect(tmp_path / "lanes.sock") as connection:
+            wire.send(connection, Join(VERSION, who("a"), (Place("0/0", 0),)), (page, bell))
+            news = [*keeper.poll(), *keeper.poll()]
+            assert [type(one) for one in news] == [Knocked], number
+        assert [type(one) for one in keeper.poll()] == [Gone]
+    assert descriptors() == before
+    keeper.close()
+    os.close(page)
+    os.close(bell)
+
+
+def test_a_process_with_many_open_files_hears_its_keeper(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2048, limits[1])), limits[1]))
+    keeper = Keeper(tmp_path / "lanes.sock")
+    keeper.open("0/0")
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        fd = 0
+        while fd < 1024:  # of which select() knows nothing
+            fd = os.dup(0)
+            opened.callback(os.close, fd)
+        member = Member(str(tmp_path / "lanes.sock"), who("a"))
+        assert [type(one) for one in [*keeper.poll(), *keeper.poll()]] == [Knocked]
+        keeper.seat(who("a"), ["0/0"])
+        member.look()
+        assert [seat.lane for seat in member.seats] == ["0/0"]
+        member.close()
+    keeper.close()
 
 
 def test_only_this_user_can_reach_the_socket(tmp_path: Path) -> None:
