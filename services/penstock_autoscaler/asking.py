@@ -141,7 +141,7 @@ class _Asking:
         known = cost.stop_s is not None and cost.resume_s is not None
         return Wish(
             job_id=job.id,
-            profiles=self._profiles(job, used),
+            profiles=self._profiles(job, now, used),
             widths=job.spec.widths,
             now=now,
             kind=kind,
@@ -153,7 +153,7 @@ class _Asking:
             queue=self._queue(job),
         )
 
-    def _profiles(self, job: Job, used: int) -> dict[str, Profile]:
+    def _profiles(self, job: Job, now: Size | None, used: int) -> dict[str, Profile]:
         key, spec = key_of(job), job.spec
         if used:
             spec = msgspec.structs.replace(spec, batch=None, batch_size=used)
@@ -163,8 +163,11 @@ class _Asking:
         speeds = self._state.speeds.by_key.get(key) or {}
         found = scaling.profiles(spec, self._state.scaled.get(key, ()), kinds, speeds)
         caps = self._state.shown.caps.get(key, {})
-        for kind in found.keys() & caps.keys():
-            cap = min(found[kind].per_gpu_cap, caps[kind])
+        runs_on = job.placement.kind if job.placement is not None and now is not None else ""
+        for kind in list(found):
+            cap = min(found[kind].per_gpu_cap, caps.get(kind, found[kind].per_gpu_cap))
+            if kind == runs_on and now is not None:  # whatever is said: it does run with that
+                cap = max(cap, math.ceil(now.batch_size / now.gpus))
             if cap:
                 found[kind] = msgspec.structs.replace(found[kind], per_gpu_cap=cap)
             else:

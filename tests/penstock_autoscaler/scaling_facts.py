@@ -91,32 +91,30 @@ def ranked(at_s: float = 1.5, pool: str = "default", queue: int = 0, **positions
 
 def placed(scenario: Autoscaler, job_id: str, at_s: float, *devices: int, node_id: str = "n1") -> list[AnyEvent]:
     """The matcher gives a job devices of a node, and it starts."""
+    return spread(scenario, job_id, at_s, {node_id: devices})
+
+
+def spread(scenario: Autoscaler, job_id: str, at_s: float, held: Mapping[str, tuple[int, ...]]) -> list[AnyEvent]:
+    """The matcher gives a job devices of some nodes, and it starts on each of them."""
     found = scenario.state.jobs[job_id]
-    kind = scenario.state.cluster.nodes[node_id].devices[devices[0]].kind
-    placement = Placement(
-        job_id=job_id, epoch=found.epoch + 1, kind=kind, slots=(Slot(node_id=node_id, devices=devices),)
-    )
-    started = RunStarted(job_id=job_id, epoch=found.epoch + 1, node_id=node_id, at_s=at_s, devices=devices)
-    return [RoundDecided(at_s=at_s, pool=found.spec.pool, placements=(placement,)), started]
+    epoch, nodes = found.epoch + 1, scenario.state.cluster.nodes
+    kind = next(nodes[node_id].devices[devices[0]].kind for node_id, devices in held.items())
+    slots = tuple(Slot(node_id=node_id, devices=devices) for node_id, devices in held.items())
+    placement = Placement(job_id=job_id, epoch=epoch, kind=kind, slots=slots)
+    starts = [
+        RunStarted(job_id=job_id, epoch=epoch, node_id=node_id, at_s=at_s, devices=devices)
+        for node_id, devices in held.items()
+    ]
+    return [RoundDecided(at_s=at_s, pool=found.spec.pool, placements=(placement,)), *starts]
 
 
 def ended(scenario: Autoscaler, job_id: str, at_s: float, outcome: Any = "completed", **fields: Any) -> RunEnded:
-    """The run of a job ends; by default after some steps, with the batch that it was given."""
+    """The run of a job ends on one node; by default after some steps, with the batch that it was given."""
     found = scenario.state.jobs[job_id]
     about = {"steps": found.steps + 100, "loop_steps": 100, "loop_s": 1.0, "saves": True}
-    about |= {"batch_size": found.spec.batch_size}
-    node_id = min(found.open_nodes, default="n1")
-    return RunEnded(
-        **{
-            "job_id": job_id,
-            "epoch": found.epoch,
-            "node_id": node_id,
-            "at_s": at_s,
-            "outcome": outcome,
-            **about,
-            **fields,
-        }
-    )
+    about |= {"batch_size": found.spec.batch_size, "node_id": min(found.open_nodes, default="n1")}
+    named = {"job_id": job_id, "epoch": found.epoch, "at_s": at_s, "outcome": outcome}
+    return RunEnded(**{**named, **about, **fields})
 
 
 def preempted(scenario: Autoscaler, job_id: str, at_s: float, for_job: str = "") -> list[AnyEvent]:
@@ -127,6 +125,21 @@ def preempted(scenario: Autoscaler, job_id: str, at_s: float, for_job: str = "")
         RoundDecided(at_s=at_s, pool=found.spec.pool, preemptions=(asked,)),
         ended(scenario, job_id, at_s + 0.5, "preempted"),
     ]
+
+
+def seasoned(devices: int = 4, spec: JobSpec | None = None, **settings: Any) -> Autoscaler:
+    """
+    A cluster on which job ``a`` runs on all devices, and has done so long enough to be resized.
+
+    A run of its workload has ended before, and has said that it saves.
+    """
+    work = spec or elastic()
+    it = autoscaler(**settings).given(node(fast=devices), scaled(work), job("before", work)).at(1.0)
+    it.settle()
+    it.given(*placed(it, "before", 1.0, *range(it.state.jobs["before"].spec.gpus)))
+    it.given(ended(it, "before", 1.5), job("a", work, at_s=1.6)).at(1.6).settle()
+    it.given(*placed(it, "a", 2.0, *range(it.state.jobs["a"].spec.gpus)))
+    return it.at(100.0)
 
 
 def decisions(facts: list[AnyEvent]) -> list[ScaleDecided]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from scaling_facts import (
-    Autoscaler,
     autoscaler,
     decisions,
     demands,
@@ -17,23 +16,13 @@ from scaling_facts import (
     preempted,
     ranked,
     scaled,
+    seasoned,
     widths,
 )
 
 from penstock_events import JobCancelled, JobHeld, JobReleased, NodeDrained, NodeJoined, Sample, SamplesRequested
 
 WORK = elastic()
-
-
-def seasoned(devices: int = 4) -> Autoscaler:
-    """The same, once more from the log alone: a run of the workload has ended and has said that it saves."""
-    it = autoscaler().given(node(fast=devices), scaled(WORK), job("before")).at(1.0)
-    it.settle()
-    it.given(*placed(it, "before", 1.0, *range(devices)))
-    it.given(ended(it, "before", 1.5), job("a", at_s=1.6)).at(1.6).settle()
-    it.given(*placed(it, "a", 2.0, *range(devices)))
-    assert it.state.jobs["a"].spec.gpus == devices
-    return it.at(100.0)
 
 
 def test_a_new_job_gets_as_many_devices_as_help_it() -> None:
