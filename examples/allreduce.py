@@ -100,8 +100,8 @@ class AllReduce:
     def mean(self, loss: float, gradients: dict[str, Floats], rows: int) -> tuple[float, dict[str, Floats]]:
         """Return loss and gradients, given as sums over each rank's own ``rows``, as means over the rows of all."""
         mine = [np.array([rows, loss], np.float32), *(value.ravel() for value in gradients.values())]
-        count, *_ = flat = self.sum(np.concatenate(mine))
-        flat = flat / count
+        flat = self.sum(np.concatenate(mine))
+        flat = flat / flat[0]
         means, place = {}, 2
         for name, value in gradients.items():
             means[name] = flat[place : place + value.size].reshape(value.shape)
