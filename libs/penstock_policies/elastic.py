@@ -118,8 +118,7 @@ def added(sums: Floats, row: Floats) -> Floats:
     """
     gains = np.where(np.isnan(row), -np.inf, row)[::-1]
     before = np.concatenate((np.full(len(gains), -np.inf), sums))
-    window = np.lib.stride_tricks.sliding_window_view(before, len(gains))[: len(sums)]
-    return np.asarray((window + gains).max(axis=1), dtype=np.float64)
+    return np.asarray((_windows(before, len(gains))[: len(sums)] + gains).max(axis=1), dtype=np.float64)
 
 
 def _share(scaling: Floats, gpus: int) -> Ints:
@@ -130,9 +129,15 @@ def _share(scaling: Floats, gpus: int) -> Ints:
     best[0, widest:] = 0.0
     for job in range(jobs):
         # Row k has what is best for the jobs before this one on k - widest, ..., k - 1 devices.
-        before = np.lib.stride_tricks.sliding_window_view(best[job], widest)[: gpus + 1]
+        before = _windows(best[job], widest)[: gpus + 1]
         np.max(before + gains[job], axis=1, out=best[job + 1, widest:])
     return _traced(best, gains, gpus)
+
+
+def _windows(values: Floats, width: int) -> Floats:
+    """Return all stretches of so many neighbouring values, (len(values) - width + 1, width), not copied."""
+    step = values.strides[0]
+    return np.ndarray((len(values) - width + 1, width), np.float64, values, strides=(step, step))
 
 
 def _traced(best: Floats, gains: Floats, gpus: int) -> Ints:

@@ -76,7 +76,8 @@ def _once(
     table = {wish.job_id: rows(wish, devices, rules) for wish in wishes}
     admitted = admit(order, table, devices, manner)
     inside = [wish.job_id for wish in wishes if wish.job_id in admitted.elastic]
-    admitted.elastic = kinds.chosen(inside, table, admitted.elastic, admitted.room)
+    comes = any(admitted.elastic[wish.job_id] != wish.kind for wish in wishes if wish.job_id in admitted.elastic)
+    admitted.elastic = kinds.chosen(inside, table, admitted.elastic, admitted.room, comes=comes)
     widths = _shared(inside, table, admitted)
     return table, admitted, {wish.job_id: _sized(wish, table[wish.job_id], widths, admitted) for wish in wishes}
 

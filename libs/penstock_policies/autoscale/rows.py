@@ -109,3 +109,8 @@ def _smaller(profile: Profile, gpus: int, below: int) -> tuple[int, float]:
 @lru_cache(maxsize=4096)
 def _table(key: elastic.Key, k_max: int) -> tuple[Ints, Floats]:
     return elastic.table(Profile.of(key), range(1, k_max + 1))
+
+
+def forget() -> None:
+    """Work out tables of profiles anew, although they were seen before."""
+    _table.cache_clear()
