@@ -27,8 +27,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 JOBS = "job_id,submit_s,num_gpus,duration_s\na,0,2,100\nb,0,2,10\nc,5,1,50\nd,6,4,20\n"
 FIGURES = [
-    "jobs", "finished", "in_window", "dropped", "sum_jct_s", "avg_jct_s", "median_jct_s", "p95_jct_s", "p99_jct_s", "avg_queue_s",
-    "makespan_s", "utilisation", "preemptions", "promotions", "events", "wall_s", "jobs_per_s",
+    "jobs", "finished", "in_window", "dropped", "sum_jct_s", "avg_jct_s", "median_jct_s", "p95_jct_s", "p99_jct_s",
+    "avg_queue_s", "makespan_s", "utilisation", "preemptions", "promotions", "events", "wall_s", "jobs_per_s",
 ]  # fmt: skip
 
 
@@ -153,6 +153,7 @@ REFUSED = {
     ("-p", "fifo", "--borrow"): "--borrow and --no-borrow are about quotas; give --quota FILE",
     ("-p", "fifo", "--scaling", "none.toml"): "scaling none.toml cannot be read: No such file",
     ("-p", "fifo", "--set", "most_gpus=4"): "--set most_gpus is of policy elastic, elastic-min-batch",
+    ("-p", "elastic", "--profiles", "none.toml"): "profiles none.toml cannot be read: No such file",
     ("-p", "elastic", "--set", "most_gpus=0"): "most_gpus is '0': Expected `int` >= 1",
     ("-p", "las", "--set", "thresholds_gpu_s=1,b"): "thresholds_gpu_s is '1,b': Expected `float`, got `str`; settings",
     ("-p", "allox", "--set", "patience_s=soon"): "patience_s is 'soon': Expected `float`, got `str`",
@@ -239,6 +240,37 @@ def test_elastic_goes_by_the_curves_of_a_file(penstock: Run, folder: Path) -> No
     (folder / "curves.toml").write_text('["*"]\n1 = 1.0\n4 = 4.0\n')
     found = figures(penstock, "vcs.csv", "-p", "elastic", "--scaling", "curves.toml", "--set", "most_gpus=4")
     assert found["elastic"]["makespan_s"] == pytest.approx((2 * 100 + 2 * 100 + 50) / 4)
+
+
+PROFILE = """["*"]
+b_min = 8
+b_max = 64
+per_gpu_cap = 16
+batch_step = 8
+t_proc_s = { 8 = 1.0, 16 = 1.6 }
+t_comm_s = { 2 = 0.4, 4 = 0.4 }
+"""
+
+
+def test_elastic_and_its_baselines_go_by_a_file_of_profiles(penstock: Run, folder: Path) -> None:
+    (folder / "profiles.toml").write_text(PROFILE)
+    (folder / "jobs.csv").write_text("job_id,submit_s,num_gpus,duration_s,batch_size\na,0,1,64,16\nb,1,1,8,\n")
+    names = ("fixed", "elastic-user-batch", "elastic-min-batch", "elastic-max-batch", "elastic")
+    more = ("--profiles", "profiles.toml", "--set", "most_gpus=4", "--set", "drop=true", "--window-s", "10")
+    found = figures(penstock, "jobs.csv", *(word for name in names for word in ("-p", name)), *more)
+    assert [found[name]["dropped"] for name in names] == [0, 0, 0, 1, 0]  # the largest batch takes all four
+    assert [found[name]["in_window"] for name in names] == [1, 1, 1, 0, 1]
+    assert found["elastic"]["avg_jct_s"] < found["elastic-user-batch"]["avg_jct_s"] < found["fixed"]["avg_jct_s"]
+
+
+def test_a_table_over_seeds_tells_how_many_jobs_ended_in_the_window(penstock: Run, folder: Path) -> None:
+    code, out, err = penstock(
+        "sim", "recipe.toml", "--cluster", "1x4", "-p", "fixed,elastic", "--seeds", "2", "--window-s", "3600"
+    )
+    assert (code, err) == (0, "")
+    assert "jobs that finished within 1 h of the first submission: fixed" in " ".join(out.split())
+    assert "DONE" in out
+    assert "DROPPED" in out
 
 
 @pytest.mark.parametrize("placement", ["best-fit", "consolidate", "first-fit"])

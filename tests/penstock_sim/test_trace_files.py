@@ -27,6 +27,7 @@ JOBS = st.tuples(
     st.integers(1, 2**20),
     LENGTHS,
     st.floats(0.001, 1),
+    st.integers(0, 2**30),
     *[st.one_of(st.just(""), NAMES)] * 4,
     st.sampled_from(["", *STATES]),
 )
@@ -35,9 +36,10 @@ JOBS = st.tuples(
 @st.composite
 def any_trace(draw: st.DrawFn) -> Trace:
     jobs = sorted(draw(st.lists(JOBS, max_size=6)), key=lambda job: job[1])
-    columns = list(zip(*jobs, strict=True)) if jobs else [()] * 10
-    ids, submit_s, gpus, duration_s, shares, *texts = columns
+    columns = list(zip(*jobs, strict=True)) if jobs else [()] * 11
+    ids, submit_s, gpus, duration_s, shares, batches, *texts = columns
     given_share = draw(st.booleans()) and any(share < 1 for share in shares)
+    given_batch = draw(st.booleans()) and any(batches)
     vcs, users, models, kinds, states = ([*cells] if any(cells) and draw(st.booleans()) else () for cells in texts)
     return Trace(
         name=draw(NAMES),
@@ -46,6 +48,7 @@ def any_trace(draw: st.DrawFn) -> Trace:
         num_gpus=np.array(gpus, np.int64),
         duration_s=np.array(duration_s, np.float64),
         gpu_share=np.array(shares, np.float64) if given_share else None,
+        batch_sizes=np.array(batches, np.int64) if given_batch else None,
         vcs=vcs,
         users=users,
         models=models,
@@ -59,8 +62,9 @@ def same(one: Trace, other: Trace) -> bool:
     def key(trace: Trace) -> tuple[object, ...]:
         numbers = (trace.submit_s, trace.num_gpus, trace.duration_s)
         share = None if trace.gpu_share is None else trace.gpu_share.tolist()
+        batch = None if trace.batch_sizes is None else trace.batch_sizes.tolist()
         texts = (trace.job_ids, trace.vcs, trace.users, trace.models, trace.kinds, trace.states)
-        return (trace.name, *(a.tolist() for a in numbers), share, *map(list, texts), dict(trace.dropped))
+        return (trace.name, *(a.tolist() for a in numbers), share, batch, *map(list, texts), dict(trace.dropped))
 
     return key(one) == key(other)
 

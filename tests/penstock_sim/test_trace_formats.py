@@ -241,6 +241,16 @@ def test_a_share_of_a_device_is_above_0_and_at_most_1(file) -> None:
         traces.read(file(text.replace("0.25", "2")))
 
 
+def test_a_batch_size_may_be_left_out_and_is_a_whole_number_from_0(file) -> None:
+    text = "job_id,submit_s,num_gpus,duration_s,batch_size\na,0,1,5,128\nb,0,1,5,\n"
+    trace = traces.read(file(text))
+    assert trace.batch_sizes is not None
+    assert trace.batch_sizes.tolist() == [128, 0]
+    for wrong, expected in (("-1", "at least 0"), ("1.5", "a whole number")):
+        with pytest.raises(TraceError, match=f":2: batch_size is '{wrong}'; expected {expected}"):
+            traces.read(file(text.replace("128", wrong)))
+
+
 def test_a_missing_column_is_named(file) -> None:
     with pytest.raises(TraceError, match=r"no column num_gpus; found job_id, submit_s, duration_s"):
         traces.read(file("job_id,submit_s,duration_s\na,0,5\n"), "csv")

@@ -196,3 +196,21 @@ def test_a_mistake_in_a_recipe_names_its_key(spec: Path, old: str, new: str, mes
 def test_a_missing_recipe_is_told(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no file"):
         recipe.read(tmp_path / "none.toml")
+
+
+def test_users_choose_batches_for_each_of_their_devices_and_all_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(TOML)
+    plain = recipe.read(tmp_path / "r.toml")
+    (tmp_path / "r.toml").write_text(TOML.replace('name = "resnet"', 'name = "resnet"\nbatches = [16, 64]'))
+    found, without = generate(recipe.read(tmp_path / "r.toml")), generate(plain)
+    assert without.batch_sizes is None
+    assert found.batch_sizes is not None
+    local = Counter(
+        (str(model), int(batch // gpus))
+        for model, batch, gpus in zip(found.models, found.batch_sizes, found.num_gpus, strict=True)
+    )
+    assert set(local) == {("resnet", 16), ("resnet", 64), ("bert", 0)}
+    assert abs(local["resnet", 16] - local["resnet", 64]) < 0.4 * local["resnet", 16]
+    assert (found.submit_s == without.submit_s).all()
+    assert (found.duration_s == without.duration_s).all()
+    assert list(found.models) == list(without.models)
