@@ -9,6 +9,7 @@ import msgspec
 from penstock_bus import Delivery
 from penstock_events import (
     AnyEvent,
+    Batch,
     Choice,
     Demand,
     Device,
@@ -39,11 +40,14 @@ from penstock_events import (
     RunWarned,
     Sample,
     SamplesRequested,
+    Scalability,
+    ScaleDecided,
     Slot,
     SweepCancelled,
     SweepFinished,
     SweepSpec,
     SweepSubmitted,
+    Timing,
     Trial,
     TrialFinished,
     TrialGroupOpened,
@@ -52,6 +56,7 @@ from penstock_events import (
     TrialsScaled,
     Wait,
     WorkloadProfiled,
+    WorkloadScaled,
     workload,
 )
 from penstock_testing import delivery
@@ -64,7 +69,8 @@ SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, 
 
 def facts() -> list[AnyEvent]:
     """Return the history in order, one fact a second."""
-    history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_retried_and_cancelled(), *_sweep(), *_node_lost()]
+    history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_elastic(), *_retried_and_cancelled()]
+    history += [*_sweep(), *_node_lost()]
     return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
 
 
@@ -123,6 +129,36 @@ def _gang() -> list[AnyEvent]:
         _started("g1", epoch=2, devices=(0, 1)),
         _ended("g1", epoch=2, steps=30, metrics={"accuracy": 0.9}),
         _finished("g1", "completed"),
+    ]
+
+
+def _elastic() -> list[AnyEvent]:
+    """A job that is sized before it starts, is resized while it runs, and another for which there is no room."""
+    spec = msgspec.structs.replace(MLP, id="e1", min_gpus=1, max_gpus=2, batch=Batch(min=32, max=128, step=32))
+    timings = tuple(
+        Timing(gpus=gpus, local_batch=local, iteration_s=0.01 * local / 32, error_s=0.001, runs=2)
+        for gpus, local in ((1, 32), (1, 64), (2, 32))
+    )
+    known = Scalability(kind="fast", timings=timings, per_gpu_cap=64)
+    first = Demand(job_id="e1", epoch=0, gpus=1, batch_size=64, reason="it starts")
+    wider = Demand(job_id="e1", epoch=2, gpus=2, batch_size=128, reason="devices are idle")
+    return [
+        JobSubmitted(at_s=0, job_id="e1", spec=spec),
+        WorkloadScaled(at_s=0, key=workload.key(spec), kinds=(known,)),
+        ScaleDecided(at_s=0, pool="default", demands=(first,), because="arrival", scaling=1.0),
+        _placed("e1", epoch=2),
+        _started("e1", epoch=2),
+        RunCheckpointed(at_s=0, job_id="e1", epoch=2, node_id="n1", step=10),
+        ScaleDecided(at_s=0, pool="default", demands=(wider,), because="completion", scaling=1.9),
+        RoundDecided(at_s=0, pool="default", preemptions=(Preemption(job_id="e1", epoch=2, reason="wider"),)),
+        _ended("e1", epoch=2, outcome="preempted", steps=20, loop_steps=20, saves=True, batch_size=64, samples=1280),
+        _placed("e1", epoch=3, devices=(0, 1)),
+        _started("e1", epoch=3, devices=(0, 1)),
+        JobSubmitted(at_s=0, job_id="e2", spec=msgspec.structs.replace(spec, id="e2")),
+        ScaleDecided(at_s=0, pool="default", demands=(), because="arrival", dropped=("e2",), scaling=1.9),
+        _finished("e2", "failed"),
+        _ended("e1", epoch=3, steps=40, loop_steps=20, saves=True, batch_size=128, samples=3840),
+        _finished("e1", "completed"),
     ]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import facts
 
+from penstock_autoscaler import machine as autoscaler
 from penstock_bus import Decider
 from penstock_bus.fold import Fold
 from penstock_events import AnyEvent
@@ -17,13 +20,18 @@ from penstock_matcher import machine as matcher
 from penstock_ranker import machine as ranker
 from penstock_testing import delivery
 
-DECIDERS = {"announcer": announcer(), "matcher": matcher.decider(), "ranker": ranker.decider()}
+DECIDERS: dict[str, Callable[[], Decider[Any]]] = {
+    "announcer": announcer,
+    "autoscaler": autoscaler.decider,
+    "matcher": matcher.decider,
+    "ranker": ranker.decider,
+}
 TIMES_S = (1.0, 1e3, 1e6)
 
 
 @pytest.mark.parametrize("name", DECIDERS)
 def test_it_does_fold_what_it_ignores_and_something_is_ignored(name: str) -> None:
-    assert {type(fact) for fact in facts()} & DECIDERS[name].ignores
+    assert {type(fact) for fact in facts()} & DECIDERS[name]().ignores
 
 
 @pytest.mark.parametrize("name", DECIDERS)
@@ -32,7 +40,7 @@ def test_it_does_fold_what_it_ignores_and_something_is_ignored(name: str) -> Non
 def test_after_a_fact_that_is_ignored_there_is_nothing_new_to_propose(
     name: str, history: list[AnyEvent], in_order: bool
 ) -> None:
-    decider: Decider[object] = DECIDERS[name]
+    decider = DECIDERS[name]()
     fold = Fold(decider)
     for seq, fact in enumerate(facts() if in_order else history, start=1):
         ignored = not decider.heeds(delivery(seq, fact).commit)
