@@ -327,6 +327,21 @@ def test_why_tells_of_a_running_job_what_it_gave_to_whom_and_when(log: Scenario[
     assert view.resized.reason == "shrinks from 4 to 2, and gives 2 to b2"
 
 
+def test_why_names_the_width_with_which_a_waiting_job_would_start(log: Scenario[machine.State]) -> None:
+    log.given(submitted("big", gpus=7), placed("big", *range(7)), started("big"))
+    log.given(arrived(gpus=2, min_gpus=2), sized(demand(gpus=2, batch_size=64))).at(NOW_S + 3)
+    view = why(log)
+    assert (view.cause, view.size) == ("gang", "2 devices of 2 to 8, a batch of 64 of 64 to 512")
+    assert view.evidence == "needs 2 devices of one kind at once; idle: 1 fast; it is next"
+    assert view.remedy == 'accept 1 device too (gpus = "1..8"): it starts now on `fast`'
+
+
+def test_why_asks_nobody_to_take_widths_or_kinds_that_he_takes_anyway(log: Scenario[machine.State]) -> None:
+    log.given(submitted("big", gpus=7), placed("big", *range(7)), started("big"))
+    log.given(joined("n2", fast=0, slow=2), arrived(), sized(demand(gpus=4))).at(NOW_S + 3)
+    assert (why(log).cause, why(log).remedy) == ("gang", "")
+
+
 def test_a_waiting_job_knows_who_makes_way_for_it_until_it_is_placed(log: Scenario[machine.State]) -> None:
     runs_on_four(log)
     shrinks(log)

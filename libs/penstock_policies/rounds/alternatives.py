@@ -100,14 +100,15 @@ class Alternatives:
 
     def _changes(self, job: Job) -> Iterator[Change]:
         spec, accepted = job.spec, self._whole.kinds(job.spec)
-        yield from self._other_kinds(job, accepted)
+        if job.accepts is None:  # else its kinds are not its user's, but those for which it has been sized
+            yield from self._other_kinds(job, accepted)
         if len(accepted) > 1:
             for kind in self._idle.kinds(spec):
                 yield Change({"kinds": (kind,)}, f"accept kind `{kind}` only", self._speed(job, kind) or 1.0)
         for kind, count in self._idle.kinds(spec).items():
-            if count < spec.gpus:
+            if count < spec.widths[0]:  # within its widths, whoever sizes an elastic job chooses
                 gain = (self._speed(job, kind) or 1.0) * count / spec.gpus
-                yield Change({"gpus": count}, f"ask for at most {count} device{'s' if count > 1 else ''}", gain)
+                yield _narrower(spec, count, gain)
         if spec.memory_bytes and not accepted.keys() & self._idle.kinds(spec).keys():
             yield from self._less_memory(spec)
         if spec.profile == "auto" and not self._pool.speeds.knows(self._pool.keys[job.id]):
@@ -171,3 +172,12 @@ def _with_best(wait: Wait, best: Alternative | None) -> Wait:
     if best is None:
         return wait
     return msgspec.structs.replace(wait, alternative=best, remedy=wait.remedy or best.text)
+
+
+def _narrower(spec: JobSpec, count: int, gain: float) -> Change:
+    devices = f"{count} device{'s' if count > 1 else ''}"
+    if spec.max_gpus:
+        return Change(
+            {"gpus": count, "min_gpus": count}, f'accept {devices} too (gpus = "{count}..{spec.max_gpus}")', gain
+        )
+    return Change({"gpus": count}, f"ask for at most {devices}", gain)

@@ -62,9 +62,11 @@ def submitted(
     """
     Be the pool with one more job, called :data:`TRIED` and submitted now; without the one it is ``instead_of``.
 
-    ``key`` is that of its workload, where its specification is not what tells it.
+    ``key`` is that of its workload, where its specification is not what tells it. An elastic job is tried with the size
+    that it asks for, as if that had been decided.
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
+    job.epoch = int(spec.elastic)
     progress = _with_user(pool.progress, spec.user, now_s, again=instead_of is not None)
     books = msgspec.structs.replace(pool.books, progress={**pool.books.progress, pool.name: progress})
     gone = [_gone(instead_of)] if instead_of is not None else []
