@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from penstock_events import elastic
 from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
 from penstock_events.spec import Choice, JobSpec, SweepSpec
+from penstock_testing import free_port
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -192,8 +192,3 @@ def test_the_sweep_has_eight_trials_over_lr_and_width() -> None:
     assert sorted(sweep.space) == ["lr", "width"]
     assert np.prod(sizes) == sweep.trials == 8
     assert (sweep.metric, sweep.mode) == ("accuracy", "max")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock.sessions.setup import SessionError, read
+from penstock_testing import free_port
 from penstock_testing.small_executor import overlay
 
 TORCH = importlib.util.find_spec("torch") is not None
@@ -33,11 +34,6 @@ with penstock.session() as session, session.distributed() as gang:
     found = [gang.average(loss).item(), *network.weight.grad.flatten().tolist()]
     print(gang.backend, gang.device, *(f"{value:.9f}" for value in found))
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def ranks(script: str, world_size: int, **env: str) -> list[tuple[int, str, str]]:

@@ -35,7 +35,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def as_user(server: Server, user: str) -> AbstractAsyncContextManager[NatsBus]:
-    return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=1.0)
+    return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=20.0)
 
 
 async def write(bus: NatsBus, *facts: AnyEvent) -> None:
@@ -65,7 +65,7 @@ async def test_a_shadow_may_write_nothing_of_the_log_and_asks_nobody_for_anythin
 
 @pytest.mark.parametrize("user", ["", *SERVICES])
 async def test_nobody_else_may_speak_for_a_shadow(server: Server, user: str) -> None:
-    async with as_user(server, user) if user else connect(server.url, timeout_s=1.0) as bus:
+    async with as_user(server, user) if user else connect(server.url, timeout_s=20.0) as bus:
         with pytest.raises(Unauthorized):
             await bus.write_shadow(ROUND, b"forged")
         assert await bus.last_shadow(ROUND) is None

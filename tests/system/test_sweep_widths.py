@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from clusters import Cluster, facts, until
 
+pytestmark = pytest.mark.timeout(300)  # four jobs start at once, and move to other devices several times
+
 TRIAL = """
 import json, penstock
 state = {"done": 0, "wide": 0}
