@@ -28,12 +28,15 @@ class Curve(msgspec.Struct, kw_only=True):
         The largest local batch that has run, and the smallest that ran out of memory; 0 where there is none.
     failures : dict of str to str
         Point → why its sample gave no measure.
+    news : bool
+        Whether the timings differ from what was said last by enough to say so.
     """
 
     timings: list[Timing] = msgspec.field(default_factory=list)
     fits: int = 0
     too_large: int = 0
     failures: dict[str, str] = msgspec.field(default_factory=dict)
+    news: bool = False
 
     @property
     def cap(self) -> int:

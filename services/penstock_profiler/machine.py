@@ -34,7 +34,8 @@ from penstock_events import (
 from penstock_policies.cluster import Cluster, fits
 from penstock_profiler.answer import answer
 from penstock_profiler.asking import Wanted, samples, wanted
-from penstock_profiler.scaled import differs, scalability, scaled
+from penstock_profiler.curve import Curve
+from penstock_profiler.scaled import differs, judge, scalability, scaled
 from penstock_profiler.settings import Settings
 from penstock_profiler.workload import Workload, lost_too_often
 
@@ -138,10 +139,11 @@ def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:
     if known.scaled is None and not devices and not known.curves:
         return True
     for kind in {*devices, *known.curves}:
-        if kind in known.open_kinds() and not late and kind not in said:
+        now, before = scalability(known, known.elastic, kind, devices.get(kind, 0)), said.get(kind)
+        overflowed = before is not None and before.timings and before.per_gpu_cap != now.per_gpu_cap
+        if kind in known.open_kinds() and not late and not overflowed:
             continue
-        now = scalability(known, known.elastic, kind, devices.get(kind, 0))
-        if kind not in said or differs(said[kind], now, known.elastic):
+        if before is None or differs(before, now, known.curves.get(kind, Curve())):
             return True
     return False
 
@@ -195,7 +197,10 @@ def _note_answer(state: State, event: WorkloadProfiled) -> None:
 
 def _note_scaled(state: State, event: WorkloadScaled) -> None:
     if event.key in state.workloads:
-        state.workloads[event.key].scaled = {each.kind: each for each in event.kinds}
+        known = state.workloads[event.key]
+        known.scaled = {each.kind: each for each in event.kinds}
+        for kind in known.curves:
+            judge(known, kind)
         _settle(state, event.key)
 
 
@@ -228,9 +233,11 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
         whole = msgspec.structs.replace(event, outcome=job.outcome, out_of_memory=job.out_of_memory)
         if job.sample is not None and job.state in TERMINAL:
             known.end_sample(job.id, whole, job.reason)
+            judge(known, job.sample.kind)
             known.cause = seq
         elif job.sample is None and had is not None and job.placement is None and _teaches(had, whole):
             known.learn(kind, had, whole)
+            judge(known, kind)
             known.cause = seq
         _note_progress(state, job)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -40,12 +41,21 @@ def scaled(known: Workload, spec: JobSpec, devices: Mapping[str, int], now_s: fl
     return WorkloadScaled(at_s=now_s, key=known.key, kinds=told)
 
 
-def differs(said: Scalability, now: Scalability, spec: JobSpec) -> bool:
-    """Say whether something has come up, or a time has moved by more than its error and a tenth."""
-    if (said.per_gpu_cap, said.note) != (now.per_gpu_cap, now.note):
-        return True
-    before = {(each.gpus, each.local_batch): each for each in said.timings}
-    return any(_moved(before.get((each.gpus, each.local_batch)), each, said, spec) for each in now.timings)
+def differs(said: Scalability, now: Scalability, curve: Curve) -> bool:
+    """Say whether something has come up since, or a time has moved."""
+    return curve.news or (said.per_gpu_cap, said.note) != (now.per_gpu_cap, now.note)
+
+
+def judge(known: Workload, kind: str) -> None:
+    """Note whether a time has moved, since it was said, by more than its error and more than a tenth."""
+    curve, spec = known.curves.get(kind), known.elastic
+    if curve is None or spec is None:
+        return
+    said = (known.scaled or {}).get(kind)
+    before = {(each.gpus, each.local_batch): each for each in said.timings} if said is not None else {}
+    curve.news = said is not None and any(
+        _moved(before.get((each.gpus, each.local_batch)), each, said, spec) for each in curve.timings
+    )
 
 
 def _moved(before: Timing | None, now: Timing, said: Scalability, spec: JobSpec) -> bool:
@@ -75,7 +85,10 @@ def _notes(known: Workload, spec: JobSpec, kind: str, devices: int) -> Iterator[
     if limits and width and width * min(limits) < smallest:
         where = f"{width} devices" if width > 1 else "one device"
         yield f"its smallest batch of {smallest} does not fit on {where} of {_samples(min(limits))} each"
-    yield from (f"{point}: {reason}" for point, reason in curve.failures.items())
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for point, reason in curve.failures.items():
+        reasons[reason].append(point)
+    yield from (f"{', '.join(points)}: {reason}" for reason, points in reasons.items())
     if waiting := [str(point) for point in known.open_points(kind)]:
         yield f"not measured yet: {', '.join(waiting)}"
     elif not curve.timings and not curve.failures:
