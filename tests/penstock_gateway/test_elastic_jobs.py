@@ -338,7 +338,7 @@ def test_why_names_the_width_with_which_a_waiting_job_would_start(log: Scenario[
 
 def test_why_asks_nobody_to_take_widths_or_kinds_that_he_takes_anyway(log: Scenario[machine.State]) -> None:
     log.given(submitted("big", gpus=7), placed("big", *range(7)), started("big"))
-    log.given(joined("n2", fast=0, slow=2), arrived(), sized(demand(gpus=4))).at(NOW_S + 3)
+    log.given(joined("n2", fast=0, slow=4), arrived(), sized(demand(gpus=4))).at(NOW_S + 3)
     assert (why(log).cause, why(log).remedy) == ("gang", "")
 
 

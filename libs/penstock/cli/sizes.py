@@ -105,8 +105,8 @@ def _lr(sizing: views.SizingView) -> str:
 
 
 def _how_often(sizing: views.SizingView) -> str:
-    done = [resize for resize in sizing.resizes if resize.done_s is not None and resize.before != resize.after]
-    return f"{len(done)} times" if len(done) > 1 else "once" if done else ""
+    times = sum(run.outcome == "resized" for run in sizing.runs)
+    return f"{times} times" if times > 1 else "once" if times else ""
 
 
 def _resized(resize: views.ResizeView, now_s: float) -> str:
