@@ -14,7 +14,7 @@ from penstock_autoscaler.state import State, key_of
 from penstock_events import Device, Job, Size
 from penstock_events import State as JobState
 from penstock_policies import scaling
-from penstock_policies.autoscale import Fixed, Wish
+from penstock_policies.autoscale import Fixed, Sizing, Wish
 from penstock_policies.cluster import fits
 from penstock_policies.elastic import Profile
 from penstock_policies.rounds.roster import key_of as place_of
@@ -37,6 +37,8 @@ class Asked(msgspec.Struct):
         Elastic job → the kinds of these that it accepts.
     mute : set of str
         Elastic jobs in it that cannot be told anything now.
+    sampled : bool
+        Whether the profiler's samples are among the jobs, or a new job waits for what they show.
     again_s : float
         When something of this is otherwise though nothing happens.
     """
@@ -45,7 +47,23 @@ class Asked(msgspec.Struct):
     devices: dict[str, int]
     kinds: dict[str, tuple[str, ...]]
     mute: set[str]
+    sampled: bool
     again_s: float
+
+    def still(self) -> list[Wish | Fixed]:
+        """Return the order with all that run where and as they are."""
+        return [
+            msgspec.structs.replace(asking, movable=False) if isinstance(asking, Wish) and asking.runs else asking
+            for asking in self.order
+        ]
+
+    def is_met(self, sizing: Sizing) -> bool:
+        """Say whether a decision has room for all that wait."""
+        jobs, fixed = sizing.jobs, sizing.fixed
+        waiting = [asking for asking in self.order if not asking.runs]
+        return all(
+            jobs[asking.job_id].gpus > 0 if isinstance(asking, Wish) else asking.job_id in fixed for asking in waiting
+        )
 
 
 def asked(state: State, name: str, now_s: float, settings: Settings) -> Asked:
@@ -68,11 +86,12 @@ class _Asking:
         self._parts = Fraction(0)
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._mute: set[str] = set()
+        self._sampled = any(job.sample is not None for job in self._jobs)
         self._again_s = math.inf
 
     def all(self) -> Asked:
         order = [asking for job in self._jobs for asking in self._of(job)]
-        return Asked(order, dict(self._devices), self._kinds, self._mute, self._again_s)
+        return Asked(order, dict(self._devices), self._kinds, self._mute, self._sampled, self._again_s)
 
     def _of(self, job: Job) -> Iterator[Wish | Fixed]:
         if _ends(job) or (job.placement is None and job.held):
@@ -122,6 +141,7 @@ class _Asking:
         if job.epoch or job.spec.profile == "off" or key_of(job) in self._state.scaled or until_s <= self._now_s:
             return False
         self._look_again(until_s)
+        self._sampled = True
         return True
 
     # --- elastic jobs

@@ -11,6 +11,7 @@ from penstock_autoscaler.state import Because, State
 from penstock_bus import Decision, Proposal
 from penstock_events import Demand, Job, ScaleDecided, Size, subjects
 from penstock_policies.autoscale import Sized, Sizing, Wish, decide
+from penstock_policies.order import Manner
 
 
 def remembering(settings: Settings) -> Callable[[State, float], Decision]:
@@ -46,7 +47,7 @@ def _pool(
 ) -> tuple[ScaleDecided | None, float]:
     """Return what is to be changed in a pool, and when to look again if that is nothing."""
     wanted = asked(state, name, now_s, settings)
-    sizing = decide(wanted.order, wanted.devices, settings, state.pools[name].manner)
+    sizing = _sizing(wanted, settings, state.pools[name].manner)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
     demands = tuple(_demands(state, wanted, sizing, set(dropped)))
     if not demands and not dropped:
@@ -57,6 +58,20 @@ def _pool(
         at_s=now_s, pool=name, demands=demands, because=because, dropped=dropped, scaling=sizing.scaling
     )
     return fact, now_s
+
+
+def _sizing(wanted: Asked, settings: Settings, manner: Manner) -> Sizing:
+    """
+    Return what is decided.
+
+    While the profiler samples, runs are resized only to let others in: for what comes free between two samples nobody
+    is to grow, and shrink again for the next one.
+    """
+    if wanted.sampled:
+        sizing = decide(wanted.still(), wanted.devices, settings, manner)
+        if wanted.is_met(sizing):
+            return sizing
+    return decide(wanted.order, wanted.devices, settings, manner)
 
 
 def _demands(state: State, wanted: Asked, sizing: Sizing, dropped: set[str]) -> Iterator[Demand]:

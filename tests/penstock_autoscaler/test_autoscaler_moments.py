@@ -20,7 +20,7 @@ from scaling_facts import (
 )
 
 from penstock_autoscaler import deciding
-from penstock_events import KindSpeed, RunCheckpointed, RunStarted, WorkloadProfiled, workload
+from penstock_events import KindSpeed, RunCheckpointed, RunStarted, Sample, SamplesRequested, WorkloadProfiled, workload
 
 WORK = elastic()
 
@@ -116,6 +116,14 @@ def test_the_start_of_a_fixed_job_changes_nothing() -> None:
     assert isinstance(start, RunStarted)
     it.when(start).then()
     assert it.state.pools["default"].change == change
+
+
+def test_nobody_grows_onto_what_is_free_between_two_samples() -> None:
+    it = seasoned(2)
+    sample = Sample(sample_id="s1", kind="fast", iterations=5)
+    it.given(node("n2", 100.0, fast=2), SamplesRequested(at_s=100.0, key="k", spec=fixed(), samples=(sample,))).then()
+    it.given(*placed(it, "s1", 101.0, 0, node_id="n2")).then()
+    assert widths(it.when(ended(it, "s1", 102.0)).settle()) == {"a": 4}
 
 
 def test_news_of_a_workload_moves_its_jobs() -> None:
