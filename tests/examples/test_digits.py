@@ -19,6 +19,7 @@ from penstock_events.spec import Choice, JobSpec, SweepSpec
 from penstock_testing import free_port
 from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
 
+SLOWLY = {"EMULATED_SPEED": "0.02"}  # such that it is not at its end before it is asked to stop
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = ["digits_mlp.py", "digits_softmax.py"]
 
@@ -71,7 +72,7 @@ def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
     alone, twice = tmp_path / "alone", tmp_path / "twice"
     assert end(start(script, params, often(alone)))[0] == 0
 
-    first = start(script, params, often(twice), executor)
+    first = start(script, params, often(twice) | SLOWLY, executor)
     executor.wait(Saved, when=lambda saved: saved.step == 5)
     step = executor.preempt()
     assert end(first)[0] == EXIT_PREEMPTED
@@ -120,11 +121,11 @@ def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, t
 def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 400, "width": 64}
 
-    def both() -> list[subprocess.Popen[str]]:
-        env = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), "CHECKPOINT_DIR": str(tmp_path)}
+    def both(**more: str) -> list[subprocess.Popen[str]]:
+        env = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), "CHECKPOINT_DIR": str(tmp_path), **more}
         return [start("digits_mlp.py", params, {"RANK": str(rank), **env}, executor) for rank in (0, 1)]
 
-    ranks = both()
+    ranks = both(**SLOWLY)
     step = executor.preempt(ranks=2)
     assert [end(process)[0] for process in ranks] == [EXIT_PREEMPTED] * 2
     assert executor.wait(Saved) == Saved(step=step, samples=128 * step, leaving=True)
