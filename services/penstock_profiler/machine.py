@@ -57,6 +57,8 @@ class State(msgspec.Struct):
         By pool: one of each sort of device on the nodes that take jobs, and how many there are.
     unsettled : set of str
         Keys of workloads with something left to ask, to wait for or to say.
+    loops : dict of str to RunEnded
+        Of gangs over several nodes of which some have ended: what the one with the first process told of the loop.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -64,6 +66,7 @@ class State(msgspec.Struct):
     jobs: Jobs = msgspec.field(default_factory=Jobs)
     workloads: dict[str, Workload] = msgspec.field(default_factory=dict)
     unsettled: set[str] = msgspec.field(default_factory=set)
+    loops: dict[str, RunEnded] = msgspec.field(default_factory=dict)
 
 
 def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lambda _key: True) -> Decider[State]:
@@ -230,7 +233,9 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
     for job in state.jobs.apply(event):
         known = state.workloads[job.profile_key]
         known.describe(event)
-        whole = msgspec.structs.replace(event, outcome=job.outcome, out_of_memory=job.out_of_memory)
+        whole = msgspec.structs.replace(
+            _loop_of(state, job, event), outcome=job.outcome, out_of_memory=job.out_of_memory
+        )
         if job.sample is not None and job.state in TERMINAL:
             known.end_sample(job.id, whole, job.reason)
             judge(known, job.sample.kind)
@@ -240,6 +245,16 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
             judge(known, kind)
             known.cause = seq
         _note_progress(state, job)
+
+
+def _loop_of(state: State, job: Job, event: RunEnded) -> RunEnded:
+    """Return what the node with a gang's first process told at its end: the others know nothing of the loop."""
+    told = state.loops.pop(job.id, event)
+    if told.epoch == event.epoch and told.loop_steps > event.loop_steps:
+        event = told
+    if job.placement is not None:
+        state.loops[job.id] = event
+    return event
 
 
 def _teaches(had: JobSpec, run: RunEnded) -> bool:

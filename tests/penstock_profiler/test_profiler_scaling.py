@@ -29,10 +29,13 @@ from penstock_events import (
     Batch,
     Demand,
     JobCancelled,
+    Placement,
+    RoundDecided,
     Sample,
     SamplesRequested,
     Scalability,
     ScaleDecided,
+    Slot,
     WorkloadProfiled,
     WorkloadScaled,
     workload,
@@ -486,3 +489,16 @@ def _ending(sample: Sample, how: str) -> list[Any]:
             return ends_with(sample, iteration_s=-1.0)
         case _:
             return []
+
+
+@pytest.mark.parametrize("last", ["n1", "n2"])
+def test_a_gang_over_two_nodes_is_timed_by_the_one_with_its_first_process_whichever_ends_last(profiler, last):
+    samples = asked(profiler.given(node("n1", "fast"), node("n2", "fast")).when(elastic()))
+    alone, (gang,) = [s for s in samples if s.gpus == 1], [s for s in samples if s.gpus == 2]
+    slots = (Slot(node_id="n1", devices=(0,)), Slot(node_id="n2", devices=(0,)))
+    placement = Placement(job_id=gang.sample_id, epoch=1, kind="fast", slots=slots)
+    told = ended(gang.sample_id, loop_steps=25, batch_size=gang.batch_size, iteration_s=0.3, error_s=1e-4)
+    mute = msgspec.structs.replace(ended(gang.sample_id), node_id="n2")
+    both = (mute, told) if last == "n1" else (told, mute)
+    profiler.given(*ends(alone), RoundDecided(at_s=2.0, pool="default", placements=(placement,))).when(*both)
+    assert timings(the_scaling(profiler))[2, 181] == pytest.approx(0.3)
