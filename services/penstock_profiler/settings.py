@@ -12,7 +12,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     short_iterations, long_iterations : int
-        Length of the two samples on each kind of device; a line through both gives the iteration time.
+        Length of the two samples on each kind of device; a line through both gives the iteration time. A sample of an
+        elastic workload at one size has the greater length.
     answer_within_s : float
         Seconds after which jobs no longer wait for samples: what is not measured by then is predicted, and corrected
         when the samples end after all.

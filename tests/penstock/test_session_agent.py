@@ -254,6 +254,20 @@ def test_a_sample_ends_after_its_iterations_and_says_how_long_they_took(executor
     done = executor.wait(Done)
     assert (done.step, done.loop_steps) == (12, 12)
     assert done.loop_s >= 0.012
+    assert 0.001 <= done.iteration_s < done.loop_s
+    assert done.error_s > 0
+    assert end(process) == (0, "")
+
+
+def test_an_ordinary_run_says_how_long_its_iterations_take_once_it_has_told_of_some(executor: SmallExecutor) -> None:
+    code = COUNTING.replace(
+        "import time, penstock", "import time, penstock\nimport penstock.sessions.boundary as b\nb.PROGRESS_S = 0.0"
+    )
+    process = start(executor, code, PARAMS='{"steps": 20}')
+    done = executor.wait(Done)
+    assert executor.of(Progress)[0].iteration_s == 0.0, "the first iterations are a warm-up"
+    assert 0.001 <= done.iteration_s < done.loop_s
+    assert done.error_s > 0
     assert end(process) == (0, "")
 
 
@@ -270,6 +284,7 @@ with penstock.session() as session:
     done = executor.wait(Done)
     assert done.loop_steps == 10
     assert 0.08 <= done.loop_s <= 0.4
+    assert 0.008 <= done.iteration_s <= 0.04
     assert end(process) == (0, "")
 
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
-from profiling import KEY, node, sampled, spec, submitted
+from profiling import ELASTIC, ELASTIC_KEY, KEY, ends, node, sampled, spec, submitted
 
 from penstock_bus import Append, Bus
 from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus
-from penstock_events import Commit, SamplesRequested, WorkloadProfiled, subjects, workload
+from penstock_events import Commit, SamplesRequested, WorkloadProfiled, WorkloadScaled, subjects, workload
 from penstock_profiler.runner import run
 from penstock_profiler.settings import Settings
 from penstock_profiler.sharing import owner
@@ -61,6 +61,20 @@ async def test_an_unseen_workload_is_sampled_and_answered_over_a_bus(bus: Bus) -
         await eventually(lambda: has_said(bus, WorkloadProfiled))
         await append(bus, submitted("j2"))
     assert [what for _, what in await said(bus)] == [SamplesRequested, WorkloadProfiled]
+
+
+async def test_an_elastic_workload_is_sampled_at_its_sizes_and_answered_twice(memory_bus: MemoryBus) -> None:
+    async with profiler(memory_bus):
+        await append(memory_bus, node("n1", "fast", "fast"), submitted(**ELASTIC))
+        await eventually(lambda: has_said(memory_bus, SamplesRequested, ELASTIC_KEY))
+        (asked,) = await memory_bus.read(subjects.profile(ELASTIC_KEY))
+        await append(memory_bus, *ends(asked.commit.facts[0].samples))
+        await eventually(lambda: has_said(memory_bus, WorkloadScaled, ELASTIC_KEY))
+    assert [what for _, what in await said(memory_bus, ELASTIC_KEY)] == [
+        SamplesRequested,
+        WorkloadProfiled,
+        WorkloadScaled,
+    ]
 
 
 async def test_a_profiler_without_snapshots_knows_what_it_knew(memory_bus: MemoryBus) -> None:

@@ -63,6 +63,10 @@ class Blocks:
 
     The mean is that of all iterations. Its standard error is that of a ratio of sums, from how much the blocks differ:
     iterations that depend on their neighbours (a slow epoch, a busy hour) make it larger, as they should.
+
+    References
+    ----------
+    Cochran, Sampling techniques, 3rd edition, Wiley 1977, chapter 6.
     """
 
     def __init__(self) -> None:
