@@ -19,6 +19,7 @@ from penstock_policies.elastic import Profile
 from penstock_sim import counted
 from penstock_sim.cluster import parse
 from penstock_sim.counted import shapes as shaping
+from penstock_sim.counted import sized
 from penstock_sim.counted.shapes import Policy, shapes
 from penstock_sim.counted.sizing import Sizing
 from penstock_sim.outcome import Outcome, summary
@@ -129,6 +130,32 @@ def test_every_job_does_its_samples_on_the_devices_there_are(
     assert (found.executed_s >= samples / 32 * (1 - 1e-9)).all()  # nobody is faster than at the best size
     # The devices that it held were busy with nothing else: at best each does 10 samples a second.
     assert (found.held_gpu_s >= samples / 10 * (1 - 1e-9)).all()
+
+
+class Thorough(sized._Run):
+    """Has everybody decided about at each event, also those who cannot be admitted."""
+
+    def _first(self) -> list[int]:
+        self.sized = [-1]
+        active, jobs = self.active, self.jobs
+        order: list[int] = active[np.lexsort((active, jobs.entered_s[active], jobs.queue[active]))].tolist()
+        return order
+
+
+@settings(max_examples=15, deadline=None)
+@given(JOBS, st.integers(4, 7), st.sampled_from(shaping.POLICIES), st.sampled_from(["fifo", "2d-las"]))
+def test_asking_about_less_and_less_often_decides_the_same(
+    jobs: list[tuple[int, int, int, int]], gpus: int, policy: Policy, order: str
+) -> None:
+    jobs.sort()
+    trace = of([job[:3] for job in jobs], *(job[3] for job in jobs))
+    more = {"most_gpus": 4, "admit": order, "thresholds_gpu_s": "20,90"}
+    found = run(trace, gpus, policy, 4.0, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sized, "_Run", Thorough)
+        always = run(trace, gpus, policy, 4.0, **more)
+    assert found.end_s.tolist() == always.end_s.tolist()
+    assert found.preemptions.tolist() == always.preemptions.tolist()
 
 
 # --- files, and what is refused

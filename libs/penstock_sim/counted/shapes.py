@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, assert_never, get_args
 
@@ -30,6 +31,7 @@ import msgspec
 import numpy as np
 
 from penstock_events import Size
+from penstock_policies import elastic
 from penstock_policies.elastic import Floats, Profile
 from penstock_sim.counted.sizing import ANY, EXPONENT, Curves, Sizing
 from penstock_sim.trace import Trace
@@ -82,6 +84,12 @@ class Shape:
     profile: Profile
     widths: range
     submitted: float
+
+    @cached_property
+    def least(self) -> int:
+        """The smallest feasible width."""
+        feasible = np.flatnonzero(elastic.table(self.profile, self.widths)[0])
+        return self.widths[int(feasible[0])]
 
     def progress(self, size: Size) -> float:
         """Return how fast it is, relative to what its length was measured at."""

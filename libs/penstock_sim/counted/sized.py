@@ -109,6 +109,7 @@ class _Run:
         self.jobs, self.devices, self.sizing, self.overhead_s = jobs, devices, sizing, overhead_s
         self.limits = np.asarray(sizing.thresholds_gpu_s if sizing.admit == "2d-las" else (), dtype=np.float64)
         self.active = np.zeros(0, dtype=np.int64)
+        self.sized: list[int] = []
         self.arrived = self.over = self.events = 0
         self.now_s = 0.0
         self.seen: list[tuple[float, int, int]] = []
@@ -164,18 +165,35 @@ class _Run:
     def _resize(self) -> None:
         """Ask for everybody's size anew, and do as is said."""
         jobs = self.jobs
-        order = self.active[np.lexsort((self.active, jobs.entered_s[self.active], jobs.queue[self.active]))]
-        if not self.sizing.drop:
-            order = order[: self.devices]  # nobody behind them can be admitted
-        rows = order.tolist()
+        rows = self._first()
+        if rows == self.sized:
+            return  # the same jobs in the same order, as the last decision left them: it would be the same again
+        self.sized = rows
         decided = decide([self._wish(row) for row in rows], {_KIND: self.devices}, self.sizing.rules, _IN_ORDER)
         sizes = [each.size for each in decided.jobs.values()]
-        rest = self.going[~np.isin(self.going, order)]
+        rest = self.going[~np.isin(self.going, rows)]
         for row, size in [*((row, Size(0)) for row in rest.tolist()), *zip(rows, sizes, strict=True)]:
             if size != (Size(int(jobs.width[row]), int(jobs.batch[row]))):
                 self._set(row, size)
         if decided.dropped:
             self._drop(np.array(decided.dropped, dtype=np.int64))
+
+    def _first(self) -> list[int]:
+        """Return the jobs to be decided about, in order: none behind those whose smallest widths take up all."""
+        jobs, active = self.jobs, self.active
+        order: list[int] = active[np.lexsort((active, jobs.entered_s[active], jobs.queue[active]))].tolist()
+        if self.sizing.drop:
+            return order
+        found, left = [], self.devices
+        for row in order:
+            least = jobs.shapes[row].least
+            if least > self.devices:
+                continue  # it never starts, and holds up nobody
+            if least > left:
+                break
+            found.append(row)
+            left -= least
+        return found
 
     def _wish(self, row: int) -> Wish:
         jobs = self.jobs
