@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from resizing import SAMPLES, Resized, Size, each_once, finite
+from resizing import NOISE, SAMPLES, Resized, Size, each_once, finite
 
 from penstock_testing.small_executor import small_executor
 
-EPOCHS = 8
+EPOCHS = 12
 FIXED = Size(1, 64)
-RESIZED = [Size(1, 32, 40), Size(4, 128, 25), Size(2, 48)]
-NOISE = 0.02
+RESIZED = [Size(1, 32, 60), Size(4, 128, 40), Size(2, 48)]
 
 
 def training(folder: Path, name: str, seed: int = 0, epochs: int = EPOCHS) -> Resized:
     (folder / name).mkdir()
-    return Resized(folder / name, folder / "x", "digits_mlp", params={"epochs": epochs, "width": 32, "seed": seed})
+    return Resized(
+        folder / name, folder / "x", "digits_mlp", params={"epochs": epochs, "width": 32, "lr": 0.03, "seed": seed}
+    )
 
 
 def test_a_gang_resized_from_one_to_four_to_two_sees_the_same_samples_and_learns_as_much(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from resizing import NOISE, SAMPLES, Resized, Size, each_once, finite
 from test_digits import EXAMPLES, free_port
 
 from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
@@ -127,3 +128,46 @@ def test_without_torch_the_example_says_what_to_install() -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "pip install 'penstock[torch]'" in done.stderr
+
+
+@needs_torch
+def test_a_gang_resized_from_one_to_four_to_two_sees_the_same_samples_and_learns_as_much(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder, epochs = tmp_path_factory.mktemp("r"), 8
+    accuracies = []
+    for seed in range(3):
+        done = resized(folder, f"fixed-{seed}", epochs, seed).run(Size(1, 64))
+        assert done is not None
+        assert done.samples == epochs * SAMPLES
+        accuracies.append(done.metrics["accuracy"])
+
+    job = resized(folder, "resized", epochs)
+    *_, last = [job.run(size) for size in (Size(1, 32, 50), Size(4, 128, 20), Size(2, 48))]
+    assert last is not None
+    assert finite(last)
+    assert (last.samples, last.batch_size) == (epochs * SAMPLES, 48)
+    assert job.seen() == each_once(epochs)
+    assert last.metrics["accuracy"] == pytest.approx(sum(accuracies) / 3, abs=NOISE)
+
+
+@needs_torch
+def test_a_gang_one_of_which_cannot_load_ends_as_a_whole(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("r")
+    job = resized(folder, "job", 1)
+    job.run(Size(1, 64, 6))
+    with small_executor(folder) as executor:
+        ends = [end(rank) for rank in job.start(executor, Size(3, 96), UNLOADABLE_RANK="1")]
+    assert [code for code, _ in ends] == [1, 1, 1]
+    assert "no room for step-6 on this device" in ends[1][1]
+
+
+def resized(folder: Path, name: str, epochs: int, seed: int = 0) -> Resized:
+    (folder / name).mkdir()
+    return Resized(
+        folder / name,
+        folder / "x",
+        "digits_torch",
+        rule="linear",
+        params={"epochs": epochs, "seed": seed, "lr": 0.05},
+    )

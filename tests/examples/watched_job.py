@@ -2,7 +2,7 @@
 An example whose processes write down the rows of each step that they did: ``watched_job.py MODULE``.
 
 In the folder ``WATCH`` each process has a file of its own, with a line for each step: its epoch and its rows. With
-``HOLD_AT`` the last of them waits, before the end of that step, until it is asked to stop; its peers wait for it.
+``HOLD_AT`` the last of them waits, before the end of that step, until it is told to stop; its peers wait for it.
 With ``UNLOADABLE_RANK`` that process cannot load a checkpoint.
 """
 
@@ -38,7 +38,7 @@ class Watched(penstock.Session):
         super().report(**metrics)
         agent = self._boundary._agent
         if self.rank == self.world_size - 1 and self.step + 1 == int(os.environ.get("HOLD_AT", "-1")):
-            while agent is not None and not agent.asked:
+            while agent is not None and agent.stop_at is None:  # until all have answered, so that the step is known
                 time.sleep(0.01)
 
     def on_checkpoint(self, save: Callable[[Path], object], load: Callable[[Path], object]) -> None:
