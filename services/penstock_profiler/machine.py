@@ -8,7 +8,6 @@ is on each kind, and how it goes there with batch size and devices.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +17,6 @@ from penstock_bus import Decider, Decision, Proposal
 from penstock_events import (
     TERMINAL,
     AnyEvent,
-    Device,
     Event,
     Job,
     Jobs,
@@ -31,20 +29,14 @@ from penstock_events import (
     subjects,
     workload,
 )
-from penstock_policies.cluster import Cluster, fits
+from penstock_policies.cluster import Cluster
 from penstock_profiler.answer import answer
 from penstock_profiler.asking import Wanted, samples, wanted
 from penstock_profiler.curve import Curve
+from penstock_profiler.offers import Offers, fitting, of_cluster, sorts
 from penstock_profiler.scaled import differs, judge, scalability, scaled
 from penstock_profiler.settings import Settings
 from penstock_profiler.workload import Workload, lost_too_often
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """So many devices like this one."""
-
-    device: Device
-    count: int
 
 
 class State(msgspec.Struct):
@@ -62,7 +54,7 @@ class State(msgspec.Struct):
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
-    offers: dict[str, list[Offer]] = msgspec.field(default_factory=dict)
+    offers: Offers = msgspec.field(default_factory=dict)
     jobs: Jobs = msgspec.field(default_factory=Jobs)
     workloads: dict[str, Workload] = msgspec.field(default_factory=dict)
     unsettled: set[str] = msgspec.field(default_factory=set)
@@ -128,9 +120,11 @@ def _next_facts(state: State, known: Workload, now_s: float, settings: Settings)
     late = now_s >= known.requested_s + settings.answer_within_s
     facts: list[AnyEvent] = []
     if _is_unsaid(state, known) and (late or not _is_awaited(state, known)):
-        facts.append(answer(known, reversed(state.workloads.values()), sorted(_devices(state, known.spec)), now_s))
+        facts.append(
+            answer(known, reversed(state.workloads.values()), sorted(fitting(state.offers, known.spec)), now_s)
+        )
     if known.elastic is not None and _scales_differently(state, known, late=late):
-        facts.append(scaled(known, known.elastic, _devices(state, known.elastic), now_s))
+        facts.append(scaled(known, known.elastic, fitting(state.offers, known.elastic), now_s))
     return tuple(facts)
 
 
@@ -138,7 +132,7 @@ def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:
     """Say whether there is news of how an elastic workload goes; what is still being sampled is none in time."""
     if known.elastic is None:
         return False
-    devices, said = _devices(state, known.elastic), known.scaled or {}
+    devices, said = fitting(state.offers, known.elastic), known.scaled or {}
     if known.scaled is None and not devices and not known.curves:
         return True
     for kind in {*devices, *known.curves}:
@@ -158,22 +152,13 @@ def _is_awaited(state: State, known: Workload) -> bool:
     return not known.news() and bool(known.open_kinds() & _unsaid_kinds(state, known))
 
 
-def _devices(state: State, spec: JobSpec | None) -> Counter[str]:
-    """Return the devices that a job fits in its pool, by kind."""
-    count: Counter[str] = Counter()
-    if spec is not None:
-        for offer in state.offers.get(spec.pool, ()):
-            count[offer.device.kind] += offer.count if fits(spec, offer.device) else 0
-    return +count
-
-
 def _wanted(state: State, known: Workload) -> list[Wanted]:
-    return wanted(known, _devices(state, known.spec), _devices(state, known.elastic))
+    return wanted(known, fitting(state.offers, known.spec), fitting(state.offers, known.elastic))
 
 
 def _unsaid_kinds(state: State, known: Workload) -> set[str]:
     """Return the kinds that an active workload fits and that nothing was said about."""
-    return set(_devices(state, known.spec)) - (known.announced or {}).keys() if known.active else set()
+    return set(fitting(state.offers, known.spec)) - (known.announced or {}).keys() if known.active else set()
 
 
 def _is_unsaid(state: State, known: Workload) -> bool:
@@ -269,30 +254,20 @@ def _teaches(had: JobSpec, run: RunEnded) -> bool:
 def _note_rest(state: State, event: Event) -> None:
     for job in state.jobs.apply(event):
         _note_progress(state, job)
-    if state.cluster.apply(event) and (offers := _offers(state.cluster)) != state.offers:
-        same_sorts = _sorts(offers) == _sorts(state.offers)
+    if state.cluster.apply(event) and (offers := of_cluster(state.cluster)) != state.offers:
+        same_sorts = sorts(offers) == sorts(state.offers)
         state.offers = offers
         for key, known in state.workloads.items():
             if known.elastic_active or (known.active and not same_sorts):
                 _settle(state, key)
 
 
-def _offers(cluster: Cluster) -> dict[str, list[Offer]]:
-    sorts: defaultdict[str, dict[tuple[str, int, str], list[Device]]] = defaultdict(dict)
-    for node in cluster.usable():
-        for device in node.devices:
-            sorts[node.pool].setdefault((device.kind, device.memory_bytes, device.backend), []).append(device)
-    return {pool: [Offer(devices[0], len(devices)) for devices in found.values()] for pool, found in sorts.items()}
-
-
-def _sorts(offers: dict[str, list[Offer]]) -> dict[str, list[Device]]:
-    return {pool: [offer.device for offer in found] for pool, found in offers.items()}
-
-
 def _note_progress(state: State, job: Job) -> None:
     """Give up on samples that cannot succeed, and forget jobs that are over."""
     known = state.workloads[job.profile_key]
     over = job.state in TERMINAL
+    if job.placement is None:
+        state.loops.pop(job.id, None)  # its other nodes were lost
     if job.sample is not None:
         if not known.samples[job.id].over and (over or lost_too_often(job)):
             known.give_up(job.id, job.reason or "lost with its node")

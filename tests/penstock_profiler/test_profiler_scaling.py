@@ -457,7 +457,7 @@ def stories(draw: Any) -> list[Any]:
 endings = st.sampled_from(["well", "oom", "failed", "nan", "never"])
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(story=stories(), how=st.lists(endings, min_size=1, max_size=30))
 def test_every_elastic_workload_is_answered_in_time_and_no_size_is_sampled_twice(story, how):
     profiler, said, number = Scenario(decider()).at(2.0), [], 0
@@ -502,3 +502,16 @@ def test_a_gang_over_two_nodes_is_timed_by_the_one_with_its_first_process_whiche
     both = (mute, told) if last == "n1" else (told, mute)
     profiler.given(*ends(alone), RoundDecided(at_s=2.0, pool="default", placements=(placement,))).when(*both)
     assert timings(the_scaling(profiler))[2, 181] == pytest.approx(0.3)
+
+
+def test_what_one_node_told_of_a_gang_is_forgotten_with_the_other_node(profiler):
+    profiler.given(node("n1", "fast"), node("n2", "fast"))
+    (gang,) = [sample for sample in asked(profiler.when(elastic())) if sample.gpus == 2]
+    slots = (Slot(node_id="n1", devices=(0,)), Slot(node_id="n2", devices=(0,)))
+    placement = Placement(job_id=gang.sample_id, epoch=1, kind="fast", slots=slots)
+    profiler.given(
+        RoundDecided(at_s=2.0, pool="default", placements=(placement,)), ended(gang.sample_id, loop_steps=25)
+    )
+    assert profiler.state.loops
+    profiler.given(lost("n2"))
+    assert not profiler.state.loops
