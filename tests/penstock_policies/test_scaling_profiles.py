@@ -85,6 +85,12 @@ def test_communication_that_comes_out_below_nothing_is_little_and_never_falls_wi
     assert found.t_comm_s[4] == found.t_comm_s[8] == pytest.approx(0.045)
 
 
+def test_several_timings_of_a_width_count_by_how_sure_they_are() -> None:
+    one = timing(1, 32, 0.1, 1e-6), timing(1, 64, 0.2, 1e-6)
+    found = profile(known(*one, timing(2, 32, 0.12, 0.01), timing(2, 64, 0.25, 0.02)), spec())
+    assert found.t_comm_s[2] == pytest.approx(0.02 * 0.8 + 0.05 * 0.2, rel=1e-3)
+
+
 def test_times_that_fall_with_the_batch_are_averaged_by_how_sure_they_are() -> None:
     found = profile(known(timing(1, 32, 0.2, 0.01), timing(1, 64, 0.1, 0.02)), spec())
     assert found.t_proc_s[32] == found.t_proc_s[64] == pytest.approx(0.18)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -46,6 +47,24 @@ def test_two_jobs_change_places_where_neither_could_move_alone() -> None:
     jobs: list[Curves] = [{"x": one, "y": two}, {"x": two, "y": one}]
     table, room = table_of(jobs), {"x": 2, "y": 2}
     assert kinds.chosen(["j0", "j1"], table, {"j0": "y", "j1": "x"}, room) == {"j0": "x", "j1": "y"}
+
+
+def test_jobs_are_put_in_where_they_add_most_even_if_nothing_can_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "MOST_WORK", 0)
+    jobs: list[Curves] = [{"x": np.array([1.0]), "y": np.array([0.1])}, {"x": np.array([1.0]), "y": np.array([0.9])}]
+    found = kinds.chosen(["j0", "j1"], table_of(jobs), {"j0": "y", "j1": "x"}, {"x": 1, "y": 1})
+    assert found == {"j0": "x", "j1": "y"}
+
+
+def test_what_one_search_leaves_over_is_done_before_the_decision_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "MOST_WORK", 100_000)  # a pass or two
+    order, devices = some_wishes(2, 24, 6, ("x", "y")), {"x": 24, "y": 24}
+    found = decide(order, devices, Rules())
+    after = [
+        msgspec.structs.replace(wish, now=found.jobs[wish.job_id].size, kind=found.jobs[wish.job_id].kind)
+        for wish in order
+    ]
+    assert not any(each.changed for each in decide(after, devices, Rules()).jobs.values())
 
 
 @settings(max_examples=30)
