@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from penstock_autoscaler.settings import Settings
 from penstock_autoscaler.state import State, key_of
-from penstock_events import Device, Job, Size
+from penstock_events import Batch, Device, Job, JobSpec, Scalability, Size
 from penstock_events import State as JobState
 from penstock_policies import scaling
 from penstock_policies.autoscale import Fixed, Sizing, Wish
@@ -85,6 +87,7 @@ class _Asking:
         self._ending = any(map(_ends, self._jobs))
         self._parts = Fraction(0)
         self._kinds: dict[str, tuple[str, ...]] = {}
+        self._rooms: dict[tuple[tuple[str, ...], int], dict[str, int]] = {}
         self._mute: set[str] = set()
         self._sampled = any(job.sample is not None for job in self._jobs)
         self._again_s = math.inf
@@ -161,7 +164,7 @@ class _Asking:
         known = cost.stop_s is not None and cost.resume_s is not None
         return Wish(
             job_id=job.id,
-            profiles=self._profiles(job, now, used),
+            profiles=self._profiles(job, used),
             widths=job.spec.widths,
             now=now,
             kind=kind,
@@ -173,31 +176,20 @@ class _Asking:
             queue=self._queue(job),
         )
 
-    def _profiles(self, job: Job, now: Size | None, used: int) -> dict[str, Profile]:
-        key, spec = key_of(job), job.spec
-        if used:
-            spec = msgspec.structs.replace(spec, batch=None, batch_size=used)
-        room = self._room(job)
+    def _profiles(self, job: Job, used: int) -> dict[str, Profile]:
+        state, key, room = self._state, key_of(job), self._room(job)
         self._kinds[job.id] = tuple(room)
-        kinds = [kind for kind, count in room.items() if count == self._devices[kind]]
-        speeds = self._state.speeds.by_key.get(key) or {}
-        found = scaling.profiles(spec, self._state.scaled.get(key, ()), kinds, speeds)
-        caps = self._state.shown.caps.get(key, {})
-        runs_on = job.placement.kind if job.placement is not None and now is not None else ""
-        for kind in list(found):
-            cap = min(found[kind].per_gpu_cap, caps.get(kind, found[kind].per_gpu_cap))
-            if kind == runs_on and now is not None:  # whatever is said: it does run with that
-                cap = max(cap, math.ceil(now.batch_size / now.gpus))
-            if cap:
-                found[kind] = msgspec.structs.replace(found[kind], per_gpu_cap=cap)
-            else:
-                del found[kind]
-        return found
+        kinds = tuple(kind for kind, count in room.items() if count == self._devices[kind])
+        speeds = tuple(sorted(state.speeds.by_key.get(key, {}).items()))
+        batch, batch_size = (None, used) if used else (job.spec.batch, job.spec.batch_size)
+        bounds = Bounds(job.spec.gpus, job.spec.min_gpus, job.spec.max_gpus, batch, batch_size)
+        return _capped(_profiles(bounds, state.scaled.get(key, ()), kinds, speeds), state.shown.caps.get(key, {}))
 
     def _is_movable(self, job: Job) -> bool:
         """Say whether a run can be asked to stop for another size: it starts up, is young, or would lose all it did."""
         old_s = job.started_s + self._settings.min_run_s
-        if not job.started_s or self._ending or not self._state.shown.saves.get(key_of(job), False):
+        shown, key = self._state.shown, key_of(job)
+        if not job.started_s or self._ending or not shown.saves.get(key, False) or shown.doubts(key, job):
             return False
         if old_s > self._now_s:
             self._look_again(old_s)
@@ -207,11 +199,15 @@ class _Asking:
     # --- devices
     def _room(self, job: Job) -> dict[str, int]:
         """Return how many devices of each kind there are that the job accepts."""
-        spec = job.spec
-        if job.accepts is not None:
-            spec = msgspec.structs.replace(spec, kinds=job.accepts)
-        kinds = Counter(device.kind for device in self._there.values() if fits(spec, device))
-        return {kind: min(count, self._devices[kind]) for kind, count in sorted(kinds.items()) if self._devices[kind]}
+        kinds = job.spec.kinds if job.accepts is None else job.accepts
+        found = self._rooms.get((kinds, job.spec.memory_bytes))
+        if found is None:
+            spec = msgspec.structs.replace(job.spec, kinds=kinds)
+            fitting = Counter(device.kind for device in self._there.values() if fits(spec, device))
+            found = {kind: min(count, self._devices[kind]) for kind, count in sorted(fitting.items())}
+            found = {kind: count for kind, count in found.items() if count}
+            self._rooms[kinds, job.spec.memory_bytes] = found
+        return found
 
     def _held(self, job: Job) -> list[tuple[str, int]]:
         """Return those of a job's devices that stand on nodes that take jobs."""
@@ -227,6 +223,34 @@ class _Asking:
 
     def _look_again(self, at_s: float) -> None:
         self._again_s = min(self._again_s, at_s)
+
+
+class Bounds(NamedTuple):
+    """What a job says of its sizes."""
+
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    batch: Batch | None
+    batch_size: int
+
+
+@lru_cache(maxsize=4096)
+def _profiles(
+    bounds: Bounds, known: tuple[Scalability, ...], kinds: tuple[str, ...], speeds: tuple[tuple[str, float], ...]
+) -> Mapping[str, Profile]:
+    spec = JobSpec(name="any", command=("any",), **bounds._asdict())
+    return scaling.profiles(spec, known, kinds, dict(speeds))
+
+
+def _capped(profiles: Mapping[str, Profile], caps: Mapping[str, int]) -> dict[str, Profile]:
+    """Return profiles without what was seen not to fit on a device."""
+    most = {kind: min(profile.per_gpu_cap, caps.get(kind, profile.per_gpu_cap)) for kind, profile in profiles.items()}
+    return {
+        kind: profile if most[kind] == profile.per_gpu_cap else msgspec.structs.replace(profile, per_gpu_cap=most[kind])
+        for kind, profile in profiles.items()
+        if most[kind]
+    }
 
 
 def sizable(job: Job) -> bool:

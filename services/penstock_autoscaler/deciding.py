@@ -10,6 +10,7 @@ from penstock_autoscaler.settings import Settings
 from penstock_autoscaler.state import Because, State
 from penstock_bus import Decision, Proposal
 from penstock_events import Demand, Job, ScaleDecided, Size, subjects
+from penstock_policies import elastic
 from penstock_policies.autoscale import Sized, Sizing, Wish, decide
 from penstock_policies.order import Manner
 
@@ -107,8 +108,10 @@ def _demand(state: State, job: Job, wish: Wish, sized: Sized, accepted: Sequence
 def _least(job: Job, wish: Wish) -> Size:
     """Return the size that a job asks for while there is no room for it: the smallest that may do."""
     for gpus in wish.widths:
-        if not job.is_unfit(size := Size(gpus, job.spec.batch_size)):
-            return size
+        for profile in wish.profiles.values():
+            batch = elastic.best_batch(profile, gpus)
+            if batch is not None and not job.is_unfit(size := Size(gpus, batch)):
+                return size
     return job.size
 
 

@@ -111,10 +111,10 @@ def _learn(state: State, event: Event, seq: int) -> None:
                     state.shown.note_end(job, key_of(job), event)
         case RunCheckpointed():
             job = state.jobs.get(event.job_id)
-            if job is not None and job.spec.elastic and job.placement is not None:
+            if job is not None and job.spec.elastic and job.placement is not None and job.epoch == event.epoch:
                 if not state.shown.saves.get(key := key_of(job), False):
                     state.note(job.spec.pool, seq)
-                state.shown.note_checkpoint(key)
+                state.shown.note_checkpoint(job, key, event)
         case _:
             pass
 

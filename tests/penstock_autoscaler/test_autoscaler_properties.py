@@ -158,7 +158,7 @@ class World:
             assert not each.spec.elastic or gpus in each.spec.widths
             slots = each.placement.slots if each.placement is not None else ()
             held = [(slot.node_id, index) for slot in slots for index in slot.devices]
-            if held and there.issuperset(held):
+            if held and there.issuperset(held) and not (each.stopping and each.demand is None):
                 promised += gpus
         assert promised <= len(there)
 

@@ -19,7 +19,7 @@ from scaling_facts import (
     widths,
 )
 
-from penstock_events import Demand, RoundDecided, ScaleDecided, Size, State
+from penstock_events import Demand, RoundDecided, RunCheckpointed, ScaleDecided, Size, State, workload
 
 WORK = elastic()
 
@@ -82,6 +82,19 @@ def test_a_batch_that_did_not_fit_is_not_tried_again_nor_a_larger_one_on_a_devic
     it.when(job("c", spec, 101.0)).at(101.0)
     found = demands(it.settle())["c"]
     assert -(-found.batch_size // found.gpus) < local
+
+
+def test_what_is_said_not_to_fit_is_believed_until_a_run_gets_on_with_it() -> None:
+    it = autoscaler().given(node(fast=4), scaled(WORK), job("a"), job("b")).at(1.0)
+    it.settle()
+    it.given(*placed(it, "a", 2.0, 0, 1), *placed(it, "b", 2.0, 2, 3))
+    it.when(
+        ended(it, "b", 3.0, "failed", out_of_memory=True, loop_steps=0, exit_code=1, reason="out of memory")
+    ).settle()
+    assert it.state.shown.caps == {workload.key(WORK): {"fast": 31}}
+    it.given(RunCheckpointed(at_s=50.0, job_id="a", epoch=2, node_id="n1", step=20))
+    assert it.state.shown.caps == {workload.key(WORK): {}}
+    assert widths(it.at(50.0).settle()) == {"a": 3, "b": 1}
 
 
 def test_a_size_that_failed_is_not_given_again() -> None:
