@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 from penstock_events import (
     NodeJoined,
@@ -129,13 +130,17 @@ class Executors:
         task, kind = self.tasks[placement.job_id], placement.kind
         slots = {slot.node_id: slot.devices for slot in placement.slots}
         task.gpus = sum(map(len, slots.values()))
-        run = Run(task, placement.epoch, kind, self.speed(task.model, kind), slots, set(slots))
+        run = Run(task, placement.epoch, kind, self._pace(task, kind), slots, set(slots))
         self.runs[task.id] = run
         self.busy += task.gpus
         self.running += task.row >= 0
         for node_id in slots:
             self._here[node_id][task.id] = run
         self._agenda.at(self._engine.now_s, self._start, run)
+
+    def _pace(self, task: Task, kind: str) -> float:
+        """Return how much work a run of a task does in a second."""
+        return self.speed(task.model, kind)
 
     def _start(self, run: Run) -> None:
         """Start what has not started, on the nodes that are up; work begins when the gang is complete."""
@@ -230,9 +235,14 @@ class Executors:
             steps=task.steps(task.kept_s),
             loop_steps=task.steps(run.done_s),
             loop_s=run.done_s / run.speed,
+            **self._said(run),
         )
         self._append(subjects.run(task.id), ended, f"executor/{node_id}")
         self._leave(run, node_id, outcome)
+
+    def _said(self, _run: Run) -> dict[str, Any]:
+        """Return what a run says of itself at its end, beside its steps."""
+        return {}
 
     def _leave(self, run: Run, node_id: str, outcome: Outcome) -> None:
         run.worsen(outcome)
@@ -251,6 +261,7 @@ class Executors:
         if not math.isnan(run.started_s):
             held_s = now_s - run.started_s
             task.executed_s += held_s
+            task.held_gpu_s += held_s * task.gpus
             task.idle_s += held_s - run.done_s / run.speed
         if run.outcome == "completed":
             task.end_s = now_s

@@ -18,9 +18,12 @@ class Records:
     ----------
     script : Script
         Each of its tasks keeps its own times.
+    resizes : bool
+        Whether jobs may have other numbers of devices than they ask for.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, resizes: bool = False) -> None:
+        self._resizes = resizes
         self._trace, self._tasks, self._shift_s = script.trace, script.tasks, script.shift_s
         self._by_id = {task.id: task for task in script.tasks}
         self._gpus, self._first_device = 0, dict[str, int]()
@@ -66,6 +69,7 @@ class Records:
             wall_s=cpu_s,
             timeline=_timeline(self._timeline) if self._timeline else None,
             spells=_spells(self._spells) if self._spells else None,
+            held_gpu_s=np.array([task.held_gpu_s for task in tasks]) if self._resizes else None,
         )
 
 

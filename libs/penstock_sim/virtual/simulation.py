@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from penstock_autoscaler.machine import decider as autoscaler
 from penstock_bus import Decider
 from penstock_events import JobsRanked, RoundDecided, SamplesRequested, SweepCancelled
 from penstock_gateway.announcements import announcer
@@ -22,6 +24,7 @@ from penstock_profiler.machine import decider as profiler
 from penstock_ranker.machine import decider as ranker
 from penstock_sim import quotas
 from penstock_sim.cluster import Nodes
+from penstock_sim.counted.shapes import Shape
 from penstock_sim.outcome import Outcome
 from penstock_sim.quotas import Quotas
 from penstock_sim.trace import Trace
@@ -33,6 +36,7 @@ from penstock_sim.virtual.log import Log, Written
 from penstock_sim.virtual.policies import Chosen, choose
 from penstock_sim.virtual.pools import partitioned
 from penstock_sim.virtual.records import Records
+from penstock_sim.virtual.resizing import Elastic, ElasticExecutors, elastic
 from penstock_sim.virtual.script import Script, of_trace
 from penstock_sim.virtual.speedups import Speedups, relative
 from penstock_sim.virtual.workload import Telling
@@ -70,6 +74,8 @@ class Options:
         Standard deviation of the logarithm of declared over true length, where the policy has jobs declare it.
     profile : bool
         Whether the production profiler samples unseen workloads; otherwise their speeds are known from the beginning.
+    elastic : Elastic, optional
+        Makes all jobs elastic, for the production autoscaler to size.
     seed : int
         Of failures and errors.
     log : Path, optional
@@ -90,6 +96,7 @@ class Options:
     quotas: Quotas | None = None
     length_error: float = 0.0
     profile: bool = False
+    elastic: Elastic | None = None
     seed: int = 0
     log: Path | None = None
     timeline: bool = False
@@ -178,9 +185,12 @@ class _Simulation:
         self._options, self._chosen = options, chosen
         self._cancels_sweeps = any(isinstance(fact, SweepCancelled) for _, fact, _ in script.facts)
         self._silence = options.failures is not None or bool(script.outages)
-        self.records = Records(script)
+        shapes: Mapping[str, Shape] = {}
+        if options.elastic is not None:
+            script, shapes = elastic(script, options.elastic)
+        self.records = Records(script, resizes=bool(shapes))
         self.engine = Engine(self._deciders(), Log(written.add if written is not None else None))
-        self._executors = Executors(
+        self._executors = (partial(ElasticExecutors, shapes=shapes) if shapes else Executors)(
             self.engine,
             speed=script.speed,
             costs=options.costs,
@@ -207,6 +217,8 @@ class _Simulation:
             ranker(chosen.ranker, chosen.ranker.priors()),
             matcher(chosen.matcher, self._heard if self._silence else None),
         ]
+        if options.elastic is not None:
+            found.append(autoscaler(options.elastic.settings))
         if options.log is None:
             return found
         return [*found, gateway(GatewaySettings()) if self._cancels_sweeps else announcer()]

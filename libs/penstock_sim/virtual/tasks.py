@@ -43,8 +43,8 @@ class Task:
         Seconds of all runs in which nothing advanced: starting, stopping, and waiting for a node that was gone.
     start_s, end_s : float
         First start and end; nan where there was none.
-    executed_s : float
-        Seconds that it held devices, all runs together.
+    executed_s, held_gpu_s : float
+        Seconds that it held devices, all runs together; and the same times its devices.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Task:
     start_s: float = math.nan
     end_s: float = math.nan
     executed_s: float = 0.0
+    held_gpu_s: float = 0.0
     preemptions: int = 0
     promotions: int = 0
     queue: int = 0
