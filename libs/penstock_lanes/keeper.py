@@ -133,6 +133,8 @@ class Keeper:
             raise ValueError(f"{who} is to be seated in no lane; expected one at least, or refuse() it")
         if guest.number and wanted == guest.lanes:
             return
+        for lane in wanted:
+            self._add(lane.look(0))  # before its head is written anew
         try:
             numbers = [lane.seat_for(who, guest.pid) for lane in wanted]
         except NoRoom as error:

@@ -239,8 +239,14 @@ class Page:
         return max(self.row_words())
 
     def row_words(self) -> list[int]:
-        """Return the row: the keeper's word, and those of the seats."""
-        return self.words[self.row : self.row + 1 + self.used].tolist()
+        """
+        Return the row: the keeper's word, and those of the seats.
+
+        Where a member has written that more seats were given out, it is as long as others take it to be: who finds a
+        token behind the last of them believes to have it.
+        """
+        used = self.words[3] if self._used is None else max(self.words[3], self._used)
+        return self.words[self.row : self.row + 1 + min(used, self.seats)].tolist()
 
     @property
     def is_plausible(self) -> bool:

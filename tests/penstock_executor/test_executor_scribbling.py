@@ -105,6 +105,19 @@ def test_who_writes_itself_a_token_has_to_leave_and_the_others_go_on() -> None:
         assert played.ended == []
 
 
+def test_whoever_is_made_to_believe_in_a_token_behind_the_last_seat_is_helped_out_of_it() -> None:
+    with stage(RUNS) as played:
+        played.play_on(1)
+        words, _ = row_word(played)
+        (victim,) = played.actors[Who(GANG, 1, 0)].member.seats
+        words[3] = 255  # seats that were given out, as only the keeper may say
+        words[victim._page.row + 1 + 15] = Token(generation=0, turn=2**20, seat=victim.number).word
+        before = played.done()
+        played.play_on()
+        assert all(played.done()[job] > before[job] + 3 for job in before), played.story()
+        assert sum(played.desk.lanes.spoilt.values()) == 1
+
+
 def test_who_does_it_again_and_again_is_ended() -> None:
     with stage(RUNS) as played:
         for _ in range(FORGIVEN + 1):
