@@ -135,6 +135,20 @@ def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path
     assert [(done.step, done.loop_steps) for done in ended] == [(400, 400 - step)] * 2
 
 
+@pytest.mark.parametrize("unit", ["steps", "epochs"])
+def test_a_trial_that_is_promoted_does_what_is_missing_and_no_more(
+    unit: str, executor: SmallExecutor, tmp_path: Path
+) -> None:
+    short, long = {unit: 2, "width": 32}, {unit: 3, "width": 32}
+    assert end(start("digits_mlp.py", short, {"CHECKPOINT_DIR": str(tmp_path / "a"), "SAVE_AT_END": "1"}))[0] == 0
+    env = {"CHECKPOINT_DIR": str(tmp_path / "b"), "BEGIN_DIR": str(tmp_path / "a")}
+    assert end(start("digits_mlp.py", long, env, executor))[0] == 0
+    done = executor.wait(Done)
+    each = 1 if unit == "steps" else 12
+    assert (done.step, done.loop_steps) == (3 * each, each)
+    assert done.samples == (3 * 128 if unit == "steps" else 3 * 1438)
+
+
 def test_crash_at_crashes_on_the_first_attempt_only(tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 40, "width": 32, "crash_at": 20}
     code, output = end(start("digits_mlp.py", params, often(tmp_path)))
