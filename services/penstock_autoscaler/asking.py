@@ -6,19 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
+from penstock_autoscaler.profiles import profiles
 from penstock_autoscaler.settings import Settings
 from penstock_autoscaler.state import State, key_of
-from penstock_events import Batch, Device, Job, JobSpec, Scalability, Size
+from penstock_events import Device, Job, Size
 from penstock_events import State as JobState
-from penstock_policies import scaling
 from penstock_policies.autoscale import Fixed, Sizing, Wish
 from penstock_policies.cluster import fits
-from penstock_policies.elastic import Profile
 from penstock_policies.rounds.roster import key_of as place_of
 
 Places = Mapping[tuple[str, int], Device]
@@ -158,13 +155,14 @@ class _Asking:
     def _wish(self, job: Job, now: Size | None, kind: str, *, movable: bool = True) -> Wish:
         state, settings = self._state, self._settings
         used = state.shown.stubborn.get(job.id, 0)
+        self._kinds[job.id] = tuple(self._room(job))
         if used and now is not None:
             now = Size(now.gpus, used)
         cost = state.costs.of(key_of(job))
         known = cost.stop_s is not None and cost.resume_s is not None
         return Wish(
             job_id=job.id,
-            profiles=self._profiles(job, used),
+            profiles=profiles(state, job, self._whole(job)),
             widths=job.spec.widths,
             now=now,
             kind=kind,
@@ -175,15 +173,6 @@ class _Asking:
             fresh=not job.epoch,
             queue=self._queue(job),
         )
-
-    def _profiles(self, job: Job, used: int) -> dict[str, Profile]:
-        state, key, room = self._state, key_of(job), self._room(job)
-        self._kinds[job.id] = tuple(room)
-        kinds = tuple(kind for kind, count in room.items() if count == self._devices[kind])
-        speeds = tuple(sorted(state.speeds.by_key.get(key, {}).items()))
-        batch, batch_size = (None, used) if used else (job.spec.batch, job.spec.batch_size)
-        bounds = Bounds(job.spec.gpus, job.spec.min_gpus, job.spec.max_gpus, batch, batch_size)
-        return _capped(_profiles(bounds, state.scaled.get(key, ()), kinds, speeds), state.shown.caps.get(key, {}))
 
     def _is_movable(self, job: Job) -> bool:
         """Say whether a run can be asked to stop for another size: it starts up, is young, or would lose all it did."""
@@ -209,6 +198,10 @@ class _Asking:
             self._rooms[kinds, job.spec.memory_bytes] = found
         return found
 
+    def _whole(self, job: Job) -> tuple[str, ...]:
+        """Return the kinds of which a job accepts every device that there is."""
+        return tuple(kind for kind, count in self._room(job).items() if count == self._devices[kind])
+
     def _held(self, job: Job) -> list[tuple[str, int]]:
         """Return those of a job's devices that stand on nodes that take jobs."""
         slots = job.placement.slots if job.placement is not None else ()
@@ -223,34 +216,6 @@ class _Asking:
 
     def _look_again(self, at_s: float) -> None:
         self._again_s = min(self._again_s, at_s)
-
-
-class Bounds(NamedTuple):
-    """What a job says of its sizes."""
-
-    gpus: int
-    min_gpus: int
-    max_gpus: int
-    batch: Batch | None
-    batch_size: int
-
-
-@lru_cache(maxsize=4096)
-def _profiles(
-    bounds: Bounds, known: tuple[Scalability, ...], kinds: tuple[str, ...], speeds: tuple[tuple[str, float], ...]
-) -> Mapping[str, Profile]:
-    spec = JobSpec(name="any", command=("any",), **bounds._asdict())
-    return scaling.profiles(spec, known, kinds, dict(speeds))
-
-
-def _capped(profiles: Mapping[str, Profile], caps: Mapping[str, int]) -> dict[str, Profile]:
-    """Return profiles without what was seen not to fit on a device."""
-    most = {kind: min(profile.per_gpu_cap, caps.get(kind, profile.per_gpu_cap)) for kind, profile in profiles.items()}
-    return {
-        kind: profile if most[kind] == profile.per_gpu_cap else msgspec.structs.replace(profile, per_gpu_cap=most[kind])
-        for kind, profile in profiles.items()
-        if most[kind]
-    }
 
 
 def sizable(job: Job) -> bool:
