@@ -205,6 +205,15 @@ def test_where_a_running_job_has_to_leave_another_may_come_before_it_at_once() -
     assert found.fixed == {}
 
 
+def test_a_job_that_moves_to_another_kind_lets_one_in_behind_it_at_once() -> None:
+    slow = Profile(b_min=64, b_max=64, per_gpu_cap=64, t_proc_s={64: 1.0})
+    fast = msgspec.structs.replace(slow, t_proc_s={64: 0.5})
+    moves = wish("a", profiles={"x": slow, "y": fast}, **on(1, 64))
+    found = decide([moves, Fixed(job_id="g", gpus=1, kinds=("x",))], {"x": 1, "y": 1}, FREE, Manner(backfills=False))
+    assert found.jobs["a"].kind == "y"
+    assert found.fixed == {"g": "x"}
+
+
 def test_a_job_moves_to_the_kind_where_it_is_worth_most_and_pays_for_it() -> None:
     slow = Profile(b_min=64, b_max=64, per_gpu_cap=64, t_proc_s={64: 1.0})
     fast = msgspec.structs.replace(slow, t_proc_s={64: 0.5})

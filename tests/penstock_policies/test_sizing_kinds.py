@@ -58,7 +58,7 @@ def test_jobs_are_put_in_where_they_add_most_even_if_nothing_can_be_moved(monkey
 
 def test_what_one_search_leaves_over_is_done_before_the_decision_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MOST_WORK", 100_000)  # a pass or two
-    order, devices = some_wishes(2, 24, 6, ("x", "y")), {"x": 24, "y": 24}
+    order, devices = some_wishes(14, 24, 6, ("x", "y")), {"x": 24, "y": 24}
     found = decide(order, devices, Rules())
     after = [
         msgspec.structs.replace(wish, now=found.jobs[wish.job_id].size, kind=found.jobs[wish.job_id].kind)

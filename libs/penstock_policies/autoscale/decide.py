@@ -56,7 +56,7 @@ def decide(
     if len(devices) > 1 or _leaves(order, sized, admitted):
         for _ in range(ROUNDS):
             then = _once([_then(asking, sized, admitted) for asking in order], devices, rules, manner)
-            if _same(then[2], sized):
+            if _same(then[2], sized) and then[1].fixed == admitted.fixed:
                 break
             admitted, sized = then[1], then[2]
     wishes = [asking for asking in order if isinstance(asking, Wish)]
