@@ -94,7 +94,11 @@ def _show_jobs(found: views.JobsView, output: str) -> None:
 
 
 def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
-    """Show all that is known of a job; of an elastic one, with its devices and its pace over time."""
+    """
+    Show all that is known of a job.
+
+    Of an elastic one, its devices and its throughput over time are drawn.
+    """
     from penstock.cli import show as text
     from penstock.cli import sizes
 
@@ -114,7 +118,8 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
     """
     Say why a job waits, and what would change that.
 
-    The one dominant cause comes first; then what shows it, and what was checked and is not the cause.
+    The one dominant cause comes first; then what shows it, and what was checked and is not the cause. Of an elastic
+    job, a running one too: how it came to its size, and who gave what to whom.
     """
     from penstock.cli import show as text
 
