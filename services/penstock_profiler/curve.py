@@ -45,9 +45,16 @@ class Curve(msgspec.Struct, kw_only=True):
             return 0
         return max(1, self.fits or self.too_large - 1)
 
-    def sampled(self, point: Point, event: RunEnded) -> str:
-        """Take in how a sample ended; return why it gave no measure, if it did not."""
-        failure = self._refusal(point, event)
+    def sampled(self, point: Point, event: RunEnded, usual: int = 0) -> str:
+        """
+        Take in how a sample ended; return why it gave no measure, if it did not.
+
+        Parameters
+        ----------
+        usual : int
+            The batch size of a job whose batch is always the same: that of a script which does not ask; 0 elsewhere.
+        """
+        failure = self._refusal(point, event, usual)
         if failure:
             self.failures[str(point)] = failure
         else:
@@ -56,7 +63,7 @@ class Curve(msgspec.Struct, kw_only=True):
 
     def ran(self, spec: JobSpec, event: RunEnded) -> None:
         """Learn from a real run of a job that had this size, if it was long enough and did what it was asked to."""
-        used = event.batch_size or (spec.batch_size if spec.batch is None else 0)
+        used = event.batch_size or usual_batch(spec)
         point = Point(spec.gpus, used)
         if used and event.out_of_memory:
             self._overflowed(point.local_batch)
@@ -80,16 +87,18 @@ class Curve(msgspec.Struct, kw_only=True):
         slope = max(0.0, (high.iteration_s - low.iteration_s) / (high.local_batch - low.local_batch))
         return max(low.iteration_s + slope * (local_batch - low.local_batch), alone[0].iteration_s / 2)
 
-    def _refusal(self, point: Point, event: RunEnded) -> str:
+    def _refusal(self, point: Point, event: RunEnded, usual: int) -> str:
         if event.out_of_memory:
             self._overflowed(point.local_batch)
             return "it ran out of memory"
         if event.outcome != "completed":
             return event.reason or event.outcome
-        if event.batch_size and event.batch_size != point.batch_size:
-            return f"it was to use a batch of {point.batch_size} and used {event.batch_size}"
         if not event.loop_steps and not event.iteration_s:
             return "opaque: it reported no iterations"
+        used = event.batch_size or usual
+        if used != point.batch_size:
+            does = f"used {used}" if used else "asked for none; session.sampler() does, or session.batch_size"
+            return f"it was to use a batch of {point.batch_size} and {does}"
         return wrong(*_observed(event))
 
     def _learn(self, point: Point, event: RunEnded) -> None:
@@ -108,6 +117,11 @@ class Curve(msgspec.Struct, kw_only=True):
     def _overflowed(self, local_batch: int) -> None:
         self.too_large = min(self.too_large or local_batch, local_batch)
         self.fits = max((each.local_batch for each in self.timings if each.local_batch < self.too_large), default=0)
+
+
+def usual_batch(spec: JobSpec) -> int:
+    """Return the batch size of a job whose batch is always the same; 0 where it may change."""
+    return spec.batch_size if spec.batch is None else 0
 
 
 def wrong(iteration_s: float, error_s: float) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, Scalability, State
 from penstock_policies import speedups
-from penstock_profiler.curve import Curve
+from penstock_profiler.curve import Curve, usual_batch
 from penstock_profiler.points import Point
 
 REFINE_WEIGHT: Final = 0.3
@@ -121,7 +121,8 @@ class Workload(msgspec.Struct, kw_only=True):
         sampling = self.samples[sample_id]
         self._note_memory(sampling.kind, event.peak_memory_bytes)
         if sampling.point is not None:
-            sampling.failure = self.curve(sampling.kind).sampled(sampling.point, event)
+            usual = usual_batch(self.elastic) if self.elastic is not None else 0
+            sampling.failure = self.curve(sampling.kind).sampled(sampling.point, event, usual)
         elif event.outcome == "completed" and event.loop_steps > 0 and math.isfinite(event.loop_s) and event.loop_s > 0:
             sampling.steps, sampling.loop_s = event.loop_steps, event.loop_s
         elif event.outcome == "completed":

@@ -55,6 +55,10 @@ def test_samples_become_timings_in_order():
         ({"error_s": math.nan}, "it gave an error of nan s for its iteration time; expected 0 or more"),
         ({"iteration_s": 0.0, "loop_steps": 0}, "opaque: it reported no iterations"),
         ({"batch_size": 128}, "it was to use a batch of 64 and used 128"),
+        (
+            {"batch_size": 0},
+            "it was to use a batch of 64 and asked for none; session.sampler() does, or session.batch_size",
+        ),
         ({"outcome": "failed", "reason": "exit code 1"}, "exit code 1"),
         ({"outcome": "lost"}, "lost"),
         ({"outcome": "failed", "out_of_memory": True}, "it ran out of memory"),
@@ -62,7 +66,7 @@ def test_samples_become_timings_in_order():
 )
 def test_what_gives_no_measure_is_refused_and_said(fields, reason):
     curve = Curve()
-    assert curve.sampled(Point(1, 64), ended("s", **({"loop_steps": 100, "iteration_s": 0.1} | fields))) == reason
+    assert curve.sampled(Point(1, 64), run(**fields)) == reason
     assert curve.timings == []
     assert curve.failures == {"one device with 64 samples": reason}
 
@@ -72,6 +76,13 @@ def test_a_script_that_tells_only_a_sum_is_measured_by_it_without_an_error():
     assert not curve.sampled(Point(1, 64), run(iteration_s=0.0, error_s=0.0, loop_s=5.0))
     assert timings(curve) == [(1, 64, 0.05, 1)]
     assert curve.timings[0].error_s == 0.0
+
+
+def test_a_script_whose_batch_is_always_the_same_need_not_ask_for_it():
+    curve = Curve()
+    assert not curve.sampled(Point(2, 64), run(batch_size=0), usual=64)
+    assert timings(curve) == [(2, 32, 0.1, 1)]
+    assert curve.sampled(Point(1, 16), run(batch_size=0), usual=64) == "it was to use a batch of 16 and used 64"
 
 
 # --- memory
