@@ -28,7 +28,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ran(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One run, with what its first process last said of it; ``end_s`` is None while it goes on."""
+    """
+    One run, with what its first process last said of it; ``end_s`` is None while it goes on.
+
+    ``begun_samples`` are those done before it; -1 where that is not known, since it has lost some.
+    """
 
     epoch: int
     start_s: float
@@ -36,16 +40,20 @@ class Ran(msgspec.Struct, kw_only=True, omit_defaults=True):
     batch_size: int = 0
     kind: str = ""
     begun_steps: int = 0
+    begun_samples: int = -1
+    samples: int = 0
     end_s: float | None = None
     steps: int = 0
     loop_s: float = 0.0
     outcome: str = ""
 
-    def told(self, steps: int, loop_s: float, batch_size: int) -> None:
+    def told(self, steps: int, loop_s: float, batch_size: int, samples: int) -> None:
         """Note how far it is; of a gang over several nodes, what the one that knows most says."""
         if steps >= self.steps:
             self.steps, self.loop_s = steps, loop_s
         self.batch_size = batch_size or self.batch_size
+        if self.begun_samples >= 0:
+            self.samples = max(self.samples, samples - self.begun_samples)
 
     def samples_per_s(self, now_s: float) -> float | None:
         """
@@ -53,8 +61,9 @@ class Ran(msgspec.Struct, kw_only=True, omit_defaults=True):
 
         By the clock, and not by ``loop_s``: on an emulated device that counts no waiting, for peers neither.
         """
+        done = self.samples or self.batch_size * self.steps
         lasted_s = (now_s if self.end_s is None else self.end_s) - self.start_s
-        return self.batch_size * self.steps / lasted_s if self.batch_size and self.steps and lasted_s > 0 else None
+        return done / lasted_s if done and lasted_s > 0 else None
 
 
 class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -87,7 +96,7 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
         if isinstance(event, RunStarted):
             self._begin(job, event)
         elif isinstance(event, RunEnded) and self.runs and self.runs[-1].epoch == event.epoch:
-            self.runs[-1].told(event.loop_steps, event.loop_s, event.batch_size)
+            self.runs[-1].told(event.loop_steps, event.loop_s, event.batch_size, event.samples)
         self._end(job, event.at_s)
         if len(job.unfit) > self.unfit:
             self.unfit = len(job.unfit)
@@ -123,6 +132,7 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
             batch_size=job.spec.batch_size,
             kind=job.placement.kind,
             begun_steps=event.resumed_step,
+            begun_samples=job.samples if event.resumed_step == job.steps else -1,
         )
         self.left_out += len(self.runs) == MOST_RUNS
         self.runs = [*self.runs, run][-MOST_RUNS:]
@@ -234,7 +244,7 @@ def words(spec: JobSpec) -> str:
 def _run(run: Ran, told: Told, now_s: float) -> RunView:
     if run.end_s is None and told.step > run.begun_steps:
         run = msgspec.structs.replace(run)
-        run.told(told.step - run.begun_steps, told.loop_s, told.batch_size)
+        run.told(told.step - run.begun_steps, told.loop_s, told.batch_size, told.samples)
     return RunView(
         start_s=run.start_s,
         end_s=run.end_s,

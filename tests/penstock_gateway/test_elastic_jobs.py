@@ -242,6 +242,26 @@ def test_a_resumed_run_counts_its_own_steps_alone(log: Scenario[machine.State]) 
     assert sizes(log, Told(step=600, loop_s=3.0)).samples_per_s == 40 * 128 / 4
 
 
+def test_where_there_is_a_sampler_its_samples_count_and_not_those_of_whole_batches(
+    log: Scenario[machine.State],
+) -> None:
+    runs_on_four(log)
+    log.given(sized(demand(gpus=2, batch_size=128, epoch=2), at_s=NOW_S + 30))
+    log.given(ended(outcome="preempted", epoch=2, at_s=NOW_S + 32, steps=10, loop_steps=10, samples=1500))
+    log.given(placed("j1", 0, 1, epoch=3, at_s=NOW_S + 33))
+    log.given(msgspec.structs.replace(started(epoch=3, at_s=NOW_S + 34), resumed_step=10)).at(NOW_S + 44)
+    first, second = sizes(log, Told(step=20, samples=2500)).runs
+    assert (first.samples_per_s, second.samples_per_s) == (1500 / 30, 1000 / 10)
+
+
+def test_after_a_loss_nobody_knows_how_many_samples_were_done_before(log: Scenario[machine.State]) -> None:
+    runs_on_four(log)
+    log.given(ended(outcome="lost", epoch=2, at_s=NOW_S + 32, steps=10, loop_steps=10, samples=1500))
+    log.given(placed("j1", 0, 1, 2, 3, epoch=3, at_s=NOW_S + 33))
+    log.given(msgspec.structs.replace(started(epoch=3, at_s=NOW_S + 34), resumed_step=8)).at(NOW_S + 44)
+    assert sizes(log, Told(step=13, samples=2100)).samples_per_s == 5 * 256 / 10
+
+
 def test_a_run_that_went_with_its_node_has_an_end_too(log: Scenario[machine.State]) -> None:
     runs_on_four(log)
     log.given(RoundDecided(at_s=NOW_S + 50, pool="default", lost_nodes=("n1",)))

@@ -19,7 +19,8 @@ class RunView(View, frozen=True, kw_only=True):
     steps, loop_s : int, float
         Iterations of this run and the seconds that they took; of one that goes on, as it last told.
     samples_per_s : float or None
-        Batch size times steps, over the seconds of the whole run with its start and end; None where not known.
+        Over the seconds of the whole run with its start and end: what its sampler handed out, or batch size times
+        steps where it has none. None where that is not known.
     outcome : str
         How it ended, ``resized`` where it made way for another size of the job; empty where it goes on.
     """
