@@ -229,16 +229,16 @@ def words(spec: JobSpec) -> str:
     >>> from penstock_events import Batch
     >>> spec = JobSpec(name="a", command=("x",), gpus=4, min_gpus=1, max_gpus=8, batch_size=256)
     >>> words(spec)
-    '4 devices of 1 to 8, a batch of 256'
+    '4 devices (of 1 to 8) with a batch of 256'
     >>> batch = Batch(min=64, max=512)
     >>> words(msgspec.structs.replace(spec, min_gpus=0, max_gpus=0, batch=batch))
-    '4 devices, a batch of 256 of 64 to 512'
+    '4 devices with a batch of 256 (of 64 to 512)'
     """
     if not spec.elastic:
         return ""
-    devices = count(spec.gpus, "device") + (f" of {spec.widths[0]} to {spec.max_gpus}" if spec.max_gpus else "")
-    batch = f", a batch of {spec.batch_size}" if spec.batch_size else ""
-    return devices + batch + (f" of {spec.batch.min} to {spec.batch.max}" if spec.batch is not None else "")
+    devices = count(spec.gpus, "device") + (f" (of {spec.widths[0]} to {spec.max_gpus})" if spec.max_gpus else "")
+    batch = f" with a batch of {spec.batch_size}" if spec.batch_size else ""
+    return devices + batch + (f" (of {spec.batch.min} to {spec.batch.max})" if spec.batch is not None else "")
 
 
 def _run(run: Ran, told: Told, now_s: float) -> RunView:

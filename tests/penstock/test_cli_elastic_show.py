@@ -55,7 +55,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
     made.specs["a1"] = JobSpec(name="digits", command=("true",), gpus=2, min_gpus=1, max_gpus=8)
     made.whys["a1"] = msgspec.structs.replace(
         why_view(ELASTIC), cause="running", evidence="it has been running on n1/fast0 for 30.0 s", not_causes=(),
-        remedy="", rank=None, size="2 devices of 1 to 8, a batch of 128 of 64 to 512", resized=RESIZED, since_s=1034.0,
+        remedy="", rank=None, size="2 devices (of 1 to 8) with a batch of 128 (of 64 to 512)",
+        resized=RESIZED, since_s=1034.0,
     )  # fmt: skip
     return made
 
@@ -172,7 +173,7 @@ def test_why_says_when_and_why_it_was_shrunk_and_what_it_gave_to_whom(penstock: 
         == """\
 a1 (digits) is R for 30.0s: running
   because:  it has been running on n1/fast0 for 30.0 s
-  size:     2 devices of 1 to 8, a batch of 128 of 64 to 512
+  size:     2 devices (of 1 to 8) with a batch of 128 (of 64 to 512)
   sized:    34.0s ago, a job has come: shrinks from 4 to 2 devices (fast) with a batch of 128, and gives 2 to b2
   gave:     2 devices to b2
 """
@@ -192,6 +193,14 @@ def test_why_says_from_whom_a_grown_job_has_it_and_that_it_does_not_run_so_yet(
         "it does not run so yet",
         "took:     1 device from b2, 2 devices from c3",
     ]
+
+
+def test_a_waiting_job_need_not_be_told_that_it_does_not_run_so_yet(penstock: Run, gateway: FakeGateway) -> None:
+    waits = msgspec.structs.replace(RESIZED, done_s=None, gives={})
+    gateway.whys["b2"] = msgspec.structs.replace(why_view(gateway.jobs["b2"]), resized=waits)
+    out = penstock("why", "b2")[1]
+    assert "  sized:    34.0s ago, a job has come: shrinks from 4 to 2 devices" in out
+    assert "yet" not in out
 
 
 def test_why_says_who_makes_way_for_a_waiting_job(penstock: Run, gateway: FakeGateway) -> None:

@@ -341,7 +341,7 @@ def test_why_tells_of_a_running_job_what_it_gave_to_whom_and_when(log: Scenario[
     runs_on_four(log)
     shrinks(log)
     view = why(log)
-    assert (view.cause, view.size) == ("running", "2 devices of 1 to 8, a batch of 128 of 64 to 512")
+    assert (view.cause, view.size) == ("running", "2 devices (of 1 to 8) with a batch of 128 (of 64 to 512)")
     assert view.resized is not None
     assert (view.resized.gives, view.resized.at_s) == ({"b2": 2}, NOW_S + 30)
     assert view.resized.reason == "shrinks from 4 to 2, and gives 2 to b2"
@@ -351,7 +351,7 @@ def test_why_names_the_width_with_which_a_waiting_job_would_start(log: Scenario[
     log.given(submitted("big", gpus=7), placed("big", *range(7)), started("big"))
     log.given(arrived(gpus=2, min_gpus=2), sized(demand(gpus=2, batch_size=64))).at(NOW_S + 3)
     view = why(log)
-    assert (view.cause, view.size) == ("gang", "2 devices of 2 to 8, a batch of 64 of 64 to 512")
+    assert (view.cause, view.size) == ("gang", "2 devices (of 2 to 8) with a batch of 64 (of 64 to 512)")
     assert view.evidence == "needs 2 devices of one kind at once; idle: 1 fast; it is next"
     assert view.remedy == 'accept 1 device too (gpus = "1..8"): it starts now on `fast`'
 

@@ -58,7 +58,7 @@ def why_pairs(why: views.WhyView, now_s: float) -> Pairs:
     found = [("size", why.size)]
     if why.resized is not None:
         found += [
-            ("sized", _resized(why.resized, now_s)),
+            ("sized", _resized(why.resized, now_s, waits=why.state == "PD")),
             ("gave", _listed(why.resized.gives, "to")),
             ("took", _listed(why.resized.takes, "from")),
         ]
@@ -109,8 +109,8 @@ def _how_often(sizing: views.SizingView) -> str:
     return f"{times} times" if times > 1 else "once" if times else ""
 
 
-def _resized(resize: views.ResizeView, now_s: float) -> str:
-    open_ = "" if resize.done_s is not None else "; it does not run so yet"
+def _resized(resize: views.ResizeView, now_s: float, *, waits: bool) -> str:
+    open_ = "" if resize.done_s is not None or waits else "; it does not run so yet"
     change = resize.reason or f"from {words(resize.before)} to {words(resize.after)}"
     return f"{span(now_s - resize.at_s)} ago, {_BECAUSE.get(resize.because, resize.because)}: {change}{open_}"
 
