@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from penstock_policies.elastic import Floats, Profile, allocate, best_batch, scaling, smallest
+from penstock_policies.elastic import Floats, Profile, added, allocate, best_batch, scaling, smallest, table
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "elastic.json"
 
@@ -170,3 +170,25 @@ def test_a_smallest_batch_that_one_device_cannot_hold_needs_more() -> None:
 
 def test_no_job_gets_nothing() -> None:
     assert allocate(np.empty((0, 4)), 8).tolist() == []
+
+
+def test_of_very_many_batches_some_are_tried_the_largest_among_them() -> None:
+    one = Profile(b_min=1, b_max=2**31, per_gpu_cap=2**31, t_proc_s={1: 1.0, 2**31: 2.0})
+    assert best_batch(one, 1) == 2**31
+    assert table(one, range(1, 1))[0].tolist() == []
+
+
+@given(curves, st.integers(0, 9))
+def test_adding_jobs_one_by_one_comes_to_the_sum_of_what_they_are_given(rows: Floats, gpus: int) -> None:
+    found = allocate(rows, gpus)
+    sums = np.zeros(gpus + 1)
+    for row in rows[found > 0]:
+        sums = added(sums, row)
+    assert float(sums[-1]) == pytest.approx(total(rows, found))
+
+
+def test_a_profile_is_found_again_by_its_key() -> None:
+    one = Profile(**{**GOOD, "t_comm_s": {4: 0.2, 2: 0.1}})
+    assert Profile.of(one.key).key == one.key
+    assert Profile.of(one.key).throughput(128, [1, 2, 4]) == pytest.approx(one.throughput(128, [1, 2, 4]))
+    assert one.up_to(96).b_max == 96
