@@ -47,7 +47,7 @@ from penstock_sim.traces.recipe import Bursty, Gpus, Lognormal, Model, Poisson, 
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 POLICIES = ("fixed", "elastic-user-batch", "elastic-min-batch", "elastic-max-batch", "elastic")
-CLUSTER, DEVICES, MOST_GPUS = "4x8", 32, 8
+CLUSTER, DEVICES, MOST_GPUS = "2x8", 16, 8
 WINDOW_H = 12.0
 OVERHEAD_S = 30.0
 MEDIAN_GPU_S, SIGMA = 3600.0, 1.5
