@@ -14,6 +14,7 @@ from scaling_facts import (
     node,
     placed,
     preempted,
+    ranked,
     scaled,
     seasoned,
     widths,
@@ -40,6 +41,12 @@ def test_a_job_whose_profile_does_not_come_is_sized_by_assumption_at_its_smalles
     it = autoscaler(await_profile_s=8.0).given(node(fast=4)).at(1.0).when(job("a")).then()
     (decided,) = decisions(it.at(9.0).settle())
     assert widths([decided]) == {"a": 1}
+    assert decided.because == "arrival"
+
+
+def test_the_first_place_of_a_new_job_is_part_of_its_arrival() -> None:
+    it = autoscaler().given(node(fast=4), scaled(WORK)).at(1.0).when(job("a"), ranked(a=1.0))
+    (decided,) = decisions(it.settle())
     assert decided.because == "arrival"
 
 

@@ -160,6 +160,23 @@ def test_what_a_cancelled_job_leaves_is_not_given_away_before_it_has_left() -> N
     assert widths(it.when(ended(it, "b", 201.0, "cancelled")).at(201.0).settle()) == {"a": 8}
 
 
+def test_nobody_shrinks_for_a_job_that_can_have_what_a_cancelled_one_is_about_to_leave() -> None:
+    it = seasoned(8).given(job("b", at_s=100.0))
+    it.settle()
+    it.given(*preempted(it, "a", 101.0)).at(102.0).settle()
+    it.given(*placed(it, "a", 102.0, 0, 1, 2, 3), *placed(it, "b", 102.0, 4, 5, 6, 7)).at(200.0).then()
+    it.when(JobCancelled(at_s=200.0, job_id="b"), job("c", fixed(2), 200.0)).then()
+    assert widths(it.when(ended(it, "b", 201.0, "cancelled")).at(201.0).settle()) == {"a": 6}
+
+
+def test_nobody_shrinks_for_a_job_before_its_next_try_is_due() -> None:
+    it = seasoned(4, elastic(1, 3)).given(job("b", fixed(retries=1, backoff_s=50.0), 50.0))
+    it.given(*placed(it, "b", 51.0, 3))
+    it.given(ended(it, "b", 100.0, "failed", exit_code=1), job("c", fixed(), 100.0)).then()
+    it.given(*placed(it, "c", 100.0, 3)).then().then_wakes_at(150.0)
+    assert widths(it.at(150.0).settle()) == {"a": 2}
+
+
 def test_pools_are_decided_each_for_itself() -> None:
     other = elastic(pool="other")
     it = autoscaler().given(node(fast=2), node("n2", pool="other", fast=3), scaled(WORK)).at(1.0)
