@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
@@ -16,7 +17,11 @@ KINDS = {"fast": 2, "slow": 2, "cpu": 1}
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's line in the summary; times in seconds, None where there is none."""
+    """
+    One job's line in the summary; times in seconds, None where there is none.
+
+    ``widths`` are the devices of its runs, each once as long as it stayed the same.
+    """
 
     id: str
     name: str
@@ -30,6 +35,13 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     accuracy: float | None
     reason: str
+    samples: int = 0
+    widths: tuple[int, ...] = ()
+
+    @property
+    def grew(self) -> bool:
+        """Whether a run had more devices than the one before."""
+        return any(after > before for before, after in pairwise(self.widths))
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +55,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a job as it was measured; ``loop_s`` of its ``run_s`` seconds went into ``loop_steps`` steps."""
+    """
+    One run of a job as it was measured.
+
+    ``loop_s`` of its ``run_s`` seconds went into ``loop_steps`` steps, and these into ``samples`` images.
+    """
 
     kind: str
     ended: str
     run_s: float
     loop_s: float
     loop_steps: int
+    gpus: int = 1
+    samples: int = 0
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +80,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...]
 
 
-def of_job(view: views.JobView) -> JobOutcome:
+def of_job(view: views.JobView, runs: Sequence[Run] = ()) -> JobOutcome:
     """Return a job's line."""
     return JobOutcome(
         id=view.id,
@@ -77,14 +95,26 @@ def of_job(view: views.JobView) -> JobOutcome:
         steps=view.steps,
         accuracy=view.metrics.get("accuracy"),
         reason=view.reason,
+        samples=view.samples,
+        widths=tuple(gpus for gpus, _ in groupby(run.gpus for run in runs if run.loop_steps)),
     )
 
 
 def refused(name: str, reason: str) -> JobOutcome:
     """Return the line of a job that was not accepted."""
-    nothing: dict[str, None] = dict.fromkeys(("wait_s", "run_s", "jct_s", "accuracy"))
     return JobOutcome(
-        id="", name=name, state="refused", devices=(), preemptions=0, attempts=0, steps=0, reason=reason, **nothing
+        id="",
+        name=name,
+        state="refused",
+        wait_s=None,
+        run_s=None,
+        jct_s=None,
+        devices=(),
+        preemptions=0,
+        attempts=0,
+        steps=0,
+        accuracy=None,
+        reason=reason,
     )
 
 
@@ -93,7 +123,9 @@ def faults(arrival: Arrival, outcome: JobOutcome) -> list[str]:
     wanted: list[tuple[str, object, bool]] = [(f"state {arrival.end}", outcome.state, outcome.state == arrival.end)]
     if arrival.end == "CD":
         wanted += [
-            (f"{arrival.steps} steps", outcome.steps, outcome.steps == arrival.steps),
+            (f"{arrival.steps} steps", outcome.steps, not arrival.steps or outcome.steps == arrival.steps),
+            (f"{arrival.samples} samples", outcome.samples, not arrival.samples or outcome.samples == arrival.samples),
+            ("more devices than before in some run", outcome.widths, not arrival.grows or outcome.grew),
             (f"at least {arrival.attempts} attempts", outcome.attempts, outcome.attempts >= arrival.attempts),
             (
                 f"at least {arrival.preemptions} preemptions",
@@ -133,7 +165,8 @@ def fifo_avg_jct_s(jobs: Sequence[Measured]) -> float:
 
     What a job's steps took is carried over to the other kinds by its measured speed-ups. The time around them (start,
     end, what a busy host takes) is taken as it is, less one start and end for each preemption: FIFO preempts nobody.
-    The profiler's samples and the job that was cancelled cost it nothing either.
+    The profiler's samples and the job that was cancelled cost it nothing either. An elastic job has its narrowest width
+    there, at the pace that it had on it.
     """
     if not jobs:
         return 0.0
@@ -150,7 +183,14 @@ def _on(job: Measured, kind: str) -> float:
     if not allowed:
         return math.inf
     speed = {entry.kind: entry.speed for entry in job.speeds}
-    work_s = sum(run.loop_s * speed.get(run.kind, 1.0) for run in job.runs)
+    narrow = [run for run in job.runs if run.gpus == job.gpus] or job.runs
+    work_s = _times(job, narrow) * sum(run.loop_s * speed.get(run.kind, 1.0) for run in narrow)
     around_s = [run.run_s - run.loop_s for run in job.runs]
     preemptions = sum(run.ended == "preempted" for run in job.runs)
     return work_s / speed.get(kind, 1.0) + sum(around_s) - preemptions * min(around_s, default=0.0)
+
+
+def _times(job: Measured, narrow: Sequence[Run]) -> float:
+    """Return how often some of a job's runs would have to be done for all that it did."""
+    done = sum(run.samples for run in narrow)
+    return sum(run.samples for run in job.runs) / done if done else 1.0

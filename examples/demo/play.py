@@ -13,7 +13,7 @@ from demo import outcome, workload
 from demo.outcome import JobOutcome, Measured, Run, Summary
 from demo.workload import Arrival
 from penstock_bus import ServiceError
-from penstock_events import AnyEvent, Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, views
+from penstock_events import AnyEvent, Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, ScaleDecided, views
 
 Show = Callable[[Iterable[views.JobView]], None]
 REFRESH_S = 0.5
@@ -80,14 +80,15 @@ async def _summary(
 ) -> Summary:
     arrivals = {arrival.spec.name: arrival for arrival in workload.arrivals()}
     views_ = list(found)
-    lines = {line.name: line for line in [*map(outcome.of_job, (v for v in views_ if not v.parent)), *refusals]}
+    runs = await _runs(client)
+    named = (outcome.of_job(view, runs[view.id]) for view in views_ if not view.parent)
+    lines = {line.name: line for line in [*named, *refusals]}
     trials = [outcome.of_job(view) for view in views_ if view.parent]
     wrong = [] if sweep_state == "completed" else [f"sweep: expected completed, got {sweep_state}"]
     for name, arrival in arrivals.items():
         wrong += outcome.faults(arrival, lines[name]) if name in lines else [f"{name}: was never submitted"]
     wrong += outcome.trial_faults(trials)
     done = [view for view in views_ if view.state == "CD"]
-    runs = await _runs(client)
     for view in done:
         wrong += outcome.step_faults(outcome.of_job(view), runs[view.id])
     return Summary(
@@ -101,9 +102,8 @@ async def _summary(
 
 async def _measured(client: penstock.Client, view: views.JobView, runs: list[Run]) -> Measured:
     detail = await client.job(view.id)
-    return Measured(
-        submitted_s=view.submitted_s, gpus=view.gpus, kinds=view.kinds, speeds=detail.speeds, runs=tuple(runs)
-    )
+    gpus = min((run.gpus for run in runs if run.loop_steps), default=view.gpus) if view.max_gpus else view.gpus
+    return Measured(submitted_s=view.submitted_s, gpus=gpus, kinds=view.kinds, speeds=detail.speeds, runs=tuple(runs))
 
 
 async def _runs(client: penstock.Client) -> dict[str, list[Run]]:
@@ -118,9 +118,11 @@ async def _runs(client: penstock.Client) -> dict[str, list[Run]]:
                 run_s=event.at_s - job.started_s,
                 loop_s=event.loop_s,
                 loop_steps=event.loop_steps,
+                gpus=job.spec.gpus,
+                samples=max(0, event.samples - job.samples),
             )
             runs[job.id].append(run)
-        if isinstance(event, JobSubmitted | RoundDecided | RunStarted | RunEnded):
+        if isinstance(event, JobSubmitted | RoundDecided | RunStarted | RunEnded | ScaleDecided):
             jobs.apply(event)
     return runs
 

@@ -42,8 +42,15 @@ def summary(outcome: Summary) -> Table:
 
 
 def notes(outcome: Summary) -> list[str]:
-    """Return a line for each job that did not complete: what it says of why."""
-    return [f"{job.name} ({job.state}): {job.reason}" for job in outcome.jobs if job.state != "CD"]
+    """Return a line for each job that did not complete: what it says of why; and for each that was resized."""
+    told = [f"{job.name} ({job.state}): {job.reason}" for job in outcome.jobs if job.state != "CD"]
+    resized = [job for job in outcome.jobs if len(job.widths) > 1]
+    return [*told, *(f"{job.name}: {_resized(job)}" for job in resized)]
+
+
+def _resized(job: JobOutcome) -> str:
+    widths = ", then ".join(map(str, job.widths))
+    return f"on {widths} devices, {job.samples:,} images in {job.steps:,} steps"
 
 
 def _cells(job: JobOutcome) -> tuple[str, ...]:

@@ -8,9 +8,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_events import Choice, JobSpec, SweepSpec
+from penstock_events import Batch, Choice, JobSpec, SweepSpec
 
 EXAMPLES: Final = str(Path(__file__).parents[1])
+DATA_SET: Final = 1438
+"""Images that the examples train on."""
+LONG_STEPS: Final = 1200
+EPOCHS: Final = 140
+"""Of the elastic job: some that the others leave for the end, when it has two devices."""
 End = Literal["CD", "CA", "refused"]
 
 
@@ -23,7 +28,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     at_s : float
         Seconds after the demo's start at which it is submitted.
     steps : int
-        Gradient steps that it must have done in the end: none lost, none twice.
+        Gradient steps that it must have done in the end: none lost, none twice. 0: as many as its batch sizes make.
+    samples : int
+        Images that it must have seen in the end, likewise; 0: that is not looked at.
+    grows : bool
+        Whether it must have had more devices in some run than in the one before.
     end : {"CD", "CA", "refused"}
         How it must end.
     attempts, preemptions : int
@@ -33,6 +42,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     spec: JobSpec
     steps: int
+    samples: int = 0
+    grows: bool = False
     end: End = "CD"
     attempts: int = 1
     preemptions: int = 0
@@ -53,12 +64,25 @@ def job(name: str, model: str, steps: int, *, gpus: int = 1, kinds: tuple[str, .
     )
 
 
+def elastic(name: str, epochs: int) -> JobSpec:
+    """Return a job that takes one or two devices, and a batch that goes with them; as many samples whatever it gets."""
+    return msgspec.structs.replace(
+        job(name, "mlp", 0, kinds=("fast",)),
+        model="mlp-elastic",
+        min_gpus=1,
+        max_gpus=2,
+        batch=Batch(min=64, max=128, step=64, per_gpu_max=64, base=64, lr="sqrt"),
+        params={"epochs": epochs, "lr": 0.05},
+    )
+
+
 def arrivals() -> list[Arrival]:
     """Return the jobs in the order of their arrival."""
     crashing = msgspec.structs.replace(job("crash-once", "softmax", 1200, crash_at=600), retries=1, backoff_s=0.5)
     impossible = job("never-fits", "mlp", 100, gpus=64)
     return [
-        Arrival(at_s=0.0, spec=job("long", "mlp", 1800), steps=1800, preemptions=1),
+        Arrival(at_s=0.0, spec=job("long", "mlp", LONG_STEPS), steps=LONG_STEPS, preemptions=1),
+        Arrival(at_s=0.0, spec=elastic("elastic", EPOCHS), steps=0, samples=EPOCHS * DATA_SET, grows=True),
         Arrival(at_s=0.0, spec=job("softmax-a", "softmax", 2000), steps=2000),
         Arrival(at_s=0.2, spec=job("mlp-a", "mlp", 500), steps=500),
         Arrival(at_s=0.4, spec=job("on-cpu", "softmax", 1500, kinds=("cpu",)), steps=1500),

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from demo import outcome, workload
-from demo.outcome import JobOutcome, Measured, Run
+from demo import outcome, screen, workload
+from demo.outcome import JobOutcome, Measured, Run, Summary
 from demo.workload import Arrival
 from penstock_events import KindSpeed
 
@@ -25,6 +25,8 @@ def line(name: str, **fields: Any) -> JobOutcome:
         "preemptions": 0 if arrival is None else arrival.preemptions,
         "accuracy": 0.95,
         "reason": "because",
+        "samples": 0 if arrival is None else arrival.samples,
+        "widths": (1, 2) if arrival is not None and arrival.grows else (1,),
     }
     times = dict.fromkeys(("wait_s", "run_s", "jct_s"), 1.0)
     return JobOutcome(**{"id": name, "name": name, "devices": (), **times, **good, **fields})
@@ -54,6 +56,8 @@ def test_a_job_that_ended_as_it_should_has_no_fault(arrival: Arrival) -> None:
         ("crash-once", {"attempts": 1}),
         ("to-be-cancelled", {"state": "CD"}),
         ("never-fits", {"state": "PD"}),
+        ("elastic", {"samples": workload.EPOCHS * workload.DATA_SET - 1}),
+        ("elastic", {"widths": (2, 1)}),
         ("never-fits", {"reason": ""}),
     ],
 )
@@ -101,3 +105,16 @@ def test_it_has_the_same_devices_and_keeps_the_order() -> None:
     jobs = [measured(run(), submitted_s=float(i) / 100) for i in range(5)]
     ends = [11.0, 11.01, 26.02, 26.03, 22.0]  # two fast, two slow, then the first fast one again
     assert outcome.fifo_avg_jct_s(jobs) == pytest.approx(sum(ends) / 5 - 0.02, abs=1e-9)
+
+
+def test_under_fifo_an_elastic_job_has_its_narrowest_width_at_the_pace_that_it_had_there() -> None:
+    narrow = run(run_s=11.0, loop_s=10.0, steps=10)
+    wide = msgspec.structs.replace(run(run_s=9.0, loop_s=8.0, steps=10), gpus=2, samples=3000)
+    runs = [msgspec.structs.replace(narrow, samples=2000, ended="preempted"), wide]
+    assert outcome.fifo_avg_jct_s([measured(*runs)]) == pytest.approx(10.0 * 2.5 + 1.0)
+
+
+def test_where_a_job_was_resized_that_is_told() -> None:
+    grown = line("elastic", widths=(1, 2), samples=1438, steps=20)
+    summary = Summary(ok=True, avg_jct_s=1.0, fifo_avg_jct_s=1.0, wrong=(), jobs=(grown, line("mlp-a")))
+    assert screen.notes(summary) == ["elastic: on 1, then 2 devices, 1,438 images in 20 steps"]
