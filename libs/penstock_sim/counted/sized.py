@@ -26,7 +26,7 @@ from penstock_sim.counted.sizing import Sizing
 from penstock_sim.outcome import Outcome, Timeline
 from penstock_sim.trace import Floats, Ints, Trace
 
-_LOOK_EVERY: Final = 64
+_LOOK_EVERY: Final = 8
 _EQUAL_S: Final = 1e-9
 _KIND: Final = "gpu"
 _IN_ORDER: Final = Manner(backfills=False, preempts="position")
