@@ -126,7 +126,8 @@ def problems(spec: JobSpec) -> Iterator[str]:
     """Yield what cannot be meant so about an elastic job, each with its field first."""
     if spec.min_gpus > spec.max_gpus:
         yield f"min_gpus: {spec.min_gpus} is more than max_gpus, {spec.max_gpus}; expected the fewest first"
-    elif spec.max_gpus and spec.gpus != 1 and spec.gpus not in spec.widths:
+        return  # there is no width for the rest to be held against
+    if spec.max_gpus and spec.gpus != 1 and spec.gpus not in spec.widths:
         yield f"gpus: {spec.gpus} is outside of min_gpus, {spec.min_gpus}, to max_gpus, {spec.max_gpus}; leave it out"
     if spec.max_gpus and not spec.batch_size and spec.batch is None:
         yield (
