@@ -170,7 +170,8 @@ def test_no_device_is_promised_twice_and_each_decision_is_made_once(history: lis
     for what, which in history:
         world.act(what, which)
         world.settle()
-        world.check()
+        if what not in {"lose", "drain"}:  # what was promised before may have gone with the node
+            world.check()
         world.match()
         world.settle()
         world.check()
