@@ -110,3 +110,25 @@ async def test_a_gang_over_two_nodes_of_which_a_process_is_killed_waits_for_devi
     assert (killed.outcome, killed.killed, other.killed) == ("failed", True, False)
     assert ((job := await job_of(world, "j1")).state, job.failures) == ("PD", 0)
     assert job.reason == f"one of its processes was killed ({killed.reason})"
+
+
+async def test_a_job_that_is_cancelled_while_it_is_resized_is_cancelled(world: World) -> None:
+    await world.node()
+    await world.submit("j1", *speaking("100000", "stubborn"), **{**ELASTIC, "grace_s": 60.0})
+    await world.place("j1", 0)
+    await world.progress("j1")
+    await world.write(sized(world, "j1", 1, 2))
+    await world.preempt("j1")
+    await world.cancel("j1")
+    assert (await world.ended("j1")).outcome == "cancelled"
+
+
+async def test_a_job_that_comes_to_its_end_when_it_is_to_be_resized_is_completed(world: World) -> None:
+    await world.node()
+    await world.submit("j1", *speaking("60", "stubborn"), **{**ELASTIC, "grace_s": 60.0})
+    await world.place("j1", 0)
+    await world.progress("j1")
+    await world.write(sized(world, "j1", 1, 2))
+    await world.preempt("j1")
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.steps) == ("completed", 60)
