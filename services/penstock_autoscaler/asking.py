@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 
 import msgspec
@@ -36,6 +36,8 @@ class Asked(msgspec.Struct):
         Elastic job → the kinds of these that it accepts.
     mute : set of str
         Elastic jobs in it that cannot be told anything now.
+    returning : collection of str
+        Those that have stopped to be resized, and stand in the order as if they ran.
     sampled : bool
         Whether the profiler's samples are among the jobs, or a new job waits for what they show.
     again_s : float
@@ -46,13 +48,16 @@ class Asked(msgspec.Struct):
     devices: dict[str, int]
     kinds: dict[str, tuple[str, ...]]
     mute: set[str]
+    returning: Collection[str]
     sampled: bool
     again_s: float
 
     def still(self) -> list[Wish | Fixed]:
         """Return the order with all that run where and as they are."""
         return [
-            msgspec.structs.replace(asking, movable=False) if isinstance(asking, Wish) and asking.runs else asking
+            msgspec.structs.replace(asking, movable=False)
+            if isinstance(asking, Wish) and asking.runs and asking.job_id not in self.returning
+            else asking
             for asking in self.order
         ]
 
@@ -91,7 +96,9 @@ class _Asking:
 
     def all(self) -> Asked:
         order = [asking for job in self._jobs for asking in self._of(job)]
-        return Asked(order, dict(self._devices), self._kinds, self._mute, self._sampled, self._again_s)
+        return Asked(
+            order, dict(self._devices), self._kinds, self._mute, self._state.returning, self._sampled, self._again_s
+        )
 
     def _of(self, job: Job) -> Iterator[Wish | Fixed]:
         if _ends(job) or (job.placement is None and job.held):
@@ -103,6 +110,8 @@ class _Asking:
             self._look_again(job.not_before_s)
         elif not sizable(job):
             yield from self._fixed(job)
+        elif job.placement is None and (kind := self._state.returning.get(job.id, "")) in self._room(job):
+            yield self._wish(job, job.size, kind)  # it has had devices until now, and goes on before others come
         elif job.placement is None:
             yield self._new(job) if self._awaits_profile(job) else self._wish(job, None, "")
         elif _leaves(job):
@@ -153,13 +162,11 @@ class _Asking:
         return self._wish(job, job.size, kind, movable=self._is_movable(job))
 
     def _wish(self, job: Job, now: Size | None, kind: str, *, movable: bool = True) -> Wish:
-        state, settings = self._state, self._settings
+        state = self._state
         used = state.shown.stubborn.get(job.id, 0)
         self._kinds[job.id] = tuple(self._room(job))
         if used and now is not None:
             now = Size(now.gpus, used)
-        cost = state.costs.of(key_of(job))
-        known = cost.stop_s is not None and cost.resume_s is not None
         return Wish(
             job_id=job.id,
             profiles=profiles(state, job, self._whole(job)),
@@ -167,12 +174,20 @@ class _Asking:
             now=now,
             kind=kind,
             asks=Size(job.spec.gpus, used) if used else job.size,
-            cost_s=cost.overhead_s if known else max(cost.overhead_s, settings.unseen_cost_s),
+            cost_s=self._cost_s(job),
             movable=movable,
             unfit=[Size(size.gpus, used) for size in job.unfit] if used else job.unfit,
             fresh=not job.epoch,
             queue=self._queue(job),
         )
+
+    def _cost_s(self, job: Job) -> float:
+        """Return what resizing a job costs; one that does not run is resized for nothing."""
+        if job.placement is None:
+            return 0.0
+        cost = self._state.costs.of(key_of(job))
+        known = cost.stop_s is not None and cost.resume_s is not None
+        return cost.overhead_s if known else max(cost.overhead_s, self._settings.unseen_cost_s)
 
     def _is_movable(self, job: Job) -> bool:
         """Say whether a run can be asked to stop for another size: it starts up, is young, or would lose all it did."""

@@ -80,7 +80,7 @@ def _demands(state: State, wanted: Asked, sizing: Sizing, dropped: set[str]) -> 
         if not isinstance(wish, Wish) or wish.job_id in wanted.mute or wish.job_id in dropped:
             continue
         job, sized = state.jobs[wish.job_id], sizing.jobs[wish.job_id]
-        if wish.runs and (not wish.movable or not sized.gpus):
+        if job.placement is not None and (not wish.movable or not sized.gpus):
             continue  # whom a run makes way for altogether is for the matcher to say
         accepted = wanted.kinds[job.id]
         demand = _demand(state, job, wish, sized, accepted)

@@ -33,6 +33,7 @@ from penstock_events import (
     WorkloadProfiled,
     WorkloadScaled,
 )
+from penstock_events import State as JobState
 from penstock_policies.cluster import OF_NODES
 from penstock_policies.order import Manner
 
@@ -44,7 +45,7 @@ def decider(settings: Settings | None = None) -> Decider[State]:
     return Decider(
         name="autoscaler",
         state=State,
-        schema="autoscaler.1",
+        schema="autoscaler.2",
         apply=apply,
         decide=remembering(settings or Settings()),
         ignores=frozenset({JobFinished, RunWarned, RunMeasured}),
@@ -107,6 +108,8 @@ def _learn(state: State, event: Event, seq: int) -> None:
             job = state.jobs.get(event.job_id)
             if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
                 state.costs.end(job, key_of(job), event)
+                if job.spec.elastic and job.demand is not None and job.placement is not None:
+                    state.returning[job.id] = (*job.demand.kinds, job.placement.kind)[0]
                 if job.spec.elastic or job.sample is not None:
                     state.shown.note_end(job, key_of(job), event)
         case RunCheckpointed():
@@ -132,6 +135,8 @@ def _sort_in(state: State, changed: Iterable[Job], event: Event, seq: int) -> No
     for job in changed:
         if job.placement is None:
             state.costs.forget(job.id)
+        if job.held or job.state is JobState.RUNNING:
+            state.returning.pop(job.id, None)
         if job.state in TERMINAL:
             _forget(state, job)
         else:
@@ -169,5 +174,6 @@ def _forget(state: State, job: Job) -> None:
     pool.elastic.pop(job.id, None)
     state.ranks.pop(job.id, None)
     state.void.pop(job.id, None)
+    state.returning.pop(job.id, None)
     state.shown.forget(job.id)
     state.jobs.forget(job.id)

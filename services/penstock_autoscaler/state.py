@@ -58,6 +58,8 @@ class State(msgspec.Struct):
     speeds : Speeds
     costs : Costs
         What stopping and resuming workloads takes.
+    returning : dict of str to str
+        Job that has stopped to be resized, until it is placed → the kind for which that was.
     void : dict of str to Demand
         Job → the last demand of it that changed nothing.
     shown : Shown
@@ -71,6 +73,7 @@ class State(msgspec.Struct):
     scaled: dict[str, tuple[Scalability, ...]] = msgspec.field(default_factory=dict)
     speeds: Speeds = msgspec.field(default_factory=Speeds)
     costs: Costs = msgspec.field(default_factory=Costs)
+    returning: dict[str, str] = msgspec.field(default_factory=dict)
     void: dict[str, Demand] = msgspec.field(default_factory=dict)
     shown: Shown = msgspec.field(default_factory=Shown)
 

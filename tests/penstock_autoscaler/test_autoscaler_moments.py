@@ -17,6 +17,7 @@ from scaling_facts import (
     ranked,
     scaled,
     seasoned,
+    spread,
     widths,
 )
 
@@ -96,6 +97,16 @@ def test_a_job_under_way_to_another_size_is_left_alone_until_it_has_started() ->
     stop = preempted(it, "a", 101.0)
     it.given(stop[0]).at(101.0).then()
     assert not widths(it.given(stop[1]).at(101.5).settle())
+
+
+def test_a_job_that_has_stopped_to_grow_comes_before_those_that_wait() -> None:
+    it = seasoned(1, elastic(1, 2)).given(job("g", fixed(2), 95.0), ranked(96.0, a=5.0), ranked(96.0, g=1.0))
+    it.given(node("n2", 100.0, fast=1))
+    assert widths(it.settle()) == {"a": 2}
+    it.given(*preempted(it, "a", 101.0)).at(102.0).then()
+    assert it.state.returning == {"a": "fast"}
+    it.given(*spread(it, "a", 103.0, {"n1": (0,), "n2": (0,)})).then()
+    assert not it.state.returning
 
 
 def test_a_job_that_the_matcher_stops_for_another_is_told_nothing_until_it_waits() -> None:

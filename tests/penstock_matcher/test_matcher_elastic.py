@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matching_facts import causes, ended, job, matcher, node, rounds, started, where
+from matching_facts import causes, ended, job, matcher, node, queued, rounds, run_all, started, where
 
 from penstock_events import Demand, JobSubmitted, ScaleDecided
 
@@ -41,3 +41,14 @@ def test_an_elastic_job_that_has_run_waits_for_no_size() -> None:
 def test_others_pass_an_elastic_job_that_waits_for_its_size() -> None:
     it = matcher().given(node("n1", fast=1), elastic("a"), job("b", at_s=1.5))
     assert where(it.at(2.0).settle()) == {"b": "fast"}
+
+
+def test_a_job_that_has_stopped_to_grow_goes_on_before_those_that_wait() -> None:
+    it = matcher(await_profile_s=0.0, min_run_s=0.0).given(node("n1", fast=2), elastic("a"))
+    run_all(it, 1.5)
+    it.given(job("b", at_s=2.0, gpus=2), queued(2.0, b=0, a=0)).at(2.0).settle()
+    wider = Demand(job_id="a", epoch=1, gpus=2)
+    it.given(ScaleDecided(at_s=3.0, pool="default", demands=(wider,))).at(3.0).settle()
+    it.given(ended("a", 4.0, outcome="preempted"))
+    assert where(it.at(4.0).settle()) == {"a": "fast"}
+    assert it.state.jobs["a"].spec.gpus == 2

@@ -64,7 +64,7 @@ class Known(msgspec.Struct, dict=True):
     books : Books
         What stopping costs, how far users are, whom devices are kept for.
     promised : set of str
-        Waiting jobs for which others were preempted, until they start.
+        Waiting jobs for which others were preempted, or that stopped to be resized, until they start.
     explained : dict of str to Explained
         Pool → what its last round said.
     policies : dict of str to dict of str to Setting
@@ -169,9 +169,12 @@ def fold(known: Known, jobs: Jobs, event: Event) -> tuple[list[Job], bool]:
     if learn is not None:
         matters = learn(known, jobs, event) or matters
     kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
+    resized = isinstance(event, RunEnded) and _is_resized(jobs.by_id.get(event.job_id))
     changed = jobs.apply(event)
     if changed:
         _sort_in(known, changed, kind, event.at_s)
+        if resized:
+            known.promised.update(job.id for job in changed if job.state is JobState.PENDING and not job.held)
     for job in shares.beside(jobs, event) if jobs.sharers else ():
         known.books.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
     if rosters := known.__dict__.get("rosters"):
@@ -252,6 +255,11 @@ def _kind_of_run(jobs: Jobs, event: RunEnded) -> str:
     """Return the kind of device of a run that is about to end; the fold drops the placement."""
     job = jobs.by_id.get(event.job_id)
     return job.placement.kind if job is not None and job.placement is not None else ""
+
+
+def _is_resized(job: Job | None) -> bool:
+    """Say whether a run is about to end for another size: its job goes on before others come."""
+    return job is not None and job.spec.elastic and job.demand is not None
 
 
 def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
