@@ -107,7 +107,7 @@ def decide(state: State, now_s: float, settings: Settings, mine: Callable[[str],
         if facts:
             proposals.append(Proposal(subject=subjects.profile(key), facts=facts, cause=known.cause))
         else:
-            wake_at_s.append(known.requested_s + settings.answer_within_s)
+            wake_at_s.append(_until_s(state, known, settings))
     return Decision(proposals, wake_at_s=min(wake_at_s, default=None))
 
 
@@ -117,7 +117,7 @@ def _next_facts(state: State, known: Workload, now_s: float, settings: Settings)
         chosen = samples(known.key, asked, settings)
         spec = known.elastic if known.elastic is not None and any(size for _, size in asked) else known.spec
         return (SamplesRequested(at_s=now_s, key=known.key, spec=spec, samples=chosen),)
-    late = now_s >= known.requested_s + settings.answer_within_s
+    late = now_s >= _until_s(state, known, settings)
     facts: list[AnyEvent] = []
     if _is_unsaid(state, known) and (late or not _is_awaited(state, known)):
         facts.append(
@@ -126,6 +126,19 @@ def _next_facts(state: State, known: Workload, now_s: float, settings: Settings)
     if known.elastic is not None and _scales_differently(state, known, late=late):
         facts.append(scaled(known, known.elastic, fitting(state.offers, known.elastic), now_s))
     return tuple(facts)
+
+
+def _until_s(state: State, known: Workload, settings: Settings) -> float:
+    """Return until when samples are waited for: not for long where only gangs are open, and find no devices."""
+    latest_s = known.requested_s + settings.answer_within_s
+    waiting = [job_id for job_id, sample in known.samples.items() if not sample.over]
+    gangs = all(known.samples[job_id].gpus > 1 and _waits(state.jobs.get(job_id)) for job_id in waiting)
+    since_s = max(known.requested_s, known.sampled_s)
+    return min(latest_s, since_s + settings.gangs_within_s) if gangs and known.sampled_s else latest_s
+
+
+def _waits(job: Job | None) -> bool:
+    return job is not None and job.placement is None
 
 
 def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:

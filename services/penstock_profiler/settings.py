@@ -17,15 +17,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     answer_within_s : float
         Seconds after which jobs no longer wait for samples: what is not measured by then is predicted, and corrected
         when the samples end after all.
+    gangs_within_s : float
+        Seconds after the end of the last other sample in which gangs of samples find devices, or are no longer waited
+        for: the job itself may have begun meanwhile, and hold what they wait for.
     """
 
     short_iterations: int = 5
     long_iterations: int = 25
     answer_within_s: float = 120.0
+    gangs_within_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.short_iterations < self.long_iterations:
             found = f"short_iterations is {self.short_iterations}, long_iterations is {self.long_iterations}"
             raise ValueError(f"{found}; expected 1 <= short_iterations < long_iterations")
-        if self.answer_within_s <= 0:
-            raise ValueError(f"answer_within_s is {self.answer_within_s}; expected a number of seconds above 0")
+        for name in ("answer_within_s", "gangs_within_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a number of seconds above 0")

@@ -68,6 +68,8 @@ class Workload(msgspec.Struct, kw_only=True):
         By sample id.
     requested_s : float
         When samples were asked for that somebody waits for.
+    sampled_s : float
+        When the last one that ended did; 0 where none has.
     iteration_s, memory_bytes, failures
         By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
     curves : dict of str to Curve
@@ -88,6 +90,7 @@ class Workload(msgspec.Struct, kw_only=True):
     cause: int = 0
     samples: dict[str, Sampling] = msgspec.field(default_factory=dict)
     requested_s: float = 0.0
+    sampled_s: float = 0.0
     iteration_s: dict[str, float] = msgspec.field(default_factory=dict)
     memory_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     failures: dict[str, str] = msgspec.field(default_factory=dict)
@@ -119,6 +122,7 @@ class Workload(msgspec.Struct, kw_only=True):
     def end_sample(self, sample_id: str, event: RunEnded, reason: str) -> None:
         """Note how a sample's run ended."""
         sampling = self.samples[sample_id]
+        self.sampled_s = max(self.sampled_s, event.at_s)
         self._note_memory(sampling.kind, event.peak_memory_bytes)
         if sampling.point is not None:
             usual = usual_batch(self.elastic) if self.elastic is not None else 0

@@ -170,7 +170,7 @@ def known(profiler: Scenario[State]) -> Scenario[State]:
 
 def test_both_answers_come_with_the_last_sample_of_a_kind(profiler):
     samples = asked(profiler.given(node("n1", "fast", "fast")).when(elastic()))
-    profiler.given(*ends(samples[:3])).then().then_wakes_at(121.0)
+    profiler.given(*ends(samples[:3])).then().then_wakes_at(13.0)
     profiler.when(*ends(samples[3:]))
     speeds, scales = answers(profiler)
     (found,) = scales.kinds
@@ -204,13 +204,24 @@ def test_a_kind_is_answered_as_soon_as_it_is_known(profiler):
 
 def test_nobody_waits_for_samples_for_ever(profiler):
     samples = asked(profiler.given(node("n1", "fast", "fast")).when(elastic()))
-    profiler.given(*ends(samples[:3])).at(120.9).then().at(121.0)
+    profiler.given(*ends(samples[:3]), placed(samples[3].sample_id, "fast")).at(120.9).then().at(121.0)
     _, scales = answers(profiler)
     assert scales.kinds[0].note == "not measured yet: 2 devices with 181 samples each"
     assert len(scales.kinds[0].timings) == 3
     profiler.settle()
     profiler.when(*ends(samples[3:]))
     assert (2, 181) in timings(the_scaling(profiler))
+
+
+def test_a_gang_that_finds_no_devices_is_not_waited_for_long_once_all_others_are_over(profiler):
+    samples = asked(profiler.given(node("n1", "fast", "fast")).when(elastic()))
+    profiler.given(*ends(samples[:2])).at(20.0).then().then_wakes_at(121.0)
+    profiler.given(*ends([samples[2]])).at(12.9).then().at(13.0)
+    _, scales = answers(profiler)
+    assert scales.kinds[0].note == "not measured yet: 2 devices with 181 samples each"
+    profiler.settle()
+    profiler.when(*ends(samples[3:]))
+    assert the_scaling(profiler).note == ""
 
 
 def test_a_second_request_makes_nobody_wait_longer(profiler):
