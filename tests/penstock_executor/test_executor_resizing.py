@@ -74,7 +74,7 @@ async def test_a_running_job_saves_and_goes_on_with_another_width(world: World) 
 
 async def test_a_job_that_is_to_be_resized_while_it_starts_goes_on_with_the_new_size(world: World) -> None:
     await world.node()
-    await world.submit("j1", *speaking("100000"), **ELASTIC)
+    await world.submit("j1", *speaking("100000"), **{**ELASTIC, "grace_s": 2.0})  # TERM may come between fork and exec
     await world.place("j1", 0)
     await world.write(sized(world, "j1", 1, 2))
     await world.preempt("j1")
