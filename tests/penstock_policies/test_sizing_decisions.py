@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from penstock_events import Size
 from penstock_policies import elastic
 from penstock_policies.autoscale import Fixed, Rules, Sizing, Wish, decide
+from penstock_policies.autoscale.rows import rows
 from penstock_policies.autoscale.wish import Asking
 from penstock_policies.elastic import Profile
 from penstock_policies.order import Manner
@@ -129,6 +130,14 @@ def test_who_may_not_be_moved_keeps_what_it_has_and_the_others_share_the_rest() 
     assert sizes(found) == {"a": (1, 128), "b": (3, 100)}
     assert not found.jobs["b"].changed
     assert decide([wish("a", movable=False)], {"x": 4}).jobs["a"].gpus == 0
+
+
+def test_devices_of_a_run_for_which_no_size_is_known_to_do_are_given_to_nobody() -> None:
+    small = msgspec.structs.replace(FAST, per_gpu_cap=2)
+    found = decide([wish("a", small, **on(3, 64)), wish("b", **on(1, 128)), wish("c", small)], {"x": 5}, FREE)
+    assert sizes(found) == {"a": (3, 64), "b": (2, 256), "c": (0, 0)}
+    assert not found.jobs["a"].changed
+    assert "no size of its is known to be feasible" in found.jobs["a"].reason
 
 
 def test_sizes_that_did_not_do_are_not_chosen_again_nor_larger_batches_there() -> None:
@@ -303,14 +312,15 @@ def test_no_device_is_given_twice_and_each_size_is_feasible(
     order = data.draw(askings(kinds))
     devices = {kind: data.draw(st.integers(0, 6)) for kind in kinds}
     found = decide(order, devices, rules, manner)
-    keeps = {each.job_id: each for each in order if isinstance(each, Wish) and not each.movable and each.now}
+    running = [each for each in order if isinstance(each, Wish) and each.now]
+    keeps = {each.job_id: each for each in running if not (each.movable and rows(each, devices, rules))}
     for kind in kinds:
         used = sum(each.gpus for job, each in found.jobs.items() if each.kind == kind and job not in keeps)
         used += sum(each.gpus for each in order if isinstance(each, Fixed) and found.fixed.get(each.job_id) == kind)
         held = sum(each.now.gpus for each in keeps.values() if each.kind == kind and each.now is not None)
         assert used <= max(0, devices[kind] - held)
     for asking in order:
-        if isinstance(asking, Wish) and (each := found.jobs[asking.job_id]).gpus and asking.movable:
+        if isinstance(asking, Wish) and (each := found.jobs[asking.job_id]).gpus and asking.job_id not in keeps:
             one = asking.profiles[each.kind]
             assert each.gpus in asking.widths
             assert one.b_min <= each.batch_size <= one.b_max

@@ -18,7 +18,8 @@ class Admitted(msgspec.Struct):
     elastic, fixed : dict of str to str
         Job → the kind on which there is room for it.
     keeps : set of str
-        Elastic jobs that keep what they have, whatever it is.
+        Elastic jobs that keep what they have, whatever it is: those that may not be moved, or for which no size is
+        known to be feasible.
     room : dict of str to int
         Kind → devices that the elastic jobs share: all but those of fixed ones and of those that keep what they have.
     """
@@ -39,7 +40,7 @@ def admit(
     """
     found = Admitted(room=dict(devices))
     for asking in order:
-        if isinstance(asking, Wish) and not asking.movable and asking.now is not None:
+        if isinstance(asking, Wish) and asking.now is not None and not (asking.movable and table[asking.job_id]):
             found.keeps.add(asking.job_id)
             found.room[asking.kind] = max(0, found.room.get(asking.kind, 0) - asking.now.gpus)
     left = dict(found.room)

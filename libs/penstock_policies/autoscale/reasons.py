@@ -33,6 +33,8 @@ def _reason(wish: Wish, each: Sized, own: Mapping[str, Row], rules: Rules) -> st
         return f"starts on {_size(each)}{_pace(each, own)}"
     if not wish.movable:
         return f"keeps {_size(each)}: it is not to be resized now"
+    if not own:
+        return f"keeps {_size(each)}: no size of its is known to be feasible"
     if not each.changed:
         worth = f"is worth the {_seconds(wish.cost_s)} that resizing it costs" if wish.cost_s else "does better"
         return f"keeps {_size(each)}: no other size {worth}"
