@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final
 
 from penstock_autoscaler.asking import Asked, asked
 from penstock_autoscaler.settings import Settings
@@ -13,6 +15,9 @@ from penstock_events import Demand, Job, ScaleDecided, Size, subjects
 from penstock_policies import elastic
 from penstock_policies.autoscale import Sized, Sizing, Wish, decide
 from penstock_policies.order import Manner
+
+MOST_DEMANDS: Final = 1_000
+"""In one fact, which has to fit in a message of the log: the others follow in the next ones."""
 
 
 def remembering(settings: Settings) -> Callable[[State, float], Decision]:
@@ -50,13 +55,18 @@ def _pool(
     wanted = asked(state, name, now_s, settings)
     sizing = _sizing(wanted, settings, state.pools[name].manner)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
-    demands = tuple(_demands(state, wanted, sizing, set(dropped)))
+    demands = tuple(islice(_demands(state, wanted, sizing, set(dropped)), MOST_DEMANDS))
     if not demands and not dropped:
         return None, min(wanted.again_s, now_s + settings.interval_s)
     if because == "interval" and any(not state.jobs[demand.job_id].epoch for demand in demands):
         because = "arrival"  # it has waited long enough for its profile
     fact = ScaleDecided(
-        at_s=now_s, pool=name, demands=demands, because=because, dropped=dropped, scaling=sizing.scaling
+        at_s=now_s,
+        pool=name,
+        demands=demands,
+        because=because,
+        dropped=dropped[:MOST_DEMANDS],
+        scaling=sizing.scaling,
     )
     return fact, now_s
 

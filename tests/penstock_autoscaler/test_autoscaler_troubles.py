@@ -19,6 +19,7 @@ from scaling_facts import (
     widths,
 )
 
+from penstock_autoscaler import deciding
 from penstock_events import Demand, RoundDecided, RunCheckpointed, ScaleDecided, Size, State, workload
 
 WORK = elastic()
@@ -135,6 +136,18 @@ def test_new_jobs_without_room_are_dropped_where_that_is_set() -> None:
     assert decided.dropped == ("a",)
     assert not decided.demands
     assert not it.state.pools["default"].elastic
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_more_jobs_than_a_message_holds_are_told_in_several(monkeypatch: pytest.MonkeyPatch, drop: bool) -> None:
+    monkeypatch.setattr(deciding, "MOST_DEMANDS", 2)
+    names = [f"j{number}" for number in range(7)]
+    it = autoscaler(drop=drop).given(node(fast=3), scaled(WORK), *map(job, names)).at(1.0)
+    found = decisions(it.settle())
+    assert [(len(fact.demands), len(fact.dropped)) for fact in found] == (
+        [(2, 2), (1, 2)] if drop else [(2, 0), (2, 0), (2, 0), (1, 0)]
+    )
+    assert {*widths(list(found)), *(job_id for fact in found for job_id in fact.dropped)} == set(names)
 
 
 def test_nobody_is_dropped_while_no_node_is_there_yet() -> None:
