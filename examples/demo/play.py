@@ -85,7 +85,11 @@ async def _summary(
     lines = {line.name: line for line in [*named, *refusals]}
     trials = [outcome.of_job(view) for view in views_ if view.parent]
     wrong = [] if sweep_state == "completed" else [f"sweep: expected completed, got {sweep_state}"]
+    ends_s = {name: arrival.at_s + (lines[name].jct_s or 0.0) for name, arrival in arrivals.items() if name in lines}
+    last = max(ends_s, key=lambda name: ends_s[name], default="")
     for name, arrival in arrivals.items():
+        if name != last:
+            arrival = msgspec.structs.replace(arrival, grows=False)  # noqa: PLW2901 - nobody left it anything
         wrong += outcome.faults(arrival, lines[name]) if name in lines else [f"{name}: was never submitted"]
     wrong += outcome.trial_faults(trials)
     done = [view for view in views_ if view.state == "CD"]

@@ -14,7 +14,7 @@ EXAMPLES: Final = str(Path(__file__).parents[1])
 DATA_SET: Final = 1438
 """Images that the examples train on."""
 LONG_STEPS: Final = 1200
-EPOCHS: Final = 140
+EPOCHS: Final = 220
 """Of the elastic job: some that the others leave for the end, when it has two devices."""
 End = Literal["CD", "CA", "refused"]
 
@@ -32,7 +32,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     samples : int
         Images that it must have seen in the end, likewise; 0: that is not looked at.
     grows : bool
-        Whether it must have had more devices in some run than in the one before.
+        Whether it must have had more devices in some run than in the one before, if it was the last to end: a busy host
+        may do it before the others leave anything.
     end : {"CD", "CA", "refused"}
         How it must end.
     attempts, preemptions : int
