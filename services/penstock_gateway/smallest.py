@@ -34,12 +34,14 @@ def fixed(spec: JobSpec, known: Caps, kinds: Mapping[str, int]) -> JobSpec:
 
     Notes
     -----
-    Its width is the least that holds its smallest batch on any of the kinds that can.
+    Its width is the least that holds its smallest batch on any of the kinds that can; where none can, the least that
+    would.
     """
     if not spec.elastic:
         return spec
-    widths = [width for kind, most in kinds.items() if (width := needed(spec, kind, known)) <= _most(spec, most)]
-    gpus = min(widths, default=spec.widths[0])
+    widths = {kind: needed(spec, kind, known) for kind in kinds}
+    there = [width for kind, width in widths.items() if width <= _most(spec, kinds[kind])]
+    gpus = min(there or widths.values(), default=spec.widths[0])
     batch_size = spec.batch_size or (spec.batch.min if spec.batch is not None else 0)
     if spec.batch is not None and any(_cap(spec, kind, known) for kind in kinds):
         batch_size = spec.batch.min

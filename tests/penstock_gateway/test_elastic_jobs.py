@@ -186,7 +186,9 @@ async def test_a_smallest_batch_that_no_kind_holds_is_said_in_figures(served: Ga
         "can have 8 fast (lower the smallest batch, or accept more than 16 devices)"
     )
     assert (await served.command("submit", body))["warnings"] == [expected]
-    assert (await served.query("dryrun", body))["warnings"] == [expected]
+    tried = await served.query("dryrun", body)
+    assert (tried["starts"], tried["cause"], tried["warnings"]) == (False, "never_fits", [expected])
+    assert tried["size"].startswith("tried with 16 devices and a batch of 512, the fewest that do;")
     assert await refusal(served.command("submit", {"spec": body, "strict": True})) == (
         400,
         f"refused, as `strict` asks: {expected}",
