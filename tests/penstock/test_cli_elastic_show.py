@@ -138,6 +138,14 @@ def test_the_chart_fits_the_terminal(
     assert lines[1].startswith("    120")
 
 
+def test_a_fast_job_has_no_exponents_in_its_figures(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.sizings["a1"] = sizing(runs=(run(1000.0, None, 1, 512, samples_per_s=34_881.0),), samples_per_s=34_881.0)
+    out = penstock("show", "a1")[1]
+    assert "34881 samples/s" in out
+    assert out.count("34881") == 4
+    assert "e+0" not in out
+
+
 def test_a_run_of_which_nobody_knows_its_pace_has_a_question_mark() -> None:
     runs = (run(0.0, 50.0, 1, 64), run(50.0, None, 1, 64, samples_per_s=None))
     lines = size_plot.lines(runs, (0.0, 100.0), 60, zero_s=0.0)

@@ -54,7 +54,7 @@ def _row(known: Scalability, timing: Timing) -> tuple[str, ...]:
         str(timing.local_batch),
         f"{1000 * timing.iteration_s:.4g}",
         f"{1000 * timing.error_s:.2g}" if timing.error_s else "-",
-        f"{timing.gpus * timing.local_batch / timing.iteration_s:.4g}",
+        render.rate(timing.gpus * timing.local_batch / timing.iteration_s),
         efficiency if timing.gpus > 1 else "-",
         str(timing.runs),
     )

@@ -151,6 +151,18 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
+def rate(per_s: float) -> str:
+    """
+    Return how many a second: four figures, or all of those before the point.
+
+    Examples
+    --------
+    >>> rate(0.123456), rate(4914.2), rate(34880.4)
+    ('0.1235', '4914', '34880')
+    """
+    return f"{per_s:.4g}" if per_s < 9999.5 else f"{per_s:.0f}"
+
+
 def mapping(values: dict[str, float] | dict[str, str] | dict[str, str | int | float | bool]) -> str:
     """Return ``name=value`` words."""
     return " ".join(f"{k}={number(v) if isinstance(v, float) else v}" for k, v in values.items())

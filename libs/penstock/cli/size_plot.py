@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli import render
 from penstock.cli.times import span
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def lines(runs: Sequence[RunView], span_s: tuple[float, float], width: int, zero
     most = max(run.gpus for run in runs)
     rates = [run.samples_per_s for run in runs if run.samples_per_s is not None]
     fastest = max(rates, default=0.0)
-    margin = max(len(str(most)), len(_rate(fastest)), len("batch"))
+    margin = max(len(str(most)), len(render.rate(fastest)), len("batch"))
     inner = max(width - margin - 2, _LEAST)
     shown = [_run_at(runs, from_s + (to_s - from_s) * (column + 0.5) / inner) for column in range(inner)]
     upper = _bars([float(run.gpus) if run else 0.0 for run in shown], float(most), min(most, _MOST_ROWS))
@@ -43,7 +44,7 @@ def lines(runs: Sequence[RunView], span_s: tuple[float, float], width: int, zero
     found.append(f"{'batch':>{margin}}  {_figures(shown, lambda run: str(run.batch_size or _UNKNOWN))}")
     if fastest > 0:
         lower = _bars([(run.samples_per_s or 0.0) if run else 0.0 for run in shown], fastest, _PACE_ROWS)
-        found += ["samples/s", *_labelled(lower, lambda row: _rate(fastest) if row == _PACE_ROWS else "", margin)]
+        found += ["samples/s", *_labelled(lower, lambda row: render.rate(fastest) if row == _PACE_ROWS else "", margin)]
         found.append(f"{'':>{margin}}  {_figures(shown, _pace)}")
     axis = _axis((from_s - zero_s, to_s - zero_s), inner)
     return [*(line.rstrip() for line in found), f"{'':>{margin}}  {axis}"]
@@ -85,11 +86,7 @@ def _figures(shown: Sequence[RunView | None], figure: Callable[[RunView], str]) 
 
 
 def _pace(run: RunView) -> str:
-    return _UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.4g}" if per_s < 1e4 else f"{per_s:.3g}"
+    return _UNKNOWN if run.samples_per_s is None else render.rate(run.samples_per_s)
 
 
 def _axis(ends_s: tuple[float, float], width: int) -> str:

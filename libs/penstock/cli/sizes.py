@@ -42,7 +42,7 @@ def pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
         ("of", _range(sizing)),
         ("rate", _lr(sizing)),
         ("samples", str(job.samples or "")),
-        ("pace", f"{sizing.samples_per_s:.4g} samples/s" if sizing.samples_per_s is not None else ""),
+        ("pace", f"{render.rate(sizing.samples_per_s)} samples/s" if sizing.samples_per_s is not None else ""),
         ("resized", _how_often(sizing)),
         (
             "unfit",
@@ -121,7 +121,7 @@ def _listed(devices: Mapping[str, int], preposition: str) -> str:
 
 
 def _row(run: views.RunView, submitted_s: float, to_s: float) -> tuple[str, ...]:
-    rate = "-" if run.samples_per_s is None else f"{run.samples_per_s:.4g}"
+    rate = "-" if run.samples_per_s is None else render.rate(run.samples_per_s)
     lasted_s = (to_s if run.end_s is None else run.end_s) - run.start_s
     head = (f"+{span(run.start_s - submitted_s)}", span(lasted_s), str(run.gpus), run.kind, str(run.batch_size or "-"))
     return (*head, str(run.steps), rate, run.outcome or "goes on")
