@@ -108,12 +108,13 @@ class _Asking:
                 yield self._waiting(job, gpus)
         elif job.placement is None and job.not_before_s > self._now_s:
             self._look_again(job.not_before_s)
-        elif not sizable(job):
+        elif not sizable(job) or (job.epoch and self._is_partial(job)):
             yield from self._fixed(job)
         elif job.placement is None and (kind := self._state.returning.get(job.id, "")) in self._room(job):
             yield self._wish(job, job.size, kind)  # it has had devices until now, and goes on before others come
         elif job.placement is None:
-            yield self._new(job) if self._awaits_profile(job) else self._wish(job, None, "")
+            waits = self._awaits_profile(job)
+            yield self._new(job) if waits else self._wish(job, None, "", movable=not self._is_partial(job))
         elif _leaves(job):
             self._mute.add(job.id)
             yield self._wish(job, None, "")
@@ -216,6 +217,10 @@ class _Asking:
     def _whole(self, job: Job) -> tuple[str, ...]:
         """Return the kinds of which a job accepts every device that there is."""
         return tuple(kind for kind, count in self._room(job).items() if count == self._devices[kind])
+
+    def _is_partial(self, job: Job) -> bool:
+        """Say whether a job accepts no kind as a whole, but some of its devices: they are not counted apart."""
+        return bool(self._room(job)) and not self._whole(job)
 
     def _held(self, job: Job) -> list[tuple[str, int]]:
         """Return those of a job's devices that stand on nodes that take jobs."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scaling_facts import (
+    GIB,
     autoscaler,
     decisions,
     demands,
@@ -20,7 +22,16 @@ from scaling_facts import (
     widths,
 )
 
-from penstock_events import JobCancelled, JobHeld, JobReleased, NodeDrained, NodeJoined, Sample, SamplesRequested
+from penstock_events import (
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    NodeDrained,
+    NodeJoined,
+    RunCheckpointed,
+    Sample,
+    SamplesRequested,
+)
 
 WORK = elastic()
 
@@ -191,6 +202,17 @@ def test_a_size_is_for_one_kind_where_a_job_accepts_several() -> None:
     assert it.state.jobs["a"].spec.kinds == ("fast",)
     it.when(NodeDrained(at_s=2.0, node_id="n1"), NodeJoined(at_s=2.0, node_id="n2", devices=node(slow=2).devices))
     assert demands(it.settle())["a"].gpus == 2
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_job_that_only_some_devices_of_a_kind_hold_keeps_its_smallest_width_and_finds_room(drop: bool) -> None:
+    there = [msgspec.structs.replace(device, memory_bytes=device.index * GIB) for device in node(fast=4).devices]
+    large = elastic(2, 4, memory_bytes=2 * GIB, profile="off", command=("python", "large.py"))
+    it = autoscaler(drop=drop).given(msgspec.structs.replace(node(), devices=tuple(there)), scaled(WORK)).at(1.0)
+    assert widths(it.when(job("a", large)).settle()) == {"a": 2}
+    assert widths(it.when(job("b")).settle()) == {"b": 2}
+    it.given(*placed(it, "a", 2.0, 2, 3), RunCheckpointed(at_s=2.0, job_id="a", epoch=2, node_id="n1", step=9))
+    it.at(100.0).then()
 
 
 def test_a_pool_without_elastic_jobs_is_left_alone() -> None:
