@@ -243,9 +243,9 @@ class Executor:
 
     def _on_exit(self, place: Place) -> None:
         self._unwatch(place)
+        self._spawn(self._conclude(place))  # which begins in the loop's next turn, whatever the rest here meets
         self.floor.exited(place)
         self.door.catch_up()  # nothing that it said can come later than its end
-        self._spawn(self._conclude(place))
 
     def _unwatch(self, place: Place) -> None:
         fd = self.watched.pop(place)
