@@ -2,8 +2,8 @@
 Train a regression on the digits until it has been told that it is enough, at the end of an epoch; for tests.
 
 ``elastic_job.py NOTES ENOUGH``: each process notes in the folder NOTES which samples it has done, and all end once the
-file ENOUGH is there. Parameters: ``epochs`` to end after in any case; ``refuses``, a number of processes with which no
-checkpoint can be loaded.
+file ENOUGH is there. Parameters: ``epochs`` to end after in any case, ``least`` not to end before; ``refuses``, a
+number of processes with which no checkpoint can be loaded.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ with penstock.session() as session, AllReduce.of(session) as peers, (NOTES / str
                 print(sampler.epoch, *rows, file=notes, flush=True)
         if worked:
             told = peers.sum(np.array([ENOUGH.exists()], np.float32))[0] > 0
-            over = told or sampler.epoch + 1 == session.params.get("epochs")
+            epochs = sampler.epoch + 1
+            over = (told and epochs >= int(session.params.get("least", 0))) or epochs == session.params.get("epochs")
     session.report(accuracy=accuracy(model, held_out), epochs=sampler.epoch + 1)
     sys.stdout.write(f"accuracy {accuracy(model, held_out)}\n")

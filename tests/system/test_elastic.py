@@ -22,8 +22,8 @@ from penstock_events import Batch, JobSpec
 SCRIPT = Path(__file__).with_name("elastic_job.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = 1438
-NOISE = 0.05
-"""Beyond what the order of a few epochs' samples, and the batch sizes, make of the final accuracy."""
+NOISE = 0.03
+"""Beyond what the order of six epochs' samples, and the batch sizes, make of the final accuracy."""
 SETTINGS = """
 [autoscaler]
 min_run_s = 0.0
@@ -35,7 +35,7 @@ short_iterations = 2
 long_iterations = 6
 
 [matcher]
-node_timeout_s = 3.0
+node_timeout_s = 6.0
 """
 
 
@@ -158,7 +158,7 @@ async def test_the_digits_are_learnt_on_1_4_and_2_devices_with_each_sample_once_
     async with cluster.client() as client:
         others = (await client.submit(holding(tmp_path / "first", 3))).id
         await until(client, others, "run.started.v1")
-        job_id = (await client.submit(training(notes))).id
+        job_id = (await client.submit(training(notes, least=6))).id
         seq = await until_on(client, job_id, 1)
         (tmp_path / "first").touch()
         seq = await until_on(client, job_id, 4, after=seq)
