@@ -33,6 +33,9 @@ ROUNDING: Final = 1e-9
 MOST_BATCHES: Final = 4096
 """Batch sizes of one job that are tried."""
 
+AT_ONCE: Final = 1 << 18
+"""Batches times widths that are worked out together: more take more memory, and no less time."""
+
 
 def allocate(scaling: Floats, gpus: int) -> Ints:
     """
@@ -265,12 +268,19 @@ def table(profile: Profile, widths: range) -> tuple[Ints, Floats]:
 
     Notes
     -----
-    O(B · W) for the B batches that are tried: all of them, up to :data:`MOST_BATCHES`, and so many evenly spread ones
-    beyond, the largest among them.
+    O(B · W) time and O(B + W) memory for the B batches that are tried: all of them, up to :data:`MOST_BATCHES`, and so
+    many evenly spread ones beyond, the largest among them.
     """
     batches = _batches(profile)
     if not len(widths):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
+    count = max(1, AT_ONCE // len(batches))
+    parts = [_best(profile, batches, widths[at : at + count]) for at in range(0, len(widths), count)]
+    best, speed = zip(*parts, strict=True)
+    return np.concatenate(best), np.concatenate(speed)
+
+
+def _best(profile: Profile, batches: Ints, widths: range) -> tuple[Ints, Floats]:
     speeds = profile.throughput(batches[:, None], np.array(widths))
     none = np.isnan(speeds).all(axis=0)
     best = np.nanmax(np.where(none, 0.0, speeds), axis=0)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from penstock_policies import elastic
 from penstock_policies.elastic import Floats, Profile, added, allocate, best_batch, scaling, smallest, table
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "elastic.json"
@@ -176,6 +177,17 @@ def test_of_very_many_batches_some_are_tried_the_largest_among_them() -> None:
     one = Profile(b_min=1, b_max=2**31, per_gpu_cap=2**31, t_proc_s={1: 1.0, 2**31: 2.0})
     assert best_batch(one, 1) == 2**31
     assert table(one, range(1, 1))[0].tolist() == []
+
+
+def test_many_widths_are_worked_out_a_few_at_a_time_and_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Profile(b_min=40, b_max=90, batch_step=5, per_gpu_cap=20, t_proc_s={1: 0.1, 20: 0.5}, t_comm_s={2: 0.1})
+    whole, asked = table(one, range(1, 12)), list[int]()
+    work_out = Profile.throughput
+    monkeypatch.setattr(elastic, "AT_ONCE", 30)
+    monkeypatch.setattr(Profile, "throughput", lambda *of: (asked.append(len(of[2])), work_out(*of))[1])
+    for found, expected in zip(table(one, range(1, 12)), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert asked == [2, 2, 2, 2, 2, 1]
 
 
 @given(curves, st.integers(0, 9))
