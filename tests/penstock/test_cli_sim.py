@@ -269,6 +269,7 @@ def test_a_table_over_seeds_tells_how_many_jobs_ended_in_the_window(penstock: Ru
     )
     assert (code, err) == (0, "")
     assert "jobs that finished within 1 h of the first submission: fixed" in " ".join(out.split())
+    assert "elastic may give a job other GPUs than it asks for; throughput goes by" in " ".join(out.split())
     assert "DONE" in out
     assert "DROPPED" in out
 

@@ -145,11 +145,9 @@ class Plan:
             file = self.asked.profiles or self.asked.scaling
             how = file.name if file is not None else f"GPUs to the power of {sizing.EXPONENT:g}"
             counting = "" if self.engine == "counted" else ", and counts devices where the others place jobs on nodes"
-            found.append(
-                f"{sized[0]} may give a job other GPUs than it asks for; throughput goes by {how}{counting}"
-                if sized[0] != "fixed"
-                else f"throughput goes by {how}{counting}"
-            )
+            others = [policy for policy in sized if policy != "fixed"]
+            told = f"{', '.join(others)} may give a job other GPUs than it asks for; " if others else ""
+            found.append(f"{told}throughput goes by {how}{counting}")
         if self.quotas is not None and not self.quotas.borrow:
             found.append("virtual clusters lend nothing: each is a cluster by itself")
         if self.quotas is not None and (unused := sorted(self.quotas.gpus.keys() - set(map(str, self.trace.vcs)))):
