@@ -53,7 +53,7 @@ WRONG = [
     (b'{"name": "a", "command": ["true"], "gpu": 2}', "$.gpu: unknown field; did you mean `gpus`?"),
     (
         b'{"name": "a", "command": ["true"], "gpus": "2"}',
-        '$.gpus: expected a whole number from 1 to 65536, got "2"',
+        '$.gpus: expected a whole number from 1 to 65536, or a range such as "1..8", got "2"',
     ),
     (b'{"name": "a", "command": "true"}', '$.command: expected an array, got "true"'),
     (b'{"name": "a", "command": ["true"], "gpus": 0}', "$.gpus: expected a whole number from 1 to 65536, got 0"),
