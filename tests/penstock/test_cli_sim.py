@@ -392,8 +392,10 @@ def test_ctrl_c_leaves_what_a_real_process_has(folder: Path, more: tuple[str, ..
     assert process.returncode == 130, err
     assert "stopped by Ctrl-C; what is shown are the results so far" in err
     assert "Traceback" not in err
-    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["fifo", "elastic"]
-    assert re.search(r"elastic: [\d,]+ of 20,000 jobs did not finish", " ".join(out.split())), out
+    assert out.splitlines()[1].split()[0] == "fifo"
+    begun = re.search(r"^elastic +[\d-]", out, re.MULTILINE)  # the other process may not have been that far
+    assert begun or more, out
+    assert not begun or re.search(r"elastic: [\d,]+ of 20,000 jobs did not finish", " ".join(out.split())), out
 
 
 def test_the_second_ctrl_c_interrupts() -> None:
