@@ -27,7 +27,12 @@ _MORE: Final[dict[str, list[str]]] = {
     "gateway": [f"{subjects.ROOT}.inbox.>"],
     "tuner": [f"{subjects.ROOT}.inbox.>"],
     SHADOW: [f"{subjects.ROOT}.shadow.>", f"$KV.{subjects.LEASES}.{SHADOW}.*"],
-    "executor": [f"{subjects.ROOT}.log.>", f"{subjects.ROOT}.tel.*.*", f"{subjects.ROOT}.state.*"],
+    "executor": [
+        f"{subjects.ROOT}.log.>",
+        f"{subjects.ROOT}.tel.*.*",
+        f"{subjects.ROOT}.state.*",
+        subjects.CHECKPOINTS,
+    ],
 }
 _WORKERS: Final = ("gateway", "tuner")  # who takes messages out of the work queue
 
@@ -84,7 +89,10 @@ def _of_client() -> dict[str, Any]:
         )
     ]
     answers = [f"{root}.{kind}.{service}.>" for service in LOGINS for kind in ("cmd", "qry")]
-    return {"publish": {"allow": [*allowed, *extensions], "deny": own}, "subscribe": {"allow": ">", "deny": answers}}
+    return {
+        "publish": {"allow": [*allowed, *extensions], "deny": own},
+        "subscribe": {"allow": ">", "deny": [*answers, subjects.CHECKPOINTS]},
+    }
 
 
 def _reading(*, work: bool) -> list[str]:

@@ -233,6 +233,13 @@ AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 
+CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"
+
+
+def checkpoints(node_id: str) -> str:
+    """Return the subject on which a node's executor hands out the checkpoints that lie there, to executors only."""
+    return f"{ROOT}.checkpoint.{_token(node_id)}"
+
 
 def is_token(text: str) -> bool:
     """Say whether a text can be part of a subject."""

@@ -136,6 +136,22 @@ async def test_a_client_cannot_answer_in_the_gateways_place(server: Server) -> N
     assert answers == {b"the gateway's"}
 
 
+async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(server: Server) -> None:
+    async def answer(_: bytes) -> Reply:
+        return Reply(body=b"weights")
+
+    served = [Endpoint(name="read", subject=subjects.checkpoints("n1"), handler=answer)]
+    async with (
+        as_user(server, "executor") as n1,
+        as_user(server, "executor") as n2,
+        as_user(server, "client") as client,
+        n1.serve("penstock-checkpoints-n1", "1.0.0", served),
+    ):
+        assert await n2.request(subjects.checkpoints("n1"), b"") == b"weights"
+        with pytest.raises(Unauthorized):
+            await client.request(subjects.checkpoints("n1"), b"")
+
+
 async def test_only_the_admin_deletes_snapshots(server: Server) -> None:
     async with as_user(server, "matcher") as bus, anonymous(server) as client, as_user(server, ADMIN) as admin:
         await bus.save_snapshot("matcher", Snapshot(schema="s", last_seq=1, state=b"x"))
