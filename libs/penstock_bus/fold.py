@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 import msgspec
-import structlog
 
 from penstock_bus.decider import Decider
+from penstock_bus.logger import get_logger
 from penstock_bus.port import Delivery, Snapshot
 from penstock_events import subjects
 
 S = TypeVar("S")
-_log = structlog.get_logger("penstock.fold")
+_log = get_logger("penstock.fold")
 
 
 class Fold(Generic[S]):

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-import structlog
-
+from penstock_bus.logger import get_logger
 from penstock_bus.port import Bus, BusError, Lease
 
 TTL_S: Final = 3.0
 RENEW_S: Final = 1.0
-_log = structlog.get_logger("penstock.leadership")
+_log = get_logger("penstock.leadership")
 
 
 class Leadership(Protocol):

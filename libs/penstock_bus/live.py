@@ -11,10 +11,9 @@ from itertools import count
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-import structlog
-
 from penstock_bus.decider import Decider
 from penstock_bus.fold import Fold
+from penstock_bus.logger import get_logger
 from penstock_bus.port import Bus, Delivery, Timeout
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
@@ -23,7 +22,7 @@ from penstock_events import subjects as names
 S = TypeVar("S")
 YIELD_EVERY: Final = 1000
 STALL_S: Final = 1.0
-_log = structlog.get_logger("penstock.live")
+_log = get_logger("penstock.live")
 
 
 class LiveFold(Generic[S]):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+import sys
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
+
+UNCONFIGURED_LEVEL: Final = "warning"
+"""The least that is written where nobody has configured structlog: in the command line and in programs of users."""
 
 
 class _Lazy:
@@ -15,9 +19,20 @@ class _Lazy:
     def __getattr__(self, method: str) -> Any:
         import structlog  # noqa: PLC0415 - that is the point
 
-        return getattr(structlog.get_logger(self._name), method)
+        if structlog.is_configured():
+            return getattr(structlog.get_logger(self._name), method)
+        # structlog's own default is standard output, which belongs to the program, or to the job whose output it shows
+        plain = structlog.wrap_logger(
+            structlog.PrintLogger(sys.stderr),
+            wrapper_class=structlog.make_filtering_bound_logger(UNCONFIGURED_LEVEL),
+        )
+        return getattr(plain, method)
 
 
 def get_logger(name: str) -> BoundLogger:
-    """Return what ``structlog.get_logger`` returns, without loading structlog yet."""
+    """
+    Return what ``structlog.get_logger`` returns, without loading structlog yet.
+
+    Until somebody configures structlog, warnings and errors go to standard error and the rest nowhere.
+    """
     return cast("BoundLogger", _Lazy(name))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import structlog
-
 from penstock_bus.chunks import Damaged, join, split
+from penstock_bus.logger import get_logger
 from penstock_bus.memory.client import Client
 from penstock_bus.port import Lease, Snapshot
 
-_log = structlog.get_logger("penstock.bus")
+_log = get_logger("penstock.bus")
 
 
 class StateClient(Client):
