@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock_events import JobSpec, SweepSpec
+from penstock_events import JobSpec, SweepSpec, workload
 
 EXPORTED: Final = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "LANG")
 """
@@ -22,6 +22,7 @@ stays at home: Slurm exports everything, tokens and all, and the log is kept for
 
 _SCRIPT: Final = re.compile(r"\.(py|sh|bash|pl|rb|jl|R|lua|js)$")
 _MAGIC_OF_BINARIES: Final = b"\x7fELF"
+_READ_BYTES: Final = 2**20
 
 
 def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
@@ -36,6 +37,7 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
         user=spec.user or user_name(),
         cwd=cwd,
         digest=spec.digest or digest(spec.command, Path(cwd)),
+        opaque=spec.opaque or is_opaque(spec.command, Path(cwd)),
         env={name: environ[name] for name in EXPORTED if name in environ} | spec.env,
     )
 
@@ -90,6 +92,24 @@ def digest(command: Sequence[str], cwd: Path) -> str:
         except (OSError, ValueError):
             continue
     return ""
+
+
+def is_opaque(command: Sequence[str], cwd: Path) -> bool:
+    """Return whether it is certain that no file of the command line mentions Penstock: its script, if any, is here."""
+    named = script(command)
+    return not (named and not (cwd / named).is_file()) and workload.is_opaque(
+        command, lambda word: _beginning(cwd / word)
+    )
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return file.read(_READ_BYTES)
+    except (OSError, ValueError):
+        return b""
 
 
 def script(command: Sequence[str]) -> str:

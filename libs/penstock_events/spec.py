@@ -135,6 +135,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Which other batch sizes it may be given; None: always ``batch_size``.
     digest : str
         Digest of the script, filled in by the client where it can read it.
+    opaque : bool
+        No file of the command line mentions Penstock, as far as the client can read them: it cannot be sampled. Filled
+        in by the client.
     profile : {"auto", "off"}
         ``auto`` samples an unseen workload on each device kind, if its script uses :func:`penstock.session`.
     processes : {"device", "node"}
@@ -193,6 +196,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch_size: Size = 0
     batch: Batch | None = None
     digest: str = ""
+    opaque: bool = False
     profile: Literal["auto", "off"] = "auto"
     processes: Literal["device", "node"] = "device"
     retries: Annotated[int, Meta(ge=0, le=100)] = 0

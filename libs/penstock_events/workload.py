@@ -1,9 +1,13 @@
-"""Which jobs are the same workload: the key under which iteration times are remembered."""
+"""
+Which jobs are the same workload, under whose key iteration times are remembered; and which command lines are opaque.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import msgspec
 
@@ -27,6 +31,37 @@ def key(spec: JobSpec) -> str:
     """
     program = spec.command[:2] if spec.model else spec.command
     return _digest((spec.model, 0 if spec.batch is not None else spec.batch_size, spec.digest, program))
+
+
+def is_opaque(command: Sequence[str], read: Callable[[str], bytes]) -> bool:
+    """
+    Return whether a command must not be sampled, because no file of its command line mentions Penstock.
+
+    A sample stops after a few iterations and must leave nothing behind, which only :func:`penstock.session` sees to.
+
+    Parameters
+    ----------
+    read : callable
+        Gives the beginning of a file by its path as the command line has it; empty where there is none.
+
+    Examples
+    --------
+    >>> files = {"train.py": b"import penstock"}
+    >>> [is_opaque(line, lambda path: files.get(path, b"")) for line in (("python", "-m", "train"), ("sleep", "1"))]
+    [False, True]
+    """
+    return not any(_mentions_penstock(read(path)) for path in (*command, *_module_files(command)))
+
+
+def _module_files(command: Sequence[str]) -> list[str]:
+    """Return where ``python -m package.module`` would find it in the working directory."""
+    modules = [after.replace(".", "/") for flag, after in pairwise(command) if flag == "-m"]
+    return [file for module in modules for file in (f"{module}.py", f"{module}/__main__.py")]
+
+
+def _mentions_penstock(head: bytes) -> bool:
+    first, _, rest = head.partition(b"\n")
+    return b"penstock" in (rest if first.startswith(b"#!") else head)
 
 
 @lru_cache(maxsize=4096)  # most jobs are of a workload that was there before

@@ -17,6 +17,7 @@ from penstock_events import State as JobState
 from penstock_policies.autoscale import Fixed, Sizing, Wish
 from penstock_policies.cluster import fits
 from penstock_policies.rounds.roster import key_of as place_of
+from penstock_policies.sampling import awaits_scaling
 
 Places = Mapping[tuple[str, int], Device]
 """Node and index → device, on nodes that take jobs."""
@@ -148,7 +149,7 @@ class _Asking:
 
     def _awaits_profile(self, job: Job) -> bool:
         until_s = job.submitted_s + self._settings.await_profile_s
-        if job.epoch or job.spec.profile == "off" or key_of(job) in self._state.scaled or until_s <= self._now_s:
+        if until_s <= self._now_s or not awaits_scaling(job, known=key_of(job) in self._state.scaled):
             return False
         self._look_again(until_s)
         self._sampled = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+from penstock_events import workload
 
 _INTERPRETERS: Final = {"python": ".py", "python3": ".py", "sh": ".sh", "bash": ".sh"}
 _TAKES_VALUE: Final = {"-W", "-X", "--check-hash-based-pycs", "-o", "-O"}
@@ -62,28 +63,17 @@ def _script(command: Sequence[str]) -> str:
 
 
 def opaque(command: Sequence[str], cwd: str) -> str:
-    """
-    Return why a command must not be sampled; empty where its script says that it uses Penstock.
-
-    A sample stops after a few iterations and must leave nothing behind, which only :func:`penstock.session` sees to.
-    """
-    files = [Path(cwd, argument) for argument in (*command, *_module_files(command))]
-    if any(_mentions_penstock(path) for path in files if path.is_file()):
+    """Return why a command must not be sampled; empty where its script says that it uses Penstock."""
+    if not workload.is_opaque(command, lambda path: _beginning(Path(cwd, path))):
         return ""
     return "opaque: no file of its command line mentions penstock, so that a sample could have side effects"
 
 
-def _module_files(command: Sequence[str]) -> list[str]:
-    """Return where ``python -m package.module`` would find it in the working directory."""
-    modules = [after.replace(".", "/") for flag, after in pairwise(command) if flag == "-m"]
-    return [file for module in modules for file in (f"{module}.py", f"{module}/__main__.py")]
-
-
-def _mentions_penstock(path: Path) -> bool:
+def _beginning(path: Path) -> bytes:
     try:
+        if not path.is_file():
+            return b""
         with path.open("rb") as file:
-            head = file.read(_READ_BYTES)
-    except OSError:
-        return False
-    first, _, rest = head.partition(b"\n")
-    return b"penstock" in (rest if first.startswith(b"#!") else head)
+            return file.read(_READ_BYTES)
+    except (OSError, ValueError):
+        return b""

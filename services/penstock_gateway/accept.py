@@ -30,6 +30,8 @@ CONFLICT: Final = 409
 BAD: Final = 400
 _MOST_CHARACTERS: Final = 128
 _VOLATILE: Final = frozenset({"id"})
+_READ: Final = frozenset({"digest", "opaque"})
+"""Fields that a client fills in from the script; empty where it cannot read it."""
 _LONGEST_NAME: Final = 63
 _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
@@ -133,7 +135,7 @@ def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
     """
     Return the fields in which two specifications differ, as ``gpus (1, now 2)``.
 
-    The id does not count, nor a digest that only one of them has: not every client can read the script.
+    The id does not count, nor what a client has read in the script, where only one of them could read it.
 
     Examples
     --------
@@ -145,7 +147,7 @@ def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
         old, new = getattr(before, field), getattr(now, field)
         if isinstance(old, JobSpec) and isinstance(new, JobSpec):
             found += [f"{field}.{text}" for text in differences(old, new)]
-        elif old != new and field not in _VOLATILE and not (field == "digest" and not (old and new)):
+        elif old != new and field not in _VOLATILE and not (field in _READ and not (old and new)):
             found.append(f"{field} ({_shown(old)}, now {_shown(new)})")
     return found
 

@@ -10,6 +10,7 @@ from penstock_gateway import fit, holding, smallest
 from penstock_gateway.history import device_names
 from penstock_gateway.machine import State
 from penstock_gateway.when import Estimate, expected_start
+from penstock_policies import sampling
 from penstock_policies.rounds import trial
 from penstock_policies.rounds.alternatives import Alternatives
 from penstock_policies.rounds.pool import Pool
@@ -86,6 +87,6 @@ def _alone_at_first(pool: Pool) -> tuple[str, ...]:
 
 
 def _sampled_first(state: State, spec: JobSpec) -> tuple[str, ...]:
-    if spec.profile == "off" or workload.key(spec) in state.profiles:
+    if not sampling.is_sampled(spec) or workload.key(spec) in state.profiles:
         return ()
     return ("its workload is new: the profiler may run short samples of it first",)

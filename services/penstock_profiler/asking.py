@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from penstock_events import Sample
+from penstock_policies.sampling import is_compared, is_sampled
 from penstock_profiler.points import Point, between, missing
 from penstock_profiler.settings import Settings
 from penstock_profiler.workload import Workload
@@ -37,8 +38,8 @@ def wanted(known: Workload, devices: Mapping[str, int], elastic: Mapping[str, in
     for kind in sorted({*devices, *elastic}):
         sizes = _sizes(known, kind, elastic.get(kind, 0))
         found += [(kind, size) for size in sizes]
-        compared = sizes or kind not in devices or len(devices) == 1 or _was_compared(known, kind)
-        if not compared and known.spec.profile != "off":
+        compared = sizes or kind not in devices or _was_compared(known, kind)
+        if not compared and is_compared(known.spec, devices):
             found.append((kind, None))
     return found
 
@@ -50,7 +51,7 @@ def samples(key: str, asked: Iterable[Wanted], settings: Settings) -> tuple[Samp
 
 def _sizes(known: Workload, kind: str, devices: int) -> list[Point]:
     spec, asked = known.elastic, known.asked_points(kind)
-    if spec is None or not known.elastic_active or spec.profile == "off":
+    if spec is None or not known.elastic_active or not is_sampled(spec):
         return []
     fits, too_large = known.room(kind)
     beyond = [size for size in missing(spec, devices, asked) if not too_large or size.local_batch < too_large]

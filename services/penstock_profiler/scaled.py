@@ -98,6 +98,8 @@ def _notes(known: Workload, spec: JobSpec, kind: str, devices: int) -> Iterator[
 def _unsampled(known: Workload, spec: JobSpec, kind: str) -> str:
     if spec.profile == "off":
         return "not sampled: its profile is off"
+    if spec.opaque:
+        return "not sampled: no file of its command line mentions penstock"
     if known.unsampleable():
         return "not sampled: samples elsewhere failed"
     return known.failures.get(kind, "not sampled")

@@ -42,3 +42,11 @@ def test_a_missing_script_is_found_where_it_should_be(tmp_path: Path) -> None:
     assert submission.missing_script(job("python", "nope.py", cwd=tmp_path)) is None
     assert submission.missing_script(job("python", "-m", "nope.py", cwd=tmp_path)) is None
     assert submission.missing_script(job("echo", "hi", cwd=tmp_path)) is None
+
+
+def test_a_command_is_opaque_where_it_is_certain_that_it_does_not_use_penstock(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import torch")
+    (tmp_path / "session.py").write_text("#!/opt/penstock/bin/python\nimport penstock")
+    commands = [("sleep", "1"), ("python", "plain.py"), ("python", "session.py"), ("python", "elsewhere.py")]
+    filled = [submission.fill(job(*command, cwd=tmp_path)) for command in commands]
+    assert [spec.opaque for spec in filled] == [True, True, False, False]

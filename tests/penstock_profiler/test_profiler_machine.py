@@ -158,6 +158,13 @@ def test_an_opaque_command_is_answered_with_predictions_that_say_why(profiler):
     assert "its sample failed: opaque: it reported no iterations" in answer.note
 
 
+def test_a_command_that_its_client_found_to_be_opaque_is_answered_without_samples(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted(opaque=True))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, True), "slow": (1.0, True)}
+    assert "fast: taken as 1.0, no other workload to go by; not sampled" in answer.note
+
+
 def test_an_opaque_command_is_not_sampled_on_kinds_that_come_later(profiler):
     profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW), *failed("fast"), *failed("slow"))
     profiler.settle()

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock_events import Alternative, Job, JobSpec, Placement, RoundDecided, Wait
 from penstock_events import State as JobState
+from penstock_policies import sampling
 from penstock_policies.cluster import fits
 from penstock_policies.order import Rules
 from penstock_policies.rounds import trial
@@ -111,7 +112,7 @@ class Alternatives:
                 yield _narrower(spec, count, gain)
         if spec.memory_bytes and not accepted.keys() & self._idle.kinds(spec).keys():
             yield from self._less_memory(spec)
-        if spec.profile == "auto" and not self._pool.speeds.knows(self._pool.keys[job.id]):
+        if sampling.awaits_speeds(job, accepted, known=self._pool.speeds.knows(self._pool.keys[job.id])):
             yield Change({"profile": "off"}, "submit it with `--profile off`", 0.9)
 
     def _other_kinds(self, job: Job, accepted: dict[str, int]) -> Iterator[Change]:

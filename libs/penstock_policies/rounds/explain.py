@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock_events import Job, JobSpec, Wait
+from penstock_policies import sampling
 from penstock_policies import waiting as why
 from penstock_policies.allox import Later
 from penstock_policies.order import Ranked, Rules
@@ -119,9 +120,7 @@ def _hindrance(job: Job, impossible: Reason | None, moment: Moment) -> tuple[Rea
 
 
 def _is_being_measured(job: Job, pool: Pool, scene: Scene) -> bool:
-    if job.sample is not None or job.spec.profile == "off" or job.epoch:
-        return False
-    return not pool.speeds.knows(pool.keys[job.id]) and len(scene.whole.kinds(job.spec)) > 1
+    return sampling.awaits_speeds(job, scene.whole.kinds(job.spec), known=pool.speeds.knows(pool.keys[job.id]))
 
 
 def _is_being_sized(job: Job) -> bool:

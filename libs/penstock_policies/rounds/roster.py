@@ -21,6 +21,7 @@ from penstock_policies.order import Manner, Ranked, Running
 from penstock_policies.placement import Free, Located, device_class
 from penstock_policies.rounds.leases import Leases
 from penstock_policies.runs import Shape, in_order
+from penstock_policies.sampling import is_sampled
 from penstock_policies.sharing.index import Index
 from penstock_policies.sharing.tenants import Tenant
 from penstock_policies.sortedkeys import SortedKeys
@@ -253,7 +254,7 @@ class Roster:
             return self._leased(job, job.placement, ranked, key, demand)
         if job.held:
             return Entry("held", key, ranked, demand)
-        fresh = job.submitted_s if not sample and (spec.profile != "off" or spec.elastic) and not job.epoch else None
+        fresh = job.submitted_s if not sample and (is_sampled(spec) or spec.elastic) and not job.epoch else None
         return Entry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)
 
     def _leased(self, job: Job, placement: Placement, ranked: Ranked, key: Key, demand: Demand) -> Entry:
