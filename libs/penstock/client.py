@@ -166,6 +166,10 @@ class Client:
         """Give a drained node jobs again."""
         return await self._act("resume", node_id)
 
+    async def remove(self, node_id: str, reason: str = "") -> views.ActAnswer:
+        """List a node no more that is gone for good."""
+        return await self._act("remove", node_id, reason)
+
     async def set_policy(
         self,
         pool: str = "default",

@@ -32,6 +32,8 @@ class Shell:
         What health and heartbeats say; a service without a :class:`~penstock_bus.replica.Replica` sets ``ready``.
     clock : callable
         Seconds since the epoch.
+    url : str
+        Where the bus is; empty where it has no address.
     busy : callable
         Whether a stopping service still has to finish something that needs no bus, such as the executor's processes;
         otherwise it ends at once if the bus does not answer.
@@ -43,6 +45,7 @@ class Shell:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     clock: Callable[[], float] = time.time  # noqa: TID251 - the one place where a service's clock comes from
 
+    url: str = ""
     busy: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ async def _main(service: str, connection: Connection, settings: T, run: Run[T]) 
             return EX_UNAVAILABLE
         if bus is None:
             return 0
-        shell = Shell(bus, service, replica_id, stopping)
+        shell = Shell(bus, service, replica_id, stopping, url=connection.url)
         log.info("started", url=connection.url, version=health.VERSION)
         try:
             async with shell.serving():

@@ -16,7 +16,7 @@ from penstock_events.profile import (
     WorkloadScaled,
 )
 from penstock_events.rank import JobsRanked, Rank
-from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
+from penstock_events.request import NodeDrained, NodeRemoved, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
 from penstock_events.scale import Demand, ScaleDecided
@@ -76,6 +76,7 @@ __all__ = [
     "NodeDrained",
     "NodeJoined",
     "NodeLeft",
+    "NodeRemoved",
     "NodeResumed",
     "Outcome",
     "Param",

@@ -46,7 +46,7 @@ class TuneAsk(Ask, frozen=True, kw_only=True):
 
 
 class ActAsk(Ask, frozen=True, kw_only=True):
-    """Of ``cancel``, ``hold``, ``release``, ``resume`` and ``cancel_sweep``: an id or its unique beginning."""
+    """What is acted on, by its id or a unique beginning: of all commands that need no more than that."""
 
     id: str
     by: Who = ""

@@ -13,7 +13,7 @@ from penstock_events.node import NodeJoined, NodeLeft
 from penstock_events.policy import PolicySet
 from penstock_events.profile import SamplesRequested, WorkloadProfiled, WorkloadScaled
 from penstock_events.rank import JobsRanked
-from penstock_events.request import NodeDrained, NodeResumed, SweepCancelled, SweepSubmitted
+from penstock_events.request import NodeDrained, NodeRemoved, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import RoundDecided
 from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
 from penstock_events.scale import ScaleDecided
@@ -50,6 +50,7 @@ AnyEvent = (
     | SweepSubmitted
     | SweepCancelled
     | NodeDrained
+    | NodeRemoved
     | NodeResumed
     | PolicySet
     | TrialGroupOpened

@@ -29,6 +29,14 @@ class NodeDrained(Event, frozen=True, kw_only=True, tag="request.node_drained.v1
     preempt: bool = False
 
 
+class NodeRemoved(Event, frozen=True, kw_only=True, tag="request.node_removed.v1"):
+    """The node is no longer there, and is listed no more; if its executor ever starts again, it joins as a new node."""
+
+    node_id: str
+    by: str = ""
+    reason: str = ""
+
+
 class NodeResumed(Event, frozen=True, kw_only=True, tag="request.node_resumed.v1"):
     """The node takes jobs again."""
 

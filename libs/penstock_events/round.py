@@ -123,6 +123,8 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     ----------
     lost_nodes : tuple of str
         Nodes whose heartbeats have stopped; their leases end here.
+    forgotten_nodes : tuple of str
+        Nodes that left or were lost long ago; they are listed no more.
     prices : dict of str to float
         What one more device of each kind would save, in seconds of completion time.
     keeps : dict of str to str
@@ -135,6 +137,7 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     placements: tuple[Placement, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     lost_nodes: tuple[str, ...] = ()
+    forgotten_nodes: tuple[str, ...] = ()
     prices: dict[str, float] = {}
     keeps: dict[str, str] = {}
     waits: tuple[Wait, ...] = ()

@@ -7,7 +7,18 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_events import Device, Event, Job, JobSpec, NodeDrained, NodeJoined, NodeLeft, NodeResumed, RoundDecided
+from penstock_events import (
+    Device,
+    Event,
+    Job,
+    JobSpec,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeRemoved,
+    NodeResumed,
+    RoundDecided,
+)
 from penstock_policies.spreading import Path
 
 
@@ -25,6 +36,8 @@ class Node(msgspec.Struct, kw_only=True):
         Drained, and its running jobs are to be moved as well.
     gone : {"", "left", "lost"}
         Empty while its executor is up; anything else lasts until the next ``NodeJoined``.
+    gone_s : float
+        Since when it has been gone.
     """
 
     id: str
@@ -36,6 +49,7 @@ class Node(msgspec.Struct, kw_only=True):
     drained: bool = False
     evicting: bool = False
     gone: Literal["", "left", "lost"] = ""
+    gone_s: float = 0.0
 
     @property
     def present(self) -> bool:
@@ -48,13 +62,15 @@ class Node(msgspec.Struct, kw_only=True):
         return not self.gone and not self.drained
 
 
-OF_NODES: Final[frozenset[type[Event]]] = frozenset({NodeJoined, NodeLeft, NodeDrained, NodeResumed, RoundDecided})
+OF_NODES: Final[frozenset[type[Event]]] = frozenset(
+    {NodeJoined, NodeLeft, NodeDrained, NodeRemoved, NodeResumed, RoundDecided}
+)
 """Kinds of facts that may say something of nodes."""
 
 
 class Cluster(msgspec.Struct):
     """
-    All nodes that ever joined, by id.
+    All nodes that joined and were not removed or forgotten since, by id.
 
     Examples
     --------
@@ -71,7 +87,8 @@ class Cluster(msgspec.Struct):
     def apply(self, event: Event) -> bool:
         """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
         if isinstance(event, RoundDecided):
-            return bool(event.lost_nodes) and sum([self._set(node, gone="lost") for node in event.lost_nodes]) > 0
+            lost = [self._set(node, gone="lost", gone_s=event.at_s) for node in event.lost_nodes]
+            return any([*lost, *map(self._remove, event.forgotten_nodes)])
         return type(event) in OF_NODES and self._apply(event)
 
     def _apply(self, event: Event) -> bool:
@@ -80,7 +97,9 @@ class Cluster(msgspec.Struct):
                 self.nodes[event.node_id] = _joined(event, self.nodes.get(event.node_id))
                 return True
             case NodeLeft():
-                return self._set(event.node_id, gone="left")
+                return self._set(event.node_id, gone="left", gone_s=event.at_s)
+            case NodeRemoved():
+                return self._remove(event.node_id)
             case NodeDrained():
                 return self._set(event.node_id, drained=True, evicting=event.preempt)
             case NodeResumed():
@@ -89,7 +108,7 @@ class Cluster(msgspec.Struct):
                 return False
 
     def pools(self) -> set[str]:
-        """Return the names of all pools that have or had a node."""
+        """Return the names of all pools that have a node, present or gone."""
         return {node.pool for node in self.nodes.values()}
 
     def present(self, pool: str | None = None) -> Iterator[Node]:
@@ -124,6 +143,9 @@ class Cluster(msgspec.Struct):
         labels = [f"topology.{level}" for level in levels]
         known = [label for label in labels if any(label in node.labels for node in nodes)]
         return {node.id: tuple(node.labels.get(label, f"node {node.id}") for label in known) for node in nodes if known}
+
+    def _remove(self, node_id: str) -> bool:
+        return self.nodes.pop(node_id, None) is not None
 
     def _set(self, node_id: str, **fields: object) -> bool:
         node = self.nodes.get(node_id)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import zlib
+from collections.abc import Iterator
 from typing import Final
+from urllib.parse import urlsplit
 
 from penstock_events.agent import Env
 from penstock_executor.launch import Member
@@ -52,6 +54,54 @@ class Meetings:
         port = next((port for port in ports if port not in taken and _is_free(port)), derived_port(*key))
         self._ports[key] = port
         return port
+
+
+def reachable_address(bus_url: str) -> str:
+    """
+    Return the address by which other machines reach this one.
+
+    It is that of the network interface that leads to the bus, since the other nodes reach the bus as well. A bus on
+    this very machine says nothing about networks: then it is that of the interface that leads elsewhere.
+
+    Parameters
+    ----------
+    bus_url : str
+        One server or several with commas between them; empty where there is none.
+
+    Returns
+    -------
+    str
+        An IPv4 address where there is one, else an IPv6 address; ``127.0.0.1`` on a machine without a network.
+
+    Notes
+    -----
+    Connecting a datagram socket sends nothing: the kernel only looks up the route. A name is resolved, which may block.
+    """
+    hosts = [urlsplit(url if "//" in url else f"//{url}").hostname for url in bus_url.split(",")]
+    for host in (*hosts, *_ELSEWHERE):
+        for source in _sources(host) if host else ():
+            if source not in {"0.0.0.0", "::", "::1"} and not source.startswith("127."):  # noqa: S104 - not listening
+                return source
+    return "127.0.0.1"
+
+
+_ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses of documentation (RFC 5737, RFC 3849): nobody has them, so the default route leads there."""
+
+
+def _sources(host: str) -> Iterator[str]:
+    """Yield the addresses of this machine from which a host is reached, IPv4 first."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return
+    for family, kind, protocol, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as sounding:
+                sounding.connect(address)
+                yield str(sounding.getsockname()[0])
+        except OSError:
+            continue  # there is no route, or no such family here
 
 
 def derived_port(job_id: str, epoch: int) -> int:

@@ -24,6 +24,7 @@ from penstock_executor.alone import ExecutorError, alone_in
 from penstock_executor.appending import Appender
 from penstock_executor.host import Host, NoRoom, Place
 from penstock_executor.local import Key, Observed, Run
+from penstock_executor.meeting import reachable_address
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.floor import Floor
 from penstock_executor.sharing.opening import open_floor
@@ -216,7 +217,8 @@ class Executor:
 
     async def _join(self) -> None:
         self.joins += 1
-        labels = {"address": self.settings.address, **self.found.labels, **self.settings.labels}
+        address = self.settings.address or await asyncio.to_thread(reachable_address, self.shell.url)
+        labels = {"address": address, **self.found.labels, **self.settings.labels}
         joined = NodeJoined(
             node_id=self.node_id,
             devices=self.site.devices,
@@ -227,7 +229,7 @@ class Executor:
         )
         await self.appender.append_node(joined)
         self.shell.vitals.ready = True
-        self.shell.log.info("node_joined", node_id=self.node_id, devices=len(self.site.devices))
+        self.shell.log.info("node_joined", node_id=self.node_id, devices=len(self.site.devices), address=address)
 
     @property
     def incarnation(self) -> str:

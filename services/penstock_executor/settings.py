@@ -26,7 +26,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     labels : dict of str to str
         For people, and for placement rules.
     address : str
-        Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here.
+        Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here. Empty: the address of the
+        network interface that leads to the bus; where the bus is on this machine, of the one that leads elsewhere.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -66,7 +67,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     pool: Name = "default"
     devices: str = "auto"
     labels: dict[str, str] = {}
-    address: str = "127.0.0.1"
+    address: str = ""
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     pass_env: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from penstock_events import (
     JobHeld,
     JobReleased,
     NodeDrained,
+    NodeRemoved,
     NodeResumed,
     PolicySet,
     SweepCancelled,
@@ -118,6 +119,23 @@ def resume(state: State, ask: asks.ActAsk, now_s: float) -> Act:
     fact = NodeResumed(node_id=node.id, by=ask.by, at_s=now_s)
     message = f"node {node.id} takes jobs again"
     return Act(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+
+
+def remove(state: State, ask: asks.ActAsk, now_s: float) -> Act:
+    """List a node no more that is gone for good; 409 where it is up, or where a run on it has not ended in the log."""
+    node = node_named(state, ask.id)
+    if node.present:
+        raise Refused(
+            CONFLICT,
+            f"node {node.id} is up; stop its executor first, or keep jobs off it with `penstock node drain {node.id}`",
+        )
+    if open_ := sum(node.id in job.open_nodes for job in state.jobs):
+        raise Refused(
+            CONFLICT, f"{count(open_, 'run')} on node {node.id} may still go on; try again once the node is lost"
+        )
+    fact = NodeRemoved(node_id=node.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"node {node.id} is removed; if its executor starts again, it joins as a new node"
+    return Act(id=node.id, state="removed", message=message, subject=subjects.request(node.id), fact=fact)
 
 
 def cancel_sweep(state: State, ask: asks.ActAsk, now_s: float) -> Act:

@@ -70,6 +70,7 @@ class Commands:
             "release": self._acting(acts.release, asks.ActAsk),
             "drain": self._acting(acts.drain, asks.DrainAsk),
             "resume": self._acting(acts.resume, asks.ActAsk),
+            "remove": self._acting(acts.remove, asks.ActAsk),
             "policy": self._acting(acts.set_policy, asks.PolicyAsk),
             "cancel_sweep": self._acting(acts.cancel_sweep, asks.ActAsk),
         }

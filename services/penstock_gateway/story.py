@@ -20,6 +20,7 @@ from penstock_events import (
     NodeDrained,
     NodeJoined,
     NodeLeft,
+    NodeRemoved,
     NodeResumed,
     PolicySet,
     RoundDecided,
@@ -112,7 +113,7 @@ class Teller:
                 yield from self._of_decision(fact)
             case PolicySet():
                 yield _policy(fact)
-            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
+            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
                 return
             case (
                 SweepSubmitted()

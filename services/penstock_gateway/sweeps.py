@@ -10,6 +10,7 @@ from penstock_events import (
     NodeDrained,
     NodeJoined,
     NodeLeft,
+    NodeRemoved,
     NodeResumed,
     RoundDecided,
     RunEnded,
@@ -154,7 +155,7 @@ def count_devices(sweeps: dict[str, Sweep], cluster: Cluster, event: Event) -> N
     match event:
         case SweepSubmitted():
             changed = [sweeps[event.sweep_id]]
-        case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed():
+        case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
             changed = list(sweeps.values())
         case RoundDecided() if event.lost_nodes:
             changed = list(sweeps.values())

@@ -56,7 +56,7 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     return Decider(
         name="matcher",
         state=State,
-        schema="matcher.10",
+        schema="matcher.11",
         apply=apply,
         decide=decide_now,
         ignores=frozenset({JobFinished, RunWarned}),
@@ -84,7 +84,7 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
     """
     proposals, wake_s = [], math.inf
     for name in state.pools():
-        found, next_s = _lost(state, name, now_s, heard, settings) if heard else (None, math.inf)
+        found, next_s = _gone(state, name, now_s, heard, settings) if heard else (None, math.inf)
         if found is None and not state.at_rest(name):  # else the next round places their jobs, from a fold that knows
             found, pool_s = _round(state, name, now_s, settings)
             next_s = min(next_s, pool_s)
@@ -101,14 +101,28 @@ def _round(state: State, name: str, now_s: float, settings: Settings) -> tuple[R
     return (found and named(pool, found, now_s, rules)), next_s
 
 
-def _lost(
+def _gone(
     state: State, name: str, now_s: float, heard: Mapping[str, float], settings: Settings
 ) -> tuple[RoundDecided | None, float]:
-    """Return a round that says which nodes of a pool are lost, if any are, and when the next one would be."""
-    until_s = {node: since_s + settings.node_timeout_s for node, since_s in _silent_s(state, name, heard).items()}
-    lost = tuple(sorted(node for node, lost_s in until_s.items() if lost_s <= now_s))
-    next_s = min(until_s.values(), default=math.inf)
-    return RoundDecided(at_s=now_s, pool=name, lost_nodes=lost) if lost else None, next_s
+    """Return a round that says which nodes of a pool are lost or forgotten, if any, and when the next one would be."""
+    lost_s = {node: since_s + settings.node_timeout_s for node, since_s in _silent_s(state, name, heard).items()}
+    forgotten_s = _forgotten_s(state, name, settings.forget_node_s) if settings.forget_node_s else {}
+    lost, forgotten = (
+        tuple(sorted(node for node, due_s in when.items() if due_s <= now_s)) for when in (lost_s, forgotten_s)
+    )
+    next_s = min(*lost_s.values(), *forgotten_s.values(), math.inf, math.inf)
+    if not lost and not forgotten:
+        return None, next_s
+    return RoundDecided(at_s=now_s, pool=name, lost_nodes=lost, forgotten_nodes=forgotten), next_s
+
+
+def _forgotten_s(state: State, pool: str, forget_s: float) -> dict[str, float]:
+    """Return when each gone node of a pool is to be forgotten; one that is drained or has an open lease is kept."""
+    gone = [node for node in state.cluster.nodes.values() if node.pool == pool and node.gone and not node.drained]
+    if not gone:
+        return {}
+    leased = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
+    return {node.id: node.gone_s + forget_s for node in gone if node.id not in leased}
 
 
 def _silent_s(state: State, pool: str, heard: Mapping[str, float]) -> dict[str, float]:

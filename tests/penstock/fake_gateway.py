@@ -135,7 +135,7 @@ class FakeGateway:
         commands: dict[str, tuple[type[asks.Ask], Any]] = {
             "submit": (asks.SubmitAsk, self._submit),
             "tune": (asks.TuneAsk, self._tune),
-            **dict.fromkeys(("hold", "release", "resume", "cancel_sweep"), (asks.ActAsk, self._act)),
+            **dict.fromkeys(("hold", "release", "resume", "remove", "cancel_sweep"), (asks.ActAsk, self._act)),
             "cancel": (asks.ActAsk, self._cancel),
             "drain": (asks.DrainAsk, self._act),
             "policy": (asks.PolicyAsk, lambda ask: views.ActAnswer(id=ask.pool, changed=True, state="", message="set")),

@@ -42,7 +42,15 @@ def test_a_submitted_sweep_is_answered_as_a_job_is(penstock: Run, tmp_path: Path
 
 @pytest.mark.parametrize(
     "command",
-    [("cancel",), ("hold",), ("release",), ("node", "drain"), ("node", "resume"), ("sweep", "cancel")],
+    [
+        ("cancel",),
+        ("hold",),
+        ("release",),
+        ("node", "drain"),
+        ("node", "resume"),
+        ("node", "remove"),
+        ("sweep", "cancel"),
+    ],
 )
 def test_commands_answer_one_line_for_each_id(penstock: Run, command: tuple[str, ...]) -> None:
     code, out, err = penstock(*command, "a1", "b2", "-o", "json")

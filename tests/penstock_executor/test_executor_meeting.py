@@ -5,9 +5,13 @@ from __future__ import annotations
 import socket
 from itertools import count
 
+import pytest
+from executing import World
+
 from penstock_events import NodeJoined
+from penstock_executor import meeting
 from penstock_executor.launch import Member
-from penstock_executor.meeting import Meetings, derived_port
+from penstock_executor.meeting import Meetings, derived_port, reachable_address
 from penstock_policies.cluster import Cluster
 
 PAIR = [Member(0, 0, "n1", (0,)), Member(1, 1, "n1", (1,))]
@@ -59,3 +63,34 @@ def test_every_node_of_a_gang_works_out_the_same_port_and_rank_0s_address() -> N
 def test_a_gang_of_one_node_meets_at_home() -> None:
     found = Meetings().arrange(("j1", 1), PAIR, Cluster())
     assert (found["MASTER_ADDR"], found["WORLD_SIZE"], found["PENSTOCK_WORLD_SIZE"]) == ("127.0.0.1", "2", "2")
+
+
+def test_the_address_is_that_of_the_interface_which_leads_to_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = {"bus.lab": ["10.1.0.4"], "192.0.2.1": ["172.16.0.9"]}
+    monkeypatch.setattr(meeting, "_sources", lambda host: iter(network.get(host, ())))
+    assert reachable_address("nats://bus.lab:4222") == "10.1.0.4"
+    assert reachable_address("nats://gone.lab:4222,nats://me@bus.lab:4223") == "10.1.0.4"
+    assert reachable_address("bus.lab:4222") == "10.1.0.4"
+
+
+@pytest.mark.parametrize("url", ["nats://localhost:4222", "nats://127.0.0.1:4222", "nats://[::1]:4222", ""])
+def test_beside_the_bus_the_address_is_that_of_the_default_route(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = {"localhost": ["127.0.0.1", "::1"], "127.0.0.1": ["127.0.0.1"], "::1": ["::1"]}
+    monkeypatch.setattr(meeting, "_sources", lambda host: iter(network.get(host, ())))
+    assert reachable_address(url) == "127.0.0.1", "there is no network at all"
+    network["2001:db8::1"] = ["2001:db8::77"]
+    assert reachable_address(url) == "2001:db8::77"
+    network["192.0.2.1"] = ["172.16.0.9"]
+    assert reachable_address(url) == "172.16.0.9"
+
+
+def test_the_kernel_says_from_where_a_host_is_reached() -> None:
+    assert list(meeting._sources("127.0.0.1")) == ["127.0.0.1"]
+    assert list(meeting._sources("no-such-host.invalid")) == []
+
+
+async def test_an_executor_says_by_which_address_the_others_reach_it(world: World) -> None:
+    await world.node("n1")
+    await world.node("n2", address="10.0.0.7")
+    said = [(await world.joined(node_id))[-1].labels["address"] for node_id in ("n1", "n2")]
+    assert said == [reachable_address(""), "10.0.0.7"]

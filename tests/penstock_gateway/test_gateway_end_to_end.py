@@ -34,7 +34,7 @@ from penstock_bus import Bus
 from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.tasks import background
-from penstock_events import JobFinished, JobSubmitted, Trial, TrialGroupOpened, subjects
+from penstock_events import JobFinished, JobSubmitted, NodeLeft, RoundDecided, Trial, TrialGroupOpened, subjects
 from penstock_gateway.runner import run
 from penstock_gateway.settings import Settings
 from penstock_testing.waiting import eventually
@@ -286,6 +286,25 @@ async def test_a_node_is_drained_and_resumed(served: Gateway) -> None:
     assert (await served.command("drain", {"id": "n1", "preempt": True}))["changed"] is True
     assert (await served.command("resume", {"id": "n1"}))["message"] == "node n1 takes jobs again"
     assert (await served.query("nodes"))["nodes"][0]["state"] == "up"
+
+
+async def test_a_node_is_removed_once_it_is_gone_and_nothing_runs_there(served: Gateway) -> None:
+    code, told = await refusal(served.command("remove", {"id": "n1"}))
+    assert (code, told) == (
+        409,
+        "node n1 is up; stop its executor first, or keep jobs off it with `penstock node drain n1`",
+    )
+    await served.command("submit", {**JOB, "id": "a"})
+    await served.told(placed("a"), started("a"), NodeLeft(at_s=NOW_S + 3, node_id="n1"))
+    code, told = await refusal(served.command("remove", {"id": "n1"}))
+    assert (code, told) == (409, "1 run on node n1 may still go on; try again once the node is lost")
+    await served.told(RoundDecided(at_s=NOW_S + 4, pool="default", lost_nodes=("n1",)))
+    removed = await served.command("remove", {"id": "n1", "by": "ops", "reason": "scrapped"})
+    assert (removed["changed"], removed["state"]) == (True, "removed")
+    assert (await served.query("nodes"))["nodes"] == []
+    assert await refusal(served.command("remove", {"id": "n1"})) == (404, "no node 'n1'; there is none at all")
+    await served.told(joined())
+    assert [(node["id"], node["state"]) for node in (await served.query("nodes"))["nodes"]] == [("n1", "up")]
 
 
 async def test_a_sweep_is_accepted_checked_and_cancelled_with_its_trials(served: Gateway) -> None:

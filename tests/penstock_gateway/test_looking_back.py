@@ -205,7 +205,7 @@ async def test_a_reason_that_would_fill_every_list_is_refused(memory_bus: Memory
         assert message.startswith("$.reason: expected text of at most 1000 characters, got ")
 
 
-COMMANDS = ("submit", "tune", "cancel", "hold", "release", "drain", "resume", "cancel_sweep")
+COMMANDS = ("submit", "tune", "cancel", "hold", "release", "drain", "resume", "remove", "cancel_sweep")
 
 
 @pytest.mark.parametrize("body", [b"", b"  \n", b"null", b"[]", b'"j1"', b"7", b"{}", b'{"id": 7}', b"\xff", b"["])

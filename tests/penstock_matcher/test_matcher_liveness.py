@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from matching_facts import ended, job, node, on, rounds, run_all, started, where
 
-from penstock_events import NodeLeft, RoundDecided
+from penstock_events import NodeDrained, NodeLeft, NodeRemoved, RoundDecided
 from penstock_matcher import machine
 from penstock_matcher.liveness import Liveness
 from penstock_matcher.settings import Settings
@@ -23,9 +23,9 @@ class Ears:
         return {node_id: self.heard_s.get(node_id, 0.0) for node_id in nodes}
 
 
-def listening() -> tuple[Scenario[machine.State], Ears]:
+def listening(**settings: float) -> tuple[Scenario[machine.State], Ears]:
     ears = Ears()
-    return Scenario(machine.decider(Settings(node_timeout_s=5.0), ears)), ears
+    return Scenario(machine.decider(Settings(node_timeout_s=5.0, **settings), ears)), ears
 
 
 def test_the_jobs_of_a_lost_node_are_placed_again_under_the_next_epoch():
@@ -59,6 +59,44 @@ def test_a_lost_node_takes_jobs_again_only_after_it_has_joined_again():
     assert where(one.settle()) == {}
     one.given(node("n1", at_s=7.0, fast=1)).at(7.0)
     assert where(one.settle()) == {"a": "fast"}
+
+
+def test_a_node_that_was_lost_long_ago_is_forgotten():
+    two, ears = listening()
+    two.given(node("n1", fast=1), node("n2", fast=1))
+    ears.heard_s = {"n1": 3.0, "n2": 5_000.0}
+    two.at(8.0).settle()
+    two.at(3607.9).then().then_wakes_at(3608.0)
+    two.at(3608.0).then(RoundDecided(at_s=3608.0, pool="default", forgotten_nodes=("n1",)))
+    two.settle()
+    assert list(two.state.cluster.nodes) == ["n2"]
+    two.given(node("n1", at_s=4000.0, fast=1), job("a", at_s=4000.0)).at(4000.0)
+    assert where(two.settle()) == {"a": "fast"}
+
+
+def test_a_node_that_left_is_forgotten_once_its_runs_are_known_to_have_ended():
+    one, ears = listening()
+    one.given(node("n1", fast=1), job("a"))
+    run_all(one, 2.0)
+    ears.heard_s = {"n1": 9_000.0}  # its executor is up again and silent about the run
+    one.given(NodeLeft(node_id="n1", at_s=3.0)).at(4_000.0).then()
+    one.given(ended("a", 4_001.0, node_id="n1", outcome="preempted")).at(4_001.0)
+    (fact,) = rounds(one.settle())
+    assert fact.forgotten_nodes == ("n1",)
+
+
+def test_a_drained_node_is_never_forgotten_since_it_would_come_back_undrained():
+    one, _ = listening()
+    one.given(node("n1", fast=1), NodeDrained(node_id="n1", at_s=1.0), NodeLeft(node_id="n1", at_s=2.0))
+    one.at(100_000.0).then().then_wakes_at(None)
+    one.given(NodeRemoved(node_id="n1", at_s=100_001.0))
+    assert one.state.cluster.nodes == {}
+
+
+def test_gone_nodes_are_kept_where_nobody_wants_them_forgotten():
+    one, _ = listening(forget_node_s=0.0)
+    one.given(node("n1", fast=1), NodeLeft(node_id="n1", at_s=2.0))
+    one.at(100_000.0).then().then_wakes_at(None)
 
 
 def test_a_gang_that_loses_one_node_waits_for_the_other_to_stop_before_it_goes_on():

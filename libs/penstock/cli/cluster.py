@@ -10,7 +10,7 @@ from penstock.cli import render
 from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import clock, moment, now_s
 
-node_app = typer.Typer(help="Take a node out of service and back.", no_args_is_help=True)
+node_app = typer.Typer(help="Take a node out of service and back, or off the list.", no_args_is_help=True)
 NodeIds = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command()(nodes)
     node_app.command()(drain)
     node_app.command()(resume)
+    node_app.command()(remove)
     app.add_typer(node_app, name="node")
     app.command()(status)
     app.command()(rejected)
@@ -53,6 +54,16 @@ def drain(
 def resume(ctx: typer.Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
     """Give drained nodes jobs again."""
     act(ctx, nodes, lambda client, node: client.resume(node), output)
+
+
+def remove(
+    ctx: typer.Context,
+    nodes: NodeIds,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """List nodes no more that are gone for good."""
+    act(ctx, nodes, lambda client, node: client.remove(node, reason), output)
 
 
 def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:

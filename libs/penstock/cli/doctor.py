@@ -199,7 +199,8 @@ def nodes(found: views.NodesView) -> Finding:
         return Finding("fail", "nodes", "none is up", "start an executor: `penstock service executor` on each node")
     detail = f"{len(up)} up with {devices} devices"
     if away:
-        return Finding("warn", "nodes", f"{detail}; lost: {', '.join(away)}", "restart their executors")
+        remedy = f"restart their executors, or `penstock node remove {' '.join(away)}`"
+        return Finding("warn", "nodes", f"{detail}; lost: {', '.join(away)}", remedy)
     return Finding("ok", "nodes", detail)
 
 

@@ -25,11 +25,14 @@ class Settings(Rules, frozen=True, kw_only=True):
     ----------
     node_timeout_s : float
         A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
+    forget_node_s : float
+        A node that left or was lost so long ago is listed no more, unless it is drained; 0 keeps all.
     pools : dict of str to dict of str to object
         Pools in which some of the parameters are otherwise, ``[matcher.pools.NAME]``.
     """
 
     node_timeout_s: Seconds = 5.0
+    forget_node_s: Seconds = 3600.0
     pools: dict[str, dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
