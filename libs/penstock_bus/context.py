@@ -34,6 +34,10 @@ class Shell:
         Seconds since the epoch.
     url : str
         Where the bus is; empty where it has no address.
+    monotonic : callable
+        Seconds that never jump: for leases and for who is alive.
+    examine : callable
+        Called with the vitals before they are told: brings up to date what nobody else does.
     busy : callable
         Whether a stopping service still has to finish something that needs no bus, such as the executor's processes;
         otherwise it ends at once if the bus does not answer.
@@ -44,15 +48,17 @@ class Shell:
     replica_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     clock: Callable[[], float] = time.time  # noqa: TID251 - the one place where a service's clock comes from
-
     url: str = ""
+    monotonic: Callable[[], float] = time.monotonic  # noqa: TID251 - likewise
     busy: Callable[[], bool] = lambda: False
+    examine: Callable[[health.Vitals], None] = lambda vitals: None  # noqa: ARG005
 
     def __post_init__(self) -> None:
         self.log: structlog.stdlib.BoundLogger = structlog.get_logger(f"penstock.{self.service}")
         self.metrics = Metrics(service=self.service, replica=self.replica_id)
         self.vitals = health.Vitals(service=self.service, replica=self.replica_id)
-        self._peers = health.Peers(self.clock)
+        self.progress = health.Progress(self.vitals, self.monotonic)
+        self._peers = health.Peers(self.monotonic)
 
     def now_s(self) -> float:
         """Return the time, in seconds since the epoch."""
@@ -62,13 +68,18 @@ class Shell:
         """Return the ids of this service's live replicas, sorted, this one included."""
         return sorted({self.replica_id, *(vitals.replica for vitals in self._peers.alive())})
 
+    def report(self) -> health.Vitals:
+        """Return what this replica says of itself by now."""
+        self.examine(self.vitals)
+        return self.vitals
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Answer health requests, say and hear heartbeats while the context is open."""
         metadata = {"replica": self.replica_id, "pid": str(self.vitals.pid), "host": self.vitals.host}
-        served = health.endpoints(self.vitals, self.metrics)
+        served = health.endpoints(self.report, self.metrics)
         async with (
             self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
-            background(health.beat(self.bus, self.vitals), self._peers.listen(self.bus, self.service)),
+            background(health.beat(self.bus, self.report), self._peers.listen(self.bus, self.service)),
         ):
             yield

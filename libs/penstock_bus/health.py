@@ -34,6 +34,16 @@ class Vitals(msgspec.Struct, kw_only=True):
         It is the one replica that decides; always True where all decide.
     last_seq : int
         How far its fold is.
+    decided_seq : int
+        How far its fold was when it last decided.
+    undecided_s : float
+        How long the oldest fact that matters to it has waited for a decision; 0 where none does, or others decide.
+    elected : bool
+        One replica of this service is to lead, by a lease; otherwise all decide.
+    term_s : float
+        For how long it has led without a gap; 0 while it does not lead.
+    lease_s : float or None
+        How long ago it asked for the lease that was last confirmed; None where it has none.
     """
 
     service: str
@@ -44,26 +54,69 @@ class Vitals(msgspec.Struct, kw_only=True):
     ready: bool = False
     leading: bool = False
     last_seq: int = 0
+    decided_seq: int = 0
+    undecided_s: float = 0.0
+    elected: bool = False
+    term_s: float = 0.0
+    lease_s: float | None = None
 
 
-def endpoints(vitals: Vitals, metrics: Metrics) -> list[Endpoint]:
+class Progress:
+    """
+    How far a replica's decisions are behind what it has read.
+
+    Examples
+    --------
+    >>> now = [0.0]
+    >>> progress = Progress(Vitals(service="matcher", replica="r1"), lambda: now[0])
+    >>> progress.read(7, matters=True)
+    >>> now[0] = 3.0
+    >>> progress.undecided_s()
+    3.0
+    >>> progress.decided(7)
+    >>> progress.undecided_s()
+    0.0
+    """
+
+    def __init__(self, vitals: Vitals, clock: Callable[[], float]) -> None:
+        self._vitals, self._clock = vitals, clock
+        self._since: float | None = None
+
+    def read(self, seq: int, *, matters: bool) -> None:
+        """Note that the fold has a fact, after which something may be to decide if it ``matters``."""
+        self._vitals.last_seq = seq
+        if matters and self._since is None:
+            self._since = self._clock()
+
+    def decided(self, seq: int) -> None:
+        """Note that what there is to decide with the fold at ``seq`` is being decided."""
+        self._vitals.decided_seq, self._since = seq, None
+
+    def undecided_s(self) -> float:
+        """Return how long the oldest fact that matters has waited for a decision."""
+        return 0.0 if self._since is None else self._clock() - self._since
+
+
+def endpoints(report: Callable[[], Vitals], metrics: Metrics) -> list[Endpoint]:
     """Return ``ready`` (503 until caught up), ``live`` and ``metrics`` of a service."""
 
     async def ready(_: bytes) -> Reply:
+        vitals = report()
         body = msgspec.json.encode(vitals)
         if vitals.ready:
             return Reply(body=body)
         return Reply(body=body, code=503, error=f"{vitals.service}/{vitals.replica} is still catching up; ask again")
 
     async def live(_: bytes) -> Reply:
-        return Reply(body=msgspec.json.encode(vitals))
+        return Reply(body=msgspec.json.encode(report()))
 
     async def metrics_(_: bytes) -> Reply:
         return Reply(body=metrics.render().encode())
 
     handlers = {"ready": ready, "live": live, "metrics": metrics_}
+    service = report().service
     return [
-        Endpoint(name=name, subject=subjects.query(name, vitals.service), handler=handler)
+        Endpoint(name=name, subject=subjects.query(name, service), handler=handler)
         for name, handler in handlers.items()
     ]
 
@@ -101,19 +154,19 @@ def heard(body: bytes) -> Vitals | None:
         return None
 
 
-async def beat(bus: Bus, vitals: Vitals) -> None:
+async def beat(bus: Bus, report: Callable[[], Vitals]) -> None:
     """
     Say that this replica is there, every second and whenever it becomes ready or wins or loses the lead, for ever.
 
     What cannot be sent is not sent later.
     """
-    subject = subjects.replica(vitals.service, vitals.replica)
     said, said_ago_s = (False, False), HEARTBEAT_S
     while True:
+        vitals = report()
         now = (vitals.ready, vitals.leading)
         if now != said or said_ago_s >= HEARTBEAT_S:
             said, said_ago_s = now, 0.0
             with suppress(BusError):  # the bus is away; the peers see that by themselves
-                await bus.tell(subject, msgspec.json.encode(vitals))
+                await bus.tell(subjects.replica(vitals.service, vitals.replica), msgspec.json.encode(vitals))
         await asyncio.sleep(_LOOK_S)
         said_ago_s += _LOOK_S

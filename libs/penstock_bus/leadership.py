@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -21,6 +23,14 @@ class Leadership(Protocol):
     def held(self) -> bool:
         """Whether this replica may decide right now."""
 
+    @property
+    def term_s(self) -> float:
+        """For how long this replica has led without a gap; 0 while it does not lead."""
+
+    @property
+    def confirmed_ago_s(self) -> float | None:
+        """How long ago the lease was asked for that was last confirmed; None where there is no lease."""
+
     async def keep(self) -> None:
         """Keep or seek the lead, for ever."""
 
@@ -32,6 +42,8 @@ class Everybody:
     """All replicas decide; conflicts sort it out."""
 
     held = True
+    term_s = 0.0
+    confirmed_ago_s = None
 
     async def keep(self) -> None:
         """Nothing is to be kept."""
@@ -51,8 +63,12 @@ class Elected:
     ----------
     bus, name, owner
         Lease and replica.
-    on_change : callable
-        Called when the lead was won or lost.
+    on_answer : callable
+        Called after each question about the lease, whether or not the answer changed anything. A process that was
+        paused may lose the lead and have it back before anybody looks, so a change is nothing to rely on: whoever may
+        have been refused compares ``held`` with what he found then.
+    clock : callable
+        Seconds that never jump. Not the loop's own time, which stands still while a callback runs.
     """
 
     def __init__(
@@ -60,25 +76,38 @@ class Elected:
         bus: Bus,
         name: str,
         owner: str,
-        on_change: Callable[[], None],
+        on_answer: Callable[[], None],
         *,
         ttl_s: float = TTL_S,
         renew_s: float = RENEW_S,
+        clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - a lease is kept by a clock
     ) -> None:
-        self._bus, self._name, self._owner, self._on_change = bus, name, owner, on_change
-        self._ttl_s, self._renew_s = ttl_s, renew_s
+        self._bus, self._name, self._owner, self._on_answer = bus, name, owner, on_answer
+        self._ttl_s, self._renew_s, self._now = ttl_s, renew_s, clock
         self._lease: Lease | None = None
-        self._until = 0.0
-        self._told = False
+        self._until = self._since = -math.inf
+        self._noted = False
 
     @property
     def held(self) -> bool:
         """Whether the lease is ours, by our own clock."""
         return self._lease is not None and self._now() < self._until
 
+    @property
+    def term_s(self) -> float:
+        """For how long the lease has been ours without a gap; 0 while it is not."""
+        return self._now() - self._since if self.held else 0.0
+
+    @property
+    def confirmed_ago_s(self) -> float | None:
+        """How long ago the lease was asked for that was last confirmed; None before the first one."""
+        asked_at = self._until - self._ttl_s
+        return self._now() - asked_at if self._lease is not None else None
+
     async def keep(self) -> None:
         """Renew the lease every ``renew_s``, or try to get it twice as often, for ever."""
         while True:
+            self._note()  # the process may have been paused for longer than the lease lasts
             asked_at = self._now()
             try:
                 async with asyncio.timeout(self._ttl_s):
@@ -86,8 +115,10 @@ class Elected:
             except (BusError, TimeoutError) as error:
                 _log.warning("lease_not_confirmed", lease=self._name, error=str(error) or "no answer")
             else:
-                self._until = asked_at + self._ttl_s if self._lease is not None else 0.0
-            self._tell()
+                self._note()  # and so may the answer have been
+                self._until = asked_at + self._ttl_s if self._lease is not None else -math.inf
+            self._note()
+            self._on_answer()
             pause_s = self._renew_s if self.held else self._renew_s / 2
             await asyncio.sleep(max(0.0, asked_at + pause_s - self._now()))
 
@@ -102,18 +133,16 @@ class Elected:
         except (BusError, TimeoutError) as error:
             _log.warning("lease_not_released", lease=self._name, error=str(error) or "no answer")
 
-    def _tell(self) -> None:
-        if self.held != self._told:
-            self._told = self.held
-            _log.info("lead_won" if self._told else "lead_lost", lease=self._name, owner=self._owner)
-            self._on_change()
+    def _note(self) -> None:
+        """Note that the lead was won or lost; with a gap in it, it is another term, be it under the same lease."""
+        if self.held != self._noted:
+            self._noted = self.held
+            self._since = self._now()
+            _log.info("lead_won" if self._noted else "lead_lost", lease=self._name, owner=self._owner)
 
     async def _ask(self) -> None:
         if self._lease is not None and not await self._bus.renew(self._lease):
             self._lease = None
+            self._note()
         if self._lease is None:
             self._lease = await self._bus.acquire(self._name, self._owner, self._ttl_s)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

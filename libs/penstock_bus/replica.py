@@ -12,6 +12,7 @@ import msgspec
 from penstock_bus import leadership
 from penstock_bus.context import Shell
 from penstock_bus.decider import Decider, Proposal
+from penstock_bus.health import Vitals
 from penstock_bus.live import LiveFold
 from penstock_bus.port import Append, BusError, Conflict, Delivery
 from penstock_bus.retry import until_available
@@ -87,10 +88,14 @@ class Replica(Generic[S]):
                 shell.bus,
                 self.live.name,
                 shell.replica_id,
-                self.wake,
+                self._on_lease,
                 ttl_s=pace.lease_ttl_s,
                 renew_s=pace.renew_s,
+                clock=shell.monotonic,
             )
+        self._led = False
+        """Whether it led when it last came to decide; what came while it did not has yet to be decided on."""
+        shell.examine = self._examine
         self._decide_s = shell.metrics.histogram("penstock_decide_seconds", "Time to work out a decision.")
         self._append_s = shell.metrics.histogram("penstock_append_seconds", "Time to append a commit.")
         self._conflicts = shell.metrics.counter("penstock_conflicts_total", "Commits refused for being out of date.")
@@ -120,19 +125,28 @@ class Replica(Generic[S]):
                 await self._lead.resign()
 
     async def _decide_until_stopping(self) -> None:
-        led = False
         self._wake.set()
         while True:
             await self._pause()
             if self._shell.stopping.is_set():
                 return
-            self._shell.vitals.leading = leads = self.leading
-            if leads and (not led or self.live.pending):
+            if self.leading and (not self._led or self.live.pending):
                 await self.live.caught_up()
-            led = leads
             self._wake_at_s = None
-            if self.leading:
+            self._led = self._shell.vitals.leading = self.leading
+            if self._led:
                 await self._decide()
+
+    def _on_lease(self) -> None:
+        """Come to decide if the lead is not what it was then: nothing else may happen for a long time."""
+        self._shell.vitals.leading = self.leading
+        if self.leading != self._led:
+            self._wake.set()
+
+    def _examine(self, vitals: Vitals) -> None:
+        vitals.leading, vitals.elected = self.leading, self._decider.leads
+        vitals.term_s, vitals.lease_s = self._lead.term_s, self._lead.confirmed_ago_s
+        vitals.undecided_s = self._shell.progress.undecided_s() if self.leading else 0.0
 
     async def _pause(self) -> None:
         wait_s = None
@@ -149,12 +163,17 @@ class Replica(Generic[S]):
 
     async def _decide(self) -> None:
         started = _loop_s()
+        self._shell.progress.decided(self.live.last_seq)
         decision = self._decider.decide(self.live.state, self._shell.now_s())
         self._decide_s.observe(_loop_s() - started)
         self._wake_at_s = decision.wake_at_s
         expected = {p.subject: self.live.heads.get(p.subject, 0) for p in decision.proposals}
         seq = 0
         for proposal in decision.proposals:  # one by one: what follows a refused proposal must not become true
+            if not self.leading:  # paused in between: another may have decided since, on more than this one knew
+                self._log.info("decision_given_up", subject=proposal.subject)
+                self._led = False
+                break
             try:
                 seq = expected[proposal.subject] = await self._append(proposal, expected[proposal.subject])
             except Conflict as conflict:
@@ -180,11 +199,12 @@ class Replica(Generic[S]):
         return seq
 
     def _delivered(self, delivery: Delivery) -> None:
-        self._shell.vitals.last_seq = delivery.seq
+        heeds = self._decider.heeds(delivery.commit)
+        self._shell.progress.read(delivery.seq, matters=heeds)
         self._last_seq.set(delivery.seq)
         if self._on_delivery is not None:
             self._on_delivery(delivery)
-        if self._decider.heeds(delivery.commit):
+        if heeds:
             self._wake.set()
 
     async def _watch_stopping(self) -> None:

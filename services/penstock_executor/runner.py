@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from penstock_bus.context import Shell
+from penstock_bus.health import Vitals
 from penstock_bus.live import LiveFold
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
@@ -71,7 +72,14 @@ class Executor:
             cwd=os.getcwd(),
             pass_env=settings.pass_env,
         )
-        self.live = LiveFold(shell.bus, machine.decider(), name=f"executor-{self.node_id}", subjects=FOLLOWED)
+        self.live = LiveFold(
+            shell.bus,
+            machine.decider(),
+            name=f"executor-{self.node_id}",
+            subjects=FOLLOWED,
+            on_delivery=lambda delivery: shell.progress.read(delivery.seq, matters=True),
+        )
+        shell.examine = self._examine
         self.wake = self.live.changed.set
         self.alone = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
@@ -119,6 +127,7 @@ class Executor:
     async def _reconcile(self) -> None:
         while not self._over():
             self.live.changed.clear()
+            self.shell.progress.decided(self.live.last_seq)
             self._settle_gangs()
             self.floor.tidy(self._is_wanted)
             observed = self._observed()
@@ -134,6 +143,9 @@ class Executor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
+
+    def _examine(self, vitals: Vitals) -> None:
+        vitals.undecided_s = self.shell.progress.undecided_s()
 
     def _observed(self) -> Observed:
         return Observed(

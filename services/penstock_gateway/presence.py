@@ -8,12 +8,14 @@ from typing import Final
 import msgspec
 
 from penstock_bus import Bus, Delivery
-from penstock_bus.health import GONE_AFTER_S
+from penstock_bus.health import GONE_AFTER_S, Vitals, heard
 from penstock_events import RunEnded, subjects
 from penstock_events.views import ReplicaView
 from penstock_gateway.sizing import Told
 
 SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
+
+_SAID: Final = ("ready", "elected", "leading", "term_s", "lease_s", "last_seq", "decided_seq", "undecided_s")
 
 
 class Presence:
@@ -23,7 +25,7 @@ class Presence:
         """Start without having heard anybody."""
         self.nodes: dict[str, float] = {}
         self.told: dict[str, Told] = {}
-        self._replicas: dict[tuple[str, str], float] = {}
+        self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
         self._now_s = now_s
 
     def listening(self, bus: Bus) -> list[Coroutine[object, object, None]]:
@@ -37,11 +39,8 @@ class Presence:
     def services(self) -> tuple[ReplicaView, ...]:
         """Return the replicas that were heard lately."""
         now_s = self._now_s()
-        self._replicas = {who: heard_s for who, heard_s in self._replicas.items() if now_s - heard_s < GONE_AFTER_S}
-        return tuple(
-            ReplicaView(service=service, id=replica_id, heard_s=heard_s)
-            for (service, replica_id), heard_s in sorted(self._replicas.items())
-        )
+        self._replicas = {who: last for who, last in self._replicas.items() if now_s - last[0] < GONE_AFTER_S}
+        return tuple(_shown(*who, *self._replicas[who]) for who in sorted(self._replicas))
 
     def forget(self, delivery: Delivery) -> None:
         """Drop the progress of runs that have ended: what the log says of them now counts."""
@@ -54,8 +53,8 @@ class Presence:
             self.nodes[_last_token(subject)] = self._now_s()
 
     async def _hear_replicas(self, bus: Bus, service: str) -> None:
-        async for subject, _ in bus.listen(subjects.replicas(service)):
-            self._replicas[service, _last_token(subject)] = self._now_s()
+        async for subject, body in bus.listen(subjects.replicas(service)):
+            self._replicas[service, _last_token(subject)] = self._now_s(), heard(body)
 
     async def _hear_progress(self, bus: Bus) -> None:
         async for subject, body in bus.listen(subjects.PROGRESS):
@@ -71,6 +70,13 @@ class Presence:
                 samples=max(told.samples, before.samples),
                 metrics={**before.metrics, **told.metrics},
             )
+
+
+def _shown(service: str, replica_id: str, heard_s: float, vitals: Vitals | None) -> ReplicaView:
+    view = ReplicaView(service=service, id=replica_id, heard_s=heard_s)
+    if vitals is None:  # some other program's words; nobody depends on them
+        return view
+    return msgspec.structs.replace(view, **{name: getattr(vitals, name) for name in _SAID})
 
 
 def _last_token(subject: str) -> str:

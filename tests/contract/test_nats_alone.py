@@ -18,7 +18,7 @@ from penstock_bus import Endpoint, Reply, Unauthorized, Unavailable
 from penstock_bus.nats import connect, get, pull
 from penstock_bus.nats.faults import ApiError, fault
 from penstock_bus.nats.link import TRY_S
-from penstock_bus.nats.streams import Limits, configs
+from penstock_bus.nats.streams import KEY, Limits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
 from penstock_bus.server import ServerSettings, running
 from penstock_events import encode, subjects
@@ -348,3 +348,28 @@ def test_refusals_of_the_server_become_the_ports_errors(code: int, err_code: int
     error = fault("append", ApiError(code=code, err_code=err_code, description="the reason"))
     assert type(error) is kind
     assert "the reason" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "ttl"),
+    [
+        (b'{"owner":"nobody"}', ""),
+        (b'{"owner":"nobody"}', "never"),
+        (b'{"owner":"nobody"}', "9000h"),
+        (b"\xff[", "3s"),
+        (b'{"owner":"a","token":99999999999999999999999}', "3s"),
+    ],
+)
+async def test_an_entry_that_would_never_end_or_is_no_lease_keeps_nobody_from_leading(
+    nats_alone: NatsHarness, body: bytes, ttl: str
+) -> None:
+    async with nats_alone.connect() as bus, nats_alone.bare() as client:
+        await client.jetstream().publish(f"{KEY}matcher", body, headers={"Nats-TTL": ttl} if ttl else None)
+        lease = await bus.acquire("matcher", "a", 3.0)
+        assert lease is not None
+        assert await bus.acquire("matcher", "b", 3.0) is None
+        await client.jetstream().publish(f"{KEY}matcher", body, headers={"Nats-TTL": ttl} if ttl else None)
+        assert not await bus.renew(lease)
+        again = await bus.acquire("matcher", "a", 3.0)
+        assert again is not None
+        assert again.token > lease.token

@@ -146,6 +146,27 @@ def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway:
     assert json.loads(penstock("doctor", "-o", "json")[1])[0]["what"] == "data folder"
 
 
+def test_the_doctor_says_who_leads_for_how_long_and_how_far_he_has_decided() -> None:
+    standby = views.ReplicaView(service="matcher", id="b", heard_s=1.0, ready=True, elected=True, last_seq=120)
+    first = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, decided_seq=118)
+    assert doctor.line_of(doctor.leader("matcher", [first, standby])) == (
+        "ok    matcher  ready; a leads since 1m15s, its lease 0.4s old, last decision at fact 118 of 120"
+    )
+    assert doctor.leader("gateway", [msgspec.structs.replace(standby, elected=False)]).detail == "ready"
+
+
+def test_the_doctor_is_not_green_where_nobody_leads_or_facts_wait_for_a_decision() -> None:
+    standby = views.ReplicaView(service="matcher", id="b", heard_s=1.0, ready=True, elected=True, last_seq=120)
+    nobody = doctor.leader("matcher", [standby])
+    assert (nobody.level, nobody.detail) == ("fail", "ready, but none of its 1 replicas has the lead")
+    stuck = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, undecided_s=150.0)
+    found = doctor.leader("matcher", [stuck, standby])
+    assert (found.level, found.remedy) == ("fail", "see the log of matcher a, and restart it")
+    assert found.detail.startswith("ready, but facts have waited 2m30s for a decision: a leads since 1m15s")
+    alone = msgspec.structs.replace(stuck, service="profiler", elected=False)
+    assert doctor.leader("profiler", [alone]).level == "fail"
+
+
 def test_the_doctor_compares_clocks_by_the_last_heartbeat() -> None:
     found = views.NodesView(nodes=(node_view(heard_s=100.0), node_view("n2", heard_s=90.0)), seq=1)
     assert doctor.skew(found, 101.0) == doctor.Finding("ok", "clock", "agrees with the gateway's")

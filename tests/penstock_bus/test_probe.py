@@ -14,7 +14,7 @@ from penstock_bus.tasks import background
 async def test_only_a_ready_replica_on_this_host_counts(host, is_ready, expected):
     async with MemoryBus() as bus:
         vitals = health.Vitals(service="gateway", replica="r1", host=host, ready=is_ready)
-        async with background(health.beat(bus, vitals)):
+        async with background(health.beat(bus, lambda vitals=vitals: vitals)):
             assert await probe.ready(bus, "gateway", "here", wait_s=2.5 if expected else 0.2) is expected
 
 

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_bus import Append, Conflict, Decider, Decision, Unavailable
+from penstock_bus import Append, Conflict, Decider, Decision, Lease, Unavailable
 from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.replica import Pace, Replica, run_decider
-from penstock_events import Commit, Event, JobHeld, JobReleased, JobSubmitted, subjects
+from penstock_events import Commit, Event, JobHeld, JobReleased, JobSubmitted, encode, subjects
 from penstock_testing import eventually
 from penstock_testing.releasing import DECIDER, Released, apply, decide, submitted
 
@@ -201,6 +201,157 @@ async def test_a_leader_that_lost_the_bus_says_that_it_no_longer_leads() -> None
         await eventually(lambda: shell.vitals.leading)
         shell.stopping.set()
         await task
+
+
+class Clock:
+    """A clock of the test's own, for the server's leases and the replicas' alike."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def led(
+    bus: MemoryBus, clock: Clock, decider: Decider[Released] = DECIDER, name: str = "r1"
+) -> AsyncIterator[tuple[Replica[Released], Shell]]:
+    """A replica by the test's clock, whose lease of three seconds is asked for again every twentieth of one."""
+    shell = Shell(bus, decider.name, name, monotonic=clock)
+    replica = Replica(shell, decider, pace=Pace(lease_ttl_s=3.0, renew_s=0.05))
+    task = asyncio.create_task(replica.run())
+    try:
+        yield replica, shell
+    finally:
+        shell.stopping.set()
+        await task
+
+
+def put(server: MemoryServer, job_id: str) -> None:
+    """Store a submission without giving anybody a turn, as while a process is stopped."""
+    commit = Commit(id=f"submit-{job_id}", actor="test", facts=(submitted(job_id),))
+    server.put(subjects.EVT, subjects.job(job_id), encode(commit), commit.id, 0)
+
+
+async def test_a_leader_that_was_paused_for_longer_than_its_lease_decides_on_what_came_meanwhile() -> None:
+    clock = Clock()
+    server = MemoryServer(now=clock)
+    async with MemoryBus(server) as bus, led(bus, clock) as (replica, shell):
+        await eventually(lambda: replica.leading)
+        for i in range(5):
+            clock.now_s += 5.0
+            put(server, f"j{i}")
+            assert not replica.leading
+            await released(bus, f"j{i}")
+        await eventually(lambda: shell.report().undecided_s == 0.0)
+        assert shell.report().leading
+
+
+async def test_a_lead_that_returns_under_the_same_lease_is_noticed_too() -> None:
+    clock, server = Clock(), MemoryServer()  # the server's lease has not run out, only the leader's own time has
+    async with MemoryBus(server) as bus, led(bus, clock) as (replica, _):
+        await eventually(lambda: replica.leading)
+        clock.now_s += 5.0
+        put(server, "j1")
+        await released(bus, "j1")
+
+
+class LateBus(MemoryBus):
+    """Answers one renewal as late as it is told, with a fact before the answer."""
+
+    clock: Clock
+    late = False
+
+    async def renew(self, lease: Lease) -> bool:
+        renewed = await super().renew(lease)
+        if self.late:
+            self.late = False
+            self.clock.now_s += 2.5  # since the question; and since the one before, more than the lease lasts
+            put(self.server, "j1")
+            await eventually(lambda: self.seen() == 1)
+        return renewed
+
+    def seen(self) -> int:
+        return 0
+
+
+async def test_a_gap_within_the_question_for_the_lease_is_noticed_although_it_is_held_before_and_after() -> None:
+    clock = Clock()
+    async with LateBus(MemoryServer()) as bus, led(bus, clock) as (replica, _):
+        bus.clock, bus.seen = clock, lambda: replica.live.last_seq  # type: ignore[method-assign]
+        await eventually(lambda: replica.leading)
+        clock.now_s += 1.0
+        bus.late = True
+        await released(bus, "j1")
+
+
+async def test_a_timer_that_was_due_while_the_lead_was_lost_is_kept() -> None:
+    clock, asked = Clock(), []
+
+    def later(state: Released, now_s: float) -> Decision:
+        asked.append(now_s)
+        return Decision(wake_at_s=now_s + 0.01) if len(asked) == 1 else Decision()
+
+    server = MemoryServer(now=clock)
+    async with MemoryBus(server) as bus, led(bus, clock, dataclasses.replace(DECIDER, decide=later)):
+        await eventually(lambda: len(asked) == 1)
+        clock.now_s += 5.0
+        await eventually(lambda: len(asked) >= 2)
+
+
+async def test_a_leader_paused_amid_its_decision_appends_no_more_of_it() -> None:
+    clock = Clock()
+    server = MemoryServer(now=clock)
+
+    class Pausing(MemoryBus):
+        async def append(self, item: Append) -> int:
+            seq = await super().append(item)
+            if item.subject == subjects.job("j1") and item.expected:
+                clock.now_s += 5.0
+                assert await other.acquire(DECIDER.name, "r2", 3.0) is not None
+                rival = Commit(id="rival", actor="test", facts=(JobHeld(job_id="j2", at_s=0.0),))
+                await other.append(Append(subject=subjects.job("j2"), commit=rival, expected=None))
+            return seq
+
+    put(server, "j1")
+    put(server, "j2")
+    async with Pausing(server) as bus, MemoryBus(server) as other, led(bus, clock) as (replica, _):
+        await eventually(lambda: replica.live.last_seq == 4)
+        assert await facts(other, "j2") == ["JobSubmitted", "JobHeld"]
+        assert not replica.leading
+        clock.now_s += 5.0
+        await released(other, "j2")
+
+
+async def test_health_says_how_long_facts_have_waited_for_a_decision_and_for_how_long_it_leads() -> None:
+    clock = Clock()
+    server = MemoryServer(now=clock)
+
+    class Stuck(MemoryBus):
+        stuck = True
+
+        async def append(self, item: Append) -> int:
+            if self.stuck and item.expected:
+                raise Unavailable("it does not answer")
+            return await super().append(item)
+
+    async with Stuck(server) as bus, led(bus, clock) as (replica, shell):
+        await eventually(lambda: replica.leading)
+        clock.now_s += 2.0
+        assert (shell.report().elected, shell.report().term_s) == (True, 2.0)
+        put(server, "j1")
+        await eventually(lambda: shell.report().decided_seq == 1)
+        put(server, "j2")
+        await eventually(lambda: shell.report().last_seq == 2)
+        for _ in range(10):
+            await eventually(lambda: (shell.report().lease_s or 0.0) < 0.9)
+            clock.now_s += 1.0
+        vitals = shell.report()
+        assert (vitals.leading, vitals.decided_seq, vitals.undecided_s >= 10.0) == (True, 1, True)
+        bus.stuck = False
+        await released(bus, "j2")
+        await eventually(lambda: shell.report().undecided_s == 0.0)
 
 
 async def test_an_orderly_end_gives_the_lead_away_at_once_and_saves_a_snapshot() -> None:

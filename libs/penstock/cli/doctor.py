@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Level = Literal["ok", "warn", "fail"]
 
 SKEW_S: Final = 5.0
+UNDECIDED_S: Final = 5.0
+"""A fact that matters to a service is decided on within a second; after this long something is wrong."""
 LITTLE_BYTES: Final = 1 << 30
 TOO_LITTLE_BYTES: Final = 100 << 20
 _CONNECT_S: Final = 3.0
@@ -137,8 +139,14 @@ async def server(url: str) -> Finding:
 
 async def ask(client: Client) -> AsyncIterator[Finding]:
     """Check what is behind the server."""
+    from penstock_bus.port import BusError
+
     yield await _log(client)
-    async for finding in _services(client):
+    try:
+        status = await client.status()
+    except BusError:  # said below, in the line about the gateway
+        status = None
+    async for finding in _services(client, status.services if status else ()):
         yield finding
     async for finding in _gateway(client):
         yield finding
@@ -158,20 +166,45 @@ async def _log(client: Client) -> Finding:
     return Finding("ok", "log", f"at sequence {seq}")
 
 
-async def _services(client: Client) -> AsyncIterator[Finding]:
+async def _services(client: Client, replicas: Iterable[views.ReplicaView]) -> AsyncIterator[Finding]:
     from penstock_bus.port import BusError, NoResponders, ServiceError
     from penstock_events import subjects
 
     for service in sorted(set(subjects.WRITERS.values())):
+        mine = [replica for replica in replicas if replica.service == service]
         try:
             await client.bus.request(subjects.query("ready", service), b"", 2.0)
-            yield Finding("ok", service, "ready")
+            yield leader(service, mine)
         except ServiceError as error:
             yield Finding("warn", service, str(error))
         except NoResponders:
             yield Finding("fail", service, "no replica answers", f"start one: `penstock service {service}`")
         except BusError as error:
             yield Finding("fail", service, str(error))
+
+
+def leader(service: str, replicas: Iterable[views.ReplicaView]) -> Finding:
+    """Check that a ready service decides: that one replica leads if one has to, and that no fact waits for it."""
+    replicas = list(replicas)
+    deciding = [replica for replica in replicas if replica.leading or not replica.elected]
+    if replicas and not deciding:
+        remedy = "it is taken within seconds; if it is not, the logs of its replicas say why"
+        return Finding("fail", service, f"ready, but none of its {len(replicas)} replicas has the lead", remedy)
+    for late in sorted(deciding, key=lambda replica: -replica.undecided_s)[:1]:
+        if late.undecided_s > UNDECIDED_S:
+            waited = f"facts have waited {span(late.undecided_s)} for a decision"
+            remedy = f"see the log of {service} {late.id}, and restart it"
+            return Finding("fail", service, f"ready, but {waited}: {_of_leader(late)}", remedy)
+    led = [_of_leader(replica) for replica in deciding if replica.elected]
+    return Finding("ok", service, "; ".join(["ready", *led]))
+
+
+def _of_leader(replica: views.ReplicaView) -> str:
+    if not replica.elected:
+        return f"{replica.id} last decided at fact {replica.decided_seq} of {replica.last_seq}"
+    lease = "" if replica.lease_s is None else f", its lease {span(replica.lease_s)} old"
+    decided = f"last decision at fact {replica.decided_seq} of {replica.last_seq}"
+    return f"{replica.id} leads since {span(replica.term_s)}{lease}, {decided}"
 
 
 async def _gateway(client: Client) -> AsyncIterator[Finding]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Final
 
 import msgspec
 
+from penstock_bus.logger import get_logger
 from penstock_bus.nats import get
 from penstock_bus.nats.append import EXPECTED
 from penstock_bus.nats.client import NatsClient
@@ -17,6 +19,10 @@ from penstock_bus.port import Lease
 
 _MARKERS: Final = ("KV-Operation", "Nats-Marker-Reason")
 _TRIES: Final = 3
+_TTL: Final = "Nats-TTL"
+_SECONDS: Final = re.compile(r"[0-9]{1,4}s")
+_LONGEST_S: Final = 3600
+_log = get_logger("penstock.bus")
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -37,7 +43,8 @@ class LeaseClient(NatsClient):
     """
     The part of the port that says who leads.
 
-    The server counts whole seconds: a lease of 1.5 s lives for 2 s. On a cluster of three its time should be longer
+    The server counts whole seconds: a lease of 1.5 s lives for 2 s, and of no more than an hour. An entry without an
+    end, whoever wrote it, is not a lease and keeps nobody from leading. On a cluster of three its time should be longer
     than a fail-over (10 s), or its holder must stop by its own clock.
     """
 
@@ -77,13 +84,29 @@ class LeaseClient(NatsClient):
             return Entry()
         if any(marker in stored.headers for marker in _MARKERS):
             return Entry(stored.seq)
-        held = msgspec.json.decode(stored.body, type=Held)
-        return Entry(stored.seq, Held(held.owner, held.token or stored.seq))
+        held = _held(stored)
+        if held is None:
+            _log.warning("lease_ignored", lease=name, advice=f"it has no owner or no end within {_LONGEST_S} s")
+        return Entry(stored.seq, held)
 
     async def _put(self, name: str, held: Held, revision: int, ttl_s: float) -> Ack:
         """Write if nobody wrote since; the caller looks again after a refusal."""
-        headers = {EXPECTED: str(revision), "Nats-TTL": f"{max(math.ceil(ttl_s), 1)}s"}
+        headers = {EXPECTED: str(revision), _TTL: f"{min(max(math.ceil(ttl_s), 1), _LONGEST_S)}s"}
         ack = await self.link.store(KEY + name, msgspec.json.encode(held), headers)
         if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:
             raise fault(f"lease {name}", ack.error)
         return ack
+
+
+def _held(stored: get.Stored) -> Held | None:
+    """Return who holds a lease; None for an entry that would never end, or that is no lease: nobody can renew it."""
+    ttl = stored.headers.get(_TTL, "")
+    if not _SECONDS.fullmatch(ttl) or not 0 < int(ttl[:-1]) <= _LONGEST_S:
+        return None
+    try:
+        held = msgspec.json.decode(stored.body, type=Held)
+    except (ValueError, RecursionError):
+        return None
+    if not 0 <= held.token <= stored.seq:  # the revision that its owner began with
+        return None
+    return Held(held.owner, held.token or stored.seq)

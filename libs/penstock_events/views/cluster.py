@@ -59,11 +59,34 @@ class NodesView(View, frozen=True, kw_only=True):
 
 
 class ReplicaView(View, frozen=True, kw_only=True):
-    """One replica of a service that was heard lately."""
+    """
+    One replica of a service that was heard lately, with what it said of itself then.
+
+    Attributes
+    ----------
+    elected : bool
+        One replica of this service is to lead, by a lease; otherwise all decide.
+    term_s : float
+        For how long it has led without a gap.
+    lease_s : float or None
+        How long before it asked for the lease that was last confirmed; None where it has none.
+    last_seq, decided_seq : int
+        How far it has read the log, and how far it had when it last decided.
+    undecided_s : float
+        How long the oldest fact that matters to it has waited for a decision; 0 where none does, or others decide.
+    """
 
     service: str
     id: str
     heard_s: float
+    ready: bool = False
+    elected: bool = False
+    leading: bool = False
+    term_s: float = 0.0
+    lease_s: float | None = None
+    last_seq: int = 0
+    decided_seq: int = 0
+    undecided_s: float = 0.0
 
 
 class StatusView(View, frozen=True, kw_only=True):
