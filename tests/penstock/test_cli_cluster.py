@@ -150,7 +150,7 @@ def test_the_doctor_says_who_leads_for_how_long_and_how_far_he_has_decided() -> 
     standby = views.ReplicaView(service="matcher", id="b", heard_s=1.0, ready=True, elected=True, last_seq=120)
     first = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, decided_seq=118)
     assert doctor.line_of(doctor.leader("matcher", [first, standby])) == (
-        "ok    matcher  ready; a leads since 1m15s, its lease 0.4s old, last decision at fact 118 of 120"
+        "ok    matcher  ready; a has led for 1m15s, its lease 0.4s old, last decision at fact 118 of 120"
     )
     assert doctor.leader("gateway", [msgspec.structs.replace(standby, elected=False)]).detail == "ready"
 
@@ -162,7 +162,7 @@ def test_the_doctor_is_not_green_where_nobody_leads_or_facts_wait_for_a_decision
     stuck = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, undecided_s=150.0)
     found = doctor.leader("matcher", [stuck, standby])
     assert (found.level, found.remedy) == ("fail", "see the log of matcher a, and restart it")
-    assert found.detail.startswith("ready, but facts have waited 2m30s for a decision: a leads since 1m15s")
+    assert found.detail.startswith("ready, but facts have waited 2m30s for a decision: a has led for 1m15s")
     alone = msgspec.structs.replace(stuck, service="profiler", elected=False)
     assert doctor.leader("profiler", [alone]).level == "fail"
 

@@ -204,7 +204,7 @@ def _of_leader(replica: views.ReplicaView) -> str:
         return f"{replica.id} last decided at fact {replica.decided_seq} of {replica.last_seq}"
     lease = "" if replica.lease_s is None else f", its lease {span(replica.lease_s)} old"
     decided = f"last decision at fact {replica.decided_seq} of {replica.last_seq}"
-    return f"{replica.id} leads since {span(replica.term_s)}{lease}, {decided}"
+    return f"{replica.id} has led for {span(replica.term_s)}{lease}, {decided}"
 
 
 async def _gateway(client: Client) -> AsyncIterator[Finding]:
