@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -12,6 +12,9 @@ from penstock_bus.port import Delivery, Snapshot
 from penstock_events import subjects
 
 S = TypeVar("S")
+RULES: Final = "placed"
+"""What every fold leaves out of the log: a snapshot made before commits out of place were dropped may hold some."""
+
 _log = get_logger("penstock.fold")
 
 
@@ -31,6 +34,7 @@ class Fold(Generic[S]):
 
     def __init__(self, decider: Decider[S]) -> None:
         self.decider = decider
+        self.schema = f"{decider.schema} {RULES}"
         self.state: S = decider.state()
         self.last_seq = 0
         self.heads: dict[str, int] = {}
@@ -52,7 +56,7 @@ class Fold(Generic[S]):
     def snapshot(self) -> Snapshot:
         """Return the state as it is now."""
         body = msgspec.msgpack.encode((self.heads, self.state))
-        return Snapshot(schema=self.decider.schema, last_seq=self.last_seq, state=body)
+        return Snapshot(schema=self.schema, last_seq=self.last_seq, state=body)
 
     def restore(self, snapshot: Snapshot | None) -> bool:
         """
@@ -62,8 +66,8 @@ class Fold(Generic[S]):
         """
         if snapshot is None:
             return False
-        if snapshot.schema != self.decider.schema:
-            _log.info("snapshot_of_another_schema_ignored", found=snapshot.schema, expected=self.decider.schema)
+        if snapshot.schema != self.schema:
+            _log.info("snapshot_of_another_schema_ignored", found=snapshot.schema, expected=self.schema)
             return False
         try:
             heads, state = msgspec.msgpack.decode(snapshot.state, type=tuple[dict[str, int], self.decider.state])  # type: ignore[name-defined]

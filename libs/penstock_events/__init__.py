@@ -1,7 +1,18 @@
 """The vocabulary of Penstock: facts, specifications, subjects, and the life of a job."""
 
 from penstock_events.base import Event
-from penstock_events.codec import AnyEvent, CodecError, Commit, decode, encode, tag_of
+from penstock_events.codec import (
+    AnyEvent,
+    CodecError,
+    Commit,
+    Misplaced,
+    decode,
+    decode_at,
+    encode,
+    kind_of,
+    subject_of,
+    tag_of,
+)
 from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
 from penstock_events.lifecycle import ACTIVE, TERMINAL, Job, Jobs, State
 from penstock_events.node import NodeJoined, NodeLeft
@@ -73,6 +84,7 @@ __all__ = [
     "KindSpeed",
     "LaneChanged",
     "MemoryNeed",
+    "Misplaced",
     "NodeDrained",
     "NodeJoined",
     "NodeLeft",
@@ -114,6 +126,9 @@ __all__ = [
     "WorkloadProfiled",
     "WorkloadScaled",
     "decode",
+    "decode_at",
     "encode",
+    "kind_of",
+    "subject_of",
     "tag_of",
 ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, get_args
 
 import msgspec
 
+from penstock_events import subjects
 from penstock_events.base import Event
 from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
 from penstock_events.node import NodeJoined, NodeLeft
@@ -91,6 +94,10 @@ class CodecError(ValueError):
     """Bytes that are no commit, or a commit that must not become bytes."""
 
 
+class Misplaced(CodecError):
+    """A commit with a fact that does not belong to the entity on whose subject it stands: nobody may say it there."""
+
+
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Commit)
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what msgspec raises on foreign bytes
@@ -126,6 +133,47 @@ def decode(body: bytes) -> Commit:
         return _decode_upcast(body)
 
 
+def decode_at(subject: str, body: bytes) -> Commit:
+    """
+    Return the commit that stands on a subject of the log.
+
+    Permissions say who writes a subject; this says that nothing but the entity's own facts is heard there.
+
+    Raises
+    ------
+    Misplaced
+        If one of its facts is of another entity.
+    CodecError
+        If the bytes are not a commit of known facts.
+    """
+    commit = decode(body)
+    for fact in commit.facts:
+        prefix, entity_id = _PLACES[type(fact)]
+        if prefix + entity_id(fact) != subject:
+            raise Misplaced(_misplaced(subject, fact))
+    if subject.count(".") != _DOTS:  # an id with a dot in it would pass
+        raise Misplaced(f"{subject} is no subject of the log; expected {subjects.entity('job', 'ID')} or the like")
+    return commit
+
+
+def subject_of(fact: Event) -> str:
+    """
+    Return the log subject on which a fact belongs.
+
+    Examples
+    --------
+    >>> subject_of(JobHeld(job_id="j1", at_s=0.0))
+    'penstock.evt.job.j1'
+    """
+    prefix, entity_id = _PLACES[type(fact)]
+    return prefix + entity_id(fact)
+
+
+def _misplaced(subject: str, fact: Event) -> str:
+    wanted, found = subject_of(fact), subjects.writer_of(subject) or "whoever writes there"
+    return f"{found} wrote {tag_of(fact)} on {subject}, and that fact belongs on {wanted}; the commit is dropped"
+
+
 def _decode_upcast(body: bytes) -> Commit:
     try:
         raw = msgspec.json.decode(body)
@@ -151,3 +199,40 @@ def _not_finite(value: Any, path: str) -> str:
 def tag_of(event: Event | type[Event]) -> str:
     """Return the tag of an event or of its type, such as ``job.submitted.v1``."""
     return str(event.__struct_config__.tag)
+
+
+def kind_of(event: Event | type[Event]) -> str:
+    """
+    Return the entity kind to which a fact belongs: its tag begins with it.
+
+    Examples
+    --------
+    >>> kind_of(NodeDrained)
+    'request'
+    """
+    return tag_of(event).partition(".")[0]
+
+
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "job": ("job_id",),
+    "run": ("job_id",),
+    "node": ("node_id",),
+    "profile": ("key",),
+    "rank": ("pool",),
+    "round": ("pool",),
+    "scale": ("pool",),
+    "sweep": ("sweep_id",),
+    "policy": ("pool",),
+    "request": ("sweep_id", "node_id"),
+}
+"""Entity kind → the field of its facts that holds the entity's id: the first of these that a fact has."""
+
+
+def _place(event: type[Event]) -> tuple[str, Callable[[Any], str]]:
+    kind = kind_of(event)
+    name = next(name for name in _NAMES[kind] if name in event.__struct_fields__)
+    return subjects.prefix(kind), attrgetter(name)
+
+
+_PLACES: Final[dict[type, tuple[str, Callable[[Any], str]]]] = {event: _place(event) for event in get_args(AnyEvent)}
+_DOTS: Final = 3

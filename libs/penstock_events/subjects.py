@@ -45,6 +45,21 @@ WRITERS: Final[dict[str, str]] = {
 _PREFIXES: Final = {kind: f"{ROOT}.evt.{kind}." for kind in WRITERS}
 
 
+def prefix(kind: str) -> str:
+    """
+    Return what the log subjects of a kind of entities begin with.
+
+    Raises
+    ------
+    ValueError
+        If the kind is not known.
+    """
+    found = _PREFIXES.get(kind)
+    if found is None:
+        raise ValueError(f"unknown entity kind {kind!r}; expected one of {', '.join(sorted(WRITERS))}")
+    return found
+
+
 def entity(kind: str, entity_id: str) -> str:
     """
     Return the log subject of one entity.
@@ -59,10 +74,7 @@ def entity(kind: str, entity_id: str) -> str:
     >>> entity("job", "j1")
     'penstock.evt.job.j1'
     """
-    prefix = _PREFIXES.get(kind)
-    if prefix is None:
-        raise ValueError(f"unknown entity kind {kind!r}; expected one of {', '.join(sorted(WRITERS))}")
-    return prefix + _token(entity_id)
+    return prefix(kind) + _token(entity_id)
 
 
 def job(job_id: str) -> str:

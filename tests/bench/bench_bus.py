@@ -61,7 +61,7 @@ def commit(job_id: str) -> Commit:
 def items(count: int) -> list[Append]:
     """Return commits of new subjects."""
     ids = (f"b{next(_numbers)}" for _ in range(count))
-    return [Append(subject=subjects.job(one), commit=commit(one), expected=0) for one in ids]
+    return [Append(subject=subjects.run(one), commit=commit(one), expected=0) for one in ids]
 
 
 async def appends_bare(client: Client) -> list[Seconds]:
@@ -211,7 +211,7 @@ async def measure(events: int) -> Table:
             await client.jetstream().purge_stream(EVT)
             await bus.append_many(
                 [
-                    Append(subject=subjects.job(f"r{i % JOBS}"), commit=commit(f"r{i % JOBS}"), expected=None)
+                    Append(subject=subjects.run(f"r{i % JOBS}"), commit=commit(f"r{i % JOBS}"), expected=None)
                     for i in range(events)
                 ]
             )

@@ -82,6 +82,8 @@ class FakeGateway:
         Says what an asked-for sweep is like by then.
     asked : list
         What was asked, in order.
+    before : list of callable
+        Awaited with the bus before a client gets it.
     """
 
     def __init__(self, *jobs: views.JobView) -> None:
@@ -98,6 +100,7 @@ class FakeGateway:
         self.warnings: tuple[str, ...] = ()
         self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[asks.Ask] = []
+        self.before: list[Callable[[Bus], Awaitable[None]]] = []
         self.sizings: dict[str, views.SizingView] = {}
         self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
@@ -111,6 +114,8 @@ class FakeGateway:
         self.url = url
         async with MemoryBus() as bus, bus.serve("gateway", "0", self._endpoints()):
             self.bus = bus
+            for prepare in self.before:
+                await prepare(bus)
             async with Client(bus=bus, timeout_s=30.0) as client:
                 yield client
 

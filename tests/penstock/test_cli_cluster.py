@@ -14,6 +14,7 @@ from fake_gateway import FakeGateway, node_view
 
 from penstock.cli import doctor, up
 from penstock.cli.show import node_row
+from penstock_bus import Rejection
 from penstock_events import Device, asks, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -165,6 +166,20 @@ def test_the_doctor_is_not_green_where_nobody_leads_or_facts_wait_for_a_decision
     assert found.detail.startswith("ready, but facts have waited 2m30s for a decision: a has led for 1m15s")
     alone = msgspec.structs.replace(stuck, service="profiler", elected=False)
     assert doctor.leader("profiler", [alone]).level == "fail"
+
+
+def test_the_doctor_counts_the_commits_that_all_readers_dropped(penstock: Run, gateway: FakeGateway) -> None:
+    reason = "ranker wrote job.submitted.v1 on penstock.evt.rank.evil"
+    for seq in (3, 4):
+        gateway.before.append(
+            lambda bus, seq=seq: bus.reject(
+                f"evt-{seq}", Rejection(reason=reason, origin=f"EVT penstock.evt.rank.evil seq {seq}", body=b"{}")
+            )
+        )
+    _, out, _ = penstock("doctor")
+    (line,) = [line for line in out.splitlines() if " log " in line]
+    assert line.startswith("warn  log")
+    assert f"2 commits were dropped by all readers, the last because {reason}; list them with `penstock" in line
 
 
 def test_the_doctor_compares_clocks_by_the_last_heartbeat() -> None:

@@ -36,9 +36,15 @@ def test_a_snapshot_of_another_schema_is_ignored() -> None:
     assert not Fold(DECIDER).restore(msgspec.structs.replace(fold.snapshot(), schema="released.v0"))
 
 
+def test_a_snapshot_from_before_commits_out_of_place_were_dropped_is_ignored() -> None:
+    fold = Fold(DECIDER)
+    fold.apply(delivery(4, submitted("j1")))
+    assert not Fold(DECIDER).restore(msgspec.structs.replace(fold.snapshot(), schema=DECIDER.schema))
+
+
 def test_a_damaged_snapshot_is_ignored_and_leaves_the_fold_empty() -> None:
     fold = Fold(DECIDER)
-    assert not fold.restore(Snapshot(schema=DECIDER.schema, last_seq=9, state=b"\x93\x01"))
+    assert not fold.restore(Snapshot(schema=fold.schema, last_seq=9, state=b"\x93\x01"))
     assert (fold.last_seq, fold.heads, fold.state) == (0, {}, DECIDER.state())
 
 

@@ -15,13 +15,19 @@ from penstock_events import (
     Commit,
     Demand,
     Device,
+    JobCancelled,
     JobSpec,
     MemoryNeed,
+    Misplaced,
     NodeJoined,
     RunEnded,
     SweepSpec,
     decode,
+    decode_at,
     encode,
+    kind_of,
+    subject_of,
+    subjects,
     tag_of,
 )
 from penstock_events.upcasts import UPCASTS
@@ -139,3 +145,35 @@ def test_a_reader_ignores_fields_that_a_newer_writer_added():
     raw["facts"][0]["spec"]["colour"] = "blue"
     raw["flavour"] = "new"
     assert decode(msgspec.json.encode(raw)).facts == (submitted(),)
+
+
+@pytest.mark.parametrize("event", get_args(AnyEvent), ids=tag_of)
+def test_every_fact_belongs_to_one_kind_of_entity_that_has_a_writer(event: type) -> None:
+    assert kind_of(event) in subjects.WRITERS
+
+
+def test_every_kind_of_entity_has_facts() -> None:
+    assert {kind_of(event) for event in get_args(AnyEvent)} == set(subjects.WRITERS)
+
+
+@given(st.from_type(AnyEvent), st.sampled_from(sorted(subjects.WRITERS)), NAME)
+def test_a_fact_is_heard_on_its_own_subject_and_on_no_other(fact: AnyEvent, kind: str, entity_id: str) -> None:
+    body = encode(Commit(id="c1", actor="anybody", facts=(fact,)))
+    own, other = subject_of(fact), subjects.entity(kind, entity_id)
+    if own.count(".") == 3:
+        assert encode(decode_at(own, body)) == body
+    if other != own:
+        with pytest.raises(Misplaced, match="belongs on"):
+            decode_at(other, body)
+
+
+def test_one_fact_out_of_place_drops_the_commit() -> None:
+    facts = (JobCancelled(job_id="j1", at_s=0.0), JobCancelled(job_id="j2", at_s=0.0))
+    with pytest.raises(Misplaced, match=r"gateway wrote job.cancelled.v1 on penstock.evt.job.j1, .* on .*job.j2"):
+        decode_at(subjects.job("j1"), encode(Commit(id="c1", actor="gateway/1", facts=facts)))
+
+
+def test_an_id_with_a_dot_in_it_names_no_entity() -> None:
+    fact = JobCancelled(job_id="a.b", at_s=0.0)
+    with pytest.raises(Misplaced, match="no subject of the log"):
+        decode_at("penstock.evt.job.a.b", encode(Commit(id="c1", actor="gateway/1", facts=(fact,))))

@@ -309,3 +309,9 @@ def test_a_history_that_ends_while_an_elastic_job_runs_is_replayed(cut: int) -> 
     found = replay(history, "fifo")
     assert found.censored.all()
     assert np.isfinite(found.replayed.end_s).all()
+
+
+def test_a_commit_out_of_place_in_a_log_file_is_left_out() -> None:
+    cancelled = JobCancelled(job_id="j9", at_s=118.0)
+    log = [lines.encode(delivery(1, cancelled)), lines.encode(delivery(2, cancelled, subject="penstock.evt.rank.evil"))]
+    assert [one.seq for one in lines.decode(log)] == [1]

@@ -154,12 +154,18 @@ async def ask(client: Client) -> AsyncIterator[Finding]:
 
 async def _log(client: Client) -> Finding:
     from penstock_bus.port import BusError
+    from penstock_events import subjects
 
     try:
         seq = await client.bus.last_seq()
         rejected = await client.bus.rejections()
     except BusError as error:
         return Finding("fail", "log", str(error), "start a service once: it creates the streams")
+    dropped = [one for one in rejected if one.origin.startswith(f"{subjects.EVT} ")]
+    if dropped:
+        latest = f"{len(dropped)} commits were dropped by all readers, the last because {dropped[-1].reason}"
+        remedy = "list them with `penstock rejected`; if you know of none, change the passwords"
+        return Finding("warn", "log", f"at sequence {seq}; {latest}", remedy)
     if rejected:
         latest = f"{len(rejected)} messages were rejected, the last because {rejected[-1].reason}"
         return Finding("warn", "log", f"at sequence {seq}; {latest}", "list them with `penstock rejected`")

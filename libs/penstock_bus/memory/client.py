@@ -7,6 +7,7 @@ from typing import Self
 
 from penstock_bus.memory.server import MemoryServer
 from penstock_bus.port import TooLarge, Unavailable
+from penstock_bus.reading import Dropped
 
 
 class Client:
@@ -36,6 +37,7 @@ class Client:
         self.timeout_s = timeout_s
         self.ack_wait_s = ack_wait_s
         self.max_deliver = max_deliver
+        self.dropped = Dropped()
         self._connected = True
         self._closed = False
 

@@ -122,6 +122,7 @@ class LogClient(Client):
             return delivery(message.seq, message.subject, message.stored_s, pending, message.body)
         except CodecError as error:
             where = origin(names.EVT, message.subject, message.seq)
+            self.dropped.add(where, str(error))
             if self.server.streams[names.REJECTED].last(names.rejected(rejected_as(message.seq))) is None:
                 rejection = Rejection(reason=str(error), origin=where, body=message.body)
                 self._put_rejection(rejected_as(message.seq), rejection)

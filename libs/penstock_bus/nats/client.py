@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from penstock_bus.nats.link import Link
+from penstock_bus.reading import Dropped
 
 
 class NatsClient:
@@ -26,6 +27,7 @@ class NatsClient:
         self.link = link
         self.ack_wait_s = ack_wait_s
         self.max_deliver = max_deliver
+        self.dropped = Dropped()
         self._background: set[asyncio.Task[None]] = set()
 
     @property

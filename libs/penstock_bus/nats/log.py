@@ -135,7 +135,9 @@ class LogClient(NatsClient):
         try:
             return delivery(seq, subject, stored_s, pending, body)
         except CodecError as error:
-            rejection = Rejection(reason=str(error), origin=origin(names.EVT, subject, seq), body=body)
+            where = origin(names.EVT, subject, seq)
+            self.dropped.add(where, str(error))
+            rejection = Rejection(reason=str(error), origin=where, body=body)
             self.in_background(self._reject_once(seq, rejection))
             return placeholder(seq, subject, stored_s, pending)
 

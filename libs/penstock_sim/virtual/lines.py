@@ -19,7 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from penstock_bus import Delivery
-from penstock_events import AnyEvent, Commit, codec, tag_of
+from penstock_bus.logger import get_logger
+from penstock_events import AnyEvent, Commit, codec, subject_of, tag_of
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -35,6 +36,7 @@ class _Line(msgspec.Struct, frozen=True):
     fact: msgspec.Raw
 
 
+_log = get_logger("penstock.sim")
 _NO_TIME: Final = b'"since_s":null'  # what most ranks have
 _tag_of: Final = cache(tag_of)
 _encoder: Final = msgspec.json.Encoder()
@@ -61,6 +63,8 @@ def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
     """
     Yield the commits of a log, in its order; facts of older tags are upcast, blank lines are skipped.
 
+    A commit with a fact that does not belong on its subject is left out, as every reader of the log leaves it out.
+
     Raises
     ------
     ValueError
@@ -71,6 +75,9 @@ def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
         found = list(group)
         first = found[0][1]
         facts = tuple(_fact(line, number) for number, line in found)
+        if any(subject_of(fact) != first.subject for fact in facts):
+            _log.warning("commit_dropped", seq=seq, subject=first.subject, types=[tag_of(fact) for fact in facts])
+            continue
         commit = Commit(id=str(seq), actor=first.actor, facts=facts, cause=first.cause)
         yield Delivery(seq=seq, subject=first.subject, stored_s=first.stored_s, pending=0, commit=commit)
 
