@@ -26,7 +26,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplesRequested(Event, frozen=True, kw_only=True, tag="profile.samples_requested.v1"):
-    """An unseen workload is to be sampled; each sample becomes a job of its own, ahead of all others."""
+    """
+    An unseen workload is to be sampled; each sample becomes a job of its own, ahead of all others.
+
+    Of a workload that its user neither names nor asks for, nor repeats, no sample is requested
+    (:func:`penstock_policies.sampling.why_sampled`).
+    """
 
     key: str
     spec: JobSpec
@@ -42,6 +47,8 @@ class KindSpeed(msgspec.Struct, frozen=True, kw_only=True):
     kind : str
     iteration_s : float
         Seconds an iteration (the slope ``a`` of ``t = a·n + b``); 0 where it could not be measured.
+    run_s : float
+        Seconds of a whole run, of a workload whose runs have no iterations; 0 where none was measured.
     speed : float
         Relative to the fastest measured kind of this workload, in (0, 1]; larger is faster.
     memory_bytes : int
@@ -55,6 +62,7 @@ class KindSpeed(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
     memory_bytes: int = 0
     predicted: bool = False
+    run_s: float = 0.0
 
 
 class WorkloadProfiled(Event, frozen=True, kw_only=True, tag="profile.measured.v1"):

@@ -138,8 +138,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     opaque : bool
         No file of the command line mentions Penstock, as far as the client can read them: it cannot be sampled. Filled
         in by the client.
-    profile : {"auto", "off"}
-        ``auto`` samples an unseen workload on each device kind, if its script uses :func:`penstock.session`.
+    profile : {"auto", "on", "off"}
+        Whether an unseen workload is sampled, by short runs of its script on each kind of device, if that script uses
+        :func:`penstock.session`. ``auto``: where its ``model`` is named, it is a sweep's, or it is elastic; of any
+        other its real runs are measured. ``on``: in any case. ``off``: never.
     processes : {"device", "node"}
         One process for each device, or one for all of a node's devices.
     retries : int
@@ -197,7 +199,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: Batch | None = None
     digest: str = ""
     opaque: bool = False
-    profile: Literal["auto", "off"] = "auto"
+    profile: Literal["auto", "on", "off"] = "auto"
     processes: Literal["device", "node"] = "device"
     retries: Annotated[int, Meta(ge=0, le=100)] = 0
     backoff_s: Seconds = 1.0

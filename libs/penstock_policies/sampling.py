@@ -18,12 +18,38 @@ def is_sampled(spec: JobSpec) -> bool:
 
     Examples
     --------
-    >>> is_sampled(JobSpec(name="a", command=("python", "train.py")))
+    >>> is_sampled(JobSpec(name="a", command=("python", "train.py"), profile="on"))
     True
-    >>> is_sampled(JobSpec(name="a", command=("sleep", "1"), opaque=True))
-    False
     """
-    return spec.profile != "off" and not spec.opaque
+    return bool(why_sampled(spec))
+
+
+def why_sampled(spec: JobSpec) -> str:
+    """
+    Return why samples may be run of an unseen workload for such a job; empty where its real runs alone are measured.
+
+    A sample runs the job's script once more than its user has asked for. So only those are sampled who name their
+    workload, search over it, leave its size to the autoscaler, or ask for it; what is to be started once is started
+    once.
+
+    Examples
+    --------
+    >>> why_sampled(JobSpec(name="a", command=("python", "train.py")))
+    ''
+    >>> why_sampled(JobSpec(name="a", command=("python", "train.py"), model="mlp"))
+    'its model is named'
+    >>> why_sampled(JobSpec(name="a", command=("sleep", "1"), model="mlp", opaque=True))
+    ''
+    """
+    if spec.profile == "off" or spec.opaque:
+        return ""
+    if spec.profile == "on":
+        return "it asks for it"
+    if spec.model:
+        return "its model is named"
+    if spec.parent:
+        return "it is a sweep's"
+    return "it is elastic" if spec.elastic else ""
 
 
 def is_compared(spec: JobSpec, kinds: Collection[str]) -> bool:

@@ -40,7 +40,7 @@ class Asked(msgspec.Struct):
     returning : collection of str
         Those that have stopped to be resized, and stand in the order as if they ran.
     sampled : bool
-        Whether the profiler's samples are among the jobs, or a new job waits for what they show.
+        Whether samples of the profiler run or are about to, or a new job waits for what they show.
     again_s : float
         When something of this is otherwise though nothing happens.
     """
@@ -92,7 +92,9 @@ class _Asking:
         self._kinds: dict[str, tuple[str, ...]] = {}
         self._rooms: dict[tuple[tuple[str, ...], int], dict[str, int]] = {}
         self._mute: set[str] = set()
-        self._sampled = any(job.sample is not None for job in self._jobs)
+        held = (at for job in self._jobs for at in self._held(job) if at not in gone)
+        self._idle = self._devices - Counter(self._there[at].kind for at in held)
+        self._sampled = False
         self._again_s = math.inf
 
     def all(self) -> Asked:
@@ -102,7 +104,8 @@ class _Asking:
         )
 
     def _of(self, job: Job) -> Iterator[Wish | Fixed]:
-        if _ends(job) or (job.placement is None and job.held):
+        held = job.placement is None and job.held
+        if _ends(job) or held or (job.sample is not None and not self._is_sampled_now(job)):
             return
         if job.spec.sharing != "exclusive":
             if job.placement is None and (gpus := self._opened(job)):
@@ -131,6 +134,18 @@ class _Asking:
         elif held := len(self._held(job)):  # on nodes that are emptied it takes up nothing of what is counted
             kind = job.placement.kind
             yield Fixed(job_id=job.id, gpus=held, kinds=(kind,), kind=kind, queue=self._queue(job))
+
+    def _is_sampled_now(self, job: Job) -> bool:
+        """Say whether a sample runs, or can start on idle devices: nobody's run is resized to let one in."""
+        if job.placement is None and not self._takes_idle(job):
+            return False
+        self._sampled = True
+        return True
+
+    def _takes_idle(self, job: Job) -> bool:
+        kind = next((kind for kind in self._room(job) if self._idle[kind] >= job.spec.gpus), "")
+        self._idle[kind] -= job.spec.gpus
+        return bool(kind)
 
     def _waiting(self, job: Job, gpus: int) -> Fixed:
         kinds = tuple(kind for kind, count in self._room(job).items() if count >= gpus)

@@ -89,4 +89,5 @@ def _alone_at_first(pool: Pool) -> tuple[str, ...]:
 def _sampled_first(state: State, spec: JobSpec) -> tuple[str, ...]:
     if not sampling.is_sampled(spec) or workload.key(spec) in state.profiles:
         return ()
-    return ("its workload is new: the profiler may run short samples of it first",)
+    why = sampling.why_sampled(spec)
+    return (f"its workload is new: the profiler runs short samples of it, since {why} (--profile off: it does not)",)

@@ -11,6 +11,7 @@ from penstock_events import ACTIVE, Job, JobSpec, Scalability, workload
 from penstock_gateway.machine import State
 from penstock_gateway.sizing import range_words
 from penstock_gateway.words import count, listed
+from penstock_policies import sampling
 
 Caps = Mapping[str, int]
 """Device kind → most samples that one device of it holds; kinds without a known limit are not in it."""
@@ -45,7 +46,9 @@ def fixed(spec: JobSpec, known: Caps, kinds: Mapping[str, int]) -> JobSpec:
     batch_size = spec.batch_size or (spec.batch.min if spec.batch is not None else 0)
     if spec.batch is not None and any(_cap(spec, kind, known) for kind in kinds):
         batch_size = spec.batch.min
-    return msgspec.structs.replace(spec, gpus=gpus, min_gpus=0, max_gpus=0, batch=None, batch_size=batch_size)
+    profile = "on" if sampling.is_sampled(spec) else "off"  # what an elastic job is sampled for is no longer said
+    size = {"gpus": gpus, "min_gpus": 0, "max_gpus": 0, "batch": None, "batch_size": batch_size}
+    return msgspec.structs.replace(spec, profile=profile, **size)
 
 
 def needed(spec: JobSpec, kind: str, known: Caps) -> int:

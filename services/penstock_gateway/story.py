@@ -49,6 +49,7 @@ from penstock_events.views import StoryLine
 from penstock_gateway import lanes, sizing
 from penstock_gateway.history import device_names
 from penstock_gateway.words import count, duration, listed, pairs
+from penstock_policies import sampling
 
 _BECAUSE: Final = {
     "arrival": "a job has come",
@@ -168,7 +169,8 @@ class Teller:
         match fact:
             case SamplesRequested():
                 kinds = listed(dict.fromkeys(sample.kind for sample in fact.samples))
-                yield f"its workload is new: {count(len(fact.samples), 'sample')} on {kinds} requested"
+                since = f", since {why}" if (why := sampling.why_sampled(fact.spec)) else ""
+                yield f"its workload is new: {count(len(fact.samples), 'sample')} on {kinds} requested{since}"
             case WorkloadProfiled():
                 yield f"profiled, relative speeds: {listed(_speed(speed) for speed in fact.speeds)}"
             case WorkloadScaled():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -30,11 +30,11 @@ def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str
         Kinds of the pool that its jobs accept.
     now_s : float
     """
-    kinds = sorted({*fitting, *workload.iteration_s, *(workload.announced or {})})
+    kinds = sorted({*fitting, *workload.times_s, *(workload.announced or {})})
     if not kinds:
         note = f"no device of pool {workload.spec.pool} fits at present; speeds follow when one joins"
         return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=(), note=note, skew=workload.skew)
-    own_s = _row(workload, kinds)
+    own_s = _row(workload.times_s, kinds)
     times_s = speedups.predicted_s(_ratios(others, kinds), own_s) if np.isnan(own_s).any() else own_s
     speeds = speedups.speeds(times_s)
     said = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
@@ -44,28 +44,28 @@ def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str
 
 
 def _ratios(workloads: Iterable[Workload], kinds: Sequence[str]) -> speedups.Floats:
-    telling = (workload for workload in workloads if len(workload.iteration_s) > 1)
-    rows = [_row(workload, kinds) for workload in islice(telling, MOST_OTHERS)]
+    telling = (workload.iteration_s for workload in workloads if len(workload.iteration_s) > 1)
+    rows = [_row(iteration_s, kinds) for iteration_s in islice(telling, MOST_OTHERS)]
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(kinds))
 
 
-def _row(workload: Workload, kinds: Sequence[str]) -> speedups.Floats:
-    return np.array([workload.iteration_s.get(kind, math.nan) for kind in kinds])
+def _row(times_s: Mapping[str, float], kinds: Sequence[str]) -> speedups.Floats:
+    return np.array([times_s.get(kind, math.nan) for kind in kinds])
 
 
 def _kind_speed(workload: Workload, kind: str, speed: float) -> KindSpeed:
-    iteration_s = workload.iteration_s.get(kind)
     return KindSpeed(
         kind=kind,
-        iteration_s=iteration_s or 0.0,
+        iteration_s=workload.iteration_s.get(kind, 0.0),
         speed=1.0 if math.isnan(speed) else speed,
         memory_bytes=workload.memory_bytes.get(kind, 0),
-        predicted=iteration_s is None,
+        predicted=kind not in workload.times_s,
+        run_s=0.0 if workload.iteration_s else workload.run_s.get(kind, 0.0),
     )
 
 
 def _why(workload: Workload, kind: str, time_s: float, kinds: int) -> str:
-    if kind in workload.iteration_s:
+    if kind in workload.times_s:
         return ""
     if kinds == 1 and kind not in workload.failures:
         return f"{kind}: not measured, the only kind that fits"
@@ -76,4 +76,5 @@ def _why(workload: Workload, kind: str, time_s: float, kinds: int) -> str:
         return f"{kind}: {source}; its samples have not ended yet"
     if workload.unsampleable():
         return f"{kind}: {source}; samples elsewhere failed"
-    return f"{kind}: {source}; not sampled"
+    why_not = "its profile is off" if workload.spec.profile == "off" else "what runs there is measured"
+    return f"{kind}: {source}; not sampled, {why_not}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from penstock_events import Sample
-from penstock_policies.sampling import is_compared, is_sampled
+from penstock_policies.sampling import is_sampled
 from penstock_profiler.points import Point, between, missing
 from penstock_profiler.settings import Settings
 from penstock_profiler.workload import Workload
@@ -22,7 +22,7 @@ Wanted = tuple[str, Point | None]
 
 def wanted(known: Workload, devices: Mapping[str, int], elastic: Mapping[str, int]) -> list[Wanted]:
     """
-    Return what is to be sampled now.
+    Return what is to be sampled now: nothing unless a job that is not over may have its workload sampled.
 
     An elastic workload is sampled at several sizes on each kind, where there is only one as well, and any other one on
     each of several kinds, to compare them.
@@ -32,14 +32,14 @@ def wanted(known: Workload, devices: Mapping[str, int], elastic: Mapping[str, in
     devices, elastic : mapping of str to int
         Kind → devices of it that the workload's last job fits, and those that its last elastic job does.
     """
-    if not known.active or known.unsampleable():
+    if not known.sampled_active or known.unsampleable():
         return []
     found: list[Wanted] = []
     for kind in sorted({*devices, *elastic}):
         sizes = _sizes(known, kind, elastic.get(kind, 0))
         found += [(kind, size) for size in sizes]
-        compared = sizes or kind not in devices or _was_compared(known, kind)
-        if not compared and is_compared(known.spec, devices):
+        compared = sizes or kind not in devices or len(devices) == 1 or _was_compared(known, kind)
+        if not compared:
             found.append((kind, None))
     return found
 
@@ -61,7 +61,7 @@ def _sizes(known: Workload, kind: str, devices: int) -> list[Point]:
 
 
 def _was_compared(known: Workload, kind: str) -> bool:
-    return kind in known.iteration_s or kind in known.sampled_kinds()
+    return (kind in known.iteration_s and known.gpus <= 1) or kind in known.sampled_kinds()
 
 
 def _samples(key: str, kind: str, size: Point | None, settings: Settings) -> Iterator[Sample]:

@@ -1,9 +1,10 @@
 """
 The profiler's pure part: sample an unseen workload on each kind of device, answer, and learn from real runs.
 
-Every workload is answered, because its jobs wait for it: at once where there is nothing to measure, after the samples
-where there is, and with predictions where samples fail or take too long. An elastic one is answered twice: how fast it
-is on each kind, and how it goes there with batch size and devices.
+Sampled is what its user names, searches over, leaves to be sized, or asks for; of everything else the real runs are
+measured. Every workload is answered: at once where there is nothing to sample, after the samples where there is,
+because jobs wait for them, and with predictions where samples fail or take too long. An elastic one is answered twice:
+how fast it is on each kind, and how it goes there with batch size and devices.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lamb
     return Decider(
         name="profiler",
         state=State,
-        schema="profiler.4",
+        schema="profiler.5",
         apply=apply,
         decide=partial(decide, settings=settings or Settings(), mine=mine),
         leads=False,
@@ -228,6 +229,7 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
     job = state.jobs.get(event.job_id)
     kind = job.placement.kind if job is not None and job.placement is not None else ""
     had = job.spec if job is not None else None  # the fold may give it another size with its end
+    before_s = job.executed_s if job is not None else 0.0
     for job in state.jobs.apply(event):
         known = state.workloads[job.profile_key]
         known.describe(event)
@@ -239,7 +241,7 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
             judge(known, job.sample.kind)
             known.cause = seq
         elif job.sample is None and had is not None and job.placement is None and _teaches(had, whole):
-            known.learn(kind, had, whole)
+            known.learn(kind, had, whole, job.executed_s - before_s)
             judge(known, kind)
             known.cause = seq
         _note_progress(state, job)
@@ -256,12 +258,10 @@ def _loop_of(state: State, job: Job, event: RunEnded) -> RunEnded:
 
 
 def _teaches(had: JobSpec, run: RunEnded) -> bool:
-    """Say whether a run's iterations tell how fast its workload is: it did not fail, and nobody was beside it."""
+    """Say whether a run tells how fast its workload is: it did not fail, and nobody was beside it."""
     if had.sharing != "exclusive":
         return False
-    if had.elastic:
-        return run.out_of_memory or run.outcome in {"completed", "preempted", "cancelled"}
-    return run.outcome == "completed" and had.gpus == 1
+    return run.outcome in {"completed", "preempted", "cancelled"} or (had.elastic and run.out_of_memory)
 
 
 def _note_rest(state: State, event: Event) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, Scalability, State
 from penstock_policies import speedups
+from penstock_policies.sampling import is_sampled
 from penstock_profiler.curve import Curve, usual_batch
 from penstock_profiler.points import Point
 
@@ -21,6 +22,9 @@ MOVED: Final = 0.1
 
 LEAST_STEPS: Final = 20
 """Iterations that a real run needs before it says anything about the iteration time."""
+
+LEAST_RUN_S: Final = 1.0
+"""Seconds that a run without iterations needs for the same: a shorter one tells how long it takes to start."""
 
 LOST_TOO_OFTEN: Final = 2
 """A sample that was placed so often without ending is no longer waited for."""
@@ -60,8 +64,8 @@ class Workload(msgspec.Struct, kw_only=True):
         Of the job submitted last.
     elastic : JobSpec or None
         Of the elastic job submitted last, if there has been one.
-    active, elastic_active : int
-        Jobs of this workload that are not over, and elastic ones among them.
+    active, elastic_active, sampled_active : int
+        Jobs of this workload that are not over; elastic ones among them, and those for which it may be sampled.
     cause : int
         Sequence of the last fact that taught something about it.
     samples : dict of str to Sampling
@@ -72,6 +76,10 @@ class Workload(msgspec.Struct, kw_only=True):
         When the last one that ended did; 0 where none has.
     iteration_s, memory_bytes, failures
         By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
+    run_s : dict of str to float
+        By kind: the seconds of a whole run, where its runs have no iterations.
+    gpus : int
+        Devices of the runs that these times are of; 0 before the first.
     curves : dict of str to Curve
         By kind: how it goes with batch size and devices, of an elastic one.
     announced : dict of str to KindSpeed, or None
@@ -87,11 +95,14 @@ class Workload(msgspec.Struct, kw_only=True):
     elastic: JobSpec | None = None
     active: int = 0
     elastic_active: int = 0
+    sampled_active: int = 0
     cause: int = 0
     samples: dict[str, Sampling] = msgspec.field(default_factory=dict)
     requested_s: float = 0.0
     sampled_s: float = 0.0
     iteration_s: dict[str, float] = msgspec.field(default_factory=dict)
+    run_s: dict[str, float] = msgspec.field(default_factory=dict)
+    gpus: int = 0
     memory_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     failures: dict[str, str] = msgspec.field(default_factory=dict)
     curves: dict[str, Curve] = msgspec.field(default_factory=dict)
@@ -104,12 +115,14 @@ class Workload(msgspec.Struct, kw_only=True):
         """A job of it was submitted."""
         self.spec = spec
         self.active += 1
+        self.sampled_active += is_sampled(spec)
         if spec.elastic:
             self.elastic, self.elastic_active = spec, self.elastic_active + 1
 
     def leave(self, spec: JobSpec) -> None:
         """A job of it is over."""
         self.active -= 1
+        self.sampled_active -= is_sampled(spec)
         self.elastic_active -= spec.elastic
 
     def request(self, samples: tuple[Sample, ...], at_s: float) -> None:
@@ -143,11 +156,11 @@ class Workload(msgspec.Struct, kw_only=True):
             self.curve(sampling.kind).failures[str(sampling.point)] = sampling.failure
         self._close(sampling)
 
-    def learn(self, kind: str, spec: JobSpec, event: RunEnded) -> None:
-        """Learn from a real run of a job that had this size."""
+    def learn(self, kind: str, spec: JobSpec, event: RunEnded, run_s: float) -> None:
+        """Learn from a real run of a job that had this size, which took so many seconds in all."""
         self._note_memory(kind, event.peak_memory_bytes)
         if not spec.elastic:
-            self._refine(kind, event)
+            self._refine(kind, spec.gpus, event, run_s)
         elif event.loop_steps >= LEAST_STEPS or event.out_of_memory:
             self.curve(kind).ran(spec, event)
             self._compare(kind)
@@ -183,6 +196,11 @@ class Workload(msgspec.Struct, kw_only=True):
         """Return the kinds with samples that are not over."""
         return {sampling.kind for sampling in self.samples.values() if not sampling.over}
 
+    @property
+    def times_s(self) -> dict[str, float]:
+        """By kind: how long what is compared between kinds takes, an iteration or else a whole run."""
+        return self.iteration_s or self.run_s
+
     def unsampleable(self) -> bool:
         """Say whether samples were tried and never gave a measure: further ones would not either."""
         return bool(self.failures) and not self.iteration_s
@@ -192,9 +210,9 @@ class Workload(msgspec.Struct, kw_only=True):
         if self.skew != self.announced_skew:
             return True
         announced = self.announced or {}
-        for kind, now_s in self.iteration_s.items():
+        for kind, now_s in self.times_s.items():
             said = announced.get(kind)
-            if said is None or said.predicted or speedups.moved(said.iteration_s, now_s, MOVED):
+            if said is None or said.predicted or speedups.moved(said.iteration_s or said.run_s, now_s, MOVED):
                 return True
         return False
 
@@ -207,17 +225,29 @@ class Workload(msgspec.Struct, kw_only=True):
         points = [(other.steps, other.loop_s) for other in of_kind if other.steps]
         if points:
             steps, loop_s = zip(*points, strict=True)
+            self._compare_at(1)
             self.iteration_s[sampling.kind] = speedups.iteration_s(np.array(steps), np.array(loop_s))
             self.failures.pop(sampling.kind, None)
         elif sampling.kind not in self.iteration_s:
             self.failures[sampling.kind] = next((other.failure for other in of_kind if other.failure), "")
 
-    def _refine(self, kind: str, event: RunEnded) -> None:
-        if event.loop_steps < LEAST_STEPS or not math.isfinite(event.loop_s) or event.loop_s <= 0:
+    def _refine(self, kind: str, gpus: int, event: RunEnded, run_s: float) -> None:
+        if event.loop_steps >= LEAST_STEPS and math.isfinite(event.loop_s) and event.loop_s > 0:
+            times_s, seen_s = self.iteration_s, event.loop_s / event.loop_steps
+        elif event.outcome == "completed" and not event.steps and not event.loop_steps and run_s >= LEAST_RUN_S:
+            times_s, seen_s = self.run_s, run_s
+        else:
             return
-        seen_s = event.loop_s / event.loop_steps
-        known_s = self.iteration_s.get(kind, seen_s)
-        self.iteration_s[kind] = speedups.refined_s(known_s, seen_s, REFINE_WEIGHT)
+        if not self.gpus or gpus <= self.gpus:
+            self._compare_at(gpus)
+            times_s[kind] = speedups.refined_s(times_s.get(kind, seen_s), seen_s, REFINE_WEIGHT)
+
+    def _compare_at(self, gpus: int) -> None:
+        """Compare kinds by runs of so many devices from now on: times of wider ones are of other work."""
+        if self.gpus > gpus:
+            self.iteration_s.clear()
+            self.run_s.clear()
+        self.gpus = gpus
 
     def _compare(self, kind: str) -> None:
         """Take the time at the batch that the script is meant for from what is known of all sizes, to compare kinds."""
@@ -228,6 +258,7 @@ class Workload(msgspec.Struct, kw_only=True):
         batch = spec.batch.base if spec.batch is not None else 0
         local = math.ceil((batch or spec.batch_size or 1) / spec.widths[0])
         if alone_s := self.curve(kind).alone_s(local):
+            self._compare_at(1)
             self.iteration_s[kind] = alone_s
             self.failures.pop(kind, None)
 

@@ -147,11 +147,21 @@ def test_waiting_jobs_that_share_take_as_many_devices_as_they_would_open(sharers
     assert widths(it.settle()) == {"a": left}
 
 
-def test_the_profilers_samples_come_before_the_others() -> None:
+def sample(gpus: int) -> SamplesRequested:
+    asked = Sample(sample_id="s1", kind="fast", iterations=5, gpus=gpus)
+    return SamplesRequested(at_s=100.0, key="k", spec=fixed(1), samples=(asked,))
+
+
+def test_no_run_is_resized_for_the_profilers_samples() -> None:
     it = seasoned()
-    sample = Sample(sample_id="s1", kind="fast", iterations=5, gpus=2)
-    it.when(SamplesRequested(at_s=100.0, key="k", spec=fixed(1), samples=(sample,)))
-    assert widths(it.settle()) == {"a": 2}
+    it.when(sample(gpus=2)).then()
+    assert widths(it.when(node("n2", 101.0, fast=1)).at(101.0).settle()) == {"a": 5}
+
+
+def test_a_sample_that_can_start_on_idle_devices_comes_before_the_others() -> None:
+    it = autoscaler().given(node(fast=4), scaled(WORK)).at(100.0)
+    it.when(sample(gpus=1), job("a", at_s=100.0))
+    assert widths(it.settle()) == {"a": 3}
 
 
 def test_a_job_that_is_held_asks_for_nothing_until_it_is_released() -> None:

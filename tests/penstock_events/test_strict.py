@@ -80,7 +80,7 @@ def test_a_body_that_is_no_json_says_where(body: bytes, expected: str) -> None:
         ({"env": {"A": 1}}, "$.env.A: expected text, got 1"),
         ({"env": {"A\0": "1"}}, '$.env: expected names that are text without NUL characters, got "A\\u0000"'),
         ({"env": ["A=1"]}, "$.env: expected an object, got an array"),
-        ({"profile": "aut"}, '$.profile: expected one of "auto", "off", got "aut"; did you mean `auto`?'),
+        ({"profile": "aut"}, '$.profile: expected one of "auto", "off", "on", got "aut"; did you mean `auto`?'),
         ({"hold": "yes"}, '$.hold: expected true or false, got "yes"'),
     ],
 )

@@ -138,7 +138,7 @@ def test_it_says_what_the_matcher_would_do_also_where_a_device_is_idle(log: Scen
 
 def test_an_unseen_workload_would_wait_for_its_speeds(log: Scenario[machine.State]) -> None:
     log.given(joined("n2", fast=0, slow=1))
-    view = asked(log, profile="auto")
+    view = asked(log, profile="on")
     assert (view.starts, view.cause) == (False, "profiling")
     assert asked(log, profile="off").starts
 
@@ -146,9 +146,9 @@ def test_an_unseen_workload_would_wait_for_its_speeds(log: Scenario[machine.Stat
 def test_by_the_rules_that_are_set_for_the_pool(log: Scenario[machine.State]) -> None:
     log.given(joined("n2", fast=0, slow=1))
     rules = Rounds(pools={"default": {"await_profile_s": 0.0}})
-    assert dry_run(log.state, spec(profile="auto"), log.now_s, rules).starts
+    assert dry_run(log.state, spec(profile="on"), log.now_s, rules).starts
     log.given(PolicySet(at_s=NOW_S, pool="default", settings={"await_profile_s": 60.0}))
-    assert not dry_run(log.state, spec(profile="auto"), log.now_s, rules).starts
+    assert not dry_run(log.state, spec(profile="on"), log.now_s, rules).starts
 
 
 def test_asking_changes_nothing(log: Scenario[machine.State]) -> None:

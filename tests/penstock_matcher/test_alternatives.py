@@ -50,7 +50,7 @@ def jobs(draw: st.DrawFn) -> list[JobSubmitted]:
             "kinds": st.lists(st.sampled_from(KINDS), max_size=2, unique=True).map(tuple),
             "memory_bytes": st.sampled_from([0, 0, 6 * GIB, 80 * GIB]),
             "model": st.sampled_from(MODELS),
-            "profile": st.sampled_from(["off", "auto"]),
+            "profile": st.sampled_from(["off", "auto", "on"]),
             "duration_s": st.sampled_from([0.0, 5.0, 500.0]),
             "hold": st.sampled_from([False, False, False, True]),
             "user": st.sampled_from(["ann", "bob"]),
@@ -181,7 +181,7 @@ def test_what_would_start_it_in_its_place_is_not_named_where_a_new_submission_co
 
 
 def test_what_waits_for_its_speeds_may_do_without():
-    one = matcher().given(node("n1", fast=1, slow=1), job("a", at_s=2.0, profile="auto")).at(2.0)
+    one = matcher().given(node("n1", fast=1, slow=1), job("a", at_s=2.0, profile="on")).at(2.0)
     found = alternatives(one)[0]
     assert found is not None
     assert found.change in ({"kinds": ("fast",)}, {"kinds": ("slow",)}, {"profile": "off"})

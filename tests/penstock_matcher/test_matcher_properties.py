@@ -19,7 +19,7 @@ fields = st.fixed_dictionaries(
         "gpus": st.integers(1, 3),
         "kinds": st.sampled_from([("fast",), ("slow",), ("fast", "slow"), ("cpu",)]),
         "duration_s": st.floats(0.5, 50.0),
-        "profile": st.sampled_from(["auto", "off"]),
+        "profile": st.sampled_from(["auto", "on", "off"]),
         "retries": st.integers(0, 1),
     },
 )

@@ -64,7 +64,14 @@ def facts(draw: st.DrawFn) -> AnyEvent:
         slots=(Slot(node_id=node_id, devices=tuple(draw(st.sets(st.integers(0, 2), min_size=1, max_size=2)))),),
     )
     choices: list[AnyEvent] = [
-        job(name, at_s, gpus=gpus, hold=draw(st.booleans()), retries=1, profile=draw(st.sampled_from(["auto", "off"]))),
+        job(
+            name,
+            at_s,
+            gpus=gpus,
+            hold=draw(st.booleans()),
+            retries=1,
+            profile=draw(st.sampled_from(["auto", "on", "off"])),
+        ),
         RoundDecided(pool="default", at_s=at_s, placements=(placement,)),
         RoundDecided(pool="default", at_s=at_s, preemptions=(Preemption(job_id=name, epoch=epoch),)),
         RoundDecided(pool="default", at_s=at_s, lost_nodes=(node_id,)),

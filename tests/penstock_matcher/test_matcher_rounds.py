@@ -431,12 +431,12 @@ def test_an_unseen_workload_waits_for_its_speeds_where_it_could_run_on_several_k
 
 
 def test_it_waits_for_them_no_longer_than_the_setting_says(cluster):
-    cluster.given(job("a", profile="auto"))
+    cluster.given(job("a", profile="on"))
     cluster.at(2.0).settle()
     assert where(cluster.at(11.0).settle()) == {"a": "fast"}
 
 
-@pytest.mark.parametrize("fields", [{"profile": "off"}, {"profile": "auto", "kinds": ("slow",)}])
+@pytest.mark.parametrize("fields", [{"profile": "off"}, {"profile": "auto"}, {"profile": "on", "kinds": ("slow",)}])
 def test_nobody_waits_for_speeds_that_would_decide_nothing(cluster, fields):
     assert set(where(cluster.given(job("a", **fields)).at(2.0).settle())) == {"a"}
 

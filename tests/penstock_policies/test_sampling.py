@@ -15,7 +15,16 @@ def job(**fields: Any) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("fields", "waits"), [({}, True), ({"opaque": True}, False), ({"profile": "off"}, False), ({"kinds": ("a",)}, True)]
+    ("fields", "waits"),
+    [
+        ({}, False),
+        ({"model": "mlp"}, True),
+        ({"parent": "sweep"}, True),
+        ({"profile": "on"}, True),
+        ({"model": "mlp", "opaque": True}, False),
+        ({"model": "mlp", "profile": "off"}, False),
+        ({"model": "mlp", "kinds": ("a",)}, True),
+    ],
 )
 def test_only_a_job_that_is_sampled_waits_for_its_speeds(fields: dict[str, Any], waits: bool) -> None:
     assert sampling.awaits_speeds(job(**fields), ("a", "b"), known=False) is waits
@@ -32,7 +41,7 @@ def test_only_an_elastic_job_that_is_sampled_waits_for_its_first_size(fields: di
 
 
 def test_a_job_that_has_run_waits_for_neither() -> None:
-    again = job(max_gpus=4, batch=Batch(min=4, max=64))
+    again = job(max_gpus=4, model="mlp", batch=Batch(min=4, max=64))
     again.epoch = 1
     assert not sampling.awaits_speeds(again, ("a", "b"), known=False)
     assert not sampling.awaits_scaling(again, known=False)

@@ -25,7 +25,7 @@ from penstock_events import (
 
 
 def spec(**fields: Any) -> JobSpec:
-    return JobSpec(**{"name": "train", "command": ("python", "train.py"), **fields})
+    return JobSpec(**{"name": "train", "command": ("python", "train.py"), "profile": "on", **fields})
 
 
 KEY = workload.key(spec())

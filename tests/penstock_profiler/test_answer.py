@@ -38,4 +38,4 @@ def test_workloads_known_on_one_kind_alone_tell_nothing_and_take_no_place():
     telling = islice((measured(f"t{i}", fast=1.0, slow=2.0) for i in count()), 1)
     said = answer(measured("k", fast=3.0), [*alone, *telling], ["fast", "slow"], 1.0)
     assert said.speeds[1].speed == 0.5
-    assert said.note == "slow: predicted from other workloads; not sampled"
+    assert said.note == "slow: predicted from other workloads; not sampled, what runs there is measured"

@@ -29,6 +29,7 @@ from penstock_events import (
     JobCancelled,
     KindSpeed,
     NodeJoined,
+    RunStarted,
     SamplesRequested,
     WorkloadProfiled,
     workload,
@@ -97,6 +98,32 @@ def test_the_number_of_iterations_can_be_set():
     profiler = Scenario(decider(Settings(short_iterations=2, long_iterations=9)))
     (fact,) = profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted()).facts()
     assert [sample.iterations for sample in fact.samples] == [2, 9, 2, 9]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "mlp"}, {"parent": "sweep"}, {"profile": "on"}, {"model": "mlp", "parent": "sweep"}]
+)
+def test_what_is_named_searched_over_or_asked_for_is_sampled(profiler, fields):
+    asked = {"profile": "auto", **fields}
+    profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted(**asked)).then(requested("fast", "slow", **asked)).then()
+
+
+def test_a_script_without_a_name_is_answered_at_once_and_never_sampled_whatever_changes(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW))
+    for edit in range(5):
+        job = {"profile": "auto", "digest": f"edit {edit}", "command": ("python", "train.py", str(edit))}
+        answer = the_answer(profiler.when(submitted(f"j{edit}", **job)))
+        assert "slow: taken as 1.0, no other workload to go by; not sampled, what runs there is measured" in answer.note
+        assert profiler.settle() == [answer]
+    profiler.when(node("n2", "huge"))
+    assert not any(isinstance(fact, SamplesRequested) for fact in profiler.settle())
+
+
+def test_one_job_that_asks_has_its_workload_sampled_whoever_else_submits_it(profiler):
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted("j1", profile="auto")).settle()
+    profiler.given(submitted("j2")).when(submitted("j3", profile="auto")).then(
+        requested("fast", "slow", profile="auto")
+    )
 
 
 # --- answering at once
@@ -294,6 +321,55 @@ def test_a_real_run_measures_a_kind_that_was_only_predicted(profiler):
     assert the_answer(profiler).speeds == (KindSpeed(kind="fast", iteration_s=0.05, speed=1.0),)
 
 
+def unnamed(profiler: Scenario[State], job_id: str = "j1", **fields: Any) -> Scenario[State]:
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted(job_id, profile="auto", **fields)).settle()
+    return profiler
+
+
+@pytest.mark.parametrize("outcome", ["completed", "preempted", "cancelled"])
+def test_the_first_real_run_of_a_script_without_a_name_measures_it(profiler, outcome):
+    unnamed(profiler).when(*ran("j1", "slow", 100, 25.0, outcome=outcome))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, True), "slow": (1.0, False)}
+    profiler.settle()
+    unnamed(profiler, "j2").when(*ran("j2", "fast", 100, 10.0))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (0.4, False)}
+
+
+def whole_run(job_id: str, kind: str, run_s: float, **more: Any) -> list[Any]:
+    started = RunStarted(at_s=10.0, job_id=job_id, epoch=1, node_id="n1", devices=(0,))
+    return [placed(job_id, kind), started, ended(job_id, at_s=10.0 + run_s, **more)]
+
+
+def test_whole_runs_tell_the_kinds_apart_where_a_command_has_no_iterations(profiler):
+    unnamed(profiler).when(*whole_run("j1", "slow", 30.0)).settle()
+    unnamed(profiler, "j2").when(*whole_run("j2", "fast", 12.0))
+    answer = the_answer(profiler)
+    assert speeds(answer) == {"fast": (1.0, False), "slow": (0.4, False)}
+    assert [(speed.iteration_s, speed.run_s) for speed in answer.speeds] == [(0.0, 12.0), (0.0, 30.0)]
+
+
+@pytest.mark.parametrize(
+    ("run_s", "more"),
+    [(0.5, {}), (30.0, {"outcome": "failed"}), (30.0, {"outcome": "preempted"}), (30.0, {"steps": 9})],
+)
+def test_a_run_without_iterations_tells_nothing_if_it_was_short_or_not_whole(profiler, run_s, more):
+    unnamed(profiler).when(*whole_run("j1", "slow", run_s, **more)).then()
+
+
+def test_runs_of_gangs_are_compared_with_each_other_until_one_has_fewer_devices(profiler):
+    unnamed(profiler, "j1", gpus=4).when(*ran("j1", "slow", 100, 20.0)).settle()
+    unnamed(profiler, "j2", gpus=4).when(*ran("j2", "fast", 100, 10.0))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (0.5, False)}
+    profiler.settle()
+    unnamed(profiler, "j3", gpus=8).when(*ran("j3", "fast", 100, 1.0)).then()
+    unnamed(profiler, "j4", gpus=2).when(*ran("j4", "fast", 100, 80.0))
+    assert [(speed.iteration_s, speed.predicted) for speed in the_answer(profiler).speeds] == [
+        (0.8, False),
+        (0.0, True),
+    ]
+
+
 def test_an_answer_keeps_what_is_known_of_kinds_that_do_not_fit_now(profiler):
     known(profiler).when(submitted("j2", kinds=("fast",)), *ran("j1", "fast", 1000, 200.0))
     assert [speed.kind for speed in the_answer(profiler).speeds] == ["fast", "slow"]
@@ -323,7 +399,7 @@ def stories(draw):
         facts += draw(
             st.sampled_from(
                 [
-                    [submitted(f"j{number}", profile=draw(st.sampled_from(["auto", "off"])))],
+                    [submitted(f"j{number}", profile=draw(st.sampled_from(["auto", "on", "off"])))],
                     [node(draw(st.sampled_from(["n1", "n2"])), *draw(st.lists(kinds, max_size=3)))],
                     ran(job_id, draw(kinds), draw(steps), draw(st.floats(0, 100))),
                     [placed(job_id, draw(kinds), epoch=draw(st.integers(1, 3)))],

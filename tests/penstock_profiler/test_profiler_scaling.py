@@ -449,7 +449,7 @@ def stories(draw: Any) -> list[Any]:
         ranges = draw(st.sampled_from([ELASTIC, {"batch_size": 64}, {"batch_size": 64, "min_gpus": 1, "max_gpus": 3}]))
         batch = {"batch": Batch(min=low, max=low * draw(st.sampled_from([1, 8, 100])))} if "batch" in ranges else {}
         job = submitted(
-            f"j{number}", **(ranges | batch | {"model": "net", "profile": draw(st.sampled_from(["auto", "off"]))})
+            f"j{number}", **(ranges | batch | {"model": "net", "profile": draw(st.sampled_from(["auto", "on", "off"]))})
         )
         facts += draw(
             st.sampled_from(

@@ -15,7 +15,7 @@ from penstock.cli.times import clock, span
 from penstock.submission import EXPORTED
 
 if TYPE_CHECKING:
-    from penstock_events import Device, KindSpeed, views
+    from penstock_events import Device, JobSpec, KindSpeed, views
 
 Rows = list[tuple[str, ...]]
 
@@ -113,6 +113,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
+        ("sampled", "" if job.sample else _sampled(spec)),
     ]
     warnings = [("warning", warning) for warning in job.warnings]
     return render.labelled(pairs + warnings)
@@ -140,11 +141,25 @@ def _wants(detail: views.JobDetail) -> str:
     return f"{devices} x {kinds}{memory}"
 
 
+def _sampled(spec: JobSpec) -> str:
+    """Return whether the profiler may run a job's script for its speeds, and how to have it otherwise."""
+    from penstock_policies.sampling import why_sampled
+
+    if spec.profile == "off":
+        return "no, its profile is off"
+    if spec.opaque:
+        return "no, no file of its command line mentions penstock; its runs are measured"
+    if reason := why_sampled(spec):
+        return f"where its workload is new: {reason} (--profile off: never)"
+    return "no, its own runs are measured (--profile on: sampled first)"
+
+
 def speeds(known: Iterable[KindSpeed]) -> str:
     """Return a workload's speed on each kind of device."""
     return ", ".join(
         f"{s.kind} {s.speed:.2g}x"
         + (f" ({s.iteration_s * 1e3:.4g} ms/step)" if s.iteration_s else "")
+        + (f" ({span(s.run_s)} a run)" if s.run_s else "")
         + (" predicted" if s.predicted else "")
         for s in known
     )

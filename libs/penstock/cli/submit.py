@@ -64,8 +64,8 @@ Id = Annotated[str, typer.Option("--id", help="Wished id: the same job under the
 Team = Annotated[str, typer.Option("--team", help="Whom the work is for.")]
 Model = Annotated[str, typer.Option("--model", help="Names the workload, whatever the other arguments are.")]
 Profile = Annotated[
-    Literal["auto", "off"] | None,
-    typer.Option("--profile", help="off: start it without waiting for its speeds to be measured."),
+    Literal["auto", "on", "off"] | None,
+    typer.Option("--profile", help="on or off: sample its workload first, or never; auto: if it has a --model."),
 ]
 Sharing = Annotated[
     Literal["exclusive", "lane", "fraction"] | None,

@@ -114,7 +114,8 @@ def _hindrance(job: Job, impossible: Reason | None, moment: Moment) -> tuple[Rea
         return Reason("profiling", evidence), until_s
     if until_s > now_s and _is_being_measured(job, moment.pool, moment.scene):
         kinds = " and ".join(moment.scene.whole.kinds(job.spec))
-        evidence = f"its speeds on {kinds} are being measured; it waits for them {until_s - now_s:.1f} s more at most"
+        sampled = f"its speeds on {kinds} are being measured by samples, since {sampling.why_sampled(job.spec)}"
+        evidence = f"{sampled}; it waits for them {until_s - now_s:.1f} s more at most"
         return Reason("profiling", evidence), until_s
     return None, math.inf
 

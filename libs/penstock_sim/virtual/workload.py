@@ -72,7 +72,7 @@ def submissions(trace: Trace, ids: list[str], telling: Telling) -> Callable[[int
     at_s = (trace.submit_s + shift_s(trace)).tolist()
     gpus = trace.num_gpus.tolist()
     declared_s = telling.declared_s.tolist() if telling.declared_s is not None else None
-    profile = "auto" if telling.profile else "off"
+    profile = "on" if telling.profile else "off"
 
     def submitted(row: int) -> JobSubmitted:
         spec = JobSpec(
