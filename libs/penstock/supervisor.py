@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -28,10 +28,11 @@ from penstock_bus.shell import handle_signals
 from penstock_bus.storing import until_room_again
 from penstock_bus.tasks import background
 
-__all__ = ["Options", "UpError", "banner", "detach", "down", "up"]
+__all__ = ["Options", "UpError", "banner", "detach", "down", "noted", "up"]
 
 KILL_AFTER_S: Final = 10.0
 DOWN_S: Final = 120.0
+PATIENT_S: Final = 3.0
 _LOOK_S: Final = 0.05
 _log = structlog.get_logger("penstock.up")
 _detached: Final[list[subprocess.Popen[bytes]]] = []  # so that nobody waits for them when they are forgotten
@@ -95,9 +96,14 @@ async def down(data_dir: str, most_s: float = DOWN_S) -> bool:
     return bool(told)
 
 
-async def detach(options: Options) -> folders.Record:
+async def detach(options: Options, say: Say = lambda _: None) -> folders.Record:
     """
     Run :func:`up` in a process of its own and return when all are ready; its log is ``penstock.log`` in the folder.
+
+    Parameters
+    ----------
+    say : callable
+        Told which processes it still waits for, as they become fewer, if that takes longer than :data:`PATIENT_S`.
 
     Raises
     ------
@@ -117,15 +123,45 @@ async def detach(options: Options) -> folders.Record:
             stderr=log,
             start_new_session=True,
         )
+    began_s, told = time.monotonic(), ""  # noqa: TID251 - it only says how it goes
     while True:
         record = folders.read(folder)
         if record is not None and record.pid == process.pid and record.ready:
             _detached.append(process)
             return record
+        waits = _waits(record if record is not None and record.pid == process.pid else None)
+        if waits != told and time.monotonic() - began_s > PATIENT_S:  # noqa: TID251 - as above
+            say(waits)
+            told = waits
         if process.poll() is not None:
             lines = log_file.read_text(errors="replace").splitlines()
             raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")
         await asyncio.sleep(_LOOK_S)
+
+
+def _waits(record: folders.Record | None) -> str:
+    """
+    Return for what it is waited.
+
+    Examples
+    --------
+    >>> _waits(folders.Record(url="", pid=1, started_s=0.0, version="", waiting_for=("matcher-1", "tuner-1")))
+    'waiting for matcher-1, tuner-1'
+    """
+    waiting_for = ", ".join(record.waiting_for) if record is not None else ""
+    return f"waiting for {waiting_for or 'NATS'}"
+
+
+def noted(notes: Mapping[str, str]) -> list[str]:
+    """
+    Return what services said of themselves when they became ready, a line each.
+
+    Examples
+    --------
+    >>> noted({"matcher": "compiles its kernels"})
+    ['the matcher compiles its kernels']
+    """
+    return [f"the {service} {note}" for service, note in sorted(notes.items())]
 
 
 def banner(options: Options, url: str) -> str:
@@ -182,7 +218,8 @@ class _Supervisor:
     async def _supervise(self, services: list[str]) -> None:
         password = self._server.passwords[permissions.ADMIN]
         async with connect(self._server.url, user=permissions.ADMIN, password=password, name="supervisor") as bus:
-            ready = Readiness().all_of(bus, services, self._missing, self._options.ready_s)
+            readiness = Readiness()
+            ready = readiness.all_of(bus, services, self._missing, self._options.ready_s)
             kept = [
                 keep_running("nats", self._nats, self._stopping.is_set),
                 *(child.keep() for child in self._children),
@@ -191,13 +228,17 @@ class _Supervisor:
             async with background(*kept):
                 await self._first(ready)
                 if not self._stopping.is_set():
-                    self._record.ready = True
+                    self._record.ready, self._record.notes = True, readiness.notes
                     self._save_record()
-                    self._say(banner(self._options, self._server.url))
+                    self._say("\n".join([banner(self._options, self._server.url), *noted(readiness.notes)]))
                 await self._stopping.wait()
 
     def _missing(self, ready: set[int]) -> list[str]:
-        return [child.name for child in self._children if child.pid not in ready]
+        names = [child.name for child in self._children if child.pid not in ready]
+        if self._record.waiting_for != tuple(names):
+            self._record.waiting_for = tuple(names)
+            self._save_record()
+        return names
 
     async def _first(self, ready: Coroutine[object, object, None]) -> None:
         """Wait until all are ready, or until it is to stop."""

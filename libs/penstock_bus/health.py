@@ -44,6 +44,8 @@ class Vitals(msgspec.Struct, kw_only=True):
         For how long it has led without a gap; 0 while it does not lead.
     lease_s : float or None
         How long ago it asked for the lease that was last confirmed; None where it has none.
+    note : str
+        What people should know of it now, if anything.
     """
 
     service: str
@@ -59,6 +61,7 @@ class Vitals(msgspec.Struct, kw_only=True):
     elected: bool = False
     term_s: float = 0.0
     lease_s: float | None = None
+    note: str = ""
 
 
 class Progress:

@@ -25,21 +25,30 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 if TYPE_CHECKING:
+    from penstock_policies.kernels import Kernels
     from penstock_policies.levels.answer import Assignment as ProvedAssignment
     from penstock_policies.levels.solver import KeptMatching, assign
 
 __all__ = [
     "IMPOSSIBLE_US",
+    "WARMING",
     "Assignment",
     "Floats",
     "Ints",
     "KeptMatching",
+    "are_being_compiled",
+    "are_kept",
     "assign",
     "assign_lsa",
+    "can_be_kept",
+    "interpret",
     "savings_us",
     "starts_us",
     "warm",
 ]
+
+WARMING: Final = "penstock_policies.levels.warming"
+"""The program that compiles the kernels and keeps them."""
 
 _COMPILED: Final = frozenset({"KeptMatching", "assign"})
 
@@ -63,10 +72,39 @@ def warm() -> None:
     """
     Load the compiled kernels, or compile them where no cache holds them: before a first round, in a thread.
 
-    Safe to call again and from any thread; at once when everything is there. A cache that cannot be written costs the
-    compiling at each start of a process, some twenty seconds, and is no error.
+    Safe to call again and from any thread, also while :func:`interpret` holds; at once when everything is there. A
+    cache that cannot be written costs the compiling at each start of a process, some twenty seconds, and is no error.
     """
-    import_module("penstock_policies.levels.warming").compile_kernels()
+    import_module(WARMING).compile_kernels()
+
+
+def interpret(instead: bool) -> None:
+    """
+    Compute in plain Python from now on instead of by compiled kernels: for those who cannot wait for the compiler.
+
+    The results are the same, a hundred times slower: 0.1 s for a hundred jobs, a second for a thousand.
+    """
+    _kernels().interpreted = instead
+
+
+def are_kept() -> bool:
+    """Say whether :func:`warm` only has to load, for half a second."""
+    return _kernels().are_kept()
+
+
+def can_be_kept() -> bool:
+    """Say whether :data:`WARMING`, run as a program, spares this process the compiling."""
+    return _kernels().can_be_kept()
+
+
+def are_being_compiled() -> bool:
+    """Say whether :data:`WARMING` is at work on this machine, for the directory that this process would read."""
+    return _kernels().are_being_compiled()
+
+
+def _kernels() -> Kernels:
+    kernels: Kernels = import_module("penstock_policies.levels.compiled").KERNELS
+    return kernels
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -35,7 +35,6 @@ from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
 from penstock_gateway.machine import State as ReadModel
 from penstock_gateway.presence import Presence
 from penstock_gateway.show import Scene
-from penstock_policies import matching
 from penstock_policies.rounds.settings import Settings
 
 _SHOWN_BYTES: Final = 2_000
@@ -50,6 +49,8 @@ class Queries:
     ----------
     bus, live, presence
         The log, the read model that follows it, and what is heard beside it.
+    may_match : callable
+        Awaited before a round is asked. Only then: a gateway that nobody asks such things never loads the compiler.
     now_s : callable
         Seconds since the epoch.
     most_bytes : int
@@ -66,6 +67,7 @@ class Queries:
         live: LiveFold[ReadModel],
         presence: Presence,
         *,
+        may_match: Callable[[], Awaitable[None]],
         now_s: Callable[[], float],
         most_bytes: int,
         most_s: float,
@@ -73,7 +75,7 @@ class Queries:
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
-        self._settings, self._warm = settings or Settings(), False
+        self._settings, self._may_match = settings or Settings(), may_match
         self._looking_back = asyncio.Lock()
 
     def endpoints(self) -> list[Endpoint]:
@@ -106,12 +108,14 @@ class Queries:
 
     async def _job(self, body: bytes) -> JobDetail:
         scene, job = await self._one(body)
-        await self._may_match(job.state is State.PENDING)
+        if job.state is State.PENDING:
+            await self._may_match()
         return show.detail(scene, job)
 
     async def _why(self, body: bytes) -> WhyView:
         scene, job = await self._one(body)
-        await self._may_match(job.state is State.PENDING)
+        if job.state is State.PENDING:
+            await self._may_match()
         return scene.why.explain(job)
 
     async def _story(self, body: bytes) -> StoryView:
@@ -207,16 +211,6 @@ class Queries:
             heard=self._presence.nodes,
             settings=self._settings,
         )
-
-    async def _may_match(self, needed: bool = True) -> None:
-        """
-        Have the matching's kernels loaded before a round is asked, without keeping everybody else waiting.
-
-        Only now: a gateway that nobody asks such things never loads the compiler.
-        """
-        if needed and not self._warm:
-            await asyncio.to_thread(matching.warm)
-            self._warm = True
 
     def _whole_id(self, wanted: str) -> str:
         """Return the id that a beginning names, if only one job, sweep or node has it; else what was given."""

@@ -9,6 +9,7 @@ import uuid
 
 from penstock_bus.context import Shell
 from penstock_bus.health import VERSION
+from penstock_bus.kernels import MatchingKernels
 from penstock_bus.replica import Replica
 from penstock_bus.settings import load
 from penstock_bus.tasks import background
@@ -33,16 +34,18 @@ async def run(shell: Shell, settings: Settings) -> None:
         new_id=_short_id,
         new_commit_id=lambda: uuid.uuid4().hex,
     )
+    kernels = MatchingKernels(shell)
     queries = Queries(
         shell.bus,
         replica.live,
         presence,
+        may_match=kernels.usable,
         now_s=shell.now_s,
         most_bytes=commands.most_bytes,
         most_s=settings.query_timeout_s,
         settings=load(Rounds, "matcher"),
     )
-    async with background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
+    async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()
         endpoints = [*commands.endpoints(), *queries.endpoints()]

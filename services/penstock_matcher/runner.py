@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from penstock_bus import Delivery
 from penstock_bus.context import Shell
+from penstock_bus.kernels import MatchingKernels
 from penstock_bus.replica import run_decider
 from penstock_bus.tasks import background
 from penstock_events import NodeJoined, subjects
 from penstock_matcher.liveness import Liveness
 from penstock_matcher.machine import decider
 from penstock_matcher.settings import Settings
-from penstock_policies import matching
 
 
 async def run(shell: Shell, settings: Settings) -> None:
-    """Match until the shell is stopping; one replica leads, the others keep a hot fold and listen as well."""
+    """
+    Match until the shell is stopping; one replica leads, the others keep a hot fold and listen as well.
+
+    Rounds are decided before the kernels are compiled: nobody's first job waits for the compiler.
+    """
     liveness = Liveness(shell.now_s())
 
     def on_delivery(delivery: Delivery) -> None:
@@ -24,20 +26,12 @@ async def run(shell: Shell, settings: Settings) -> None:
             if isinstance(fact, NodeJoined):
                 liveness.beat(fact.node_id, shell.now_s())
 
-    async with background(_hear_nodes(shell, liveness), _hear_ourselves(shell, liveness)):
-        await _warm(shell)
+    async with (
+        background(_hear_nodes(shell, liveness), _hear_ourselves(shell, liveness)),
+        MatchingKernels(shell) as kernels,
+    ):
+        await kernels.usable()
         await run_decider(shell, decider(settings, liveness.heard), on_delivery=on_delivery)
-
-
-async def _warm(shell: Shell) -> None:
-    """
-    Have the matching's kernels ready before the first round, which would wait for them otherwise.
-
-    Where no cache holds them, a stop that comes meanwhile takes effect when they are compiled.
-    """
-    before_s = shell.now_s()
-    await asyncio.to_thread(matching.warm)
-    shell.log.info("matching_warmed", took_s=round(shell.now_s() - before_s, 3))
 
 
 async def _hear_nodes(shell: Shell, liveness: Liveness) -> None:

@@ -17,12 +17,12 @@ from typing import Final
 import msgspec
 
 from penstock_bus.context import Shell
+from penstock_bus.kernels import MatchingKernels
 from penstock_bus.leadership import RENEW_S, Elected
 from penstock_bus.port import Bus
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
 from penstock_events import codec, subjects
-from penstock_policies import matching
 from penstock_shadow.follower import Follower
 from penstock_shadow.plan import Plan, actor_of, status_of
 from penstock_shadow.settings import Settings
@@ -53,7 +53,12 @@ async def run(shell: Shell, settings: Settings) -> None:
     Taken
         If a shadow of this name has begun with another policy or other settings.
     """
-    await asyncio.to_thread(matching.warm)
+    async with MatchingKernels(shell) as kernels:
+        await kernels.usable()
+        await _follow(shell, settings)
+
+
+async def _follow(shell: Shell, settings: Settings) -> None:
     changed = asyncio.Event()
     lead = Elected(shell.bus, f"{shell.service}.{settings.called}", shell.replica_id, changed.set)
     shell.vitals.ready = True

@@ -14,7 +14,11 @@ from fake_gateway import FakeGateway, node_view
 
 from penstock.cli import doctor, up
 from penstock.cli.show import node_row
+from penstock.client import Client
 from penstock_bus import Rejection
+from penstock_bus.health import Vitals, endpoints
+from penstock_bus.memory import MemoryBus
+from penstock_bus.metrics import Metrics
 from penstock_events import Device, asks, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -180,6 +184,16 @@ def test_the_doctor_counts_the_commits_that_all_readers_dropped(penstock: Run, g
     (line,) = [line for line in out.splitlines() if " log " in line]
     assert line.startswith("warn  log")
     assert f"2 commits were dropped by all readers, the last because {reason}; list them with `penstock" in line
+
+
+async def test_the_doctor_passes_on_what_a_service_says_of_itself(memory_bus: MemoryBus) -> None:
+    vitals = Vitals(service="matcher", replica="r1", ready=True, note="compiles its kernels")
+    async with (
+        memory_bus.serve("penstock-matcher", "1", endpoints(lambda: vitals, Metrics())),
+        Client(bus=memory_bus) as client,
+    ):
+        found = [finding async for finding in doctor.ask(client)]
+    assert doctor.Finding("ok", "matcher", "ready; it compiles its kernels") in found
 
 
 def test_the_doctor_compares_clocks_by_the_last_heartbeat() -> None:

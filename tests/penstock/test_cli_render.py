@@ -14,7 +14,17 @@ from penstock.cli.errors import Failure
 from penstock.cli.output import Printer
 from penstock.cli.times import span
 
-MODULES = ("cli", "cli.doctor", "cli.output", "cli.render", "cli.times", "cli.typed", "specfile", "submission")
+MODULES = (
+    "cli",
+    "cli.doctor",
+    "cli.output",
+    "cli.render",
+    "cli.times",
+    "cli.typed",
+    "specfile",
+    "submission",
+    "supervisor",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -196,15 +196,17 @@ async def test_all_are_ready_when_each_process_has_said_so(memory_bus: MemoryBus
     def missing(ready: set[int]) -> list[str]:
         return [str(pid) for pid in (1, 2) if pid not in ready]
 
-    waiting = asyncio.create_task(Readiness().all_of(memory_bus, ["ranker"], missing, 60.0))
+    readiness = Readiness()
+    waiting = asyncio.create_task(readiness.all_of(memory_bus, ["ranker"], missing, 60.0))
     await asyncio.sleep(0)
     await memory_bus.tell(subjects.replica("ranker", "x"), b"no heartbeat")
     for pid, ready in ((1, True), (2, False), (2, True)):
         assert not waiting.done()
-        vitals = Vitals(service="ranker", replica=f"r{pid}", pid=pid, ready=ready)
+        vitals = Vitals(service="ranker", replica=f"r{pid}", pid=pid, ready=ready, note=f"says {pid}")
         await eventually(lambda: bool(memory_bus.server.hub.listeners))
         await memory_bus.tell(subjects.replica("ranker", vitals.replica), msgspec.json.encode(vitals))
     await waiting
+    assert readiness.notes == {"ranker": "says 2"}
 
 
 async def test_who_is_not_ready_in_time_is_named(memory_bus: MemoryBus) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from penstock_matcher import machine
 from penstock_matcher.runner import run
 from penstock_matcher.settings import Settings
 from penstock_policies import matching
+from penstock_policies.levels.compiled import KERNELS
+from penstock_policies.machines import Machines, Solved
 from penstock_testing import eventually, subject_of
 
 
@@ -54,25 +58,56 @@ async def placed(bus: Bus) -> dict[str, int]:
     return {p.job_id: p.epoch for fact in await decided(bus) for p in fact.placements}
 
 
-async def test_the_kernels_are_ready_before_the_first_round(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kernels_that_are_kept_are_loaded_before_the_first_round(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    warm, decide = matching.warm, machine.decide
-
-    def warming() -> None:
-        warm()
-        said.append("warmed")
+    decide = machine.decide
 
     def deciding(*args: Any) -> Any:
         said.append("decided")
         return decide(*args)
 
-    monkeypatch.setattr(matching, "warm", warming)
+    monkeypatch.setattr(matching, "are_kept", lambda: True)
+    monkeypatch.setattr(matching, "warm", lambda: said.append("warmed"))
     monkeypatch.setattr(machine, "decide", deciding)
     async with matcher(bus):
         await tell(bus, node("n1", fast=1), job("a"))
-        await eventually(lambda: is_placed(bus, "a"), within_s=120.0)  # of compiling, where nothing is kept
+        await eventually(lambda: is_placed(bus, "a"))
     assert said[0] == "warmed"
     assert (said.count("warmed"), "decided" in said) == (1, True)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["another process compiles", "this process compiles"])
+async def test_jobs_are_placed_while_the_kernels_are_being_compiled(
+    memory_bus: Bus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keeps: bool
+) -> None:
+    """The compiler of this test ends only after the job has been placed, in two kinds so that it has to be matched."""
+    compiler, ended = tmp_path / "endless_compiler.py", threading.Event()
+    compiler.write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(matching, "are_kept", lambda: False)
+    monkeypatch.setattr(matching, "can_be_kept", lambda: keeps)
+    monkeypatch.setattr(matching, "WARMING", compiler.stem)
+    monkeypatch.setattr(matching, "warm", ended.wait)
+    solved: list[bool] = []
+    solve = Machines.solve
+
+    def solving(self: Machines, lengths_us: matching.Ints) -> Solved:
+        solved.append(KERNELS.interpreted)
+        return solve(self, lengths_us)
+
+    monkeypatch.setattr(Machines, "solve", solving)
+    try:
+        async with matcher(memory_bus):
+            await tell(memory_bus, node("n1", fast=1, slow=1), job("a"), job("b"), job("c"))
+            await eventually(lambda: is_placed(memory_bus, "b"))
+            ended.set()
+    finally:
+        ended.set()
+    assert solved, "the jobs were placed without any matching, which proves nothing"
+    assert all(solved)
+    assert not KERNELS.interpreted
 
 
 async def test_a_job_is_placed_over_a_bus_and_the_round_names_its_cause(bus: Bus) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,11 +99,80 @@ def test_only_kernels_of_earlier_sources_of_the_same_package_are_forgotten(packa
     assert older.directory != newer.directory
 
 
+def test_of_two_processes_that_keep_all_kernels_one_compiles_and_the_other_waits(kernel, package, tmp_path):
+    compiled, began, go_on = [], threading.Event(), threading.Event()
+    first, second = (Kernels("test", package) for _ in range(2))
+    first.directory = second.directory = tmp_path / "kept"
+    first.directory.mkdir()
+
+    def compile_slowly():
+        compiled.append("first")
+        began.set()
+        go_on.wait()
+
+    one = threading.Thread(target=first.keep_all, args=(compile_slowly,))
+    one.start()
+    began.wait()
+    assert not second.are_kept()
+    assert second.are_being_compiled()
+    other = threading.Thread(target=second.keep_all, args=(lambda: compiled.append("second"),))
+    other.start()
+    go_on.set()
+    one.join()
+    other.join()
+    assert compiled == ["first"]
+    assert second.are_kept()
+    assert not second.are_being_compiled()
+
+
+def test_kernels_that_were_kept_for_another_processor_are_not_taken_for_all(package, tmp_path):
+    kernels = Kernels("test", package)
+    kernels.directory = tmp_path / "kept"
+    kernels.directory.mkdir()
+    kernels.keep_all(lambda: None)
+    (written,) = (path for path in kernels.directory.iterdir() if path.name.startswith("all-kept-"))
+    assert kernels.are_kept()
+    written.rename(written.with_name("all-kept-by-another"))
+    assert not kernels.are_kept()
+
+
+def test_a_directory_that_holds_nothing_and_takes_nothing_is_passed_over(package, tmp_path, monkeypatch):
+    """Such as one that root has made beside the package, where somebody else runs it."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "made-by-another"))
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "own"))
+    (tmp_path / "made-by-another" / "kernels").mkdir(parents=True)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "made-by-another" not in str(path) and access(path, mode))
+    assert open_directory("kernels", package) == tmp_path / "own" / "kernels"
+    (tmp_path / "made-by-another" / "kernels" / "kernel").touch()
+    assert open_directory("kernels", package) == tmp_path / "made-by-another" / "kernels"
+
+
+def test_a_switched_kernel_is_interpreted_but_for_those_who_compile(package, monkeypatch):
+    monkeypatch.setattr(kernels, "_bases", lambda _: iter([Path(os.devnull)]))
+    kept = Kernels("test", package)
+    kernel = kept.switched(double)
+    kept.interpreted = True
+    assert kernel("a") == "aa"  # no type that it could be compiled for
+    assert "dispatcher" not in vars(kernel)
+    with kept.compiling():
+        assert kernel(4) == 8
+    assert kernel.dispatcher.signatures
+    kept.interpreted = False
+    assert kernel(4) == 8
+
+
 def test_the_kernels_can_be_loaded_ahead_and_again():
     warm()
     warm()
 
 
-def test_whoever_needs_only_the_plain_matching_does_not_load_a_compiler():
-    code = "import sys, penstock_policies.matching; assert 'numba' not in sys.modules"
+def test_whoever_matches_interpreted_does_not_load_a_compiler():
+    code = (
+        "import sys, numpy as np\n"
+        "from penstock_policies import matching\n"
+        "matching.interpret(True)\n"
+        "matching.assign(np.array([[1, 2]]), [np.array([0]), np.array([0])])\n"
+        "assert 'numba' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_cases import arrays, by_flow, instances, reference
 
+from penstock_policies.levels.compiled import KERNELS
 from penstock_policies.levels.warming import compile_kernels
 from penstock_policies.matching import IMPOSSIBLE_US, KeptMatching, assign, assign_lsa, starts_us
 
@@ -44,6 +45,30 @@ def test_total_and_places_are_those_of_the_expanded_matrix(instance):
     assert (found.total_us, found.gap_us) == (oracle.total_us, 0)
     if p[p != IMPOSSIBLE_US].max(initial=0) < 10**9:  # beyond, the oracle's floats drop the tie-break
         assert found.place.sum() == oracle.place.sum()
+
+
+def interpreted(p, ready):
+    try:
+        KERNELS.interpreted = True
+        return assign(p, ready)
+    finally:
+        KERNELS.interpreted = False
+
+
+@settings(deadline=None, max_examples=100)
+@given(instances())
+def test_interpreted_kernels_find_the_very_schedule_that_compiled_ones_do(instance):
+    with np.errstate(all="raise"):
+        slow, fast = interpreted(*instance), assign(*instance)
+    assert (slow.total_us, slow.gap_us) == (fast.total_us, fast.gap_us)
+    for name in ("kind", "place", "machine"):
+        assert getattr(slow, name).tolist() == getattr(fast, name).tolist(), name
+    assert [prices.tolist() for prices in slow.price_us] == [prices.tolist() for prices in fast.price_us]
+
+
+def test_jobs_that_are_all_alike_have_the_same_machines_interpreted_as_compiled():
+    p, ready = np.full((40, 2), 7), [np.zeros(3, np.int64), np.zeros(30, np.int64)]
+    assert interpreted(p, ready).machine.tolist() == assign(p, ready).machine.tolist()
 
 
 @settings(deadline=None, max_examples=50)

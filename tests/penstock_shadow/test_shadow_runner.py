@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.server = MemoryServer(now=self.clock)
+        self.server = MemoryServer(now=self.clock, lease_now=time.monotonic)  # noqa: TID251 - as leaders count
         self.log: list[Delivery] = []
 
     async def write(self, *facts: AnyEvent) -> None:

@@ -121,6 +121,16 @@ async def test_detached_it_is_ready_on_return_and_down_waits_for_its_end(tmp_pat
     assert not await supervisor.down(chosen.data_dir)
 
 
+async def test_detached_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PATIENT_S", 0.0)
+    chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
+    said: list[str] = []
+    await supervisor.detach(chosen, said.append)
+    await supervisor.down(chosen.data_dir)
+    assert said[0] == "waiting for NATS"
+    assert set(said) <= {"waiting for NATS", "waiting for tuner-1"}
+
+
 async def test_detached_its_failure_is_told(tmp_path: Path) -> None:
     with pytest.raises(UpError, match="there is no service 'macher'"):
         await supervisor.detach(options(tmp_path, replicas={"macher": 1}))

@@ -173,14 +173,17 @@ async def _log(client: Client) -> Finding:
 
 
 async def _services(client: Client, replicas: Iterable[views.ReplicaView]) -> AsyncIterator[Finding]:
+    from penstock_bus.health import heard
     from penstock_bus.port import BusError, NoResponders, ServiceError
     from penstock_events import subjects
 
     for service in sorted(set(subjects.WRITERS.values())):
         mine = [replica for replica in replicas if replica.service == service]
         try:
-            await client.bus.request(subjects.query("ready", service), b"", 2.0)
-            yield leader(service, mine)
+            vitals = heard(await client.bus.request(subjects.query("ready", service), b"", 2.0))
+            finding = leader(service, mine)
+            note = f"; it {vitals.note}" if vitals is not None and vitals.note else ""
+            yield finding._replace(detail=finding.detail + note)
         except ServiceError as error:
             yield Finding("warn", service, str(error))
         except NoResponders:

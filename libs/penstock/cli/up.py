@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -67,11 +68,16 @@ def up(
         max_store_bytes=size(max_store) if max_store else 0,
         quiet=quiet or detach,
     )
+    with _told():
+        options.processes()  # or say now what is wrong with them
+    tell(f"starting NATS and the services, data in {options.folder}")
     if detach:
-        record = _supervised(supervisor.detach(options))
+        record = _supervised(supervisor.detach(options, tell))
         render.say(f"penstock is up at {record.url}; its log is {options.folder / 'penstock.log'}")
         if record.url != ctx.obj["url"]:
             render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
+        for line in supervisor.noted(record.notes):
+            render.say(line)
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
         _supervised(supervisor.up(options, render.say))
@@ -130,11 +136,18 @@ def become(name: str, environment: dict[str, str]) -> NoReturn:
 
 
 def _supervised(work: Coroutine[Any, Any, T]) -> T:
+    with _told():
+        return asyncio.run(work)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the supervisor says of its end into a message."""
     from penstock.supervisor import UpError
     from penstock_bus.port import BusError
 
     try:
-        return asyncio.run(work)
+        yield
     except (UpError, BusError) as error:
         raise Failure(str(error)) from error
 

@@ -42,6 +42,10 @@ class Record(msgspec.Struct, kw_only=True):
         Of the supervisor.
     ready : bool
         All services have said that they are ready.
+    waiting_for : tuple of str
+        Processes that have not said so yet.
+    notes : dict of str to str
+        Service → what people should know of it at first.
     """
 
     url: str
@@ -50,6 +54,8 @@ class Record(msgspec.Struct, kw_only=True):
     version: str
     ready: bool = False
     processes: dict[str, Process] = {}
+    waiting_for: tuple[str, ...] = ()
+    notes: dict[str, str] = {}
 
     def save(self, folder: Path) -> None:
         """Write it down."""

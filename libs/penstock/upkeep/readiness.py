@@ -18,12 +18,15 @@ class Readiness:
     def __init__(self) -> None:
         self._ready: set[int] = set()
         self._heard = asyncio.Event()
+        self.notes: dict[str, str] = {}
+        """Service → what people should know of it, as it was heard last."""
 
     def hear(self, body: bytes) -> None:
         """Take a heartbeat; anything else is not heard."""
         vitals = health.heard(body)
         if vitals is not None and vitals.ready:
             self._ready.add(vitals.pid)
+            self.notes |= {vitals.service: vitals.note} if vitals.note else {}
             self._heard.set()
 
     async def all_of(

@@ -56,6 +56,8 @@ class MemoryServer:
         All bodies together; None is no limit.
     now : callable
         Seconds since the epoch.
+    lease_now : callable, optional
+        The clock of leases, where another is given: their owners count real seconds, whatever time a test pretends.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class MemoryServer:
         max_body_bytes: int = 1 << 20,
         max_store_bytes: int | None = None,
         now: Callable[[], float] = time.time,  # noqa: TID251 - a server has a clock
+        lease_now: Callable[[], float] | None = None,
     ) -> None:
         """Start running, with everything empty."""
         self.max_body_bytes = max_body_bytes
         self.max_store_bytes = max_store_bytes
         self.now = now
+        self._lease_now = lease_now or now
         self.running = True
         self.changed = Signal()
         self.streams = {name: Stream() for name in _STREAMS}
@@ -133,7 +137,7 @@ class MemoryServer:
             self._last_token += 1
         token = held.token if held else self._last_token
         lease = Lease(name=name, owner=owner, token=token, ttl_s=ttl_s)
-        self._leases[name] = (lease, self.now() + ttl_s)
+        self._leases[name] = (lease, self._lease_now() + ttl_s)
         return lease
 
     def renew(self, lease: Lease) -> bool:
@@ -141,7 +145,7 @@ class MemoryServer:
         held = self._held(lease.name)
         if held is None or held.token != lease.token:
             return False
-        self._leases[lease.name] = (lease, self.now() + lease.ttl_s)
+        self._leases[lease.name] = (lease, self._lease_now() + lease.ttl_s)
         return True
 
     def release(self, lease: Lease) -> None:
@@ -153,4 +157,4 @@ class MemoryServer:
 
     def _held(self, name: str) -> Lease | None:
         lease, until_s = self._leases.get(name, (None, 0.0))
-        return lease if until_s > self.now() else None
+        return lease if until_s > self._lease_now() else None

@@ -119,8 +119,8 @@ def seat_on_machines(length: Ints, ready: Ints, level: Ints, reach: int, machine
             members = order[starts[at] : starts[at + 1]]
             if members.size == 0:
                 continue
-            longest_first = members[np.argsort(-length[members, kind])]
-            first_free = np.argsort(free[: members.size])
+            longest_first = members[np.argsort(-length[members, kind], kind="mergesort")]  # stable, as interpreted
+            first_free = np.argsort(free[: members.size], kind="mergesort")
             for job, chosen in zip(longest_first, first_free):  # noqa: B905 - numba knows no strict
                 machine[job] = chosen
                 free[chosen] += length[job, kind]

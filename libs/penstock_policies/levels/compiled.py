@@ -11,5 +11,5 @@ KERNELS: Final = Kernels("matching", Path(__file__).parent)
 
 
 def kernel(function: Kernel) -> Kernel:
-    """Return the function compiled for the machine at its first call, or loaded from where kernels are kept."""
-    return KERNELS.compiled(function)
+    """Return the function as a kernel: compiled, or interpreted while ``KERNELS`` say so."""
+    return KERNELS.switched(function)

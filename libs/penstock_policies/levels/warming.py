@@ -1,4 +1,4 @@
-"""Compile the kernels before they are needed: ``python -m penstock_policies.levels.warming``."""
+"""Compile the kernels before they are needed, and keep them: ``python -m penstock_policies.levels.warming``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def compile_kernels() -> None:
 
     Loads what is kept, in half a second; else compiles for some twenty seconds and keeps the result where it can.
     """
-    kept = KeptMatching(np.array([[1, 2], [2, 3]]), [np.array([0]), np.array([1])])
-    kept.remove(kept.add(np.array([1, 1])))
-    kept.set_ready(0, 0, 1)
-    kept.assignment()
+    with KERNELS.compiling():
+        kept = KeptMatching(np.array([[1, 2], [2, 3]]), [np.array([0]), np.array([1])])
+        kept.remove(kept.add(np.array([1, 1])))
+        kept.set_ready(0, 0, 1)
+        kept.assignment()
 
 
 if __name__ == "__main__":
-    compile_kernels()
+    KERNELS.keep_all(compile_kernels)
     KERNELS.forget_older()
