@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock import results, submission
+from penstock import request, results, submission
 from penstock.following import about, facts, until
-from penstock_bus.port import Bus, BusError, LogLine
+from penstock_bus.port import Bus, BusError, LogLine, ServiceError, Unanswered
 from penstock_bus.settings import Connection, load
 from penstock_events import (
     TERMINAL,
@@ -31,6 +31,14 @@ from penstock_events import (
 
 CONNECT_S: Final = 2.0
 _LAST_PIECES: Final = 256
+_IDS: Final = 3
+_CONFLICT: Final = 409
+_SHOWN_BY: Final = {
+    "cancel_sweep": "penstock sweep show {}",
+    **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
+    "policy": "penstock policy show",
+}
+"""Commands about other things than jobs: how people see what became of them."""
 V = TypeVar("V", bound=views.View)
 S = TypeVar("S", JobSpec, SweepSpec)
 
@@ -41,7 +49,9 @@ class Client:
 
     Every method raises a child of :class:`penstock_bus.BusError`: ``ServiceError`` with a ``code`` (400 bad input,
     404 unknown, 409 conflict, 413 too large, 503 not now), ``NoResponders`` where no gateway runs, ``Unavailable``
-    where the server does not answer, ``Unauthorized`` where it refuses.
+    where the server does not answer, ``Unauthorized`` where it refuses. What is not answered in time is asked again,
+    which is as good as asking once: a submission carries its id from the first try. A command without any answer in the
+    end raises ``Unanswered``, whose message says how to find out what became of it.
 
     Parameters
     ----------
@@ -51,7 +61,13 @@ class Client:
     bus : Bus, optional
         An open bus to use instead; it is not closed.
     timeout_s : float
-        How long an answer may take.
+        How long an answer may take over all tries.
+    again_s : float
+        How long an answer may take before a command is asked again; a query gets twice as long.
+    nobody_s : float
+        How long to wait for a gateway where none runs.
+    new_id : callable
+        Gives the id of a submission that names none.
 
     Examples
     --------
@@ -62,11 +78,21 @@ class Client:
             job = await client.wait(answer.id)
     """
 
-    def __init__(self, url: str | None = None, *, bus: Bus | None = None, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        bus: Bus | None = None,
+        timeout_s: float = 10.0,
+        again_s: float = 1.0,
+        nobody_s: float = 5.0,
+        new_id: Callable[[], str] = request.new_id,
+    ) -> None:
         self.url = url or load(Connection, "").url
         self._given = bus
         self._bus = bus
-        self._timeout_s = timeout_s
+        self._manner = request.Manner(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
+        self._new_id = new_id
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Client:
@@ -102,7 +128,7 @@ class Client:
         """
         Submit a job, given as a :class:`JobSpec` or as its fields.
 
-        User, working directory, script digest and a minimal environment are filled in where they are empty.
+        Id, user, working directory, script digest and a minimal environment are filled in where they are empty.
 
         Parameters
         ----------
@@ -110,7 +136,7 @@ class Client:
             Refuse a job that could never start on the present cluster, instead of having it wait.
         """
         filled = submission.fill(_given(spec, fields, JobSpec))
-        return await self._command("submit", asks.SubmitAsk(spec=filled, strict=strict), views.SubmitAnswer)
+        return await self._submit("submit", filled, lambda job: asks.SubmitAsk(spec=job, strict=strict))
 
     def tune(
         self,
@@ -138,7 +164,7 @@ class Client:
         else:
             given = _given(None, submission.sweep_fields(spec, script, fields), SweepSpec)
         filled = submission.fill_sweep(given)
-        asking = self._command("tune", asks.TuneAsk(spec=filled, strict=strict), views.SubmitAnswer)
+        asking = self._submit("tune", filled, lambda sweep: asks.TuneAsk(spec=sweep, strict=strict))
         return results.Tuning(asking, self.results)
 
     async def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
@@ -382,19 +408,56 @@ class Client:
         ask = asks.ActAsk(id=entity_id, by=submission.user_name(), reason=reason)
         return await self._command(name, ask, views.ActAnswer)
 
+    async def _submit(self, name: str, spec: S, ask: Callable[[S], asks.Ask]) -> views.SubmitAnswer:
+        """Submit under the id that it has, or else under one that is chosen now and kept over all tries."""
+        for _ in range(_IDS):
+            identified = spec if spec.id else msgspec.structs.replace(spec, id=self._new_id())
+            shown = f"penstock {'sweep show' if name == 'tune' else 'show'} {identified.id}"
+            again = f"under the id {identified.id} it is the same one, and not submitted twice"
+            try:
+                body, tries = await self._carried_out(name, ask(identified), shown, again)
+            except ServiceError as error:
+                if spec.id or error.code != _CONFLICT:
+                    raise
+                continue  # somebody else has the id that was chosen
+            answer = _read(subjects.command(name), body, views.SubmitAnswer)
+            if spec.id or answer.created:
+                return answer
+            if tries > 1:  # a try before this one has created it
+                return msgspec.structs.replace(answer, created=True)
+        raise BusError(f"{_IDS} ids that were chosen belong to others already; submit it under an id of your own")
+
     async def _command(self, name: str, ask: asks.Ask, answer: type[V]) -> V:
-        return await self._ask(subjects.command(name), ask, answer)
+        entity_id = str(getattr(ask, "id", "") or getattr(ask, "pool", ""))
+        again = f"giving the command about {entity_id} again does no harm"
+        body, _ = await self._carried_out(name, ask, _SHOWN_BY.get(name, "penstock show {}").format(entity_id), again)
+        return _read(subjects.command(name), body, answer)
+
+    async def _carried_out(self, name: str, ask: asks.Ask, shown: str, again: str) -> tuple[bytes, int]:
+        subject = subjects.command(name)
+        try:
+            found = await request.answered(self.bus, subject, msgspec.json.encode(ask), self._manner)
+        except BusError as error:
+            if not request.is_open(error):
+                raise
+            advice = f"whether it was carried out is unknown: ask with `{shown}`; {again}"
+            if isinstance(error, ServiceError):
+                raise ServiceError(error.code, f"{error}. {advice[0].upper()}{advice[1:]}") from error
+            raise Unanswered(f"no answer to {name} within {self._manner.timeout_s:g} s, {advice}") from error
+        return found.body, found.tries
 
     async def _query(self, name: str, ask: asks.Ask, answer: type[V]) -> V:
-        return await self._ask(subjects.query(name), ask, answer)
+        manner = msgspec.structs.replace(self._manner, again_s=2 * self._manner.again_s, not_now=False)
+        found = await request.answered(self.bus, subjects.query(name), msgspec.json.encode(ask), manner)
+        return _read(subjects.query(name), found.body, answer)
 
-    async def _ask(self, subject: str, ask: asks.Ask, answer: type[V]) -> V:
-        body = await self.bus.request(subject, msgspec.json.encode(ask), self._timeout_s)
-        try:
-            return msgspec.json.decode(body, type=answer)
-        except msgspec.MsgspecError as error:
-            said = f"the gateway answered on {subject} what this version cannot read: {error}"
-            raise BusError(f"{said}; use the version of penstock that the gateway has") from error
+
+def _read(subject: str, body: bytes, answer: type[V]) -> V:
+    try:
+        return msgspec.json.decode(body, type=answer)
+    except msgspec.MsgspecError as error:
+        said = f"the gateway answered on {subject} what this version cannot read: {error}"
+        raise BusError(f"{said}; use the version of penstock that the gateway has") from error
 
 
 def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:

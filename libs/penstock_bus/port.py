@@ -309,6 +309,10 @@ class Timeout(Unavailable):
     """No answer came in time."""
 
 
+class Unanswered(Timeout):
+    """A command's answer never came: whether it was carried out is unknown. The message says how to find out."""
+
+
 class NoResponders(Unavailable):
     """Nobody serves that subject: is the service running?"""
 

@@ -14,6 +14,8 @@ from penstock_events import JobSpec, SweepSpec, asks, elastic, strict
 from penstock_events.views import View
 from penstock_gateway.find import Refused
 
+_NOTHING: Final = b'{"accepted":false}'
+"""Beside a 503: it is certain that nothing was accepted. Without it, an append may have been stored all the same."""
 A = TypeVar("A", bound=asks.Ask)
 Answering = Callable[[bytes], Awaitable[View]]
 _LESS: Final = "ask about an earlier moment, or for less, or raise PENSTOCK_GATEWAY_QUERY_TIMEOUT_S"
@@ -71,7 +73,8 @@ def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, mos
             return Reply(code=413, error=str(error))
         except (Unavailable, Conflict) as error:
             _log.warning("request_not_answered", endpoint=name, error=str(error))
-            return Reply(code=503, error=unavailable(error))
+            surely_not = isinstance(error, StorageFull | Conflict)
+            return Reply(code=503, error=unavailable(error), body=_NOTHING if surely_not else b"")
         except Exception:
             _log.exception("request_failed", endpoint=name)
             raise
@@ -89,7 +92,8 @@ def unavailable(error: Exception) -> str:
         case Conflict():
             return "others kept changing the same thing, and nothing was accepted; try again"
         case _:
-            return f"the log cannot be reached, and nothing was accepted; try again ({error})"
+            unknown = "whether anything was accepted is unknown; try again, with the same id if you gave one"
+            return f"the log cannot be reached, and {unknown} ({error})"
 
 
 def _parsed(body: bytes, most_bytes: int) -> Any:

@@ -105,6 +105,7 @@ class FakeGateway:
         self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
         self.url = ""
+        self.timeout_s = 30.0
         self.bus: Bus
         self._ids = count(1)
         self._tasks: set[asyncio.Future[None]] = set()
@@ -116,7 +117,9 @@ class FakeGateway:
             self.bus = bus
             for prepare in self.before:
                 await prepare(bus)
-            async with Client(bus=bus, timeout_s=30.0) as client:
+            async with Client(
+                bus=bus, timeout_s=self.timeout_s, again_s=30.0, new_id=lambda: f"j{next(self._ids)}"
+            ) as client:
                 yield client
 
     async def append(self, fact: AnyEvent) -> None:

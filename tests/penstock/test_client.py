@@ -181,7 +181,7 @@ async def test_an_answer_of_another_version_is_said_to_be_one() -> None:
 
 
 async def test_without_a_gateway_nobody_responds() -> None:
-    async with MemoryBus() as bus, Client(bus=bus) as client:
+    async with MemoryBus() as bus, Client(bus=bus, nobody_s=0.0) as client:
         with pytest.raises(NoResponders):
             await client.jobs()
 

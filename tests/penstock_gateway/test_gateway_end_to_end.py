@@ -587,3 +587,32 @@ async def _announced(served: Gateway, *job_ids: str) -> bool:
 
 async def _sees(served: Gateway, service: str) -> bool:
     return any(replica["service"] == service for replica in (await served.query("status"))["services"])
+
+
+async def test_a_command_that_is_asked_of_two_gateways_at_once_is_carried_out_once(memory_bus: MemoryBus) -> None:
+    sweep = {
+        "name": "s",
+        "metric": "x",
+        "trials": 1,
+        "job": JOB,
+        "space": {"lr": {"kind": "uniform", "low": 0, "high": 1}},
+    }
+    asked = [
+        ("submit", {"spec": {**JOB, "id": "j1"}}),
+        ("hold", {"id": "j1"}),
+        ("release", {"id": "j1"}),
+        ("cancel", {"id": "j1"}),
+        ("tune", {"spec": {**sweep, "id": "s1"}}),
+        ("cancel_sweep", {"id": "s1"}),
+        ("drain", {"id": "n1"}),
+        ("resume", {"id": "n1"}),
+        ("policy", {"pool": "default", "set": {"order": "fifo"}}),
+    ]
+    async with gateway(memory_bus, joined()) as one, gateway(MemoryBus(memory_bus.server)):
+        for name, body in asked:
+            before = await memory_bus.last_seq()
+            answers = await asyncio.gather(*(one.command(name, body) for _ in range(6)))
+            assert len({answer["id"] for answer in answers}) == 1
+            stored = [type(fact) for d in await memory_bus.read("penstock.evt.>", before) for fact in d.commit.facts]
+            assert len(stored) == len(set(stored)), name
+            assert sum(answer.get("created", answer.get("changed")) for answer in answers) == 1

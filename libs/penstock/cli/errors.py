@@ -106,6 +106,8 @@ def _explain_bus(error: Exception, url: str) -> Failure | None:
         case port.NoResponders():
             code = Exit.UNREACHABLE
             message = f"no gateway answers at {url}; start one with `penstock up`, or look with `penstock doctor`"
+        case port.Unanswered():
+            code, message = Exit.UNREACHABLE, str(error)
         case port.Timeout():
             code, message = Exit.UNREACHABLE, f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
         case port.Unavailable() | port.Unauthorized():

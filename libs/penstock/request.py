@@ -1,0 +1,160 @@
+"""
+A request to the gateway, asked again until it is answered.
+
+Asking twice must be as good as asking once: submissions carry their id from the first try, and the other commands and
+all queries say what is to be, not what is to change. So a try whose answer is late is not waited for in silence, since
+the gateway that had it may be gone: the same request goes out again beside it, and the first answer counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from typing import Final
+
+import msgspec
+
+from penstock_bus.port import Bus, BusError, NoResponders, ServiceError, Unavailable
+
+_BACKOFF_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 4.0
+_NOT_NOW: Final = 503
+
+
+class Manner(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How patiently something is asked; all in seconds but for ``tries``.
+
+    Attributes
+    ----------
+    timeout_s : float
+        How long an answer may take over all tries.
+    again_s : float
+        After so long without an answer the same is asked again; twice as long after each further try.
+    nobody_s : float
+        How long nobody may be there to be asked, as while a gateway restarts, if nobody ever was.
+    tries : int
+        So often it is asked at least, however late the first refusal comes: a gateway that was cut off says so once the
+        time is over, and its next answer would be the good one.
+    not_now : bool
+        Whether to ask again where the gateway says that it could not do it just now.
+    """
+
+    timeout_s: float
+    again_s: float = 1.0
+    nobody_s: float = 5.0
+    tries: int = 3
+    not_now: bool = True
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What was answered, and after how many tries."""
+
+    body: bytes
+    tries: int
+
+
+def new_id() -> str:
+    """Return 8 letters and digits that are easy to read out: the id of a job or a sweep, chosen before it is asked."""
+    return base64.b32encode(secrets.token_bytes(5)).decode().lower()
+
+
+async def answered(bus: Bus, subject: str, body: bytes, manner: Manner) -> Answer:
+    """
+    Ask until there is an answer.
+
+    Raises
+    ------
+    ServiceError
+        What the gateway refused; with code 503 only after the last try.
+    NoResponders
+        If nobody was there in all that time.
+    Unavailable
+        If no answer came, or the server could not be reached.
+    """
+    request = _Request(bus, subject, body, manner)
+    try:
+        return await request.run()
+    finally:
+        await request.close()
+
+
+def is_open(error: BusError) -> bool:
+    """Say whether it is unknown after an error whether the command was carried out."""
+    match error:
+        case ServiceError():
+            return error.code == _NOT_NOW and not error.body  # a body says what has surely not happened
+        case NoResponders():
+            return False
+        case _:
+            return isinstance(error, Unavailable)
+
+
+class _Request:
+    def __init__(self, bus: Bus, subject: str, body: bytes, manner: Manner) -> None:
+        self._bus, self._subject, self._body, self._manner = bus, subject, body, manner
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._next_at = self._clock()
+        self._end = self._began + manner.timeout_s
+        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._tries, self._pause_s, self._backoff_s = 0, manner.again_s, _BACKOFF_S
+        self._last: BusError | None = None
+        self._reached = False
+
+    async def run(self) -> Answer:
+        while True:
+            if self._clock() >= self._next_at and self._may_ask():
+                self._ask()
+            if self._last is not None and not self._under_way and not self._may_ask():
+                raise self._last
+            until = self._next_at if self._may_ask() else self._end
+            wait_s = max(until - self._clock(), 0.0)
+            if not self._under_way:
+                await asyncio.sleep(wait_s)
+                continue
+            done, self._under_way = await asyncio.wait(
+                self._under_way,
+                timeout=wait_s if self._may_ask() else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in done:
+                if (body := self._taken(task)) is not None:
+                    return Answer(body, self._tries)
+
+    async def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _may_ask(self) -> bool:
+        if isinstance(self._last, NoResponders) and not self._reached:
+            return self._clock() < min(self._began + self._manner.nobody_s, self._end)
+        late = isinstance(self._last, ServiceError) and self._tries < self._manner.tries
+        return not self._tries or late or self._clock() < self._end
+
+    def _ask(self) -> None:
+        left_s = max(self._end - self._clock(), self._manner.again_s)
+        self._tries += 1
+        self._under_way.add(asyncio.create_task(self._bus.request(self._subject, self._body, left_s)))
+        self._next_at = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _taken(self, task: asyncio.Task[bytes]) -> bytes | None:
+        """Return the answer of a try; None where it is to be asked again."""
+        soon = not self._under_way  # nobody is left who may answer
+        try:
+            return task.result()
+        except NoResponders as error:
+            self._reached |= bool(self._under_way)  # somebody had those, and is gone
+            self._last, soon = self._last if self._reached else error, True
+        except ServiceError as error:
+            if not (self._manner.not_now and is_open(error)):
+                raise
+            self._last, self._reached = error, True
+        except Unavailable as error:
+            self._last, self._reached = error, True
+        if soon:
+            self._next_at = min(self._next_at, self._clock() + self._backoff_s)
+            self._backoff_s = min(2 * self._backoff_s, self._manner.again_s)
+        return None
