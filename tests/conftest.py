@@ -13,6 +13,14 @@ settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _configuration_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep credentials that `penstock up` leaves for its user out of the home of who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _loggers_that_can_be_captured() -> Iterator[None]:
     """Let no logger keep the form that some test configured: what it says later would escape whoever captures it."""
     configure = structlog.configure

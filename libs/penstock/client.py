@@ -12,6 +12,7 @@ import msgspec
 
 from penstock import request, results, submission
 from penstock.following import about, facts, until
+from penstock_bus import credentials
 from penstock_bus.port import Bus, BusError, LogLine, ServiceError, Unanswered
 from penstock_bus.settings import Connection, load
 from penstock_events import (
@@ -56,8 +57,9 @@ class Client:
     Parameters
     ----------
     url : str, optional
-        Of the NATS server; otherwise ``PENSTOCK_URL`` or ``penstock.toml``, otherwise the local one. User and password
-        come from there too.
+        Of the NATS server; otherwise ``PENSTOCK_URL`` or ``penstock.toml``, otherwise the local one. As whom to go
+        there is said by ``PENSTOCK_USER`` and ``PENSTOCK_PASSWORD`` or by ``PENSTOCK_CREDENTIALS``; otherwise it is
+        found where ``penstock up`` has left it for this user.
     bus : Bus, optional
         An open bus to use instead; it is not closed.
     timeout_s : float
@@ -88,7 +90,7 @@ class Client:
         nobody_s: float = 5.0,
         new_id: Callable[[], str] = request.new_id,
     ) -> None:
-        self.url = url or load(Connection, "").url
+        self.url = url or load(Connection, "").server()
         self._given = bus
         self._bus = bus
         self._manner = request.Manner(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
@@ -99,15 +101,19 @@ class Client:
         if self._given is None:
             from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
 
-            settings = load(Connection, "")
-            connection = nats.connect(
-                self.url,
-                user=settings.user,
-                password=settings.secret(),
-                name="penstock client",
-                connect_timeout_s=CONNECT_S,
-            )
-            self._bus = await self._stack.enter_async_context(connection)
+            async def connect(user: str, password: str) -> Bus:
+                connection = nats.connect(
+                    self.url,
+                    user=user,
+                    password=password,
+                    name="penstock client",
+                    connect_timeout_s=CONNECT_S,
+                    as_client=True,
+                )
+                return await self._stack.enter_async_context(connection)
+
+            found = load(Connection, "").logins("client", self.url)
+            self._bus = await credentials.first_accepted(connect, found, "client")
         return self
 
     async def __aexit__(

@@ -19,7 +19,7 @@ from penstock.upkeep import folder as folders
 from penstock.upkeep.child import Child, keep_running
 from penstock.upkeep.options import Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
-from penstock_bus import health, logging, permissions
+from penstock_bus import credentials, health, logging, permissions
 from penstock_bus.nats import connect
 from penstock_bus.port import BusError
 from penstock_bus.server import Server, ServerError, ServerSettings
@@ -169,8 +169,21 @@ def banner(options: Options, url: str) -> str:
     count = len(options.processes())
     return (
         f"Penstock {health.VERSION} is up at {url}: {count} processes, data in {options.folder}\n"
-        "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else."
+        "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else.\n"
+        f"{access(options)}"
     )
+
+
+def access(options: Options) -> str:
+    """Return who may use it, and how others get to."""
+    login = options.folder / credentials.file_name("client")
+    kept = credentials.kept_in("client", os.environ)
+    found = (
+        f"{credentials.user_name()}'s commands find the password by themselves"
+        if kept
+        else (f"Commands need {credentials.VARIABLE}={login}")
+    )
+    return f"{found}; other users and the nats command line need a copy of {login} (docs/cli.md)."
 
 
 class _Supervisor:
@@ -185,6 +198,7 @@ class _Supervisor:
             )
         )
         self._children: list[Child] = []
+        self._logins: dict[credentials.Role, credentials.Login] = {}
         self._record = folders.Record(
             url="",
             pid=os.getpid(),
@@ -200,6 +214,7 @@ class _Supervisor:
             raise UpError(str(error)) from error
         try:
             self._record.url = self._server.url
+            self._write_logins()
             self._children = [self._child(service, number) for service, number in processes]
             await self._supervise([service for service, _ in processes])
         except BaseExceptionGroup as group:
@@ -232,6 +247,36 @@ class _Supervisor:
                     self._save_record()
                     self._say("\n".join([banner(self._options, self._server.url), *noted(readiness.notes)]))
                 await self._stopping.wait()
+
+    def _write_logins(self) -> None:
+        """Leave credentials for people and foreign services, and a copy of each where this user's programs look."""
+        folder = self._options.folder
+        for role in credentials.ROLES:
+            login = credentials.Login(
+                url=self._server.url,
+                user=role,
+                password=self._server.passwords[role],
+                description=f"penstock up on {folder}",
+            )
+            try:
+                credentials.write_login(folder / credentials.file_name(role), login)
+            except OSError as error:
+                raise UpError(
+                    f"credentials cannot be written to {folder}: {error.strerror}; make room there"
+                ) from error
+            self._logins[role] = login
+            if credentials.keep_login(role, login, os.environ) is None:
+                advice = (
+                    f"set {credentials.VARIABLE} to {folder / credentials.file_name(role)} in the shells that need it"
+                )
+                _log.warning(
+                    "credentials_not_kept", role=role, reason="this user's home cannot be written to", advice=advice
+                )
+
+    def _remove_logins(self) -> None:
+        for role, login in self._logins.items():
+            credentials.forget_login(role, login, os.environ)
+            (self._options.folder / credentials.file_name(role)).unlink(missing_ok=True)
 
     def _missing(self, ready: set[int]) -> list[str]:
         names = [child.name for child in self._children if child.pid not in ready]
@@ -292,6 +337,7 @@ class _Supervisor:
         for group in (others, executors):
             await asyncio.gather(*(child.end(grace_s) for child in group))
         await self._server.stop()
+        self._remove_logins()
         folders.path(self._options.folder).unlink(missing_ok=True)
 
 

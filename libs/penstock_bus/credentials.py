@@ -1,18 +1,75 @@
-"""Random passwords of the server's users, kept in the data folder for its owner's eyes only."""
+"""
+Passwords: the server's, made up and kept in its data folder, and what a person or a foreign service logs in with.
+
+``penstock up`` writes two files for others into its data folder, ``client.json`` for people and ``extension.json`` for
+services that are not Penstock's, and a copy of each into the configuration folder of the user who started it, where his
+programs find them by the server's address. Their fields are those of a context of the ``nats`` command line.
+"""
 
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock_bus.port import Unauthorized
+
+B = TypeVar("B")
+Role = Literal["client", "extension"]
+ROLES: Final[tuple[Role, ...]] = ("client", "extension")
+VARIABLE: Final = "PENSTOCK_CREDENTIALS"
+DATA: Final = Path("penstock-data")
+"""Where `penstock up` keeps its data unless told otherwise; looked for in the working directory."""
+
 _OWNER_ONLY: Final = 0o600
+_FOLDER: Final = 0o700
+_PORT: Final = 4222
+_HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Where a server is, and as whom to go there: the content of ``client.json`` and its copies.
+
+    Attributes
+    ----------
+    description : str
+        For people: whose server it is.
+    """
+
+    url: str
+    user: str
+    password: str
+    description: str = ""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a search for credentials has come to.
+
+    Attributes
+    ----------
+    logins : tuple of Login
+        Those for the server, the best first.
+    looked : tuple of str
+        Where it was looked, and what was found there; nothing where the user said as whom to go.
+    unreadable : str
+        File beside the user that belongs to somebody else; empty where there is none.
+    """
+
+    logins: tuple[Login, ...]
+    looked: tuple[str, ...]
+    unreadable: str = ""
+
+
+# --- the server's own
 def ensure(path: Path, users: Iterable[str]) -> dict[str, str]:
     """Return each user's password, making up and keeping those that are missing."""
     known = read(path)
@@ -47,3 +104,190 @@ def write_private(path: Path, body: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+
+
+# --- other people's
+def file_name(role: Role) -> str:
+    """Return the name of a role's file in the data folder."""
+    return f"{role}.json"
+
+
+def write_login(path: Path, login: Login) -> None:
+    """Write a login for its owner's eyes only, making the folder."""
+    path.parent.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
+    write_private(path, msgspec.json.format(msgspec.json.encode(login)) + b"\n")
+
+
+def read_login(path: Path) -> Login:
+    """
+    Return the login in a file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it holds none.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Login)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} holds no credentials: {error}; expected a copy of client.json") from error
+
+
+def kept_in(role: Role, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder where a user keeps his logins of a role; None for one who has no home."""
+    if environ.get("XDG_CONFIG_HOME", "").startswith("/"):
+        return Path(environ["XDG_CONFIG_HOME"]) / "penstock" / f"{role}s"
+    home = environ.get("HOME") or _home()
+    return Path(home) / ".config" / "penstock" / f"{role}s" if home.startswith("/") else None
+
+
+def keep_login(role: Role, login: Login, environ: Mapping[str, str]) -> Path | None:
+    """Put a login where its user's programs find it; None where there is no such place or it cannot be written."""
+    path = _kept_at(role, login.url, environ)
+    if path is None:
+        return None
+    try:
+        write_login(path, login)
+    except OSError:
+        return None
+    return path
+
+
+def forget_login(role: Role, login: Login, environ: Mapping[str, str]) -> None:
+    """Take away what :func:`keep_login` put there, unless another server has taken its place."""
+    path = _kept_at(role, login.url, environ)
+    with suppress(OSError, ValueError):
+        if path is not None and read_login(path) == login:
+            path.unlink()
+
+
+def find_logins(role: Role, url: str, environ: Mapping[str, str], data: Path = DATA) -> Found:
+    """Look for logins for a server: in the user's configuration folder, then in the data folder beside him."""
+    logins: list[Login] = []
+    looked: list[str] = []
+    unreadable = ""
+    folder = kept_in(role, environ)
+    if folder is None:
+        looked.append("this user has no home folder to keep any in")
+    else:
+        found = list(_in_folder(folder, url))
+        logins += found
+        looked.append(f"{len(found) or 'none'} for this server in {folder}")
+    path = data.absolute() / file_name(role)
+    try:
+        login = read_login(path)
+    except FileNotFoundError:
+        looked.append(f"no {path}")
+    except PermissionError:
+        unreadable = str(path)
+        looked.append(f"{path} may not be read by {user_name()}")
+    except (OSError, ValueError) as error:
+        looked.append(str(error))
+    else:
+        if is_same(login.url, url):
+            logins.append(login)
+        looked.append(f"{path}, which is for {login.url}")
+    return Found(logins=tuple(dict.fromkeys(logins)), looked=tuple(looked), unreadable=unreadable)
+
+
+def is_same(one: str, other: str) -> bool:
+    """
+    Say whether two addresses, each of one server or several, have one in common.
+
+    Examples
+    --------
+    >>> is_same("nats://localhost:4222", "127.0.0.1"), is_same("nats://a:1,nats://b:2", "b:2"), is_same("a", "b")
+    (True, True, False)
+    """
+    return not _servers(one).isdisjoint(_servers(other))
+
+
+def has_user(url: str) -> bool:
+    """Say whether an address names its user itself, as ``nats://client:secret@host`` does."""
+    return "@" in url
+
+
+async def first_accepted(connect: Callable[[str, str], Awaitable[B]], found: Found, role: Role) -> B:
+    """
+    Connect by the first login that the server takes; without any, as nobody: a server without users takes that.
+
+    Parameters
+    ----------
+    connect : callable
+        Awaited with user and password.
+
+    Raises
+    ------
+    Unauthorized
+        If it takes none, with what to do.
+    """
+    refused = ""
+    for user, password in [(login.user, login.password) for login in found.logins] or [("", "")]:
+        try:
+            return await connect(user, password)
+        except Unauthorized as error:
+            refused = str(error)
+    if not found.looked:
+        raise Unauthorized(refused)
+    raise Unauthorized(f"{refused.partition(';')[0]}; {refusal(role, found, os.environ)}")
+
+
+def refusal(role: Role, found: Found, environ: Mapping[str, str]) -> str:
+    """Return what to tell somebody whom a server refused: where it was looked, and what to do."""
+    folder = kept_in(role, environ)
+    source = found.unreadable or f"DATA/{file_name(role)}"
+    whose = "its owner" if found.unreadable else "who ran `penstock up` on the folder DATA"
+    target = f"{folder}/cluster.json" if folder is not None else "FILE"
+    what = "those that were found are of an earlier run or of another server" if found.logins else "there are none here"
+    return (
+        f"it wants credentials, and {what} (PENSTOCK_USER and {VARIABLE} are not set; {'; '.join(found.looked)}). Have "
+        f"{whose} run `install -D -m 600 -o {user_name()} {source} {target}`, or set {VARIABLE} to a copy of {source}"
+    )
+
+
+def user_name() -> str:
+    """Return the name of the user whose process this is; its number where it has none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _kept_at(role: Role, url: str, environ: Mapping[str, str]) -> Path | None:
+    folder = kept_in(role, environ)
+    parts = urlsplit(url)
+    return folder / f"{parts.hostname}-{parts.port or _PORT}.json" if folder is not None else None
+
+
+def _in_folder(folder: Path, url: str) -> Iterator[Login]:
+    """Yield the logins for a server, the newest first: an earlier run that was killed may have left one."""
+    dated: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        dated = [(path.stat().st_mtime, path) for path in folder.glob("*.json")]
+    for _, path in sorted(dated, reverse=True):
+        with suppress(OSError, ValueError):
+            login = read_login(path)
+            if is_same(login.url, url):
+                yield login
+
+
+def _servers(url: str) -> set[tuple[str, int]]:
+    return {server for one in url.split(",") if (server := _server(one.strip())) is not None}
+
+
+def _server(url: str) -> tuple[str, int] | None:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = (parts.hostname or "").lower(), parts.port or _PORT
+    except ValueError:
+        return None
+    return "127.0.0.1" if host in _HERE else host, port

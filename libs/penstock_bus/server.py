@@ -22,6 +22,7 @@ BINARY_VARIABLE: Final = "PENSTOCK_NATS_SERVER"
 START_S: Final = 30.0
 STOP_S: Final = 10.0
 _LOOK_S: Final = 0.005
+_ONE_FOR_ALL: Final = "$G"  # what NATS calls the account of those who name none
 _LOG_TAIL: Final = 5
 _MIB: Final = 1 << 20
 
@@ -128,6 +129,7 @@ class Server:
         self._home.mkdir(parents=True, exist_ok=True)
         self._home.chmod(0o700)
         if self._access is None:
+            self._move_store()
             self.passwords = credentials.ensure(self._home / "passwords.json", permissions.USERS)
         for stale in self._home.glob("nats-server_*.ports"):
             stale.unlink()
@@ -137,6 +139,18 @@ class Server:
             return await asyncio.create_subprocess_exec(
                 binary(), "-c", str(config), stderr=log, preexec_fn=dies_with_parent(), start_new_session=True
             )
+
+    def _move_store(self) -> None:
+        """Give the streams of earlier versions, which had one account for all, to the services' account."""
+        old, new = (self._home / "jetstream" / name for name in (_ONE_FOR_ALL, permissions.ACCOUNT))
+        if not old.exists():
+            return
+        if new.exists():
+            raise ServerError(
+                f"there are two logs: {new}, and {old} by an earlier version that ran on it later; "
+                "move the one that you do not want out of the way"
+            )
+        old.rename(new)
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings

@@ -11,10 +11,13 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 
 import msgspec
 
+from penstock_bus.credentials import VARIABLE, Found, Login, Role, find_logins, has_user, read_login
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 DEFAULT_FILE: Final = "penstock.toml"
+LOCAL: Final = "nats://127.0.0.1:4222"
 
 
 class SettingsError(ValueError):
@@ -29,16 +32,19 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     password_file : str
         Holds the password, where it is not to stand in the environment.
+    credentials : str
+        File with address, user and password: a copy of ``client.json`` in the data folder of ``penstock up``.
     connect_s : float
         How long to go on trying to connect at the start, in seconds.
     drain_s : float
         How long a service may take to stop in good order, in seconds.
     """
 
-    url: str = "nats://127.0.0.1:4222"
+    url: str = LOCAL
     user: str = ""
     password: str = ""
     password_file: str = ""
+    credentials: str = ""
     replica_id: str = ""
     connect_s: float = 60.0
     drain_s: float = 20.0
@@ -59,6 +65,43 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(
                 f"PENSTOCK_PASSWORD_FILE names {self.password_file}, which cannot be read: {error}; make it readable"
+            ) from error
+
+    def server(self) -> str:
+        """
+        Return the server's address: the one that is set, else that of the credentials.
+
+        Raises
+        ------
+        SettingsError
+            If the credentials cannot be read.
+        """
+        return self._login().url if self.credentials and self.url == LOCAL else self.url
+
+    def logins(self, role: Role, url: str) -> Found:
+        """
+        Return as whom to go to a server: as is set, or else as is found on this machine.
+
+        Raises
+        ------
+        SettingsError
+            If a file that is named cannot be read.
+        """
+        if self.user or self.password or self.password_file:
+            set_here = Login(url=url, user=self.user or role, password=self.secret())
+            return Found(logins=(set_here,), looked=())
+        if self.credentials:
+            return Found(logins=(self._login(),), looked=())
+        if has_user(url):
+            return Found(logins=(), looked=())
+        return find_logins(role, url, os.environ)
+
+    def _login(self) -> Login:
+        try:
+            return read_login(Path(self.credentials))
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"{VARIABLE} names {self.credentials}: {error}; name a file that can be read"
             ) from error
 
 

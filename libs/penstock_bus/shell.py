@@ -16,7 +16,7 @@ import msgspec
 import structlog
 import uvloop
 
-from penstock_bus import health, logging
+from penstock_bus import credentials, health, logging, permissions
 from penstock_bus.context import Shell
 from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import Connection, SettingsError, load
@@ -46,7 +46,7 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     """
     try:
         connection = load(Connection, "")
-        connection.secret()  # a file that cannot be read is better known now
+        connection.secret(), connection.server()  # files that cannot be read are better known now
         settings = load(settings_type, service)
         logging.configure(load(logging.Logging, "log"))
     except SettingsError as error:
@@ -173,13 +173,18 @@ async def _connect(stack: AsyncExitStack, connection: Connection, name: str, sto
     """Return the bus; None if the service is stopped meanwhile."""
     from penstock_bus.nats import connect  # noqa: PLC0415 - machines and tests need not load an adapter
 
+    async def enter(user: str, password: str) -> Bus:
+        return await stack.enter_async_context(connect(connection.server(), user=user, password=password, name=name))
+
+    found = connection.logins("extension", connection.server())
+    if found.looked and name.partition("/")[0] in permissions.LOGINS:  # whom nothing but its own login helps
+        found = credentials.Found(logins=(), looked=())
     log = structlog.get_logger("penstock.shell")
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + connection.connect_s
     while not stopping.is_set():
         try:
-            connecting = connect(connection.url, user=connection.user, password=connection.secret(), name=name)
-            return await stack.enter_async_context(connecting)
+            return await credentials.first_accepted(enter, found, "extension")
         except Unavailable as error:
             if loop.time() >= give_up_at:
                 raise

@@ -8,7 +8,7 @@ import pytest
 from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Snapshot, Unauthorized
 from penstock_bus.context import Shell
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.permissions import ADMIN, SERVICES
+from penstock_bus.permissions import ADMIN, CLIENT, SERVICES
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_events import Commit, subjects
 from penstock_testing import eventually
@@ -27,8 +27,9 @@ def as_user(server: Server, user: str) -> AbstractAsyncContextManager[NatsBus]:
     return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=5.0)
 
 
-def anonymous(server: Server) -> AbstractAsyncContextManager[NatsBus]:
-    return connect(server.url, timeout_s=5.0)
+def client_of(server: Server) -> AbstractAsyncContextManager[NatsBus]:
+    password = server.passwords[CLIENT]
+    return connect(server.url, user=CLIENT, password=password, timeout_s=5.0, as_client=True)
 
 
 def commit_to(subject: str) -> Append:
@@ -59,15 +60,15 @@ async def test_a_service_writes_its_own_entities_and_no_others(server: Server, s
 
 
 @pytest.mark.parametrize("kind", sorted(subjects.WRITERS))
-async def test_an_anonymous_client_cannot_write_a_fact(server: Server, kind: str) -> None:
-    async with anonymous(server) as bus:
+async def test_a_client_cannot_write_a_fact(server: Server, kind: str) -> None:
+    async with client_of(server) as bus:
         with pytest.raises(Unauthorized):
             await bus.append(commit_to(subjects.entity(kind, "x1")))
         assert await bus.last_seq() == 0
 
 
-async def test_an_anonymous_client_reads_the_log_and_the_output_and_submits(server: Server) -> None:
-    async with as_user(server, "gateway") as gateway, as_user(server, "executor") as executor, anonymous(server) as bus:
+async def test_a_client_reads_the_log_and_the_output_and_submits(server: Server) -> None:
+    async with as_user(server, "gateway") as gateway, as_user(server, "executor") as executor, client_of(server) as bus:
         await gateway.append(commit_to(subjects.job("x1")))
         await executor.write_log("x1", 0, b"hello")
         assert (await anext(bus.follow())).subject == subjects.job("x1")
@@ -80,7 +81,7 @@ async def test_an_anonymous_client_reads_the_log_and_the_output_and_submits(serv
 
 async def test_a_service_can_do_all_that_its_shell_and_replica_need(server: Server) -> None:
     for service in SERVICES:
-        async with as_user(server, service) as bus, anonymous(server) as client:
+        async with as_user(server, service) as bus, client_of(server) as client:
             await bus.append(commit_to(OWN[service]))
             assert (await anext(bus.follow())).seq > 0
             snapshot = Snapshot(schema="s", last_seq=1, state=b"x" * 3_000_000)
@@ -103,7 +104,7 @@ async def test_heartbeats_of_services_cannot_be_forged_by_clients(server: Server
         async for subject, _ in bus.listen("penstock.tel.>"):
             heard.append(subject)
 
-    async with as_user(server, "executor") as executor, as_user(server, "gateway") as gateway, anonymous(server) as bus:
+    async with as_user(server, "executor") as executor, as_user(server, "gateway") as gateway, client_of(server) as bus:
         listening = asyncio.create_task(listen(gateway))
         await gateway.last_seq()
         await bus.tell(subjects.heartbeat("n1"), b"forged")
@@ -127,8 +128,8 @@ async def test_a_client_cannot_answer_in_the_gateways_place(server: Server) -> N
 
     async with (
         as_user(server, "gateway") as gateway,
-        anonymous(server) as thief,
-        anonymous(server) as client,
+        client_of(server) as thief,
+        client_of(server) as client,
         gateway.serve("gateway", "1.0.0", [submit(answer)]),
         thief.serve("gateway", "1.0.0", [submit(steal)]),
     ):
@@ -153,7 +154,7 @@ async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(serve
 
 
 async def test_only_the_admin_deletes_snapshots(server: Server) -> None:
-    async with as_user(server, "matcher") as bus, anonymous(server) as client, as_user(server, ADMIN) as admin:
+    async with as_user(server, "matcher") as bus, client_of(server) as client, as_user(server, ADMIN) as admin:
         await bus.save_snapshot("matcher", Snapshot(schema="s", last_seq=1, state=b"x"))
         for unprivileged in (bus, client):
             with pytest.raises(Unauthorized):

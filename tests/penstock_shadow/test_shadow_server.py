@@ -15,7 +15,7 @@ from shadow_cases import node, placed, started, submitted
 from penstock_bus import Append, Unauthorized
 from penstock_bus.context import Shell
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.permissions import ADMIN, SERVICES, SHADOW
+from penstock_bus.permissions import ADMIN, CLIENT, SERVICES, SHADOW
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_events import AnyEvent, Commit, JobCancelled, RoundDecided, codec, subjects
 from penstock_shadow.plan import status_of
@@ -35,7 +35,8 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def as_user(server: Server, user: str) -> AbstractAsyncContextManager[NatsBus]:
-    return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=20.0)
+    password = server.passwords[user]
+    return connect(server.url, user=user, password=password, name=user, timeout_s=20.0, as_client=user == CLIENT)
 
 
 async def write(bus: NatsBus, *facts: AnyEvent) -> None:
@@ -63,9 +64,9 @@ async def test_a_shadow_may_write_nothing_of_the_log_and_asks_nobody_for_anythin
         assert await bus.last_seq() == 0
 
 
-@pytest.mark.parametrize("user", ["", *SERVICES])
+@pytest.mark.parametrize("user", [CLIENT, *SERVICES])
 async def test_nobody_else_may_speak_for_a_shadow(server: Server, user: str) -> None:
-    async with as_user(server, user) if user else connect(server.url, timeout_s=20.0) as bus:
+    async with as_user(server, user) as bus:
         with pytest.raises(Unauthorized):
             await bus.write_shadow(ROUND, b"forged")
         assert await bus.last_shadow(ROUND) is None
@@ -74,7 +75,7 @@ async def test_nobody_else_may_speak_for_a_shadow(server: Server, user: str) -> 
 async def test_a_shadow_follows_publishes_and_is_scored(server: Server) -> None:
     now_s = time.time()  # noqa: TID251 - the server's clock dates the log
     facts: list[AnyEvent] = [node(now_s), submitted("j1", now_s), placed("j1", now_s), started("j1", now_s)]
-    async with as_user(server, ADMIN) as admin, as_user(server, SHADOW) as bus, connect(server.url) as client:
+    async with as_user(server, ADMIN) as admin, as_user(server, SHADOW) as bus, as_user(server, CLIENT) as client:
         await write(admin, *facts)
         shell = Shell(bus, SHADOW)
         settings = Settings(

@@ -1,20 +1,25 @@
 """``penstock up`` with the real services: ready, kept running through kill -9, one at a time, and down in order."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+import penstock
+import penstock_bus.credentials
 from penstock import supervisor
 from penstock.supervisor import Options, UpError
 from penstock.upkeep import folder as folders
-from penstock_bus import NoResponders, ServiceError, Unavailable
+from penstock_bus import Append, NoResponders, ServiceError, Unavailable
 from penstock_bus.nats import connect
-from penstock_events import subjects
+from penstock_events import Commit, JobHeld, subjects
 from penstock_testing import eventually
 
 SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
@@ -54,8 +59,8 @@ async def running(chosen: Options) -> AsyncIterator[list[str]]:
 
 async def ready(url: str, service: str) -> bool:
     with suppress(Unavailable, NoResponders, ServiceError):  # the last: it says that it is not ready
-        async with connect(url) as bus:
-            return bool(await bus.request(subjects.query("ready", service), b"", timeout_s=20.0))
+        async with penstock.Client(url) as client:
+            return bool(await client.bus.request(subjects.query("ready", service), b"", timeout_s=20.0))
     return False
 
 
@@ -150,3 +155,52 @@ async def test_its_children_do_not_outlive_a_killed_supervisor_and_it_starts_aga
 
 async def test_down_on_a_folder_that_nobody_runs_says_so(tmp_path: Path) -> None:
     assert not await supervisor.down(str(tmp_path / "absent"))
+
+
+async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left(tmp_path: Path) -> None:
+    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    (tmp_path / "data").mkdir(mode=0o755)
+    async with running(few) as said:
+        data, url = tmp_path / "data", record(tmp_path).url
+        assert "find the password by themselves" in said[0]
+        assert data.stat().st_mode & 0o777 == 0o700
+        for name in ("client.json", "extension.json"):
+            assert (data / name).stat().st_mode & 0o777 == 0o600
+        async with penstock.Client(url) as client:
+            assert await client.bus.last_seq() == 0
+        environment = {**os.environ, "PENSTOCK_URL": url, "XDG_CONFIG_HOME": str(tmp_path / "another's")}
+        for given, code in (({}, 3), ({"PENSTOCK_CREDENTIALS": str(data / "client.json")}, 0)):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock", "rejected" if code else "doctor"),
+                env={**environment, **given},
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            out, err = await process.communicate()
+            if code:
+                assert process.returncode == code
+                assert err.decode().startswith("penstock: the NATS server at nats://127.0.0.1:")
+                assert "it wants credentials, and there are none here" in err.decode()
+                assert err.count(b"\n") == 1
+            else:
+                assert b"ok    log " in out
+    assert not list(tmp_path.rglob("*client*.json"))
+    assert penstock_bus.credentials.find_logins("client", url, os.environ, tmp_path).logins == ()
+
+
+async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_path: Path) -> None:
+    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    store = tmp_path / "data/nats/jetstream"
+    async with running(few):
+        passwords = json.loads((tmp_path / "data/nats/passwords.json").read_text())
+        async with connect(record(tmp_path).url, user="gateway", password=passwords["gateway"]) as bus:
+            held = Commit(id="c1", actor="gateway/1", facts=(JobHeld(job_id="j1", at_s=1.0),))
+            await bus.append(Append(subject=subjects.job("j1"), commit=held, expected=0))
+    (store / "PENSTOCK").rename(store / "$G")
+    async with running(few), penstock.Client(record(tmp_path).url) as client:
+        assert [one.subject for one in await client.bus.read("penstock.evt.>")] == [subjects.job("j1")]
+    (store / "$G").mkdir()
+    with pytest.raises(UpError, match="there are two logs"):
+        async with running(few):
+            pass

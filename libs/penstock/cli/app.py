@@ -63,11 +63,13 @@ def root(
 
 def _configured() -> str:
     """Return the address in the settings file; empty where there is no file."""
-    if not (os.environ.get("PENSTOCK_CONFIG") or Path("penstock.toml").exists()):
+    if not (
+        os.environ.get("PENSTOCK_CONFIG") or os.environ.get("PENSTOCK_CREDENTIALS") or Path("penstock.toml").exists()
+    ):
         return ""
     from penstock_bus.settings import Connection, load
 
-    return load(Connection, "").url
+    return load(Connection, "").server()
 
 
 for topic in (

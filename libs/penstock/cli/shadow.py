@@ -105,8 +105,9 @@ def _login(data: Path, url: str) -> dict[str, str]:
     from penstock.cli.up import environment_of
     from penstock_bus import credentials
 
-    passwords = credentials.read(data / "nats" / "passwords.json")
-    if os.environ.get("PENSTOCK_USER") or "shadow" not in passwords:
+    if os.environ.get("PENSTOCK_USER") or os.environ.get(credentials.VARIABLE):
+        return {"PENSTOCK_URL": url}
+    if "shadow" not in credentials.read(data / "nats" / "passwords.json"):
         return {"PENSTOCK_URL": url}
     return environment_of("shadow", data)
 

@@ -17,6 +17,7 @@ from penstock.cli.errors import Exit, Failure, bad_input, tell
 from penstock.cli.typed import size
 
 T = TypeVar("T")
+DATA = Path("penstock-data")
 Data = Annotated[str, typer.Option("--data", help="Data folder: everything that must survive.")]
 
 
@@ -78,6 +79,7 @@ def up(
             render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
         for line in supervisor.noted(record.notes):
             render.say(line)
+        render.say(supervisor.access(options))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
         _supervised(supervisor.up(options, render.say))
@@ -114,7 +116,24 @@ def service(
     known = sorted(permissions.LOGINS)
     if name not in known:
         bad_input(f"there is no service {name!r}; expected one of {', '.join(known)}")
-    become(name, environment_of(name, Path(data)) if data else {"PENSTOCK_URL": ctx.obj["url"]})
+    become(name, environment_of(name, Path(data)) if data else login_of(name, DATA, ctx.obj["url"]))
+
+
+def login_of(name: str, folder: Path, url: str) -> dict[str, str]:
+    """Return as whom a service goes to a server: as is set, else by the data folder if that is this server's."""
+    from penstock.upkeep import folder as folders
+    from penstock_bus import credentials
+
+    here = {"PENSTOCK_URL": url}
+    if os.environ.get("PENSTOCK_USER") or os.environ.get(credentials.VARIABLE):
+        return here
+    try:
+        record, password = folders.read(folder), credentials.read(folder / "nats" / "passwords.json").get(name)
+    except PermissionError:
+        return here
+    if record is None or password is None or not credentials.is_same(record.url, url):
+        return here
+    return {**here, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
 
 
 def environment_of(name: str, folder: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ from penstock_bus.credentials import write_private
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
+_OWNER_ONLY: Final = 0o700
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
 _LOOK_S: Final = 0.01
@@ -37,7 +38,7 @@ class Record(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     url : str
-        Of the NATS server; from this machine no user or password is needed.
+        Of the NATS server.
     pid : int
         Of the supervisor.
     ready : bool
@@ -86,7 +87,9 @@ def locked(folder: Path) -> Iterator[None]:
         If another one is, or the folder cannot be used.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(_OWNER_ONLY)  # one of an earlier version was open to all
         lock = os.open(folder / "penstock.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise UpError(

@@ -33,6 +33,7 @@ async def connect(
     ack_wait_s: float = 30.0,
     max_deliver: int = 10,
     limits: Limits | None = None,
+    as_client: bool = False,
 ) -> AsyncIterator[NatsBus]:
     """
     Connect to a server and make the streams that are missing.
@@ -51,6 +52,8 @@ async def connect(
         Of the work queue: how long a worker may keep a message, and how often it is delivered at most.
     limits : Limits, optional
         Of streams that are made; those that are there stay as they are.
+    as_client : bool
+        Make no streams and no consumers: read by direct gets alone, as people may.
 
     Raises
     ------
@@ -62,8 +65,9 @@ async def connect(
     async with linked(
         url, user=user, password=password, name=name, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
     ) as link:
-        await ensure(link, limits or Limits())
-        bus = NatsBus(link, ack_wait_s=ack_wait_s, max_deliver=max_deliver)
+        if not as_client:
+            await ensure(link, limits or Limits())
+        bus = NatsBus(link, ack_wait_s=ack_wait_s, max_deliver=max_deliver, as_client=as_client)
         try:
             yield bus
         finally:

@@ -20,11 +20,14 @@ class NatsClient:
         How long a worker may keep a message before another gets it.
     max_deliver : int
         How often a message of the work queue is delivered before it goes to REJECTED.
+    as_client : bool
+        Whether it may read by direct gets alone.
     """
 
-    def __init__(self, link: Link, *, ack_wait_s: float, max_deliver: int) -> None:
+    def __init__(self, link: Link, *, ack_wait_s: float, max_deliver: int, as_client: bool = False) -> None:
         """Use an open connection."""
         self.link = link
+        self.as_client = as_client
         self.ack_wait_s = ack_wait_s
         self.max_deliver = max_deliver
         self.dropped = Dropped()

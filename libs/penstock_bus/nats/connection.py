@@ -131,5 +131,5 @@ def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
 
 
 def _refused(address: str, user: str) -> Unauthorized:
-    who = f"user {user!r}" if user else "a client without a user"
-    return Unauthorized(f"the NATS server at {address} refused {who}; check PENSTOCK_USER and PENSTOCK_PASSWORD")
+    who, do = (f"user {user!r}", "check") if user else ("a client without a user", "set")
+    return Unauthorized(f"the NATS server at {address} refused {who}; {do} PENSTOCK_USER and PENSTOCK_PASSWORD")

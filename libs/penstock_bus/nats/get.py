@@ -22,13 +22,21 @@ _ENDS: Final = ("204", "404")  # end of the batch, nothing found
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a stream."""
+    """
+    One message of a stream.
+
+    Attributes
+    ----------
+    pending : int
+        Messages that the stream held behind this one, of those asked for.
+    """
 
     seq: int
     subject: str
     stored_s: float
     body: bytes
     headers: dict[str, str]
+    pending: int = 0
 
 
 async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> AsyncGenerator[Stored, None]:
@@ -84,7 +92,16 @@ async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> Async
 
 async def newest(link: Link, stream: str, subject: str) -> Stored | None:
     """Return the last message of an exact subject."""
-    msg = await link.patiently(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+    return _newest(subject, await link.patiently(f"$JS.API.DIRECT.GET.{stream}.{subject}", b""))
+
+
+async def newest_of(link: Link, stream: str, pattern: str) -> Stored | None:
+    """Return the last message of a pattern of subjects."""
+    request = msgspec.json.encode({"last_by_subj": pattern})
+    return _newest(pattern, await link.patiently(f"$JS.API.DIRECT.GET.{stream}", request))
+
+
+def _newest(subject: str, msg: Msg) -> Stored | None:
     status = (msg.headers or {}).get("Status", "")
     if status == "404":
         return None
@@ -118,6 +135,7 @@ def _of_message(msg: Msg) -> Stored:
         stored_s=_seconds(headers["Nats-Time-Stamp"]),
         body=msg.data,
         headers=headers,
+        pending=int(headers.get("Nats-Num-Pending", "0")),
     )
 
 

@@ -13,6 +13,7 @@ from penstock_bus.nats import get
 from penstock_bus.nats.client import NatsClient
 from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, fault
 from penstock_bus.nats.follow import Reader, position
+from penstock_bus.nats.tail import tail_stream
 from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection, Shadowed
 from penstock_bus.reading import delivery, origin, placeholder, rejected_as
 from penstock_events import CodecError
@@ -39,6 +40,10 @@ class LogClient(NatsClient):
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
         """Yield every commit after a sequence, then every new one."""
+        if self.as_client:
+            async with aclosing(tail_stream(self.link, names.EVT, subjects, after_seq)) as messages:
+                async for message in messages:
+                    yield self._deliver(message.seq, message.subject, message.stored_s, message.pending, message.body)
         reader = Reader(self.link, names.EVT, after_seq, subjects)
         async with aclosing(reader.batches()) as batches:
             async for batch in batches:
@@ -70,7 +75,7 @@ class LogClient(NatsClient):
 
     async def last_seq(self) -> int:
         """Return the sequence of the log's last message."""
-        return int((await self.link.api(f"STREAM.INFO.{names.EVT}"))["state"]["last_seq"])
+        return await self._last_seq(names.EVT)
 
     async def reject(self, what: str, rejection: Rejection) -> None:
         """Put something that cannot be accepted where people find it."""
@@ -78,8 +83,7 @@ class LogClient(NatsClient):
 
     async def rejections(self) -> list[Rejection]:
         """Return the newest thousand, oldest first."""
-        state = (await self.link.api(f"STREAM.INFO.{names.REJECTED}"))["state"]
-        after_seq = max(int(state["last_seq"]) - _NEWEST, 0)
+        after_seq = max(await self._last_seq(names.REJECTED) - _NEWEST, 0)
         stored = get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
         return [_rejection(message) async for message in stored]
 
@@ -104,15 +108,9 @@ class LogClient(NatsClient):
             yield line
         if not follow:
             return
-        reader = Reader(self.link, names.LOG, seen, [pattern])
-        async with aclosing(reader.batches()) as batches:
-            async for batch in batches:
-                for msg in batch:
-                    seq, stored_s, _ = position(msg.reply)
-                    if seq > reader.seen:
-                        reader.seen = seq
-                        rank = _rank(msg.subject)
-                        yield LogLine(seq=seq, job_id=job_id, rank=rank, stored_s=stored_s, data=msg.data)
+        async with aclosing(tail_stream(self.link, names.LOG, [pattern], seen)) as messages:
+            async for message in messages:
+                yield _line(job_id, message)
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         """Store what a shadow would have done."""
@@ -128,8 +126,17 @@ class LogClient(NatsClient):
 
     async def last_shadow(self, subject: str) -> Shadowed | None:
         """Return the newest of a subject or pattern."""
-        message = await get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
+        if self.as_client:
+            message = await get.newest_of(self.link, names.SHADOW, subject)
+        else:
+            message = await get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
         return _shadowed(message) if message is not None else None
+
+    async def _last_seq(self, stream: str) -> int:
+        if self.as_client:
+            newest = await get.newest_of(self.link, stream, names.STREAM_SUBJECTS[stream])
+            return newest.seq if newest is not None else 0
+        return int((await self.link.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
 
     def _deliver(self, seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
         try:
@@ -138,7 +145,8 @@ class LogClient(NatsClient):
             where = origin(names.EVT, subject, seq)
             self.dropped.add(where, str(error))
             rejection = Rejection(reason=str(error), origin=where, body=body)
-            self.in_background(self._reject_once(seq, rejection))
+            if not self.as_client:  # services read it too
+                self.in_background(self._reject_once(seq, rejection))
             return placeholder(seq, subject, stored_s, pending)
 
     async def _reject_once(self, seq: int, rejection: Rejection) -> None:
