@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -11,7 +12,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from penstock import request, results, submission
-from penstock.following import about, facts, until
+from penstock.following import about, facts
+from penstock.output import Output
 from penstock_bus import credentials
 from penstock_bus.port import Bus, BusError, LogLine, ServiceError, Unanswered
 from penstock_bus.settings import Connection, load
@@ -31,7 +33,6 @@ from penstock_events import (
 )
 
 CONNECT_S: Final = 2.0
-_LAST_PIECES: Final = 256
 _IDS: Final = 3
 _CONFLICT: Final = 409
 _SHOWN_BY: Final = {
@@ -376,31 +377,30 @@ class Client:
         """
         Yield a job's output, all or the last ``tail`` pieces; with ``follow`` go on until the job has ended.
 
-        Pieces are as the processes wrote them: a piece may hold several lines, or a part of one.
+        Pieces are as the processes wrote them: a piece may hold several lines, or a part of one. What the log has not
+        is fetched from the nodes that ran the job; for what is nowhere to be had comes a piece without data that says
+        so (``missing``).
         """
         detail = await self.job(job_id)
-        whole_id, last = detail.job.id, 0
-        if follow and detail.job.state not in TERMINAL and not detail.job.sample:
-            live = self.bus.read_logs(whole_id, follow=True, tail=tail)
-            end = asyncio.ensure_future(self._announced(subjects.job(whole_id), JobFinished))
-            async for line in until(live, end):
-                last, tail = line.seq, None
+        reader = Output(self.bus, detail.job.id)
+        if tail is not None:
+            for line in deque([line async for line in reader.stored()], maxlen=tail):
                 yield line
-        async for line in self._logs_behind(whole_id, last, tail):
-            yield line
+        if follow:
+            async for line in self.follow_output(detail, reader):
+                yield line
+        elif tail is None:
+            async for line in reader.stored():
+                yield line
 
-    async def _logs_behind(self, job_id: str, seq: int, tail: int | None) -> AsyncIterator[LogLine]:
-        """Yield stored output behind a sequence; a long log is not read again for its last few pieces."""
-        if seq:
-            end = [line async for line in self.bus.read_logs(job_id, tail=_LAST_PIECES)]
-            if not end or end[0].seq <= seq:
-                for line in end:
-                    if line.seq > seq:
-                        yield line
-                return
-        async for line in self.bus.read_logs(job_id, tail=tail):
-            if line.seq > seq:
-                yield line
+    async def follow_output(self, detail: views.JobDetail, reader: Output) -> AsyncIterator[LogLine]:
+        """Yield what a reader of a job's output has not given out yet, until the job has ended."""
+        if detail.job.state in TERMINAL or detail.job.sample:
+            lines = reader.stored()
+        else:
+            lines = reader.follow(asyncio.ensure_future(self._announced(subjects.job(detail.job.id), JobFinished)))
+        async for line in lines:
+            yield line
 
     async def _announced(self, subject: str, end: type[Event]) -> int:
         """Return the sequence at which an entity's last fact stands, once it does."""

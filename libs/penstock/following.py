@@ -1,17 +1,11 @@
-"""What a client follows: facts as the query ``events`` shows them, and streams that end with something else."""
+"""What a client follows: facts as the query ``events`` shows them."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
 
 import msgspec
 
 from penstock_bus.port import Delivery
 from penstock_events import Event, subjects, tag_of, views
-
-T = TypeVar("T")
 
 
 def facts(delivery: Delivery) -> list[views.EventView]:
@@ -44,21 +38,3 @@ def _names(value: object, entity_id: str) -> bool:
     if isinstance(value, list | tuple):
         return any(_names(item, entity_id) for item in value)
     return value == entity_id
-
-
-async def until(items: AsyncIterator[T], end: asyncio.Future[Any]) -> AsyncIterator[T]:
-    """Yield from a stream that does not end by itself until ``end`` is done."""
-    following: asyncio.Future[Any] | None = None
-    try:
-        while not end.done():
-            following = following or asyncio.ensure_future(anext(items))
-            await asyncio.wait([following, end], return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                yield following.result()
-                following = None
-        end.result()
-    finally:
-        pending = [task for task in (following, end) if task is not None]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)

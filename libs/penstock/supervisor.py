@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from penstock.upkeep import folder as folders
-from penstock.upkeep.child import Child, keep_running
+from penstock.upkeep.child import Child, keep_running, private_log
 from penstock.upkeep.options import Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
 from penstock_bus import credentials, health, logging, permissions
@@ -114,7 +114,7 @@ async def detach(options: Options, say: Say = lambda _: None) -> folders.Record:
     folder = options.folder
     with folders.locked(folder):  # or say at once who has it
         log_file = folder / "penstock.log"
-        log = log_file.open("ab")
+        log = private_log(log_file)
     with log:
         process = subprocess.Popen(  # not asyncio's: it outlives this event loop  # noqa: ASYNC220
             [sys.executable, "-m", "penstock.supervisor", msgspec.json.encode(options).decode()],
@@ -227,7 +227,7 @@ class _Supervisor:
         env = environment(options, service, number, url=self._server.url, password=self._server.passwords[service])
         log_file = options.folder / "logs" / f"{name}.log" if options.quiet else None
         if log_file is not None:
-            log_file.parent.mkdir(exist_ok=True)
+            log_file.parent.mkdir(mode=0o700, exist_ok=True)
         return Child(name, (sys.executable, "-m", f"penstock_{service}"), env, log_file, self._started)
 
     async def _supervise(self, services: list[str]) -> None:

@@ -33,7 +33,7 @@ _BUCKET: Final = f"KV_{subjects.LEASES}"
 _SUBMISSIONS: Final = (subjects.INBOX_JOBS, subjects.INBOX_SWEEPS)
 _PUBLIC: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
 """Streams that everybody may read."""
-_ASKED: Final = (f"{subjects.ROOT}.cmd.>", f"{subjects.ROOT}.qry.>")
+_ASKED: Final = (f"{subjects.ROOT}.cmd.>", f"{subjects.ROOT}.qry.>", subjects.OUTPUTS)
 """What services answer to everybody; what they say among themselves has subjects of other kinds."""
 _TOLD: Final = tuple(f"{subjects.ROOT}.{kind}.>" for kind in ("evt", "log", "shadow", "tel"))
 
@@ -126,7 +126,7 @@ def _of_service(service: str) -> dict[str, Any]:
     ]
     others = [name for name in LOGINS if name != service]
     answers = [f"{root}.{kind}.{name}.>" for name in others for kind in ("cmd", "qry")]
-    private = [] if service == "executor" else [subjects.CHECKPOINTS]
+    private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS]
     return {
         "publish": {"allow": allowed, "deny": [pattern for name in others for pattern in _own(name)]},
         "subscribe": {"allow": ">", "deny": [*answers, *private]},

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from penstock_events import Commit
+from penstock_events.output import End, Place
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,13 +116,26 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a process's output; ``seq`` orders a stream's pieces."""
+    """
+    A piece of a process's output.
+
+    Attributes
+    ----------
+    seq : int
+        Orders a stream's pieces; 0 for a piece that is not from the stream.
+    place : Place or End or None
+        From where in the output it is; or that a process's output is complete, with no data; None if nobody knows.
+    missing : str
+        Where there is no data because it is nowhere to be had: what is missing, and why.
+    """
 
     seq: int
     job_id: str
     rank: int
     stored_s: float
     data: bytes
+    place: Place | End | None = None
+    missing: str = ""
 
 
 class Shadowed(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,11 +272,18 @@ class Bus(Protocol):
     def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield ``(subject, body)`` of what is told from now on; a slow reader loses the oldest."""
 
-    async def write_log(self, job_id: str, rank: int, data: bytes) -> None:
-        """Store a piece of a process's output."""
+    async def write_log(self, job_id: str, rank: int, data: bytes, place: Place | End | None = None) -> None:
+        """Store a piece of a process's output, and from where in it the piece is."""
 
-    def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
-        """Yield a job's output, all or the last ``tail`` pieces, then end, or go on with ``follow``."""
+    def read_logs(
+        self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
+    ) -> AsyncIterator[LogLine]:
+        """
+        Yield what the stream holds of a job's output, then end, or go on with ``follow``.
+
+        All behind ``after_seq``, or of that the last ``tail`` pieces. The stream drops its oldest; what is not there,
+        the nodes have (:mod:`penstock.output`).
+        """
 
     # --- shadows
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:

@@ -245,6 +245,19 @@ AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 
+OUTPUTS: Final = f"{ROOT}.output.*"
+
+
+def output(node_id: str) -> str:
+    """Return the subject on which a node's executor answers what it keeps of the output of jobs."""
+    return f"{ROOT}.output.{_token(node_id)}"
+
+
+def output_grown(job_id: str) -> str:
+    """Return the telemetry subject on which executors say how far output has come that is not streamed."""
+    return f"{ROOT}.tel.output.{_token(job_id)}"
+
+
 CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"
 
 

@@ -42,6 +42,7 @@ def hear(run: Run, index: int, message: FromJob) -> None:
             _progress(rank, message)
         case Done():
             _progress(rank, message)
+            rank.done = True
             run.answers[index] = message.step
         case At():
             run.answers[index] = message.step

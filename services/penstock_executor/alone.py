@@ -25,7 +25,7 @@ def alone_in(path: str) -> Iterator[Path]:
     """
     data = Path(path).absolute()
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ExecutorError(f"data_dir {data} cannot be written: {error.strerror}; set another one") from error

@@ -2,7 +2,8 @@
 Run folders: what must outlive the executor so that a later one finds its runs again.
 
 ``<data>/runs/<job>/<epoch>/run.json`` says what was started, ``stop.json`` how far its end had come, and each rank's
-folder holds ``pid`` and ``exit`` (written by the shim), ``stdout``, ``stderr``, and ``hello`` if it spoke to us.
+folder holds ``pid``, ``exit`` and ``kept`` (written by the shim), how far its output was streamed (``stdout.read``,
+``stderr.read``), ``hello`` if it spoke to us, and ``done`` if it said that. Its output is elsewhere: it stays longer.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def rank_path(runs: Path, key: Key, rank: int) -> Path:
 def create(runs: Path, run: Run) -> None:
     """Make the folders of a run that is about to start."""
     folder = path_of(runs, run.key)
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for rank in run.ranks:
-        (folder / str(rank)).mkdir(parents=True, exist_ok=True)
+        (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
     started = Started(
         job_id=run.job_id,
         epoch=run.epoch,
@@ -91,6 +93,11 @@ def note_stopping(runs: Path, run: Run) -> None:
 def note_greeting(runs: Path, run: Run, rank: int) -> None:
     """Write down that the process speaks the agent protocol."""
     _replace(rank_path(runs, run.key, rank) / "hello", b"")
+
+
+def note_done(runs: Path, run: Run, rank: int) -> None:
+    """Write down that the process has said that all is done."""
+    _replace(rank_path(runs, run.key, rank) / "done", b"")
 
 
 def _replace(path: Path, body: bytes) -> None:
@@ -124,6 +131,11 @@ def _stop_of(folder: Path) -> Stopping | None:
 def greeted(runs: Path, key: Key, rank: int) -> bool:
     """Say whether the process ever spoke the agent protocol."""
     return (rank_path(runs, key, rank) / "hello").exists()
+
+
+def done(runs: Path, key: Key, rank: int) -> bool:
+    """Say whether the process has said that all is done."""
+    return (rank_path(runs, key, rank) / "done").exists()
 
 
 def remove(runs: Path, key: Key) -> None:

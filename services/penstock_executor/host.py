@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -20,6 +21,7 @@ from penstock_executor.ears import Line
 from penstock_executor.limits import Limits
 from penstock_executor.local import Ending, Key, Rank, Run, sharing_of
 from penstock_executor.meeting import Meetings
+from penstock_executor.output import OutputStore
 from penstock_lanes import Who
 from penstock_policies.cluster import Cluster
 
@@ -56,6 +58,10 @@ class Host:
         Something has changed.
     limits : Limits
         What runs may hold of the devices that they share.
+    outputs : OutputStore
+        Where the output of processes is kept; beside the run folders where not given.
+    output_bytes : int
+        The most of each file there.
 
     Attributes
     ----------
@@ -78,9 +84,13 @@ class Host:
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
         limits: Limits | None = None,
+        outputs: OutputStore | None = None,
+        output_bytes: int = processes.OUTPUT_BYTES,
     ) -> None:
         self.site, self.runs_dir = site, runs_dir
         self.limits = limits or Limits(site.devices)
+        self.outputs = outputs or OutputStore(runs_dir.parent / "output", site.node_id)
+        self._output_bytes = output_bytes
         self.on_memory: Callable[[Place, Memory, int], None] = lambda place, memory, iterations: None  # noqa: ARG005
         self.runs: dict[Key, Run] = {}
         self.lines: dict[Place, Line] = {}
@@ -131,11 +141,14 @@ class Host:
     def _spawn_all(self, run: Run, job: Job, mine: list[launch.Member], meeting: dict[str, str]) -> None:
         try:
             folder.create(self.runs_dir, run)
+            with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
+                self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
             for member in mine:
                 env = launch.environment_of(job, member, self.site, meeting) | self._room(run, job, member)
                 where = folder.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
-                process = processes.spawn(where, command, env, self._cwd(job))
+                keep = processes.Keep(self.outputs.create(run.key, member.rank), self._output_bytes)
+                process = processes.spawn(where, command, env, self._cwd(job), keep)
                 self._take_in((run.key, member.rank), process)
         except DeviceError as error:
             run.refused = f"its memory cap could not be set: {error}"
@@ -181,6 +194,7 @@ class Host:
             self.runs[run.key] = run
             for index, rank in run.ranks.items():
                 rank.greeted = folder.greeted(self.runs_dir, run.key, index)
+                rank.done = folder.done(self.runs_dir, run.key, index)
                 process = processes.find(self.rank_dir((run.key, index)))
                 if process is None:
                     processes.end_orphans(self.rank_dir((run.key, index)))
@@ -201,7 +215,8 @@ class Host:
         """Send TERM to all process groups of a run."""
         run = self.runs[key]
         run.ending, run.termed_s = ending, self._clock()
-        self._signal(run, signal.SIGTERM)
+        for process in self._living(run):
+            processes.signal_group(process, signal.SIGTERM)
 
     def end(self, key: Key, ending: Ending, why: str) -> None:
         """Kill a run for something that it has done."""
@@ -211,17 +226,17 @@ class Host:
             self.kill(key)
 
     def kill(self, key: Key) -> None:
-        """Send KILL to all process groups of a run."""
+        """End all processes of a run, also those that have left its process groups."""
         run = self.runs[key]
         run.killed_s = self._clock()
-        self._signal(run, signal.SIGKILL)
+        for process in self._living(run):
+            processes.kill(process)
 
-    def _signal(self, run: Run, signum: signal.Signals) -> None:
+    def _living(self, run: Run) -> list[processes.Process]:
+        """Note how far the run's end has come; return those of its processes that are still there."""
         folder.note_stopping(self.runs_dir, run)
-        for index, rank in run.ranks.items():
-            process = self._processes.get((run.key, index))
-            if process is not None and rank.alive:
-                processes.signal_group(process, signum)
+        places = [(run.key, index) for index, rank in run.ranks.items() if rank.alive]
+        return [self._processes[place] for place in places if place in self._processes]
 
     def buried(self, place: Place) -> int | None:
         """Return the exit status of a process that has ended, after ending what it left behind."""
@@ -236,8 +251,11 @@ class Host:
         self._processes.pop(place, None)
         rank = self.runs[key].ranks[index]
         rank.exit_code, rank.ended_s = code, self._clock()
-        rank.last_line = folder.last_line(self.rank_dir(place) / "stderr")
+        rank.last_line = folder.last_line(self.outputs.rank_path(*place) / "stderr")
         _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
+        if rank.unflushed:
+            said = f"rank {index} left with exit code {code} after all of its steps were done: the end of its output"
+            self.warn(key, f"{said} found no room, which counts as success")
         self.settle(self.runs[key])
         self._wake()
 
@@ -306,6 +324,8 @@ class Host:
             case Progress() | Done():
                 if index == 0:
                     self.fresh.add(key)
+                if isinstance(message, Done):
+                    folder.note_done(self.runs_dir, run, index)
                 if message.memory is not None:
                     self.on_memory((key, index), message.memory, message.loop_steps)
             case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "
 Why this node ends a run; ``gang`` means that another of its processes has failed, ``memory`` that it took more of its
 device than it had been given, ``hang`` that it did not give its turn back, or wrote on its page what it must not.
 """
+
+EXIT_UNFLUSHED: Final = 120
+"""With this, Python leaves when it cannot flush its standard output or error: the disk that they go to may be full."""
 
 Sharing = Literal["exclusive", "lane", "fraction"]
 """How a run has its devices."""
@@ -50,6 +53,8 @@ class Rank(msgspec.Struct, kw_only=True):
         Of its last complete checkpoint in this run.
     leaving : bool
         It saved a checkpoint because it was asked to stop.
+    done : bool
+        It said that it left its session in good order, all steps done.
     last_line : str
         Last line of its standard error.
     """
@@ -73,6 +78,7 @@ class Rank(msgspec.Struct, kw_only=True):
     saved_step: int = 0
     saved_samples: int = 0
     leaving: bool = False
+    done: bool = False
     last_line: str = ""
 
     @property
@@ -82,8 +88,13 @@ class Rank(msgspec.Struct, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in anything but success."""
-        return not self.alive and self.exit_code != 0
+        """Whether it ended in anything but success; that its last output found no room is no failure."""
+        return not self.alive and self.exit_code != 0 and not self.unflushed
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether all it failed in was to write the end of its output: the work was done before."""
+        return self.done and self.exit_code == EXIT_UNFLUSHED
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -117,7 +128,7 @@ class Run(msgspec.Struct, kw_only=True):
     why : str
         Why this node ends it, in one sentence, where neither the log nor ``ending`` says.
     told : set of str
-        Facts already on their way to the log: ``started``, ``ended``, ``dropped``.
+        Facts already on their way to the log: ``started``, ``ended``, and warnings that are given once.
     """
 
     job_id: str

@@ -40,7 +40,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         node_id=node_id,
         at_s=now_s,
         outcome=outcome,
-        exit_code=NOT_FOUND if run.refused and not job.sample else rank.exit_code,
+        exit_code=NOT_FOUND if run.refused and not job.sample else 0 if rank.unflushed else rank.exit_code,
         reason=reason,
         steps=saved if outcome == "preempted" else first.step,
         loop_steps=first.loop_steps,

@@ -1,62 +1,40 @@
 """
-A process's output on its way from its files to the log: in pieces, at a limited rate, without filling the disk.
+The output of jobs on this node: kept whole in files, streamed to the log at the log's pace, and handed out on request.
 
-What has been read is given back to the file system by punching holes: the files stay append-only for the process, which
-may be writing at that very moment, and still take no more room than what is unread.
+``<data>/output/<job>/<epoch>/<rank>/stdout`` and ``stderr`` are written by the process's shim and stay when the run is
+over, until they are older than the operator wants or there are too many. They are readable by the executor's user only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import shutil
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-KEPT_BYTES: Final = 8 * 1024
-"""Of what is dropped, the end is kept: it holds the error message."""
-PUNCH_BYTES: Final = 1024 * 1024
-BLOCK_BYTES: Final = 4096
-_KEEP_SIZE_AND_PUNCH: Final = 0x01 | 0x02
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+from penstock_bus.port import Reply
+from penstock_events import subjects
+from penstock_events.output import STREAMS, Channel, End, OutputAnswer, OutputAsk, Place
+from penstock_executor.local import Key
 
-
-class Limit:
-    """
-    A token bucket.
-
-    Parameters
-    ----------
-    rate_bytes_per_s, burst_bytes : int
-    """
-
-    def __init__(self, rate_bytes_per_s: int, burst_bytes: int) -> None:
-        self.rate = rate_bytes_per_s
-        self.burst = burst_bytes
-        self._tokens = float(burst_bytes)
-        self._at_s: float | None = None
-
-    def available(self, now_s: float) -> int:
-        """Return how many bytes may pass now."""
-        since_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
-        self._tokens = min(self.burst, self._tokens + since_s * self.rate)
-        self._at_s = now_s
-        return max(0, int(self._tokens))
-
-    def take(self, size: int) -> None:
-        """Let so many bytes pass, even if they were not available."""
-        self._tokens -= size
+PIECE_BYTES: Final = 256 * 1024
+LAST_BYTES: Final = 64 * 1024
+"""Of a channel that is longer than what is streamed of it, the end is streamed too, once the process has ended."""
+NOT_FOUND: Final = 404
+BAD_REQUEST: Final = 400
+_ask: Final = msgspec.json.Decoder(OutputAsk)
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What is to be published next; once it is, reading goes on at ``end``, or further on where too much waits."""
+    """What is to be published next; once it is, reading goes on at ``end``."""
 
     data: bytes
+    place: Place
     end: int
-    skip_to: int = 0
 
 
 class Tail:
@@ -66,59 +44,58 @@ class Tail:
     Parameters
     ----------
     path : Path
-        Need not exist yet. ``<path>.read`` remembers how far it was published, over restarts of the executor; one that
-        is killed between publishing and remembering publishes that piece twice, and never loses one.
-    limit : Limit
-        May be shared with other files.
+        Need not exist yet.
+    mark : Path
+        Remembers how far it was published, over restarts of the executor; one that is killed between publishing and
+        remembering publishes that piece twice, which readers see by its place.
+    channel : Channel
+    most_bytes : int
+        Of its beginning, so much is published, and of what is more the end.
+    piece_bytes : int
+        The most of one piece.
 
     Attributes
     ----------
-    dropped_bytes : int
-        Over the tail's whole life.
+    size : int
+        Of the file when it was looked at last.
     """
 
-    def __init__(self, path: Path, limit: Limit) -> None:
-        self.dropped_bytes = 0
-        self._path = path
-        self._mark = path.with_name(f"{path.name}.read")
-        self._limit = limit
+    def __init__(
+        self, path: Path, mark: Path, channel: Channel, most_bytes: int, piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        self.channel, self.size = channel, 0
+        self._path, self._mark, self._most_bytes, self._piece_bytes = path, mark, most_bytes, piece_bytes
         self._fd = -1
-        self._offset = _number(self._mark)
-        self._punched = self._offset
-        self._gap_bytes = 0
+        self._offset = _number(mark)
 
-    def look(self, now_s: float, final: bool = False) -> Piece | None:
+    @property
+    def grows_unseen(self) -> bool:
+        """Whether there is more than is published of its beginning."""
+        return self.size > self._most_bytes
+
+    def look(self, final: bool = False) -> Piece | None:
         """
         Return the next piece; None where there is nothing to publish now.
 
-        What is over the limit is dropped, with a line in its place that says how much. ``final``: the process has
-        ended, and the last of its output comes through whatever the limit.
+        ``final``: the process has ended, and what is left need not end with a line.
         """
-        size = self._size()
-        budget = self._limit.available(now_s)
-        if final:
-            budget = max(budget, KEPT_BYTES)
-            self._skip_to(size - budget)
-        elif not budget or (self._gap_bytes and budget < min(self._limit.rate, self._limit.burst)):
-            self._skip_to(
-                size - KEPT_BYTES
-            )  # one line about a gap for each second's worth of output, not for each look
-            return None
-        unread = size - self._offset
+        self.size = self._measure()
+        if self._offset >= self._most_bytes and final:
+            self._offset = max(self._offset, self.size - LAST_BYTES)
+        end = self.size if final and self._offset >= self._most_bytes else min(self.size, self._most_bytes)
+        unread = end - self._offset
         if unread <= 0:
             return None
-        data = os.pread(self._fd, min(unread, budget), self._offset)
-        if unread <= budget and not final:
+        data = os.pread(self._fd, min(unread, self._piece_bytes), self._offset)
+        if len(data) == unread and end == self.size and not final:
             data = _to_line_end(data)
-        skip_to = size - KEPT_BYTES if unread > budget else 0
-        return Piece(self._gap_line() + data, self._offset + len(data), skip_to)
+        return Piece(data, Place(self.channel, self._offset), self._offset + len(data))
 
     def done(self, piece: Piece) -> None:
-        """Note that a piece was published, and give its room back."""
-        self._limit.take(len(piece.data))
-        self._offset, self._gap_bytes = piece.end, 0
-        self._skip_to(piece.skip_to)
-        self._release()
+        """Note that a piece was published."""
+        self._offset = piece.end
+        with contextlib.suppress(OSError):  # a full disk: after a restart, some output is published twice
+            self._mark.write_text(str(self._offset))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -126,34 +103,131 @@ class Tail:
             os.close(self._fd)
             self._fd = -1
 
-    def _size(self) -> int:
+    def _measure(self) -> int:
         if self._fd < 0:
             try:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return 0
         return os.fstat(self._fd).st_size
 
-    def _skip_to(self, offset: int) -> None:
-        skipped = offset - self._offset
-        if skipped > 0:
-            self._gap_bytes += skipped
-            self.dropped_bytes += skipped
-            self._offset = offset
-            self._release()
 
-    def _gap_line(self) -> bytes:
-        if not self._gap_bytes:
-            return b""
-        return f"[penstock: {self._gap_bytes} bytes of output dropped: over {self._limit.rate} bytes/s]\n".encode()
+class OutputStore:
+    """
+    The output files of one node.
 
-    def _release(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: after a restart, some output is published twice
-            self._mark.write_text(str(self._offset))
-        end = self._offset // BLOCK_BYTES * BLOCK_BYTES
-        if end - self._punched >= PUNCH_BYTES:
-            _libc.fallocate(self._fd, _KEEP_SIZE_AND_PUNCH, self._punched, end - self._punched)
-            self._punched = end
+    Parameters
+    ----------
+    folder : Path
+    node_id : str
+    """
+
+    def __init__(self, folder: Path, node_id: str) -> None:
+        self.folder, self.node_id = folder, node_id
+
+    def create(self, key: Key, rank: int) -> Path:
+        """Return the folder for a process's output, which exists then."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.rank_path(key, rank)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def rank_path(self, key: Key, rank: int) -> Path:
+        """Return the folder for a process's output."""
+        return self.folder / key[0] / str(key[1]) / str(rank)
+
+    def end(self, key: Key, rank: int, processes: int) -> End:
+        """Return how long the output of one of a run's processes is."""
+        stdout_bytes, stderr_bytes = (_size(self.rank_path(key, rank) / stream) for stream in STREAMS)
+        return End(key[1], self.node_id, rank, stdout_bytes, stderr_bytes, processes)
+
+    def channels(self, job_id: str) -> list[tuple[Channel, int]]:
+        """Return a job's channels here, with their sizes, in order."""
+        return sorted(
+            (Channel(epoch, self.node_id, rank, stream), _size(path / stream))
+            for epoch, rank, path in self._processes(job_id)
+            for stream in STREAMS
+        )
+
+    async def answer(self, body: bytes) -> Reply:
+        """Answer an :class:`OutputAsk`."""
+        try:
+            ask = _ask.decode(body or b"{}")
+        except msgspec.MsgspecError as error:
+            return Reply(code=BAD_REQUEST, error=f"not an OutputAsk: {error}")
+        if not subjects.is_token(ask.job_id) or "/" in ask.job_id:
+            return Reply(code=BAD_REQUEST, error=f"{ask.job_id!r} is no job's id")
+        if not ask.epoch:
+            return Reply(body=msgspec.msgpack.encode(OutputAnswer(sizes=self.channels(ask.job_id))))
+        try:
+            answer = self._read(ask)
+        except FileNotFoundError:
+            said = f"node {self.node_id} has no {ask.stream} of rank {ask.rank} in run {ask.epoch} of job {ask.job_id}"
+            return Reply(code=NOT_FOUND, error=said)
+        return Reply(body=msgspec.msgpack.encode(answer))
+
+    def expire(self, now_s: float, live: Collection[str], age_s: float, most_bytes: int) -> list[str]:
+        """
+        Remove the output of jobs that nobody has written to for long, and the oldest where all take too much room.
+
+        Parameters
+        ----------
+        live : collection of str
+            Jobs that have a run here; theirs stays.
+
+        Returns
+        -------
+        list of str
+            Whose output is gone.
+        """
+        jobs = sorted((_last_s(path), path) for path in self._jobs() if path.name not in live)
+        used = sum(_used_bytes(path) for path in self._jobs())
+        gone = []
+        for last_s, path in jobs:
+            if now_s - last_s < age_s and used <= most_bytes:
+                break
+            used -= _used_bytes(path)
+            shutil.rmtree(path, ignore_errors=True)
+            gone.append(path.name)
+        return gone
+
+    def _read(self, ask: OutputAsk) -> OutputAnswer:
+        channel = Channel(ask.epoch, self.node_id, ask.rank, ask.stream)
+        fd = os.open(self.rank_path((ask.job_id, ask.epoch), ask.rank) / ask.stream, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(fd, ask.most_bytes, ask.offset)
+            return OutputAnswer(data=data, sizes=[(channel, os.fstat(fd).st_size)])
+        finally:
+            os.close(fd)
+
+    def _jobs(self) -> Iterator[Path]:
+        return (path for path in self.folder.glob("*") if path.is_dir())
+
+    def _processes(self, job_id: str) -> Iterator[tuple[int, int, Path]]:
+        for path in (self.folder / job_id).glob("*/*"):
+            if path.name.isdigit() and path.parent.name.isdigit():
+                yield int(path.parent.name), int(path.name), path
+
+
+def _used_bytes(folder: Path) -> int:
+    return sum(found.st_blocks * 512 for found in _statuses(folder))
+
+
+def _last_s(folder: Path) -> float:
+    return max((found.st_mtime for found in _statuses(folder)), default=0.0)
+
+
+def _statuses(folder: Path) -> Iterator[os.stat_result]:
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            yield path.lstat()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _to_line_end(data: bytes) -> bytes:

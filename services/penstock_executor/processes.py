@@ -1,32 +1,35 @@
 """
-Processes that outlive the executor: started through a shim of a few lines of shell, found again by pid and start time.
+Processes that outlive the executor: started through a shim, found again by pid and start time.
 
-The shim leads a session and process group of its own. It notes its ``/proc`` line before it runs the program, which it
-does not where TERM came first; it survives TERM, and notes the program's exit status. Only KILL of the whole group
-leaves no status, and that is always our own doing (see ``stop.json``), or the machine's. A program that leaves the
-session escapes the group's end; cgroups would lift that.
+The shim (:mod:`penstock_executor.shim`) leads a session and process group of its own, keeps what the program prints,
+and is the parent of whatever the program leaves behind, which ends with it. Where the shim itself was killed, by
+somebody else or for want of memory, nobody is that parent any more: then the program's processes are found by their
+session, by ``PENSTOCK_PROCESS`` in their environment, and by descent from one that has it. One that has left the
+session, has cleared its environment, and whose parents had all ended before the shim was killed is not found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-SHIM: Final = """\
-ended=
-trap ended=143 TERM INT HUP
-read -r stat </proc/$$/stat && echo "$stat" >"$0/pid"
-cd "$1" && shift && if [ "$ended" ]; then (exit 143); else "$@"; fi
-code=$?
-echo $code >"$0/exit"
-exit $code
-"""
-_RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from penstock_events.agent import Env
+from penstock_executor import shim
+
+OUTPUT_BYTES: Final = 1 << 30
+_SHIM: Final = shim.__file__
+_SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
+_BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
+_SWEEPS: Final = 50
+_SWEEP_S: Final = 0.002
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -36,30 +39,62 @@ class Process(msgspec.Struct, frozen=True):
     ticks: int
 
 
-def spawn(folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Process:
+class Keep(msgspec.Struct, frozen=True):
+    """Where a process's output is kept, and the most of each of its two files."""
+
+    folder: Path
+    limit_bytes: int = OUTPUT_BYTES
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What became of one of a process's output files; see :class:`penstock_executor.shim.Sink`."""
+
+    over_bytes: int = 0
+    lost_bytes: int = 0
+    refused: int = 0
+
+
+def spawn(folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: Keep | None = None) -> Process:
     """
-    Start a program in its own session; its output is appended to files in ``folder``.
+    Start a program in its own session.
+
+    Parameters
+    ----------
+    folder : Path
+        Of this process, and of no other.
+    keep : Keep, optional
+        Where its output goes; otherwise to ``folder``.
 
     Raises
     ------
     OSError
-        If the host cannot start a process or write to the folder.
+        If the host cannot start a process or write to the folders.
     """
+    keep = keep or Keep(folder)
+    for name in ("stdout", "stderr"):
+        os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    argv = [str(folder), str(keep.folder), str(keep.limit_bytes), cwd, *argv]
     pid = os.posix_spawn(
-        "/bin/sh",
-        ["/bin/sh", "-c", SHIM, str(folder), cwd, *argv],
-        env,
+        sys.executable,
+        [sys.executable, "-I", "-S", _SHIM, *argv],
+        {_hidden(name): value for name, value in env.items()} | {Env.PROCESS: str(folder)},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(folder / "stdout"), flags, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, str(folder / "stderr"), flags, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, str(folder / "shim.log"), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
-        setsigmask=(),
-        setsigdef=_RESET,
+        setsigmask=_BLOCKED,
     )
-    return Process(pid, _ticks(_stat(pid)))
+    stat = _stat(pid)
+    with contextlib.suppress(OSError), (folder / "pid").open("x") as file:
+        file.write(stat)
+    return Process(pid, _ticks(stat))
+
+
+def _hidden(name: str) -> str:
+    return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
 
 
 def find(folder: Path) -> Process | None:
@@ -87,35 +122,82 @@ def exit_code(folder: Path) -> int | None:
         return None
 
 
+def fates(folder: Path) -> tuple[Fate, Fate]:
+    """Return what became of a process's standard output and standard error."""
+    try:
+        numbers = [int(word) for word in (folder / "kept").read_bytes().split()]
+        return Fate(*numbers[:3]), Fate(*numbers[3:])
+    except (OSError, ValueError, TypeError):
+        return Fate(), Fate()
+
+
 def signal_group(process: Process, signum: signal.Signals) -> None:
     """Signal everything in the process's group, unless the pid is somebody else's by now."""
     if _ticks(_stat(process.pid)) == process.ticks:
         _killpg(process.pid, signum)
 
 
+def kill(process: Process) -> None:
+    """Have the shim end all that it has started, also what has left the group; it says how that ended, and leaves."""
+    if _ticks(_stat(process.pid)) != process.ticks:
+        return
+    for signum in (shim.KILL, signal.SIGCONT):
+        _kill(process.pid, signum)
+    for pid in shim.descendants(process.pid):
+        _kill(pid, signal.SIGKILL)  # the shim may have been stopped
+
+
 def bury(process: Process, folder: Path) -> int | None:
     """
-    Reap a shim that has ended, end what it left behind in its group, and return the program's exit status.
+    Reap a shim that has ended, end what it left behind, and return the program's exit status.
 
     None where there is no status: the shim itself was killed.
     """
     _killpg(process.pid, signal.SIGKILL)  # before the reaping: until then, the number cannot be given anew
+    code = exit_code(folder)
+    if code is None:
+        _sweep(process.pid, folder)
     try:
         _, status = os.waitpid(process.pid, os.WNOHANG)
     except ChildProcessError:
-        return exit_code(folder)  # adopted: it was never our child
-    code = exit_code(folder)
+        return code  # adopted: it was never our child
     return os.WEXITSTATUS(status) if code is None and os.WIFEXITED(status) else code
 
 
 def end_orphans(folder: Path) -> None:
-    """End the program of a shim that was killed alone: its group has no leader, but may have members."""
+    """End the program of a shim that was killed alone, while no executor was there to see it."""
     try:
         pid = int((folder / "pid").read_text().split(" ", 1)[0])
     except (OSError, ValueError):
-        return
-    if not _stat(pid):
+        pid = 0
+    if pid and not _stat(pid):
         _killpg(pid, signal.SIGKILL)
+    if exit_code(folder) is None:
+        _sweep(pid, folder)
+
+
+def _sweep(leader: int, folder: Path) -> None:
+    """End all processes that have a dead shim's mark, and theirs; again until there are none, as they may fork."""
+    mark = f"{Env.PROCESS}={folder}".encode()
+    for _ in range(_SWEEPS):
+        marked = {pid for pid in _all() if pid != leader and mark in _environment(pid)}
+        found = marked.union(*(shim.descendants(pid) for pid in marked)) - {os.getpid()}
+        for pid in found:
+            _kill(pid, signal.SIGKILL)
+        if all(gone(pid) for pid in found):
+            return
+        time.sleep(_SWEEP_S)
+
+
+def _all() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended, or is another user's
 
 
 def gone(pid: int) -> bool:
@@ -140,6 +222,13 @@ def belongs_to(pid: int, process: Process) -> bool:
     while pid > 1 and pid != process.pid:
         pid = _parent(_stat(pid))
     return pid == process.pid
+
+
+def _kill(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return  # it has ended, or is another user's
 
 
 def _killpg(pid: int, signum: signal.Signals) -> None:

@@ -9,13 +9,14 @@ import platform
 import re
 import uuid
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 from penstock_bus.context import Shell
-from penstock_bus.health import Vitals
+from penstock_bus.health import VERSION, Vitals
 from penstock_bus.live import LiveFold
+from penstock_bus.port import Endpoint
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
 from penstock_devices import survey
@@ -26,6 +27,7 @@ from penstock_executor.appending import Appender
 from penstock_executor.host import Host, NoRoom, Place
 from penstock_executor.local import Key, Observed, Run
 from penstock_executor.meeting import reachable_address
+from penstock_executor.output import OutputStore
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.floor import Floor
 from penstock_executor.sharing.opening import open_floor
@@ -40,6 +42,7 @@ LANES_LOOK_S: Final = 0.5
 LANES_TELL_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
+EXPIRE_LOOK_S: Final = 60.0
 FOLLOWED: Final = tuple(
     f"{subjects.ROOT}.evt.{kind}.*" for kind in ("job", "profile", "request", "round", "run", "node", "sweep", "scale")
 )
@@ -91,6 +94,8 @@ class Executor:
             watch=self._watch,
             report=self.appender.report,
             wake=self.wake,
+            outputs=OutputStore(data / "output", self.node_id),
+            output_bytes=settings.output_bytes,
         )
         self.teller = Teller(shell, settings, self.host, lambda: self.incarnation, self.alone)
         self.watched: dict[Place, int] = {}
@@ -119,7 +124,8 @@ class Executor:
                 self._recall()
                 teller = self.teller
                 telling = (teller.beat(), teller.publish(), teller.hear_peers(), self._look_after_lanes())
-                async with background(*telling, self._until_stopping(), self._save()):
+                tidying = (self._save(), self._expire_output())
+                async with background(*telling, self._until_stopping(), *tidying), self._serving():
                     await self._reconcile()
                 self.shell.vitals.ready = False
 
@@ -341,6 +347,22 @@ class Executor:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
             if self.live.unsaved >= SNAPSHOT_EVERY:
                 await until_available(self.live.save_snapshot, "save_snapshot")
+
+    async def _expire_output(self) -> None:
+        settings = self.settings
+        while True:
+            live = {job_id for job_id, _ in self.host.runs}
+            keep = (settings.output_age_s, settings.output_disk_bytes)
+            gone = await asyncio.to_thread(self.host.outputs.expire, self.shell.now_s(), live, *keep)
+            if gone:
+                self.shell.log.info("output_removed", jobs=gone)
+            await asyncio.sleep(EXPIRE_LOOK_S)
+
+    def _serving(self) -> AbstractAsyncContextManager[None]:
+        """Answer who asks for the output that this node keeps."""
+        subject = subjects.output(self.node_id)
+        endpoint = Endpoint(name="output", subject=subject, handler=self.host.outputs.answer)
+        return self.shell.bus.serve(f"penstock-output-{self.node_id}", VERSION, [endpoint])
 
     def _recall(self) -> None:
         """Remember for adopted runs what the log has been told already, and what they share."""

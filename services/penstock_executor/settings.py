@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock_events.spec import Name
 from penstock_policies.lanes.turns import Name as Policy
+
+_MIB: Final = 1 << 20
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +43,16 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         elsewhere), or they go on and are adopted at the next start.
     sample_limit_s : float
         Longest time for a profiler's sample, in seconds.
-    log_rate_bytes_per_s, log_burst_bytes : int
-        Output of one process above this rate is dropped, with a line that says how much.
+    output_bytes : int
+        The most that is kept of a process's standard output, and of its standard error; of more, the end is kept, with
+        a line that says how much was dropped.
+    output_stream_bytes : int
+        So much of the beginning of each is streamed to the log, where it survives the node; the rest is read from the
+        node's disk.
+    output_disk_bytes : int
+        The most that the output of all jobs may take on this node's disk; of jobs that are over, the oldest goes first.
+    output_age_s : float
+        How long the output of a job that is over is kept on the disk, in seconds.
     heartbeat_s : float
         Seconds between two heartbeats.
     lane_policy : str
@@ -74,8 +84,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
-    log_rate_bytes_per_s: Annotated[int, Meta(gt=0)] = 256 * 1024
-    log_burst_bytes: Annotated[int, Meta(gt=0)] = 1024 * 1024
+    output_bytes: Annotated[int, Meta(gt=0)] = 1024 * _MIB
+    output_stream_bytes: Annotated[int, Meta(ge=0)] = 64 * _MIB
+    output_disk_bytes: Annotated[int, Meta(gt=0)] = 16 * 1024 * _MIB
+    output_age_s: Annotated[float, Meta(gt=0)] = 14 * 24 * 3600.0
     heartbeat_s: Annotated[float, Meta(gt=0)] = 1.0
     lane_policy: Policy = "fair"
     lane_patience_s: Annotated[float, Meta(gt=0)] = 30.0

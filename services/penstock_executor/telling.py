@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +12,27 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus import BusError
+from penstock_bus import BusError, Unavailable
 from penstock_bus.context import Shell
+from penstock_bus.port import StorageFull
 from penstock_bus.retry import until_available
 from penstock_events import subjects
+from penstock_events.output import STREAMS, Channel, OutputGrown
+from penstock_executor import processes
 from penstock_executor.host import Host, Place
 from penstock_executor.local import Key, Run
-from penstock_executor.output import Limit, Tail
+from penstock_executor.output import PIECE_BYTES, Piece, Tail
 from penstock_executor.settings import ExecutorSettings
 
 OUTPUT_S: Final = 0.05
+TURN_PIECES: Final = 16
+"""So many pieces of one file are published before the next file has its turn."""
+GROWN_S: Final = 0.5
+FULL_S: Final = 1.0
+"""How often it is looked whether the disk has refused output."""
 PROGRESS_S: Final = 0.5
 TOLD: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
 """What is told of a run's progress, as its first process has said it."""
-PIECE_BYTES: Final = 64 * 1024
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +46,16 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Output:
-    """A process's output files, and who may read them now."""
+    """A process's output files, who may read them now, and what was last told of them."""
 
     tails: list[Tail]
     lock: asyncio.Lock
+    grown_s: float = 0.0
+    full_s: float = 0.0
+
+
+class _NoRoom(BusError):
+    """The log has no room for output; that is not waited for."""
 
 
 class Teller:
@@ -64,21 +78,37 @@ class Teller:
     async def publish(self) -> None:
         """Publish output and progress as they come, for ever."""
         while True:
+            more = False
             for place, output in list(self._outputs.items()):
                 async with output.lock:
                     for tail in output.tails if place in self._outputs else ():
-                        await self._publish(place, tail)
+                        more = await self._publish_some(place, tail) or more
+                    await self._tell_output(place, output)
             await self._tell_progress()
-            await asyncio.sleep(OUTPUT_S)
+            await asyncio.sleep(0 if more else OUTPUT_S)
 
     async def finish(self, place: Place) -> None:
-        """Publish the rest of an ended process's output, and its last progress."""
+        """
+        Publish the rest of an ended process's output, and its last progress.
+
+        Where the log has no room, the rest is not waited for: this node has it.
+        """
         self.begin(place)
         output = self._outputs[place]
         async with output.lock:
+            try:
+                for tail in output.tails:
+                    while (piece := tail.look(final=True)) is not None:
+                        await until_available(partial(self._write_in_time, place, piece), "write_log", self._giving_up)
+                        tail.done(piece)
+                end = self._host.outputs.end(*place, len(self._host.runs[place[0]].ranks))
+                write = partial(self._shell.bus.write_log, place[0][0], place[1], b"", end)
+                await until_available(write, "write_log", self._giving_up)
+            except _NoRoom as error:
+                self._shell.log.warning("output_not_streamed", job_id=place[0][0], rank=place[1], reason=str(error))
             for tail in output.tails:
-                await self._publish(place, tail, final=True)
                 tail.close()
+            self._warn_of_loss(place, ended=True)
             del self._outputs[place]
         self._told_s.pop(place[0], None)
         await self._tell_progress()
@@ -86,22 +116,73 @@ class Teller:
     def begin(self, place: Place) -> None:
         """Publish the output of a process from now on."""
         if place not in self._outputs:
-            limit = Limit(self._settings.log_rate_bytes_per_s, self._settings.log_burst_bytes)
-            where = self._host.rank_dir(place)
-            self._outputs[place] = _Output([Tail(where / name, limit) for name in ("stdout", "stderr")], asyncio.Lock())
+            (key, rank), node_id = place, self._host.site.node_id
+            files, marks = self._host.outputs.rank_path(key, rank), self._host.rank_dir(place)
+            most_bytes = self._settings.output_stream_bytes
+            piece_bytes = min(PIECE_BYTES, self._shell.bus.max_body_bytes // 2)
+            channels = [Channel(key[1], node_id, rank, name) for name in STREAMS]
+            tails = [
+                Tail(files / channel.stream, marks / f"{channel.stream}.read", channel, most_bytes, piece_bytes)
+                for channel in channels
+            ]
+            self._outputs[place] = _Output(tails, asyncio.Lock())
 
-    async def _publish(self, place: Place, tail: Tail, final: bool = False) -> None:
-        (job_id, _), rank = place
-        while (piece := tail.look(self._shell.now_s(), final)) is not None:
-            for at in range(0, len(piece.data), PIECE_BYTES):
-                write = partial(self._shell.bus.write_log, job_id, rank, piece.data[at : at + PIECE_BYTES])
-                await until_available(write, "write_log", self._giving_up)
+    async def _publish_some(self, place: Place, tail: Tail) -> bool:
+        """Publish a few pieces; return whether there may be more. What the bus does not take now, waits in its file."""
+        for _ in range(TURN_PIECES):
+            if (piece := tail.look()) is None:
+                return False
+            try:
+                await self._write(place, piece)
+            except Unavailable as error:
+                self._shell.log.debug("output_waits", job_id=place[0][0], reason=str(error))
+                return False
             tail.done(piece)
+        return True
+
+    async def _write_in_time(self, place: Place, piece: Piece) -> None:
+        try:
+            await self._write(place, piece)
+        except StorageFull as error:
+            raise _NoRoom(str(error)) from error
+
+    async def _write(self, place: Place, piece: Piece) -> None:
+        await self._shell.bus.write_log(place[0][0], place[1], piece.data, piece.place)
+
+    async def _tell_output(self, place: Place, output: _Output) -> None:
+        """Tell those who follow how far channels have come that are not streamed, and warn of a full disk."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= output.grown_s + GROWN_S:
+            output.grown_s = now_s
+            for tail in output.tails:
+                if tail.grows_unseen:
+                    grown = OutputGrown(channel=tail.channel, size=tail.size)
+                    await self.tell(subjects.output_grown(place[0][0]), grown)
+        if now_s >= output.full_s + FULL_S:
+            output.full_s = now_s
+            self._warn_of_loss(place)
+
+    def _warn_of_loss(self, place: Place, *, ended: bool = False) -> None:
+        """Have the log say, once each, that output is held in memory, was lost, or is more than is kept."""
         run = self._host.runs.get(place[0])
-        if tail.dropped_bytes and run is not None and "dropped" not in run.told:
-            run.told.add("dropped")
-            rate = self._settings.log_rate_bytes_per_s
-            self._host.warn(run.key, f"rank {rank} prints more than {rate} bytes/s; the excess is dropped")
+        for name, fate in zip(STREAMS, processes.fates(self._host.rank_dir(place)), strict=True):
+            what = f"rank {place[1]}'s {name}"
+            if fate.refused and run is not None:
+                why = os.strerror(fate.refused)
+                if ended and fate.lost_bytes:
+                    self._warn_once(run, f"lost {what}", f"{fate.lost_bytes} bytes of {what} are lost: {why}")
+                else:
+                    said = f"the disk did not take {what}: {why}; it is held in memory until there is room"
+                    self._warn_once(run, f"held {what}", said)
+            if fate.over_bytes and run is not None:
+                most_bytes = self._settings.output_bytes
+                said = f"{what} has more than {most_bytes} bytes; the excess is dropped (executor setting output_bytes)"
+                self._warn_once(run, f"over {what}", said)
+
+    def _warn_once(self, run: Run, what: str, warning: str) -> None:
+        if what not in run.told:
+            run.told.add(what)
+            self._host.warn(run.key, warning)
 
     async def _tell_progress(self) -> None:
         now_s = self._shell.now_s()

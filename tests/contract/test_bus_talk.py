@@ -11,6 +11,7 @@ from bus_harness import Harness
 
 from penstock_bus import Bus, Endpoint, Handler, LogLine, NoResponders, Reply, ServiceError, Timeout, TooLarge
 from penstock_events import subjects
+from penstock_events.output import Channel, End, Place
 from penstock_testing import eventually
 
 ECHO = subjects.query("echo", "test")
@@ -168,6 +169,21 @@ async def test_output_is_read_in_order_with_rank_and_time(bus: Bus) -> None:
         (3, 0, b"line 2\n"),
     ]
     assert all(line.job_id == "j1" and line.stored_s > 0 for line in lines)
+
+
+async def test_pieces_of_output_say_from_where_they_are_and_are_read_behind_a_sequence(bus: Bus) -> None:
+    place, end = Place(Channel(1, "n1", 0, "stderr"), 7), End(1, "n1", 0, 0, 12, 2)
+    await bus.write_log("j1", 0, b"piece", place)
+    await bus.write_log("j1", 0, b"", end)
+    await bus.write_log("j1", 0, b"without")
+    stored = await _lines(bus.read_logs("j1"))
+    assert [(line.place, line.data) for line in stored] == [(place, b"piece"), (end, b""), (None, b"without")]
+    assert await _lines(bus.read_logs("j1", after_seq=2)) == stored[2:]
+    async with aclosing(bus.read_logs("j1", follow=True, after_seq=1)) as lines:
+        assert await anext(lines) == stored[1]
+        assert await anext(lines) == stored[2]
+        await bus.write_log("j1", 0, b"more", place)
+        assert (await anext(lines)).place == place
 
 
 async def test_the_tail_of_the_output_is_its_last_pieces(bus: Bus) -> None:

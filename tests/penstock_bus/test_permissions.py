@@ -153,6 +153,27 @@ async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(serve
             await client.request(subjects.checkpoints("n1"), b"")
 
 
+async def test_clients_ask_nodes_for_output_and_nobody_answers_in_their_place(server: Server) -> None:
+    async def answer(_: bytes) -> Reply:
+        return Reply(body=b"printed")
+
+    async def lie(_: bytes) -> Reply:
+        return Reply(body=b"a lie")
+
+    def output(handler: Handler) -> Endpoint:
+        return Endpoint(name="output", subject=subjects.output("n1"), handler=handler)
+
+    async with (
+        as_user(server, "executor") as n1,
+        as_user(server, "tuner") as tuner,
+        client_of(server) as client,
+        n1.serve("penstock-output-n1", "1.0.0", [output(answer)]),
+        tuner.serve("penstock-output-n1", "1.0.0", [output(lie)]),
+        client.serve("penstock-output-n1", "1.0.0", [output(lie)]),
+    ):
+        assert {await client.request(subjects.output("n1"), b"") for _ in range(20)} == {b"printed"}
+
+
 async def test_only_the_admin_deletes_snapshots(server: Server) -> None:
     async with as_user(server, "matcher") as bus, client_of(server) as client, as_user(server, ADMIN) as admin:
         await bus.save_snapshot("matcher", Snapshot(schema="s", last_seq=1, state=b"x"))

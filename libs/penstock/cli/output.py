@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.session import JobId, call
+from penstock.output import Output
+from penstock_events.output import Place
 
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_bus.port import LogLine
-
-_MARGIN: Final = 256
-"""Pieces read beyond the tail, for those written between reading the tail and following."""
 
 
 def register(app: typer.Typer) -> None:
@@ -42,25 +41,29 @@ class Printer:
 
     Examples
     --------
-    >>> printer = Printer(ranks=True)
-    >>> printer.feed(0, b"a\\nb"), printer.feed(1, b"x\\n"), printer.feed(0, b"c\\n"), printer.rest()
+    >>> printer, one, other = Printer(ranks=True), (0, "stdout"), (1, "stdout")
+    >>> printer.feed(one, b"a\\nb"), printer.feed(other, b"x\\n"), printer.feed(one, b"c\\n"), printer.rest()
     (b'[0] a\\n', b'[1] x\\n', b'[0] bc\\n', b'')
     """
 
     def __init__(self, *, ranks: bool) -> None:
         self._ranks = ranks
-        self._open: dict[int, bytes] = {}
+        self._open: dict[tuple[int, str], list[bytes]] = {}
 
-    def feed(self, rank: int, data: bytes) -> bytes:
-        """Return what to write after one more piece."""
+    def feed(self, source: tuple[int, str], data: bytes) -> bytes:
+        """Return what to write after one more piece of a rank's stream."""
         if not self._ranks:
             return data
-        *whole, self._open[rank] = (self._open.get(rank, b"") + data).split(b"\n")
-        return b"".join(self._line(rank, line) for line in whole)
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join((*self._open.pop(source, ()), whole[0]))
+        if rest:
+            self._open.setdefault(source, []).append(rest)
+        return b"".join(self._line(source[0], line) for line in whole)
 
     def rest(self) -> bytes:
         """Return the lines that never ended."""
-        return b"".join(self._line(rank, line) for rank, line in sorted(self._open.items()) if line)
+        return b"".join(self._line(rank, b"".join(parts)) for (rank, _), parts in sorted(self._open.items()))
 
     def _line(self, rank: int, line: bytes) -> bytes:
         return b"[%d] %s\n" % (rank, line)
@@ -71,22 +74,22 @@ async def stream(
 ) -> None:
     """Write a job's output to standard output, with ``follow`` until the job has ended."""
     detail = await client.job(job_id)
-    job_id, printer, seen = detail.job.id, Printer(ranks=detail.spec.gpus > 1 and rank is None), 0
-    pieces = tail if rank is None else None
+    reader, printer = Output(client.bus, detail.job.id), Printer(ranks=detail.spec.gpus > 1 and rank is None)
     if tail is not None:
-        stored = [line async for line in client.logs(job_id, tail=pieces)]
-        seen = stored[-1].seq if stored else 0
-        _write(last_lines(_written(printer, stored, rank), tail))
-    if tail is None or follow:
-        margin = None if pieces is None else pieces + _MARGIN
-        async for line in client.logs(job_id, follow=follow, tail=margin):
-            if line.seq > seen and rank in {None, line.rank}:
-                _write(printer.feed(line.rank, line.data))
+        last = await reader.last(tail, rank)
+        _write(last_lines(b"".join(_shown(printer, line) for line in last), tail))
+    if follow or tail is None:
+        async for line in client.follow_output(detail, reader) if follow else reader.stored():
+            if rank in {None, line.rank}:
+                _write(_shown(printer, line))
     _write(printer.rest())
 
 
-def _written(printer: Printer, lines: list[LogLine], rank: int | None) -> bytes:
-    return b"".join(printer.feed(line.rank, line.data) for line in lines if rank in {None, line.rank})
+def _shown(printer: Printer, line: LogLine) -> bytes:
+    if line.missing:
+        typer.echo(f"penstock: {line.missing}", err=True)
+    source = line.place.channel.stream if isinstance(line.place, Place) else ""
+    return printer.feed((line.rank, source), line.data)
 
 
 def last_lines(data: bytes, count: int) -> bytes:

@@ -96,7 +96,7 @@ class Checkpoints:
         OSError
             If the folder cannot be written.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._refuse_if_superseded()
         fresh = self._folder / f"{_EPOCH}-{self._epoch}"
         fresh.write_text(str(self._epoch))
@@ -123,7 +123,7 @@ class Checkpoints:
         Exception
             Whatever ``write`` or the file system raise; the checkpoints from before are untouched then.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._folder))
         try:
             write(fresh)

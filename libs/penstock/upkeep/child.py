@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import structlog
 
@@ -82,7 +83,7 @@ class Child:
             await end(self._process, grace_s)
 
     async def _once(self) -> int:
-        log = self._log_file.open("ab") if self._log_file is not None else None
+        log = private_log(self._log_file) if self._log_file is not None else None
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -104,6 +105,13 @@ class Child:
             where = self._log_file or "its log above"
             raise UpError(f"{self.name} cannot run: {_HOPELESS[status]}; see {where}")
         return status
+
+
+def private_log(path: Path) -> IO[bytes]:
+    """Open a log file to append to it; the owner alone may read it, since names and commands of jobs are in it."""
+    file = path.open("ab")
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 async def keep_running(name: str, once: Callable[[], Awaitable[int]], ending: Callable[[], bool]) -> None:

@@ -12,6 +12,7 @@ from penstock_bus.port import Append, Delivery, LogLine, Rejection, Shadowed
 from penstock_bus.reading import delivery, origin, placeholder, rejected_as
 from penstock_events import CodecError, encode
 from penstock_events import subjects as names
+from penstock_events.output import End, Place
 
 _BREATH: Final = 256  # messages between two turns of the event loop
 _NEWEST: Final = 1000
@@ -68,21 +69,35 @@ class LogClient(Client):
         messages = self.server.streams[names.REJECTED].messages[-_NEWEST:]
         return [self.server.rejections[message.seq] for message in messages]
 
-    async def write_log(self, job_id: str, rank: int, data: bytes) -> None:
-        """Store a piece of a process's output."""
+    async def write_log(self, job_id: str, rank: int, data: bytes, place: Place | End | None = None) -> None:
+        """Store a piece of a process's output, and from where in it the piece is."""
         await self.ready(len(data))
-        self.server.put(names.LOG, names.log(job_id, rank), data)
+        message = self.server.put(names.LOG, names.log(job_id, rank), data)
+        if place is not None:
+            self.server.places[message.seq] = place
 
-    async def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
-        """Yield a job's output."""
+    async def read_logs(
+        self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
+    ) -> AsyncIterator[LogLine]:
+        """Yield what the stream holds of a job's output."""
         await self.ready()
-        stored = list(self.server.streams[names.LOG].after(0, [names.logs(job_id)]))
+        stored = list(self.server.streams[names.LOG].after(after_seq, [names.logs(job_id)]))
         for message in stored if tail is None else stored[max(len(stored) - tail, 0) :]:
-            yield _line(job_id, message)
+            yield self._line(job_id, message)
         if follow:
-            seen = stored[-1].seq if stored else 0
+            seen = stored[-1].seq if stored else after_seq
             async for message, _ in self._messages(names.LOG, seen, [names.logs(job_id)]):
-                yield _line(job_id, message)
+                yield self._line(job_id, message)
+
+    def _line(self, job_id: str, message: Message) -> LogLine:
+        return LogLine(
+            seq=message.seq,
+            job_id=job_id,
+            rank=int(message.subject.rpartition(".")[2]),
+            stored_s=message.stored_s,
+            data=message.body,
+            place=self.server.places.get(message.seq),
+        )
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         """Store what a shadow would have done."""
@@ -130,11 +145,6 @@ class LogClient(Client):
 
     def _put_rejection(self, what: str, rejection: Rejection) -> None:
         self.server.put_rejection(names.rejected(what), rejection)
-
-
-def _line(job_id: str, message: Message) -> LogLine:
-    rank = int(message.subject.rpartition(".")[2])
-    return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body)
 
 
 def _shadowed(message: Message) -> Shadowed:

@@ -13,6 +13,7 @@ from penstock_bus.memory.hub import Hub
 from penstock_bus.memory.store import Message, Stream, WorkQueue
 from penstock_bus.port import Lease, Rejection, StorageFull
 from penstock_events import subjects
+from penstock_events.output import End, Place
 
 _STREAMS: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
 
@@ -79,6 +80,7 @@ class MemoryServer:
         self.work = WorkQueue()
         self.snapshots: dict[str, list[bytes]] = {}
         self.rejections: dict[int, Rejection] = {}
+        self.places: dict[int, Place | End] = {}
         self.hub = Hub()
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._last_token = 0

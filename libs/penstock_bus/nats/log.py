@@ -18,11 +18,13 @@ from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection, Sh
 from penstock_bus.reading import delivery, origin, placeholder, rejected_as
 from penstock_events import CodecError
 from penstock_events import subjects as names
+from penstock_events.output import End, Place, header_of, of_header
 
 _NEWEST: Final = 1000
 _REASON: Final = "Penstock-Reason"
 _ORIGIN: Final = "Penstock-Origin"
 _REASON_CHARS: Final = 400
+_PLACE: Final = "Penstock-Place"
 
 _log = get_logger("penstock.bus")
 
@@ -87,17 +89,20 @@ class LogClient(NatsClient):
         stored = get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
         return [_rejection(message) async for message in stored]
 
-    async def write_log(self, job_id: str, rank: int, data: bytes) -> None:
-        """Store a piece of a process's output."""
-        ack = await self.link.store(names.log(job_id, rank), data, {appending.MSG_ID: self.new_id()})
+    async def write_log(self, job_id: str, rank: int, data: bytes, place: Place | End | None = None) -> None:
+        """Store a piece of a process's output, and from where in it the piece is."""
+        headers = {appending.MSG_ID: self.new_id()} | ({_PLACE: header_of(place)} if place else {})
+        ack = await self.link.store(names.log(job_id, rank), data, headers)
         if ack.error is not None:
             raise fault(f"output of {job_id}", ack.error)
 
-    async def read_logs(self, job_id: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
-        """Yield a job's output."""
-        pattern, seen = names.logs(job_id), 0
+    async def read_logs(
+        self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
+    ) -> AsyncIterator[LogLine]:
+        """Yield what the stream holds of a job's output."""
+        pattern, seen = names.logs(job_id), after_seq
         newest: deque[LogLine] = deque(maxlen=tail)
-        async with aclosing(get.stored(self.link, names.LOG, pattern)) as messages:
+        async with aclosing(get.stored(self.link, names.LOG, pattern, after_seq)) as messages:
             async for message in messages:
                 seen = message.seq
                 if tail is None:
@@ -181,8 +186,9 @@ def _rejection(message: get.Stored) -> Rejection:
 
 
 def _line(job_id: str, message: get.Stored) -> LogLine:
+    place = of_header(message.headers.get(_PLACE, ""))
     rank = _rank(message.subject)
-    return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body)
+    return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body, place=place)
 
 
 def _rank(subject: str) -> int:
