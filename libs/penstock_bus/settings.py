@@ -105,6 +105,45 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
 
+def origin(section: str, name: str, *, environ: Mapping[str, str] | None = None) -> str:
+    """
+    Return where a setting comes from: its variable, or the settings file; empty where it has its default.
+
+    Examples
+    --------
+    >>> origin("", "password", environ={"PENSTOCK_PASSWORD": "x"})
+    'PENSTOCK_PASSWORD'
+    """
+    environ = os.environ if environ is None else environ
+    if (variable := _variable(section, name)) in environ:
+        return variable
+    written = _from_file(section, {name: None}, environ, strict=False)
+    return written[name][1] if name in written else ""
+
+
+def credentials(connection: Connection, *, environ: Mapping[str, str] | None = None) -> str:
+    """
+    Return as whom a process goes to the bus, and where that was set, in words.
+
+    Examples
+    --------
+    >>> environ = {"PENSTOCK_USER": "executor", "PENSTOCK_PASSWORD_FILE": "/auth/executor"}
+    >>> credentials(load(Connection, "", environ=environ), environ=environ)
+    "user 'executor' (PENSTOCK_USER) with the password in /auth/executor (PENSTOCK_PASSWORD_FILE)"
+    >>> credentials(Connection(), environ={})
+    'no user (PENSTOCK_USER is not set)'
+    """
+    if not connection.user:
+        return "no user (PENSTOCK_USER is not set)"
+    who = f"user {connection.user!r} ({origin('', 'user', environ=environ) or 'by default'})"
+    if connection.password_file:
+        where = origin("", "password_file", environ=environ)
+        return f"{who} with the password in {connection.password_file} ({where})"
+    if connection.password:
+        return f"{who} with the password of {origin('', 'password', environ=environ)}"
+    return f"{who} without a password (PENSTOCK_PASSWORD and PENSTOCK_PASSWORD_FILE are not set)"
+
+
 def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None) -> T:
     """
     Return the settings of a section.
@@ -146,7 +185,9 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
         raise SettingsError(f"[{section}]: {error}") from error
 
 
-def _from_file(section: str, known: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def _from_file(
+    section: str, known: Mapping[str, object], environ: Mapping[str, str], *, strict: bool = True
+) -> dict[str, tuple[Any, str]]:
     path = environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
     table = _read(Path(path), wanted=CONFIG_VARIABLE in environ)
     if section:
@@ -157,7 +198,7 @@ def _from_file(section: str, known: Mapping[str, object], environ: Mapping[str, 
         table = {name: value for name, value in table.items() if not isinstance(value, dict)}
     where = f"{path}, [{section}]" if section else path
     for name in table:
-        if name not in known:
+        if strict and name not in known:
             raise SettingsError(f"{where}: unknown key {name!r}; expected one of {', '.join(sorted(known))}")
     return {name: (value, where) for name, value in table.items()}
 

@@ -19,7 +19,7 @@ import uvloop
 from penstock_bus import credentials, health, logging, permissions
 from penstock_bus.context import Shell
 from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
-from penstock_bus.settings import Connection, SettingsError, load
+from penstock_bus.settings import Connection, SettingsError, credentials, load
 
 __all__ = ["Run", "Shell", "main"]
 
@@ -27,7 +27,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 EX_UNAVAILABLE: Final = 69
 EX_SOFTWARE: Final = 70
-EX_NOPERM: Final = 77
+REFUSED: Final = 3
+"""As the command line has it: nothing can be done at the server in this way."""
 EX_CONFIG: Final = 78
 CONNECT_RETRY_S: Final = 0.5
 LOST_S: Final = 2.0
@@ -42,7 +43,7 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     Be a service: the whole of its ``__main__.py``.
 
     Exits with 0 after an orderly end, even if the bus is away at that moment; with 69 if the bus cannot be reached, 70
-    after an error in the service, 77 if the bus refuses the credentials and 78 if a setting is wrong.
+    after an error in the service, 3 if the bus refuses the credentials and 78 if a setting is wrong.
     """
     try:
         connection = load(Connection, "")
@@ -65,8 +66,8 @@ async def _main(service: str, connection: Connection, settings: T, run: Run[T]) 
         try:
             bus = await _connect(stack, connection, f"{service}/{replica_id}", stopping)
         except Unauthorized as error:
-            log.error("credentials_refused", url=connection.url, user=connection.user, error=str(error))
-            return EX_NOPERM
+            log.error("credentials_refused", error=refusal(service, connection, str(error)))
+            return REFUSED
         except BusError as error:
             log.error("bus_unreachable", url=connection.url, error=str(error), advice="is NATS there? set PENSTOCK_URL")
             return EX_UNAVAILABLE
@@ -82,10 +83,29 @@ async def _main(service: str, connection: Connection, settings: T, run: Run[T]) 
             if stopping.is_set() and (cause := _unavailable(error)):
                 log.warning("stopped_without_the_bus", error=str(cause))
                 return 0
-            log.exception("service_failed")
-            return EX_SOFTWARE
+            return _failed(error, partial(refusal, service, connection))
         log.info("stopped" if finished else "drain_timed_out", drain_s=connection.drain_s)
         return 0 if finished else EX_SOFTWARE
+
+
+def _failed(error: Exception, refused: Callable[[str], str]) -> int:
+    """Log why a service ended, and return the exit code."""
+    log = structlog.get_logger("penstock.shell")
+    if denied := _unauthorized(error):
+        log.error("credentials_refused", error=refused(str(denied)))
+        return REFUSED
+    log.error("service_failed", exc_info=error)
+    return EX_SOFTWARE
+
+
+def refusal(service: str, connection: Connection, reason: str) -> str:
+    """Return what is said where the bus does not take a service for what it is: who came, by what, and what to do."""
+    return (
+        f"{reason}; it came as {credentials(connection)}, expected user {service!r} with the password that stands "
+        f"under {service!r} in nats/passwords.json of the data folder of `penstock up`: set "
+        f"PENSTOCK_USER={service} and PENSTOCK_PASSWORD or PENSTOCK_PASSWORD_FILE, or on that machine give --data "
+        f"FOLDER to `penstock service {service}`"
+    )
 
 
 def handle_signals(stopping: asyncio.Event) -> None:
@@ -167,6 +187,13 @@ def _unavailable(error: BaseException) -> Unavailable | None:
     while isinstance(error, BaseExceptionGroup) and error.split(Unavailable)[1] is None:
         error = error.exceptions[0]
     return error if isinstance(error, Unavailable) else None
+
+
+def _unauthorized(error: BaseException) -> Unauthorized | None:
+    """Return the refusal that an error is, or that stands first in a group of errors; None where there is none."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_unauthorized, error.exceptions)), None)
+    return error if isinstance(error, Unauthorized) else None
 
 
 async def _connect(stack: AsyncExitStack, connection: Connection, name: str, stopping: asyncio.Event) -> Bus | None:

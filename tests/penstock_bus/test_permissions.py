@@ -131,8 +131,10 @@ async def test_a_client_cannot_answer_in_the_gateways_place(server: Server) -> N
         client_of(server) as thief,
         client_of(server) as client,
         gateway.serve("gateway", "1.0.0", [submit(answer)]),
-        thief.serve("gateway", "1.0.0", [submit(steal)]),
     ):
+        with pytest.raises(Unauthorized, match="does not let this user serve"):
+            async with thief.serve("gateway", "1.0.0", [submit(steal)]):
+                pass
         answers = {await client.request(subjects.command("submit"), b"") for _ in range(20)}
     assert answers == {b"the gateway's"}
 
@@ -182,6 +184,14 @@ async def test_only_the_admin_deletes_snapshots(server: Server) -> None:
                 await unprivileged.delete_snapshots()
         await admin.delete_snapshots()
         assert await bus.load_snapshot("matcher") is None
+
+
+async def test_a_client_that_would_serve_as_a_service_learns_it_at_once(server: Server) -> None:
+    async with as_user(server, "client") as bus:
+        shell = Shell(bus, "matcher")
+        with pytest.raises(Unauthorized, match=r"does not let this user serve penstock\.qry\.matcher\.ready"):
+            async with shell.serving():
+                pass
 
 
 async def test_a_wrong_password_is_refused(server: Server) -> None:

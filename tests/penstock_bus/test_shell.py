@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,12 +14,13 @@ import structlog
 from penstock_bus import Unavailable
 from penstock_bus.logging import Logging, configure
 from penstock_bus.memory import MemoryBus
-from penstock_bus.shell import EX_CONFIG, EX_NOPERM, EX_SOFTWARE, EX_UNAVAILABLE, lost, run_until_drained
+from penstock_bus.shell import EX_CONFIG, EX_SOFTWARE, EX_UNAVAILABLE, REFUSED, lost, run_until_drained
 from penstock_testing.fixtures import Account
 
 WAITING_SERVICE = """
 import asyncio
 import msgspec
+from penstock_bus.port import Unauthorized
 from penstock_bus.shell import main
 
 class Settings(msgspec.Struct, frozen=True):
@@ -31,6 +33,8 @@ async def run(shell, settings):
         await asyncio.Event().wait()
     if settings.rounds == 3:
         raise ZeroDivisionError
+    if settings.rounds == 4:
+        raise ExceptionGroup("two", [ZeroDivisionError(), ExceptionGroup("one", [Unauthorized("not allowed")])])
 
 main("matcher", Settings, run)
 """
@@ -120,11 +124,35 @@ def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: Account)
     assert "ZeroDivisionError" in last["exception"]
 
 
-def test_refused_credentials_end_it_at_once(nats_account: Account) -> None:
-    process = start(**{**nats_account.environment, "PENSTOCK_PASSWORD": "guess", "PENSTOCK_LOG_FORMAT": "json"})
+def test_refused_credentials_end_it_at_once_and_name_the_file_they_came_from(
+    nats_account: Account, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("guess")
+    user = nats_account.user
+    process = start(
+        PENSTOCK_URL=nats_account.url,
+        PENSTOCK_USER=user,
+        PENSTOCK_PASSWORD_FILE=str(tmp_path / "secret"),
+        PENSTOCK_LOG_FORMAT="json",
+    )
     _, said = process.communicate(timeout=60)
-    assert process.returncode == EX_NOPERM
-    assert json.loads(said.splitlines()[-1])["event"] == "credentials_refused"
+    assert process.returncode == REFUSED
+    last = json.loads(said.splitlines()[-1])
+    assert last["event"] == "credentials_refused"
+    who = f"user {user!r} (PENSTOCK_USER) with the password in {tmp_path / 'secret'} (PENSTOCK_PASSWORD_FILE)"
+    assert f"it came as {who}, expected user 'matcher'" in last["error"]
+    assert "nats/passwords.json of the data folder of `penstock up`: set PENSTOCK_USER=matcher" in last["error"]
+
+
+def test_a_user_who_may_not_do_what_the_service_does_is_told_so_without_a_trace(nats_account: Account) -> None:
+    process = serve(nats_account, 4)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == REFUSED
+    last = json.loads(said.splitlines()[-1])
+    assert last["event"] == "credentials_refused"
+    assert last["error"].startswith(f"not allowed; it came as user {nats_account.user!r} (PENSTOCK_USER) with")
+    assert "Traceback" not in said
 
 
 async def test_work_that_ends_by_itself_is_not_hurried() -> None:

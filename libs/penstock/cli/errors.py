@@ -110,13 +110,22 @@ def _explain_bus(error: Exception, url: str) -> Failure | None:
             code, message = Exit.UNREACHABLE, str(error)
         case port.Timeout():
             code, message = Exit.UNREACHABLE, f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
-        case port.Unavailable() | port.Unauthorized():
+        case port.Unauthorized():
+            code, message = Exit.UNREACHABLE, f"{error}{_came_as()}"
+        case port.Unavailable():
             code, message = Exit.UNREACHABLE, str(error)
         case port.BusError():
             code, message = Exit.FAILED, str(error)
         case _:
             return None
     return Failure(message, code)
+
+
+def _came_as() -> str:
+    from penstock_bus.settings import Connection, credentials, load
+
+    connection = load(Connection, "")
+    return f"; you came as {credentials(connection)}" if connection.user else ""
 
 
 def _of_service(code: int) -> Exit:

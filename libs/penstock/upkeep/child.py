@@ -12,12 +12,12 @@ import structlog
 
 from penstock.upkeep.options import UpError
 from penstock_bus.children import dies_with_parent, end
-from penstock_bus.shell import EX_CONFIG, EX_NOPERM
+from penstock_bus.shell import EX_CONFIG, REFUSED
 
 FIRST_S: Final = 0.2
 MOST_S: Final = 10.0
 STEADY_S: Final = 10.0
-_HOPELESS: Final = {EX_CONFIG: "its settings are wrong", EX_NOPERM: "the bus refuses its credentials"}
+_HOPELESS: Final = {EX_CONFIG: "its settings are wrong", REFUSED: "the bus refuses its credentials"}
 _log = structlog.get_logger("penstock.up")
 
 

@@ -52,8 +52,6 @@ def fault(what: str, error: ApiError) -> BusError:
     return Refused(what, error)
 
 
-def denied(subject: str) -> Unauthorized:
+def denied(subject: str, what: str = "publish to") -> Unauthorized:
     """Return the exception for a subject that the user may not use."""
-    return Unauthorized(
-        f"the server does not let this user publish to {subject}; log in as a user with that permission"
-    )
+    return Unauthorized(f"the server does not let this user {what} {subject}; log in as a user with that permission")

@@ -53,6 +53,8 @@ class Link:
         self.timeout_s = timeout_s
         self.replies = Replies(client)
         self.on_lost: set[Callable[[], None]] = set()
+        self.served: dict[str, bool] = {}
+        """Subject that is served here → whether the server lets us hear what is asked there."""
         self._online = asyncio.Event()
         self._ended = ""
 
@@ -91,8 +93,16 @@ class Link:
         if "permissions violation for publish to" in text:
             subject = text.rpartition(' to "')[2].partition('"')[0]
             self.replies.fail(denied(subject), subject)
+        elif "permissions violation for subscription to" in text:
+            self._unheard(text.partition(' to "')[2].partition('"')[0], text)
         elif self._online.is_set():
             _log.warning("bus_error", error=text or repr(error))
+
+    def _unheard(self, subject: str, text: str) -> None:
+        if subject in self.served:
+            self.served[subject] = False
+        else:
+            _log.warning("bus_error", error=text)
 
     def end(self, reason: str) -> None:
         """No call works from now on; those that wait for the server learn it at once."""

@@ -15,6 +15,7 @@ from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
 from nats.micro.service import Service, ServiceConfig
 
 from penstock_bus.nats.client import NatsClient
+from penstock_bus.nats.faults import denied
 from penstock_bus.port import Endpoint, Handler, Reply, ServiceError
 
 _KEPT: Final = 10_000
@@ -44,9 +45,16 @@ class TalkClient(NatsClient):
 
         Each endpoint serves one request at a time, different endpoints side by side; replicas of one name share the
         requests. At the end, requests that are being served get their answers.
+
+        Raises
+        ------
+        Unauthorized
+            If the user may not hear what is asked on one of the subjects.
         """
         await self.link.online(self.link.timeout_s)
         running: set[asyncio.Task[None]] = set()
+        subjects = [endpoint.subject for endpoint in endpoints]
+        self.link.served |= dict.fromkeys(subjects, True)
         config = ServiceConfig(name=name, version=version, metadata=dict(metadata or {}), queue_group=name)
         service = await add_service(self.link.client, config)
         try:
@@ -56,6 +64,8 @@ class TalkClient(NatsClient):
             await asyncio.sleep(0)  # the flush must come behind the subscriptions
             await self.link.client.flush()
             await self.link.client.flush()
+            if unheard := [subject for subject in subjects if not self.link.served[subject]]:
+                raise denied(unheard[0], "serve")
             yield
         finally:
             await self._stop(service, running)
