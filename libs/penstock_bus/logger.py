@@ -22,8 +22,12 @@ class _Lazy:
         if structlog.is_configured():
             return getattr(structlog.get_logger(self._name), method)
         # structlog's own default is standard output, which belongs to the program, or to the job whose output it shows
+        from penstock_bus.logging import seen  # noqa: PLC0415 - as above
+
+        *before, rendering = structlog.get_config()["processors"]
         plain = structlog.wrap_logger(
             structlog.PrintLogger(sys.stderr),
+            processors=[*before, seen, rendering],
             wrapper_class=structlog.make_filtering_bound_logger(UNCONFIGURED_LEVEL),
         )
         return getattr(plain, method)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Literal
+from io import StringIO
+from typing import Final, Literal, TextIO
 
 import msgspec
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, ExcInfo, Processor
+
+from penstock_bus.printable import escaped
+
+_QUOTED: Final = frozenset(" \t=\r\n\"'")
+"""With any of these in it, the renderer shows a value as Python writes it, which is harmless."""
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,5 +55,20 @@ def _rendering(settings: Logging) -> list[Processor]:
     if settings.format == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    plain = structlog.dev.plain_traceback  # the default shows local variables, passwords among them
-    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [seen, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)]
+
+
+def seen(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape what a console would obey: words of others, which the renderer shows as they are unless it quotes them."""
+    return {name: escaped(value) if _is_bare(name, value) else value for name, value in event.items()}
+
+
+def _is_bare(name: str, value: object) -> bool:
+    return isinstance(value, str) and (name == "event" or _QUOTED.isdisjoint(value))
+
+
+def _traceback(out: TextIO, exc_info: ExcInfo) -> None:
+    """Write a traceback without local variables, for passwords are among them."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    out.write("\n".join(map(escaped, text.getvalue().split("\n"))))

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from penstock_bus import matching
+from penstock_bus import matching, printable, settings
 from penstock_bus.nats import follow
 
 
-@pytest.mark.parametrize("module", [matching, follow], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [matching, follow, printable, settings], ids=lambda module: module.__name__)
 def test_the_examples_are_true(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted

@@ -35,3 +35,19 @@ def test_a_logged_error_shows_no_passwords(
     assert "refused" in shown
     assert "test_tracebacks.py" in shown
     assert password not in shown
+
+
+@pytest.mark.parametrize("value", ["\x1b]0;mine\x07", "with space \x1b[2J", "\x9b2J"])
+def test_a_console_shows_what_others_wrote_as_text(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure(Logging(format="console"))
+    logger = structlog.get_logger("penstock.test")
+    logger.warning("job_failed", reason=value)
+    logging.getLogger("some.library").warning("it says %s", value)
+    try:
+        raise ValueError(value)
+    except ValueError:
+        logger.exception("service_failed")
+    shown = capsys.readouterr().err
+    assert shown.count("job_failed") == shown.count("it says") == 1
+    assert "ValueError" in shown
+    assert all(c.isprintable() for c in shown.replace("\n", ""))

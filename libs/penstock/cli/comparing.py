@@ -51,11 +51,11 @@ def present(comparison: Comparison, wanted: Wanted, title: str, addition: Additi
     else:
         show(comparison, wide=wanted.output == "wide")
         if addition is not None:
-            render.say("\n".join(["", *addition.lines]))
+            render.say_lines(["", *addition.lines])
     if wanted.gantt:
         for outcome in comparison.outcomes:
             render.say()
-            render.say("\n".join(text_gantt.lines(outcome, render.terminal_width() or _WIDTH)))
+            render.say_lines(text_gantt.lines(outcome, render.terminal_width() or _WIDTH))
     if wanted.out is not None:
         missing = folder.write(comparison, wanted.out, title, addition)
         tell(f"wrote {wanted.out / folder.PAGE}")

@@ -63,7 +63,7 @@ def doctor(
     else:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            render.say(line_of(finding, width=width, colour=render.colours()))
+            render.say_painted(line_of(finding, width=width, colour=render.colours()))
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
@@ -79,7 +79,8 @@ def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
     """
     level = f"{finding.level:<4}"
     painted = typer.style(level, fg=_COLOURS[finding.level]) if colour else level
-    return f"{painted}  {finding.what:<{width}}  {finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}"
+    said = render.seen(f"{finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}")
+    return f"{painted}  {finding.what:<{width}}  {said}"
 
 
 async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:

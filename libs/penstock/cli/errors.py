@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from penstock.cli.render import seen
+
 if TYPE_CHECKING:
     from penstock_events import JobSpec
 
@@ -60,8 +62,8 @@ class Group(TyperGroup):
 
 
 def tell(message: str) -> None:
-    """Say something on standard error, after the program's name."""
-    typer.echo(f"penstock: {message}", err=True)
+    """Say something on standard error, in one line after the program's name."""
+    typer.echo(seen(f"penstock: {message}"), err=True)
 
 
 def explain(error: Exception, url: str) -> Failure | None:

@@ -50,7 +50,7 @@ def completion(
     if name not in {"bash", "zsh", "fish"}:
         bad_input(f"there is no completion for {name}; expected bash, zsh or fish")
     script = get_completion_script(prog_name="penstock", complete_var="_PENSTOCK_COMPLETE", shell=name)
-    render.say(script)
+    typer.echo(script)
 
 
 def new_service(

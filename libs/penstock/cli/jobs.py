@@ -111,7 +111,7 @@ def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -
         lines += ["", *chart]
     if detail.job.state == "PD":
         lines += ["", *render.wrapped(text.why_lines(detail.why, as_of_s))]
-    render.say("\n".join(lines))
+    render.say_lines(lines)
 
 
 def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
@@ -133,7 +133,7 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
     if output == "json":
         render.show_json(found)
     else:
-        render.say("\n".join(render.wrapped(text.why_lines(found, as_of_s))))
+        render.say_lines(render.wrapped(text.why_lines(found, as_of_s)))
 
 
 def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:

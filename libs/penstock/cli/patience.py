@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
+from penstock.cli.render import seen
 from penstock.cli.times import span
 
 _EVERY_S: Final = 0.2
@@ -85,7 +86,7 @@ class Patience:
 
     def _say(self, line: str) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.write(f"\r\x1b[K{seen(line)}")
             sys.stderr.flush()
 
 

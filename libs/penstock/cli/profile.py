@@ -38,7 +38,7 @@ def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: A
         render.show_json(found)
         return
     curve = curves.lines(found.scaling, render.terminal_width())
-    render.say("\n".join(render.wrapped([*lines(found), *(["", *curve] if curve else [])])))
+    render.say_lines(render.wrapped([*lines(found), *(["", *curve] if curve else [])]))
 
 
 def lines(found: views.ProfileView) -> list[str]:

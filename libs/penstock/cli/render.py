@@ -1,4 +1,9 @@
-"""Tables, pairs and JSON on standard output. Plain columns: they line up, paste and grep, and cost no start-up time."""
+"""
+Tables, pairs and JSON on standard output. Plain columns: they line up, paste and grep, and cost no start-up time.
+
+Whatever is shown may hold words of others, so everything goes through :func:`seen`: nothing that a job, a name or a
+message says reaches the terminal as more than text, or looks like a line of ours. Only a job's own output is as it is.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +30,52 @@ _LABEL: Final = re.compile(r" *[a-z]+: +")
 
 def say(line: str = "") -> None:
     """Write one line."""
+    typer.echo(seen(line))
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Write lines."""
+    for line in lines:
+        say(line)
+
+
+def say_painted(line: str) -> None:
+    """Write a line with colours of ours, in which the words of others went through :func:`seen` before."""
     typer.echo(line)
+
+
+def seen(text: str) -> str:
+    r"""
+    Return text as one line that no terminal obeys.
+
+    Examples
+    --------
+    >>> seen("killed\x1b[2J")
+    'killed\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    from penstock_bus.printable import escaped
+
+    return escaped(text)
 
 
 def show_json(view: object) -> None:
     """Write a view as indented JSON: what the gateway answered, word for word."""
-    say(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+    _show_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
 
 
 def show_json_line(view: object) -> None:
     """Write a view as one line of JSON."""
-    say(msgspec.json.encode(view).decode())
+    _show_json(msgspec.json.encode(view).decode())
+
+
+def _show_json(text: str) -> None:
+    if not text.replace("\n", "").isprintable():
+        from penstock_bus.printable import escaped_json
+
+        text = escaped_json(text)
+    typer.echo(text)
 
 
 def show_table(
@@ -44,7 +84,7 @@ def show_table(
     """Write a table; on a terminal its lines are cut at the edge, or broken there, unless it is ``wide``."""
     width = None if wide else terminal_width()
     for line in table(headers, rows, width=width, wrap=wrap, colour=colours()):
-        say(line)
+        say_painted(line)
 
 
 def terminal_width() -> int | None:
@@ -93,6 +133,7 @@ def table(
     a       1
     bcd    16
     """
+    headers = [seen(header) for header in headers]
     cells = [[_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     right = [_is_numeric([row[i] for row in cells]) for i in range(len(headers))]
@@ -122,7 +163,7 @@ def labelled(pairs: Iterable[tuple[str, str]]) -> list[str]:
     >>> labelled([("id", "a"), ("name", "b"), ("user", "")])
     ['id:    a', 'name:  b']
     """
-    kept = [(key, value) for key, value in pairs if value]
+    kept = [(seen(key), seen(value)) for key, value in pairs if value]
     width = max((len(key) for key, _ in kept), default=0) + 1
     return [f"{key + ':':<{width}}{_GAP}{value}" for key, value in kept]
 
@@ -194,7 +235,7 @@ def _is_terminal() -> bool:
 
 
 def _one_line(cell: str) -> str:
-    return " ".join(cell.split()) or "-"
+    return seen(" ".join(cell.split())) or "-"
 
 
 def _is_numeric(column: list[str]) -> bool:

@@ -53,7 +53,7 @@ def dry_run(ctx: typer.Context, spec: JobSpec, output: str) -> None:
     if output == "json":
         render.show_json(found)
     else:
-        render.say("\n".join(render.wrapped(show.dry_run_lines(found))))
+        render.say_lines(render.wrapped(show.dry_run_lines(found)))
 
 
 def submit(ctx: typer.Context, specs: Sequence[JobSpec], *, strict: bool, wait: bool, output: str) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from penstock.cli.render import seen
+
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_events import views
@@ -38,7 +40,7 @@ class Told:
         """Say how far it is."""
         from penstock.cli.show import sweep_progress
 
-        line = sweep_progress(sweep)
+        line = seen(sweep_progress(sweep))
         if self._over_itself:
             sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()

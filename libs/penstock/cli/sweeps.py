@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from penstock.cli import render, sweep_sim
-from penstock.cli.errors import Failure, require_script
+from penstock.cli.errors import Failure, require_script, tell
 from penstock.cli.session import AnswerOut, At, Out, act, call
 from penstock.cli.times import moment
 
@@ -79,7 +79,7 @@ def tune(
     async def submit(client: Client) -> views.SweepView | None:
         answer = await client.tune(spec, strict=strict)
         for warning in answer.warnings:
-            typer.echo(f"penstock: {warning}", err=True)
+            tell(warning)
         if output == "json":
             render.show_json_line(answer)
         else:
@@ -98,7 +98,7 @@ def _conclude(sweep: views.SweepView | None) -> None:
         f": best {sweep.metric} {render.number(sweep.best_value)} by {sweep.best_job_id}" if sweep.best_job_id else ""
     )
     why = f": {sweep.reason}" if sweep.reason else ""
-    typer.echo(f"penstock: sweep {sweep.id} {sweep.state}{why or best}", err=True)
+    tell(f"sweep {sweep.id} {sweep.state}{why or best}")
     if sweep.state != "completed":
         raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
 
@@ -156,7 +156,7 @@ async def _followed(client: Client, sweep_id: str, output: str) -> views.SweepVi
 def _show(found: views.SweepView, output: str) -> None:
     from penstock.cli import show as text
 
-    render.say("\n".join(render.wrapped(text.sweep_lines(found))))
+    render.say_lines(render.wrapped(text.sweep_lines(found)))
     render.say()
     if found.rungs:
         render.show_table(text.RUNG_HEADERS, [text.rung_row(r) for r in found.rungs], wide=output == "wide")
@@ -177,7 +177,7 @@ def best(ctx: typer.Context, sweep: SweepId, output: AnswerOut = "text", at: At 
         return
     pairs = [("job", trial.job_id), (found.metric, render.number(trial.value))]
     pairs += [(name, str(value)) for name, value in sorted(trial.params.items())]
-    render.say("\n".join(render.labelled(pairs)))
+    render.say_lines(render.labelled(pairs))
 
 
 def export(
@@ -203,10 +203,12 @@ def _export_csv(found: views.SweepView) -> None:
 
     names = sorted({name for trial in found.trials for name in trial.params})
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *names])
+    shown = render.seen if render.terminal_width() else str  # a file is given every character
+    writer.writerow([*_COLUMNS, *map(shown, names)])
     for trial in found.trials:
         cells = ["" if (value := getattr(trial, name)) is None else value for name in _COLUMNS]
-        writer.writerow([*cells, *(trial.params.get(name, "") for name in names)])
+        row = [*cells, *(trial.params.get(name, "") for name in names)]
+        writer.writerow([shown(cell) if isinstance(cell, str) else cell for cell in row])
 
 
 def _export_study(found: views.SweepView, storage: str) -> None:

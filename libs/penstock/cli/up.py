@@ -82,7 +82,7 @@ def up(
         render.say(supervisor.access(options))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
-        _supervised(supervisor.up(options, render.say))
+        _supervised(supervisor.up(options, lambda text: render.say_lines(text.splitlines())))
 
 
 def down(data: Data = "penstock-data") -> None:
