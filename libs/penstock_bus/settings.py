@@ -121,18 +121,20 @@ def origin(section: str, name: str, *, environ: Mapping[str, str] | None = None)
     return written[name][1] if name in written else ""
 
 
-def credentials(connection: Connection, *, environ: Mapping[str, str] | None = None) -> str:
+def came_as(connection: Connection, *, environ: Mapping[str, str] | None = None) -> str:
     """
     Return as whom a process goes to the bus, and where that was set, in words.
 
     Examples
     --------
     >>> environ = {"PENSTOCK_USER": "executor", "PENSTOCK_PASSWORD_FILE": "/auth/executor"}
-    >>> credentials(load(Connection, "", environ=environ), environ=environ)
+    >>> came_as(load(Connection, "", environ=environ), environ=environ)
     "user 'executor' (PENSTOCK_USER) with the password in /auth/executor (PENSTOCK_PASSWORD_FILE)"
-    >>> credentials(Connection(), environ={})
+    >>> came_as(Connection(), environ={})
     'no user (PENSTOCK_USER is not set)'
     """
+    if not connection.user and connection.credentials:
+        return f"the user of {connection.credentials} ({origin('', 'credentials', environ=environ)})"
     if not connection.user:
         return "no user (PENSTOCK_USER is not set)"
     who = f"user {connection.user!r} ({origin('', 'user', environ=environ) or 'by default'})"

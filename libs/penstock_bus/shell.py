@@ -19,7 +19,7 @@ import uvloop
 from penstock_bus import credentials, health, logging, permissions
 from penstock_bus.context import Shell
 from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
-from penstock_bus.settings import Connection, SettingsError, credentials, load
+from penstock_bus.settings import Connection, SettingsError, came_as, load
 
 __all__ = ["Run", "Shell", "main"]
 
@@ -100,8 +100,10 @@ def _failed(error: Exception, refused: Callable[[str], str]) -> int:
 
 def refusal(service: str, connection: Connection, reason: str) -> str:
     """Return what is said where the bus does not take a service for what it is: who came, by what, and what to do."""
+    if service not in permissions.LOGINS:
+        return f"{reason}; it came as {came_as(connection)}"
     return (
-        f"{reason}; it came as {credentials(connection)}, expected user {service!r} with the password that stands "
+        f"{reason}; it came as {came_as(connection)}, expected user {service!r} with the password that stands "
         f"under {service!r} in nats/passwords.json of the data folder of `penstock up`: set "
         f"PENSTOCK_USER={service} and PENSTOCK_PASSWORD or PENSTOCK_PASSWORD_FILE, or on that machine give --data "
         f"FOLDER to `penstock service {service}`"

@@ -124,10 +124,10 @@ def _explain_bus(error: Exception, url: str) -> Failure | None:
 
 
 def _came_as() -> str:
-    from penstock_bus.settings import Connection, credentials, load
+    from penstock_bus.settings import Connection, came_as, load
 
     connection = load(Connection, "")
-    return f"; you came as {credentials(connection)}" if connection.user else ""
+    return f"; you came as {came_as(connection)}" if connection.user else ""
 
 
 def _of_service(code: int) -> Exit:
