@@ -14,7 +14,7 @@ from penstock_events.codec import (
     tag_of,
 )
 from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
-from penstock_events.lifecycle import ACTIVE, TERMINAL, Job, Jobs, State
+from penstock_events.lifecycle import ACTIVE, TERMINAL, Checkpoint, Job, Jobs, State, last_checkpoint
 from penstock_events.node import NodeJoined, NodeLeft
 from penstock_events.policy import PolicySet, Setting
 from penstock_events.profile import (
@@ -29,7 +29,7 @@ from penstock_events.profile import (
 from penstock_events.rank import JobsRanked, Rank
 from penstock_events.request import NodeDrained, NodeRemoved, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
-from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
+from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunRewound, RunStarted, RunWarned
 from penstock_events.scale import Demand, ScaleDecided
 from penstock_events.spec import (
     Batch,
@@ -64,6 +64,7 @@ __all__ = [
     "Batch",
     "Budget",
     "Cause",
+    "Checkpoint",
     "Choice",
     "CodecError",
     "Commit",
@@ -100,6 +101,7 @@ __all__ = [
     "RunCheckpointed",
     "RunEnded",
     "RunMeasured",
+    "RunRewound",
     "RunStarted",
     "RunWarned",
     "Sample",
@@ -129,6 +131,7 @@ __all__ = [
     "decode_at",
     "encode",
     "kind_of",
+    "last_checkpoint",
     "subject_of",
     "tag_of",
 ]

@@ -26,6 +26,7 @@ from msgspec import Meta
 VERSION: Final = 1
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
+Digest = Annotated[str, Meta(max_length=64)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 STOP_MARGIN: Final = 2
 """Steps a process may go on after answering; two, because processes of one gang are at most one step apart."""
@@ -99,11 +100,16 @@ class At(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
-    """A checkpoint after this step, and so many samples, is complete; ``leaving`` where the process exits next."""
+    """
+    A checkpoint after this step, and so many samples, is complete; ``leaving`` where the process exits next.
+
+    ``digest`` is the SHA-256 of its manifest; empty where it has none.
+    """
 
     step: Count
     leaving: bool = False
     samples: Count = 0
+    digest: Digest = ""
 
 
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
@@ -177,7 +183,9 @@ class Env:
     LANES: Final = "PENSTOCK_LANES"  # path of the lane keeper's socket; only where the job takes turns on its devices
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
+    RESUME_STEP: Final = "PENSTOCK_RESUME_STEP"  # of the checkpoint to load; 0: none; unset: the newest there is
     BEGIN_DIR: Final = "PENSTOCK_BEGIN_DIR"  # another job's checkpoints, to begin from where there are none
+    BEGIN_STEP: Final = "PENSTOCK_BEGIN_STEP"  # of the one to load of those; 0: none; unset: the newest there is
     SAVE_AT_END: Final = "PENSTOCK_SAVE_AT_END"  # 1: save a checkpoint when all is done as well
     PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
     BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"

@@ -18,7 +18,7 @@ from penstock_events.profile import SamplesRequested, WorkloadProfiled, Workload
 from penstock_events.rank import JobsRanked
 from penstock_events.request import NodeDrained, NodeRemoved, NodeResumed, SweepCancelled, SweepSubmitted
 from penstock_events.round import RoundDecided
-from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunStarted, RunWarned
+from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunRewound, RunStarted, RunWarned
 from penstock_events.scale import ScaleDecided
 from penstock_events.sweep import (
     SweepFinished,
@@ -39,6 +39,7 @@ AnyEvent = (
     | RunStarted
     | RunCheckpointed
     | RunEnded
+    | RunRewound
     | RunWarned
     | RunMeasured
     | LaneChanged

@@ -18,13 +18,13 @@ from penstock_events.base import Event
 from penstock_events.job import JobCancelled, JobHeld, JobReleased, JobSubmitted
 from penstock_events.profile import Sample, SamplesRequested
 from penstock_events.round import Placement, RoundDecided
-from penstock_events.run import RunCheckpointed, RunEnded, RunMeasured, RunStarted
+from penstock_events.run import RunCheckpointed, RunEnded, RunMeasured, RunRewound, RunStarted
 from penstock_events.scale import ScaleDecided
 from penstock_events.spec import JobSpec, Outcome
-from penstock_events.states import ACTIVE, SEVERITY, TERMINAL, TRANSITIONS, Job, State
+from penstock_events.states import ACTIVE, SEVERITY, TERMINAL, TRANSITIONS, Checkpoint, Job, State
 from penstock_events.sweep import TrialsScaled
 
-__all__ = ["ACTIVE", "TERMINAL", "TRANSITIONS", "Job", "Jobs", "State"]
+__all__ = ["ACTIVE", "TERMINAL", "TRANSITIONS", "Checkpoint", "Job", "Jobs", "State", "last_checkpoint"]
 
 
 class Jobs(msgspec.Struct):
@@ -127,6 +127,8 @@ def _start_run(job: Job, event: RunStarted) -> bool:
         job.started_s = event.at_s
         job.attempts += 1
         job.first_started_s = job.first_started_s or event.at_s
+        job.steps = event.resumed_step  # those behind its last checkpoint are done again, and counted again
+    job.checkpoint = _lies_here_too(job.checkpoint, event)
     return True
 
 
@@ -145,10 +147,71 @@ def _measure(job: Job, event: RunMeasured) -> bool:
 def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
     if job.placement is None or job.placement.epoch != event.epoch:
         return False
-    job.run_steps = max(job.run_steps, event.step - job.checkpoint_step)
+    if not event.generation:
+        job.run_steps = max(job.run_steps, event.step - job.checkpoint_step)
+    if event.step >= job.checkpoint_step:
+        job.checkpoint = _written(event)
     job.checkpoint_step = max(job.checkpoint_step, event.step)
+    job.steps = max(job.steps, event.step)
     job.checkpointed_s = max(job.checkpointed_s, event.at_s)
     return True
+
+
+def _rewind(job: Job, event: RunRewound) -> bool:
+    """Go on from an earlier step, unless that checkpoint has been given up already: of a gang the first one counts."""
+    if not job.may_run(event.epoch, event.node_id) or not _gives_up(job.checkpoint, event):
+        return False
+    job.checkpoint = _instead(event)
+    job.checkpoint_step = job.checkpoint.step if job.checkpoint is not None else 0
+    job.steps, job.samples, job.run_steps = event.step, event.samples, 0
+    job.rewound, job.begins_anew = event.epoch, event.step == 0
+    return True
+
+
+def last_checkpoint(facts: Iterable[Event]) -> Checkpoint | None:
+    """
+    Return a job's last checkpoint by the facts about its runs alone, in order; others are left out.
+
+    For whoever needs to know of a job that it has forgotten.
+    """
+    last, epoch = None, 0
+    for fact in facts:
+        if not isinstance(fact, RunStarted | RunCheckpointed | RunRewound) or fact.epoch < epoch:
+            continue
+        epoch = fact.epoch
+        match fact:
+            case RunStarted():
+                last = _lies_here_too(last, fact)
+            case RunCheckpointed() if last is None or fact.step >= last.step:
+                last = _written(fact)
+            case RunRewound() if _gives_up(last, fact):
+                last = _instead(fact)
+            case _:
+                pass
+    return last
+
+
+def _written(event: RunCheckpointed) -> Checkpoint:
+    generation, node_ids = event.generation or event.epoch, (event.node_id,)
+    return Checkpoint(generation=generation, step=event.step, digest=event.digest, node_ids=node_ids)
+
+
+def _lies_here_too(last: Checkpoint | None, event: RunStarted) -> Checkpoint | None:
+    if last is None or event.begun_from or (event.resumed_step, event.resumed_digest) != (last.step, last.digest):
+        return last
+    elsewhere = tuple(node_id for node_id in last.node_ids if node_id != event.node_id)
+    return msgspec.structs.replace(last, node_ids=(*elsewhere, event.node_id))
+
+
+def _gives_up(last: Checkpoint | None, event: RunRewound) -> bool:
+    return last is None or (event.lost_step, event.lost_generation) == (last.step, last.generation)
+
+
+def _instead(event: RunRewound) -> Checkpoint | None:
+    if not event.generation:
+        return None
+    node_ids = (event.node_id,)
+    return Checkpoint(generation=event.generation, step=event.step, digest=event.digest, node_ids=node_ids)
 
 
 def _end_run(job: Job, event: RunEnded) -> bool:
@@ -278,6 +341,7 @@ _FOLDS: Final[dict[type[Event], Callable[[Jobs, Any], list[Job]]]] = {
     RunStarted: _on_started,
     RunEnded: _on_ended,
     RunCheckpointed: _on_one(_checkpoint),
+    RunRewound: _on_one(_rewind),
     RunMeasured: _on_one(_measure),
     JobCancelled: _on_one(_cancel),
     JobHeld: _on_one(_hold),

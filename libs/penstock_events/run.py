@@ -9,22 +9,80 @@ from penstock_events.spec import MemoryNeed, Outcome
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
-    """The executor of one node started the job's processes on all of its devices there."""
+    """
+    The executor of one node started the job's processes on all of its devices there.
+
+    Attributes
+    ----------
+    resumed_step : int
+        The step of the checkpoint that the executor has found on its node, and has the processes load; 0 where there
+        is none.
+    resumed_digest : str
+        Which one that is; empty where nobody knows.
+    begun_from : str
+        The other job whose checkpoint it is, where the job has none of its own.
+    copied_from : str
+        The node from which the executor has copied it for this run; empty where it lay there.
+    """
 
     job_id: str
     epoch: int
     node_id: str
     devices: tuple[int, ...]
     resumed_step: int = 0
+    resumed_digest: str = ""
+    begun_from: str = ""
+    copied_from: str = ""
 
 
 class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1"):
-    """A checkpoint was completed: a later run resumes after this step."""
+    """
+    A checkpoint was completed on a node: a later run resumes after this step.
+
+    Attributes
+    ----------
+    generation : int
+        Epoch of the run that wrote it, where that is not ``epoch``: an executor has found it later.
+    digest : str
+        SHA-256 of its manifest, which has those of all of its files; empty where the script did not say.
+    """
 
     job_id: str
     epoch: int
     node_id: str
     step: int
+    generation: int = 0
+    digest: str = ""
+
+
+class RunRewound(Event, frozen=True, kw_only=True, tag="run.rewound.v1"):
+    """
+    The job's last checkpoint cannot be had or was not loaded: it goes on from an earlier step.
+
+    Attributes
+    ----------
+    step : int
+        From which it goes on; 0 is the beginning.
+    generation, digest : int, str
+        Of the checkpoint after that step; 0 and empty where there is none.
+    samples : int
+        That were done by then.
+    lost_step, lost_generation : int
+        Of the checkpoint that it does not go on from.
+    reason : str
+        In one sentence.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    step: int
+    generation: int = 0
+    digest: str = ""
+    samples: int = 0
+    lost_step: int = 0
+    lost_generation: int = 0
+    reason: str = ""
 
 
 class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):

@@ -59,6 +59,27 @@ class Size(msgspec.Struct, frozen=True, order=True):
     batch_size: int = 0
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A job's last checkpoint, as far as the log knows.
+
+    Attributes
+    ----------
+    generation : int
+        Epoch of the run that wrote it.
+    step : int
+    digest : str
+        SHA-256 of its manifest; empty where nobody said.
+    node_ids : tuple of str
+        Nodes on which it lies: the one that wrote it, and those that have resumed from it.
+    """
+
+    generation: int
+    step: int
+    digest: str = ""
+    node_ids: tuple[str, ...] = ()
+
+
 class Job(msgspec.Struct, kw_only=True):
     """
     One job as the log has it so far.
@@ -107,6 +128,13 @@ class Job(msgspec.Struct, kw_only=True):
         What its next run is to have instead, while the present one is to make way for it.
     checkpointed_s : float
         When its last checkpoint was complete; 0 before the first.
+    checkpoint : Checkpoint or None
+        The last one; None before the first, and once it was found to be lost with no other behind it.
+    rewound : int
+        Epoch of the last run that had to go on from before the last checkpoint; 0 where none had. Checkpoints of
+        earlier runs, but for the one that it went on from, no longer count.
+    begins_anew : bool
+        That run had to begin from step 0: the job with whose checkpoint it was to begin does not count either.
     not_before_s : float
         End of the back-off after a failure.
     diverged : tuple of str
@@ -150,6 +178,9 @@ class Job(msgspec.Struct, kw_only=True):
     steps: int = 0
     checkpoint_step: int = 0
     checkpointed_s: float = 0.0
+    checkpoint: Checkpoint | None = None
+    rewound: int = 0
+    begins_anew: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     diverged: tuple[str, ...] = ()
     reason: str = ""

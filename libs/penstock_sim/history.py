@@ -33,6 +33,7 @@ from penstock_events import (
     RoundDecided,
     RunCheckpointed,
     RunEnded,
+    RunRewound,
     RunStarted,
     Size,
     Slot,
@@ -214,6 +215,8 @@ class Reading:
                 found.speeds.apply(fact)
             case RunCheckpointed() if (job := found.jobs.get(fact.job_id)) is not None:
                 found.saving.checkpointed(key_of(job))
+            case RunRewound() if (job := found.jobs.get(fact.job_id)) is not None and job.started_s:
+                found.runs[job.id][-1].resumed_step = fact.step
             case RoundDecided():
                 self._placed_s.update({placement.job_id: fact.at_s for placement in fact.placements})
                 self._lose(fact)

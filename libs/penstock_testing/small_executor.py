@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock_events.agent import STOP_MARGIN, At, Env, FromJob, Hello, Stop, StopAt
+from penstock_events.agent import STOP_MARGIN, At, Env, FromJob, Hello, Saved, Stop, StopAt
 
 M = TypeVar("M", bound=FromJob)
 PATIENCE_S = 60.0
@@ -134,3 +134,8 @@ def overlay(environ: Mapping[str, str], **more: str) -> dict[str, str]:
     """Return an environment with nothing of Penstock but ``more``, by names of :class:`Env`."""
     plain = {name: value for name, value in environ.items() if not name.startswith("PENSTOCK_")}
     return plain | {getattr(Env, name): value for name, value in more.items()}
+
+
+def without_digest(saved: Saved) -> Saved:
+    """Return what a process said of a checkpoint, without the digest, which is another each time."""
+    return msgspec.structs.replace(saved, digest="")

@@ -26,6 +26,7 @@ from penstock_events import (
     RunCheckpointed,
     RunEnded,
     RunMeasured,
+    RunRewound,
     RunStarted,
     RunWarned,
     SamplesRequested,
@@ -45,7 +46,7 @@ def decider(settings: Settings | None = None) -> Decider[State]:
     return Decider(
         name="autoscaler",
         state=State,
-        schema="autoscaler.2",
+        schema="autoscaler.3",
         apply=apply,
         decide=remembering(settings or Settings()),
         ignores=frozenset({JobFinished, RunWarned, RunMeasured}),
@@ -143,7 +144,7 @@ def _sort_in(state: State, changed: Iterable[Job], event: Event, seq: int) -> No
             _keep(state, job)
         if job.state in TERMINAL:
             state.note(job.spec.pool, seq, "completion")
-        elif not isinstance(event, RunCheckpointed | RunMeasured) and (
+        elif not isinstance(event, RunCheckpointed | RunMeasured | RunRewound) and (
             job.spec.elastic or not isinstance(event, RunStarted)
         ):
             state.note(job.spec.pool, seq, because)

@@ -32,6 +32,11 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     started_s: float
     sharing: Sharing = "exclusive"
+    resumed_step: int = 0
+    resumed_generation: int = 0
+    resumed_digest: str = ""
+    begun_from: str = ""
+    copied_from: str = ""
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +78,11 @@ def create(runs: Path, run: Run) -> None:
         ranks=tuple(run.ranks),
         started_s=run.started_s,
         sharing=run.sharing,
+        resumed_step=run.resumed_step,
+        resumed_generation=run.resumed_generation,
+        resumed_digest=run.resumed_digest,
+        begun_from=run.begun_from,
+        copied_from=run.copied_from,
     )
     (folder / "run.json").write_bytes(msgspec.json.encode(started))
 

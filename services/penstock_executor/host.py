@@ -14,9 +14,10 @@ from typing import Final
 import structlog
 
 from penstock_devices import DeviceError
-from penstock_events import AnyEvent, Job, RunCheckpointed, RunWarned
+from penstock_events import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_events.agent import Done, FromJob, Hello, Hold, Memory, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
 from penstock_executor import agreement, folder, launch, preflight, processes
+from penstock_executor.checkpoints import About, CheckpointFolder, Resume
 from penstock_executor.ears import Line
 from penstock_executor.limits import Limits
 from penstock_executor.local import Ending, Key, Rank, Run, sharing_of
@@ -68,6 +69,7 @@ class Host:
     runs : dict of Key to Run
     lines : dict of Place to Line
         Open connections.
+    checkpoints : CheckpointFolder
     fresh : set of str
         Jobs whose progress has changed since it was last told.
     on_memory : callable
@@ -97,12 +99,15 @@ class Host:
         self.fresh: set[Key] = set()
         self._processes: dict[Place, processes.Process] = {}
         self._meetings = Meetings()
+        self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id)
         self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
 
     # --- beginning
-    def start(self, job: Job, cluster: Cluster) -> Run:
+    def start(self, job: Job, cluster: Cluster, resume: Resume | None = None) -> Run:
         """
         Start a job's processes on this node; where that is impossible, the run says why and has no process.
+
+        ``resume`` is what they are to go on from; None where the log knows of nothing.
 
         Raises
         ------
@@ -120,12 +125,17 @@ class Host:
             refused=self._problem(job, mine[0]),
             sharing=sharing_of(job),
         )
+        if resume is not None:
+            source = resume.source
+            run.resumed_step, run.resumed_generation, run.resumed_digest = source.step, source.generation, source.digest
+            run.begun_from = resume.begun_from if resume.begun is not None else ""
+            run.copied_from = resume.copied_from
         self.runs[run.key] = run
         self.limits.set_fraction(job, run.devices)
         run.cap_bytes = self.limits.least_bytes(run.key)
         if not run.refused:
             run.ranks = {member.rank: Rank() for member in mine}
-            self._spawn_all(run, job, mine, self._meetings.arrange(run.key, gang, cluster))
+            self._spawn_all(run, job, mine, self._meetings.arrange(run.key, gang, cluster), resume)
         return run
 
     def _problem(self, job: Job, member: launch.Member) -> str:
@@ -138,13 +148,15 @@ class Host:
     def _cwd(self, job: Job) -> str:
         return os.path.join(self.site.cwd, job.spec.cwd)
 
-    def _spawn_all(self, run: Run, job: Job, mine: list[launch.Member], meeting: dict[str, str]) -> None:
+    def _spawn_all(
+        self, run: Run, job: Job, mine: list[launch.Member], meeting: dict[str, str], resume: Resume | None
+    ) -> None:
         try:
             folder.create(self.runs_dir, run)
             with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
             for member in mine:
-                env = launch.environment_of(job, member, self.site, meeting) | self._room(run, job, member)
+                env = launch.environment_of(job, member, self.site, meeting, resume) | self._room(run, job, member)
                 where = folder.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
                 keep = processes.Keep(self.outputs.create(run.key, member.rank), self._output_bytes)
@@ -187,6 +199,11 @@ class Host:
                 ranks={index: Rank() for index in started.ranks},
                 started_s=started.started_s,
                 sharing=started.sharing,
+                resumed_step=started.resumed_step,
+                resumed_generation=started.resumed_generation,
+                resumed_digest=started.resumed_digest,
+                begun_from=started.begun_from,
+                copied_from=started.copied_from,
             )
             if stopping is not None:
                 run.ending, run.stop_step, run.why = stopping.ending, stopping.stop_step, stopping.why
@@ -317,13 +334,14 @@ class Host:
         agreement.hear(run, index, message)
         match message:
             case Saved():
-                self._report(RunCheckpointed(step=message.step, **self._about(key)))
+                self._report(RunCheckpointed(step=message.step, digest=message.digest, **self._about(key)))
             case SaveFailed():
                 what = f"the checkpoint after step {message.step} could not be written: {message.error}"
                 self._report(RunWarned(warning=what, **self._about(key)))
             case Progress() | Done():
                 if index == 0:
                     self.fresh.add(key)
+                    self._note_begin(run, message.step - message.loop_steps)
                 if isinstance(message, Done):
                     folder.note_done(self.runs_dir, run, index)
                 if message.memory is not None:
@@ -331,6 +349,25 @@ class Host:
             case _:
                 pass
         self.settle(run)
+
+    def _note_begin(self, run: Run, step: int) -> None:
+        """Tell the log where a run has begun, if that is before the checkpoint that it was to load."""
+        if step >= run.resumed_step or "rewound" in run.told:
+            return
+        run.told.add("rewound")
+        held = self.checkpoints.of_step(run.job_id, step) if step else None
+        self._report(
+            RunRewound(
+                step=step,
+                generation=max(1, held.generation) if held is not None else 0,
+                digest=held.digest if held is not None else "",
+                samples=held.samples if held is not None else 0,
+                lost_step=run.resumed_step,
+                lost_generation=run.resumed_generation,
+                reason=f"its script has not loaded the checkpoint after step {run.resumed_step}",
+                **self._about(run.key),
+            )
+        )
 
     def settle(self, run: Run, agreed: int | None = None) -> None:
         """Tell the processes where to stop, if that has just become known; ``agreed``: another node knew it."""
@@ -371,7 +408,7 @@ class Host:
             if (run.key, index) in self.lines:
                 self.lines[run.key, index].say(message)
 
-    def _about(self, key: Key) -> launch.About:
+    def _about(self, key: Key) -> About:
         return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
 
 

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 import msgspec
 
 from penstock_devices import environment
 from penstock_events import Device, Job, Placement, Slot
 from penstock_events.agent import Env
+from penstock_executor.checkpoints import Resume
 from penstock_executor.local import sharing_of
 
 INHERITED: Final = (
@@ -32,15 +33,6 @@ class Member(msgspec.Struct, frozen=True):
     local_rank: int
     node_id: str
     devices: tuple[int, ...]
-
-
-class About(TypedDict):
-    """What every fact about a run says."""
-
-    job_id: str
-    epoch: int
-    node_id: str
-    at_s: float
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +66,14 @@ def _shares(slot: Slot, processes: str) -> list[tuple[int, ...]]:
     return [slot.devices] if processes == "node" else [(index,) for index in slot.devices]
 
 
-def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of one process; the job's own variables yield to Penstock's."""
+def environment_of(
+    job: Job, member: Member, site: Site, rendezvous: Mapping[str, str], resume: Resume | None = None
+) -> dict[str, str]:
+    """
+    Return the whole environment of one process; the job's own variables yield to Penstock's.
+
+    ``resume`` is what it is to go on from, where that has been found out; otherwise it takes what it finds.
+    """
     spec, placement = job.spec, placement_of(job)
     devices = [device for device in site.devices if device.index in member.devices]
     threads = ONE_THREAD if any(device.backend == "emulated" for device in devices) else {}
@@ -101,6 +99,10 @@ def environment_of(job: Job, member: Member, site: Site, rendezvous: Mapping[str
         ours[Env.LR_RULE] = spec.batch.lr
     if spec.begins_from:
         ours[Env.BEGIN_DIR] = str(site.checkpoints / spec.begins_from)
+    if resume is not None:
+        ours[Env.RESUME_STEP] = str(resume.held.step if resume.held is not None else 0)
+    if resume is not None and spec.begins_from:
+        ours[Env.BEGIN_STEP] = str(resume.begun.step if resume.begun is not None else 0)
     if spec.keep_checkpoint:
         ours[Env.SAVE_AT_END] = "1"
     if sharing_of(job) == "lane":

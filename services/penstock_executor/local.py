@@ -8,6 +8,7 @@ import msgspec
 
 from penstock_events import Job
 from penstock_events.agent import EXIT_PREEMPTED
+from penstock_executor.checkpoints import Resume
 
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "hang"]
 """
@@ -111,6 +112,12 @@ class Run(msgspec.Struct, kw_only=True):
         Why nothing was started; empty where something was.
     asked_s, termed_s, killed_s : float
         When it was asked to stop, got TERM, and got KILL; 0 where not yet.
+    resumed_step, resumed_generation, resumed_digest : int, int, str
+        Of the checkpoint that its processes are to load; 0 where there is none.
+    begun_from : str
+        The other job whose checkpoint that is.
+    copied_from : str
+        The node from which it was copied for this run.
     ending : Ending
         Why it got them.
     answers : dict of int to int
@@ -128,7 +135,7 @@ class Run(msgspec.Struct, kw_only=True):
     why : str
         Why this node ends it, in one sentence, where neither the log nor ``ending`` says.
     told : set of str
-        Facts already on their way to the log: ``started``, ``ended``, and warnings that are given once.
+        Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
 
     job_id: str
@@ -141,6 +148,11 @@ class Run(msgspec.Struct, kw_only=True):
     asked_s: float = 0.0
     termed_s: float = 0.0
     killed_s: float = 0.0
+    resumed_step: int = 0
+    resumed_generation: int = 0
+    resumed_digest: str = ""
+    begun_from: str = ""
+    copied_from: str = ""
     ending: Ending = ""
     answers: dict[int, int] = {}
     held: set[int] = set()
@@ -217,6 +229,8 @@ class Observed(msgspec.Struct, kw_only=True):
         Runs that could not be started for want of room on the disk, and when to try again.
     seats : dict of (job id, epoch) to Seat
         Of the runs that take turns with others.
+    resumes : dict of (job id, epoch) to Resume
+        Of the runs that are to start: what they go on from, as far as that is known and here.
     """
 
     incarnation: str
@@ -224,6 +238,7 @@ class Observed(msgspec.Struct, kw_only=True):
     draining: bool = False
     postponed: dict[Key, float] = {}
     seats: dict[Key, Seat] = {}
+    resumes: dict[Key, Resume] = {}
 
     def busy_devices(self) -> dict[int, Sharing]:
         """Return the devices that a process is on, and how it has them."""

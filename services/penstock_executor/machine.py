@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import msgspec
@@ -12,6 +12,7 @@ from penstock_events import TERMINAL, Event, Job, Jobs, Outcome, RunEnded, RunSt
 from penstock_events import State as JobState
 from penstock_events.sweep import SweepFinished
 from penstock_executor import outcome
+from penstock_executor.checkpoints import ResumeRequest
 from penstock_executor.local import Ending, Observed, Run, sharing_of
 from penstock_policies.cluster import Cluster
 
@@ -27,6 +28,8 @@ class State(msgspec.Struct):
     ----------
     started : dict of str to dict of str to int
         Job id → node id → epoch that the node said it has started.
+    led : dict of str to RunStarted
+        Gangs → the last start of their first process, which says from where all of them go on.
     leased : dict of str to int
         Jobs that have a lease somewhere, with the sequence of the commit that gave it.
     finished : list of str
@@ -38,9 +41,18 @@ class State(msgspec.Struct):
     jobs: Jobs = msgspec.field(default_factory=Jobs)
     cluster: Cluster = msgspec.field(default_factory=Cluster)
     started: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    led: dict[str, RunStarted] = msgspec.field(default_factory=dict)
     leased: dict[str, int] = msgspec.field(default_factory=dict)
     finished: list[str] = msgspec.field(default_factory=list)
     kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class Find(msgspec.Struct, frozen=True, kw_only=True):
+    """Find out what the job's run goes on from, and have it copied here; until that is done it must not start."""
+
+    job_id: str
+    epoch: int
+    request: ResumeRequest
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +112,7 @@ class Leave(msgspec.Struct, frozen=True):
     """Append that this node is gone; nothing else is to be done here."""
 
 
-Action = Start | Arrive | Ask | Term | Kill | Report | Clean | Join | Leave
+Action = Find | Start | Arrive | Ask | Term | Kill | Report | Clean | Join | Leave
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +127,7 @@ def decider() -> Decider[State]:
     return Decider(
         name="executor",
         state=State,
-        schema="executor.v3",
+        schema="executor.v4",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,
@@ -133,11 +145,14 @@ def apply(state: State, event: Event, seq: int) -> None:
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
             state.started.pop(job.id, None)
+            state.led.pop(job.id, None)
             _finish(state, job)
     if isinstance(event, SweepFinished) and (kept := state.kept.pop(event.sweep_id, [])):
         state.finished = [*state.finished, *kept][-max(REMEMBERED, len(kept)) :]
-    if isinstance(event, RunStarted) and state.jobs.get(event.job_id) is not None:
+    if isinstance(event, RunStarted) and (started := state.jobs.get(event.job_id)) is not None:
         state.started.setdefault(event.job_id, {})[event.node_id] = event.epoch
+        if first_node(started) == event.node_id and started.may_run(event.epoch, event.node_id):
+            state.led[event.job_id] = event
 
 
 def _finish(state: State, job: Job) -> None:
@@ -189,7 +204,7 @@ class _Node:
             yield from self._abandon(run)
             return
         if "started" not in run.told and not run.refused:
-            yield self._started(run, job)
+            yield self._started(run)
         if run.alive:
             yield from self._stop(run, job)
         elif "ended" not in run.told and not self._holds_back():
@@ -206,14 +221,17 @@ class _Node:
         """A draining node says nothing of its ended runs before the last has ended: it would get new ones."""
         return self.observed.draining and any(run.alive for run in self.observed.runs.values())
 
-    def _started(self, run: Run, job: Job) -> Report:
+    def _started(self, run: Run) -> Report:
         return Report(
             fact=RunStarted(
                 job_id=run.job_id,
                 epoch=run.epoch,
                 node_id=self.id,
                 devices=run.devices,
-                resumed_step=job.checkpoint_step,
+                resumed_step=run.resumed_step,
+                resumed_digest=run.resumed_digest,
+                begun_from=run.begun_from,
+                copied_from=run.copied_from,
                 at_s=run.started_s,
             )
         )
@@ -283,6 +301,8 @@ class _Node:
         )
 
     def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
+        if not (yield from self._resumes(job)):
+            return
         seat = self.observed.seats.get((job.id, job.epoch))
         if sharing_of(job) == "lane" and (seat is None or seat.at != "in"):
             if seat is None:
@@ -293,6 +313,32 @@ class _Node:
         self.taken |= dict.fromkeys(devices, sharing_of(job))
         if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
             yield Start(job_id=job.id)
+
+    def _resumes(self, job: Job) -> Generator[Action, None, bool]:
+        """
+        Return whether it is known what the job's run goes on from, and all of it is here.
+
+        Of a gang over several nodes the first one finds it out, since all of its processes must go on from the same.
+        """
+        resume = self.observed.resumes.get((job.id, job.epoch))
+        if resume is not None and resume.at == "refused":
+            yield self._never_ran(job, "preempted", resume.reason)
+        if resume is not None or job.sample or not _may_resume(job):
+            return resume is None or resume.at == "ready"
+        lead = self.state.led.get(job.id) if first_node(job) != self.id else None
+        if first_node(job) == self.id or (lead is not None and lead.epoch == job.epoch):
+            yield Find(
+                job_id=job.id,
+                epoch=job.epoch,
+                request=ResumeRequest(
+                    job_id=job.id,
+                    own=job.checkpoint,
+                    rewound=job.rewound,
+                    begins_from="" if job.begins_anew else job.spec.begins_from,
+                    lead=lead,
+                ),
+            )
+        return False
 
     def _never_ran(self, job: Job, result: Outcome, reason: str) -> Report:
         return Report(
@@ -331,6 +377,16 @@ class _Node:
 
     def _wake(self, at_s: float) -> None:
         self.deadlines.append(at_s)
+
+
+def _may_resume(job: Job) -> bool:
+    """Say whether there may be a checkpoint of it: one that the log knows of, or one that nobody could report."""
+    return job.checkpoint is not None or bool(job.spec.begins_from) or job.attempts > 0
+
+
+def first_node(job: Job) -> str:
+    """Return the node of a job's first process; empty where it has no lease."""
+    return job.placement.slots[0].node_id if job.placement is not None else ""
 
 
 def devices_of(job: Job, node_id: str) -> tuple[int, ...]:

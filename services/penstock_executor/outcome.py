@@ -6,7 +6,7 @@ import re
 import signal
 from typing import Final
 
-from penstock_events import Job, Outcome, RunEnded, State
+from penstock_events import Checkpoint, Job, Outcome, RunEnded, State
 from penstock_events.agent import EXIT_PREEMPTED
 from penstock_executor.local import Ending, Rank, Run
 
@@ -33,7 +33,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
     """
     outcome, reason, rank = _verdict(run, job, limit_s)
     first = run.ranks.get(0, Rank())
-    saved = max(first.saved_step, job.checkpoint_step)
+    saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if _is_of(job.checkpoint, run) else 0)
     return RunEnded(
         job_id=run.job_id,
         epoch=run.epoch,
@@ -59,6 +59,11 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         iteration_s=first.iteration_s,
         error_s=first.error_s,
     )
+
+
+def _is_of(checkpoint: Checkpoint | None, run: Run) -> bool:
+    """Say whether a checkpoint was written by this run, on whichever of its nodes."""
+    return checkpoint is not None and checkpoint.generation == run.epoch
 
 
 def _verdict(run: Run, job: Job, limit_s: float) -> tuple[Outcome, str, Rank]:

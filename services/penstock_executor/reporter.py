@@ -14,12 +14,13 @@ from penstock_events import (
     RunCheckpointed,
     RunEnded,
     RunMeasured,
+    RunRewound,
     RunStarted,
     RunWarned,
     tag_of,
 )
 
-RunFact = RunStarted | RunCheckpointed | RunEnded | RunWarned | RunMeasured | LaneChanged
+RunFact = RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned | RunMeasured | LaneChanged
 
 
 class Outbox:
@@ -65,10 +66,18 @@ def _gist(fact: AnyEvent) -> str:
             return f"{tag_of(fact)} {fact.job_id} {fact.epoch}"
         case RunCheckpointed():
             return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.step}"
+        case RunRewound():
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.lost_generation} {fact.lost_step} {fact.step}"
         case RunWarned():
             return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.warning}"
         case RunMeasured() | LaneChanged():  # the same may come again, and none is told by a later executor
             return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.at_s}"
+        case _:
+            return _gist_of_node(fact)
+
+
+def _gist_of_node(fact: AnyEvent) -> str:
+    match fact:
         case NodeJoined():
             return f"{tag_of(fact)} {fact.incarnation}"
         case NodeLeft():

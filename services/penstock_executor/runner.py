@@ -24,6 +24,7 @@ from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_executor import ears, launch, machine, processes
 from penstock_executor.alone import ExecutorError, alone_in
 from penstock_executor.appending import Appender
+from penstock_executor.checkpoints import About, CheckpointFinder, CopyLimits, Resume, ResumeRequest, serving
 from penstock_executor.host import Host, NoRoom, Place
 from penstock_executor.local import Key, Observed, Run
 from penstock_executor.meeting import reachable_address
@@ -101,6 +102,11 @@ class Executor:
         self.watched: dict[Place, int] = {}
         shell.busy = self._busy
         self.postponed: dict[Key, float] = {}
+        self.resumes: dict[Key, Resume] = {}
+        self.finding: dict[Key, asyncio.Task[None]] = {}
+        limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
+        present = self._is_present
+        self.finder = CheckpointFinder(shell.bus, self.host.checkpoints, self.node_id, present, limits)
         self.removed: set[str] = set()
         self.again: asyncio.TimerHandle | None = None
         self.door: ears.Door
@@ -125,7 +131,11 @@ class Executor:
                 teller = self.teller
                 telling = (teller.beat(), teller.publish(), teller.hear_peers(), self._look_after_lanes())
                 tidying = (self._save(), self._expire_output())
-                async with background(*telling, self._until_stopping(), *tidying), self._serving():
+                async with (
+                    self._serving(),
+                    serving(self.shell.bus, self.host.checkpoints, self.node_id),
+                    background(*telling, self._until_stopping(), *tidying),
+                ):
                     await self._reconcile()
                 self.shell.vitals.ready = False
 
@@ -136,6 +146,7 @@ class Executor:
             self.shell.progress.decided(self.live.last_seq)
             self._settle_gangs()
             self.floor.tidy(self._is_wanted)
+            self._tidy_resumes()
             observed = self._observed()
             now_s = self.shell.now_s()
             limit_s = self.settings.sample_limit_s
@@ -149,6 +160,8 @@ class Executor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
+        for finding in self.finding.values():
+            finding.cancel()
 
     def _examine(self, vitals: Vitals) -> None:
         vitals.undecided_s = self.shell.progress.undecided_s()
@@ -160,6 +173,7 @@ class Executor:
             draining=self.shell.stopping.is_set(),
             postponed=self.postponed,
             seats=self.floor.seats,
+            resumes=self.resumes,
         )
 
     def _over(self) -> bool:
@@ -168,10 +182,8 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.Start():
-                self._start(action.job_id)
-            case machine.Arrive():
-                self.floor.arrive(self.live.state.jobs[action.job_id])
+            case machine.Find() | machine.Arrive() | machine.Start():
+                self._begin(action)
             case machine.Ask():
                 host.ask((action.job_id, action.epoch), action.ending, action.why)
                 self.floor.hurry((action.job_id, action.epoch))
@@ -193,17 +205,54 @@ class Executor:
             case _:
                 assert_never(action)
 
+    def _begin(self, action: machine.Find | machine.Arrive | machine.Start) -> None:
+        match action:
+            case machine.Find():
+                self._find((action.job_id, action.epoch), action.request)
+            case machine.Arrive():
+                self.floor.arrive(self.live.state.jobs[action.job_id])
+            case machine.Start():
+                self._start(action.job_id)
+
     def _settle_gangs(self) -> None:
         for run in self.host.runs.values():
             job = self.live.state.jobs.get(run.job_id)
             if run.asked_s and run.stop_step is None and job is not None and job.may_run(run.epoch, self.node_id):
                 self.host.settle_without(run, job)
 
+    # --- what runs go on from
+    def _find(self, key: Key, request: ResumeRequest) -> None:
+        self.resumes[key] = Resume(at="looking")
+        self.finding[key] = self.tasks.create_task(self._look(key, request))
+
+    async def _look(self, key: Key, request: ResumeRequest) -> None:
+        resume = await self.finder.find(request)
+        log = self.shell.log.bind(job_id=key[0], epoch=key[1])
+        if resume.copied_from:
+            log.info("checkpoint_copied", step=resume.source.step, node_id=resume.copied_from)
+        if resume.lost is not None:
+            log.warning("checkpoint_not_had", step=resume.lost.step, reason=resume.reason)
+        about: About = {"job_id": key[0], "epoch": key[1], "node_id": self.node_id, "at_s": self.shell.now_s()}
+        for fact in resume.news(request, about):
+            self.appender.report(fact)
+        self.resumes[key] = resume
+        self.wake()
+
+    def _tidy_resumes(self) -> None:
+        """Forget what runs go on from that are under way or no longer wanted; what is being copied for them stops."""
+        for key in [key for key in self.resumes if key in self.host.runs or not self._is_wanted(key)]:
+            del self.resumes[key]
+            self.finding.pop(key).cancel()
+
+    def _is_present(self, node_id: str) -> bool:
+        node = self.live.state.cluster.nodes.get(node_id)
+        return node is not None and node.present
+
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
         try:
-            started = self.host.start(job, self.live.state.cluster)
+            started = self.host.start(job, self.live.state.cluster, self.resumes.get(key))
         except NoRoom as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))

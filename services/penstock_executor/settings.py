@@ -33,7 +33,13 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
-        Holds one folder for each job; shared between the nodes of a cluster. Empty: ``checkpoints`` in ``data_dir``.
+        Holds one folder for each job. Shared between the nodes of a cluster, nothing has to be copied. Empty:
+        ``checkpoints`` in ``data_dir``; a job that goes on on another node has its checkpoint copied there first.
+    checkpoint_copy_bytes : int
+        The largest checkpoint that is copied here from another node; 0 copies none. A job whose checkpoint is larger
+        begins from the start, and says so.
+    checkpoint_copy_s : float
+        The longest time that copying one may take, in seconds. Meanwhile the job's devices are idle.
     pass_env : tuple of str
         Names or patterns of the executor's own variables that jobs get beside the usual ones (``launch.INHERITED``).
     keep_checkpoints : bool
@@ -80,6 +86,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
+    checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30
+    checkpoint_copy_s: Annotated[float, Meta(ge=0)] = 600.0
     pass_env: tuple[str, ...] = ()
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"

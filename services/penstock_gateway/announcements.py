@@ -75,7 +75,7 @@ def announcer() -> Decider[State]:
     return Decider(
         name="gateway",
         state=State,
-        schema="announcer.v1",
+        schema="announcer.v2",
         apply=apply,
         decide=decide,
         leads=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock_events import Event, Job, JobSpec, Placement, Rank, RoundDecided, RunWarned, State
+from penstock_events import Event, Job, JobSpec, Placement, Rank, RoundDecided, RunRewound, RunWarned, State
 from penstock_gateway import sizing
 from penstock_gateway.sizing import Sizing
 
@@ -59,14 +59,27 @@ class History(msgspec.Struct, kw_only=True):
         """Return what was submitted, where the job's own specification changes with its size."""
         return self.sizing.asked if self.sizing is not None else job.spec
 
-    def warn(self, event: RunWarned) -> None:
+    def warn(self, event: RunWarned | RunRewound) -> None:
         """Keep a warning."""
-        self.warnings = [*self.warnings, event.warning][-MOST_WARNINGS:]
+        said = rewound(event) if isinstance(event, RunRewound) else event.warning
+        self.warnings = [*self.warnings, said][-MOST_WARNINGS:]
 
 
 def begin(job: Job, event: Event, seq: int) -> History:
     """Return the history of a job that was just submitted."""
     return History(seq=seq, last_seq=seq, state=job.state, since_s=event.at_s, sizing=sizing.begin(job))
+
+
+def rewound(event: RunRewound) -> str:
+    """
+    Say from where a job goes on instead of its last checkpoint.
+
+    Examples
+    --------
+    >>> rewound(RunRewound(at_s=0, job_id="j", epoch=2, node_id="n", step=0, lost_step=9, reason="it is on n1: gone"))
+    'goes on from step 0 instead of 9: it is on n1: gone'
+    """
+    return f"goes on from step {event.step} instead of {event.lost_step}: {event.reason}"
 
 
 def device_names(placement: Placement) -> list[str]:

@@ -22,6 +22,7 @@ from penstock_events import (
     Jobs,
     JobsRanked,
     RoundDecided,
+    RunRewound,
     RunWarned,
     ScaleDecided,
     SweepCancelled,
@@ -121,7 +122,7 @@ def _learn(state: State, event: Event) -> None:
             for rank in event.ranks:
                 if (past := state.histories.get(rank.job_id)) is not None:
                     past.rank = rank
-        case RunWarned():
+        case RunWarned() | RunRewound():
             if (past := state.histories.get(event.job_id)) is not None:
                 past.warn(event)
         case WorkloadProfiled():

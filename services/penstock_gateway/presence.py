@@ -63,13 +63,21 @@ class Presence:
             except (ValueError, RecursionError):
                 continue  # not a job's progress; nobody depends on it
             job_id = _last_token(subject)
-            before = self.told.get(job_id, Told())
-            self.told[job_id] = msgspec.structs.replace(
-                told,
-                step=max(told.step, before.step),
-                samples=max(told.samples, before.samples),
-                metrics={**before.metrics, **told.metrics},
-            )
+            self.told[job_id] = _later(self.told.get(job_id, Told()), told)
+
+
+def _later(before: Told, told: Told) -> Told:
+    """Return what is known of a run after another word of it; those of an earlier run that come late say nothing."""
+    if told.epoch < before.epoch:
+        return before
+    if told.epoch > before.epoch:
+        return told
+    return msgspec.structs.replace(
+        told,
+        step=max(told.step, before.step),
+        samples=max(told.samples, before.samples),
+        metrics={**before.metrics, **told.metrics},
+    )
 
 
 def _shown(service: str, replica_id: str, heard_s: float, vitals: Vitals | None) -> ReplicaView:

@@ -65,7 +65,7 @@ class Scene:
 def job(scene: Scene, job: Job) -> JobView:
     """Return one job's line."""
     past, spec = scene.state.histories[job.id], job.spec
-    told = scene.told.get(job.id, Told()) if job.state in ACTIVE else Told()
+    told = _told(scene, job)
     over = job.state in TERMINAL
     return JobView(
         id=job.id,
@@ -108,6 +108,12 @@ def job(scene: Scene, job: Job) -> JobView:
     )
 
 
+def _told(scene: Scene, job: Job) -> Told:
+    """Return what a job's present run has told of itself; the last words of an earlier one no longer count."""
+    told = scene.told.get(job.id, Told())
+    return told if job.state in ACTIVE and told.epoch in (0, job.epoch) else Told()
+
+
 def jobs(scene: Scene, ask: asks.JobsAsk) -> JobsView:
     """Return the jobs that match all filters."""
     tests = _tests(ask)
@@ -132,7 +138,7 @@ def detail(scene: Scene, one: Job) -> JobDetail:
 
 def _sizing(scene: Scene, one: Job) -> SizingView | None:
     own = scene.state.histories[one.id].sizing
-    told = scene.told.get(one.id, Told()) if one.state in ACTIVE else Told()
+    told = _told(scene, one)
     return sizing.view(own, one, told, scene.now_s) if own is not None else None
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_events import Demand, Event, Job, JobSpec, RunEnded, RunStarted, ScaleDecided
+from penstock_events import Demand, Event, Job, JobSpec, RunEnded, RunRewound, RunStarted, ScaleDecided
 from penstock_events.states import Size
 from penstock_events.views import ResizeView, RunView, SizingView
 from penstock_gateway.words import count
@@ -18,8 +18,9 @@ MOST_RESIZES: Final = 20
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running job last told of itself, outside the log."""
+    """What a running job last told of itself, outside the log; ``epoch`` is 0 where an old executor did not say it."""
 
+    epoch: int = 0
     step: int = 0
     metrics: dict[str, float] = {}
     loop_s: float = 0.0
@@ -82,6 +83,8 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
         The last :data:`MOST_RESIZES`.
     unfit : int
         How many sizes it has come back from.
+    steps : int
+        That it had done by the last fact about it.
     """
 
     asked: JobSpec
@@ -90,6 +93,7 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
     left_out: int = 0
     resizes: list[ResizeView] = []
     unfit: int = 0
+    steps: int = 0
 
     def note(self, job: Job, event: Event) -> None:
         """Note that a fact has changed the job."""
@@ -97,11 +101,13 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
             self._begin(job, event)
         elif isinstance(event, RunEnded) and self.runs and self.runs[-1].epoch == event.epoch:
             self.runs[-1].told(event.loop_steps, event.loop_s, event.batch_size, event.samples)
+        elif isinstance(event, RunRewound) and self.runs and self.runs[-1].epoch == event.epoch:
+            self.runs[-1].begun_steps, self.runs[-1].begun_samples = event.step, event.samples
         self._end(job, event.at_s)
         if len(job.unfit) > self.unfit:
             self.unfit = len(job.unfit)
             self._resized(_went_back(job, self.size, event.at_s))
-        self.size = job.size
+        self.size, self.steps = job.size, job.steps
 
     def demanded(self, job: Job, demand: Demand, event: ScaleDecided, takes: dict[str, int]) -> None:
         """Note what was decided about its size; to be called before :meth:`note`."""
@@ -132,7 +138,7 @@ class Sizing(msgspec.Struct, kw_only=True, omit_defaults=True):
             batch_size=job.spec.batch_size,
             kind=job.placement.kind,
             begun_steps=event.resumed_step,
-            begun_samples=job.samples if event.resumed_step == job.steps else -1,
+            begun_samples=job.samples if event.resumed_step == self.steps else -1,
         )
         self.left_out += len(self.runs) == MOST_RUNS
         self.runs = [*self.runs, run][-MOST_RUNS:]

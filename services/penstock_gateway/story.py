@@ -27,6 +27,7 @@ from penstock_events import (
     RunCheckpointed,
     RunEnded,
     RunMeasured,
+    RunRewound,
     RunStarted,
     RunWarned,
     SamplesRequested,
@@ -47,7 +48,7 @@ from penstock_events import (
 )
 from penstock_events.views import StoryLine
 from penstock_gateway import lanes, sizing
-from penstock_gateway.history import device_names
+from penstock_gateway.history import device_names, rewound
 from penstock_gateway.words import count, duration, listed, pairs
 from penstock_policies import sampling
 
@@ -104,7 +105,7 @@ class Teller:
         match fact:
             case JobSubmitted() | JobCancelled() | JobHeld() | JobReleased() | JobFinished():
                 yield from self._of_job(fact)
-            case RunStarted() | RunCheckpointed() | RunEnded() | RunWarned():
+            case RunStarted() | RunCheckpointed() | RunRewound() | RunEnded() | RunWarned():
                 yield from self._of_run(fact)
             case RunMeasured() | LaneChanged():
                 yield lanes.sentence(fact, self._kind)
@@ -146,15 +147,18 @@ class Teller:
                 steps = f", {count(fact.steps, 'step')}" if fact.steps else ""
                 yield f"{fact.state}{reason} (ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}{steps})"
 
-    def _of_run(self, fact: RunStarted | RunCheckpointed | RunEnded | RunWarned) -> Iterator[str]:
+    def _of_run(self, fact: RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned) -> Iterator[str]:
         if fact.job_id != self._job.id:
             return
         match fact:
             case RunStarted():
-                resumed = f", resuming after step {fact.resumed_step}" if fact.resumed_step else ""
-                yield f"started on {fact.node_id}{resumed}"
+                yield f"started on {fact.node_id}{_resumed(fact)}"
+            case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
+                yield f"a checkpoint after step {fact.step} was found on {fact.node_id}, which nobody had reported"
             case RunCheckpointed():
                 yield f"checkpointed after step {fact.step}"
+            case RunRewound():
+                yield rewound(fact)
             case RunWarned():
                 yield f"warning from {fact.node_id}: {fact.warning}"
             case RunEnded():
@@ -244,6 +248,14 @@ def _submitted(fact: JobSubmitted) -> str:
     parent = f" for sweep {spec.parent}" if spec.parent else ""
     size = sizing.range_words(spec) or count(spec.gpus, "device")
     return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}"
+
+
+def _resumed(fact: RunStarted) -> str:
+    if not fact.resumed_step:
+        return ""
+    what = f"beginning with job {fact.begun_from}'s checkpoint" if fact.begun_from else "resuming"
+    copied = f" (copied from {fact.copied_from})" if fact.copied_from else ""
+    return f", {what} after step {fact.resumed_step}{copied}"
 
 
 def _speed(speed: KindSpeed) -> str:

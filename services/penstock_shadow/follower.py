@@ -37,6 +37,7 @@ from penstock_events import (
     RoundDecided,
     RunCheckpointed,
     RunEnded,
+    RunRewound,
     RunStarted,
     SamplesRequested,
     ScaleDecided,
@@ -68,7 +69,7 @@ _TRUE_HERE: Final = (
     NodeDrained,
     NodeResumed,
 )
-_TRUE_THERE: Final = (RoundDecided, RunStarted, RunCheckpointed, RunEnded)
+_TRUE_THERE: Final = (RoundDecided, RunStarted, RunCheckpointed, RunRewound, RunEnded)
 _PRUNE_EVERY: Final = 1_000
 
 

@@ -20,6 +20,7 @@ from penstock_events import (
     RoundDecided,
     RunCheckpointed,
     RunEnded,
+    RunRewound,
     RunStarted,
     State,
     WorkloadProfiled,
@@ -66,6 +67,8 @@ class Measured:
                 self._decide(fact)
             case RunCheckpointed() if (job := self.jobs.get(fact.job_id)) is not None:
                 self._saving.checkpointed(_key(job))
+            case RunRewound() if (job := self.jobs.get(fact.job_id)) is not None and job.started_s:
+                self._runs[job.id][-1].resumed_step = fact.step
             case _:
                 pass
         return self.jobs.apply(fact)

@@ -52,7 +52,7 @@ _FOR_DEVICES: Final = frozenset({"capacity", "gang", "order", "fairness", "later
 
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.6", apply=apply, decide=remembering())
+    return Decider(name="tuner", state=State, schema="tuner.7", apply=apply, decide=remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:

@@ -14,7 +14,7 @@ from penstock import Resize
 from penstock.sessions.checkpoint import MANIFEST
 from penstock.sessions.setup import BadEnvironment, SessionError, read
 from penstock_events.agent import Done, Env, Progress, Saved
-from penstock_testing.small_executor import SmallExecutor, overlay, small_executor
+from penstock_testing.small_executor import SmallExecutor, overlay, small_executor, without_digest
 
 BASE = {"BASE_BATCH_SIZE": "32", "LR_RULE": "linear"}
 
@@ -164,7 +164,7 @@ def test_the_executor_hears_the_batch_in_use_and_the_samples_done(executor: Smal
         assert session.samples == 20
     done = executor.wait(Done)
     assert (done.step, done.batch_size, done.samples) == (6, 4, 20)
-    assert executor.wait(Saved) == Saved(step=6, samples=20)
+    assert without_digest(executor.wait(Saved)) == Saved(step=6, samples=20)
 
 
 @pytest.mark.parametrize(("asks", "told"), [(True, 16), (False, 0)])
