@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.sessions.checkpoint import MANIFEST, CheckpointDamaged, Checkpoints, Superseded
-from penstock.sessions.replay import History, skip
+from penstock.sessions.replay import History, Loop, skip
 from penstock.sessions.setup import SessionError, read
 from penstock_testing.small_executor import overlay
 
@@ -225,7 +225,8 @@ def test_a_history_replays_every_loop_in_order(runs: list[tuple[int, int]], open
         history.items = items
         history.end()
     history.items = open_items
-    assert list(history.replay()) == [*((items, True) for items in loops), (open_items, False)]
+    ended = [Loop(items=items, state="ended") for items in loops]
+    assert list(history.replay()) == [*ended, *[Loop(items=open_items)] * bool(open_items)]
     assert len(history.ended) <= len(runs)
 
 

@@ -96,8 +96,12 @@ class Boundary:
         self.at_rest = self.turns is not None
         if self._agent is not None:
             self._agent.begin()
-        if self._course.unattended:
-            self._course.unattended = False
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Make up for a boundary that was left out: by a ``break``, or for the end of a loop."""
+        if self._course.unattended or self._course.put_off:
+            self._course.unattended = self._course.put_off = False
             self._attend(perf_counter())
 
     def cross(self) -> None:
@@ -113,6 +117,32 @@ class Boundary:
         ):
             self._attend(now)
             self.pace.resume()
+
+    def cross_last(self) -> None:
+        """
+        The last step of an epoch's loop is done: what is due is put off until what stands behind it was done as well.
+
+        A checkpoint taken before would have that done after a resume, with nothing of the loop's in hand. Where the
+        process is to stop, one is taken at once nevertheless: it might not come so far in the time that it is given.
+        """
+        course, agent = self._course, self._agent
+        if course.loop_steps + 1 == self._setup.sample_iterations or os.getpid() != self._pid:
+            self.cross()
+            return
+        course.step += 1
+        course.loop_steps += 1
+        now = self.pace.lap()
+        if now >= self._progress_due:
+            self.tell_progress()
+            if self.turns is not None:
+                self.turns.look()
+            self._progress_due = now + PROGRESS_S
+        leaves = agent is not None and agent.attention and agent.verdict(course.step) == "leave"
+        if leaves and not self._setup.rank:
+            self._checkpoint(leaving=False)
+        course.put_off = leaves or now >= self._checkpoint_due
+        self._due = min(self._progress_due, self._checkpoint_due)
+        self.pace.resume()
 
     def enter(self, turns: Member) -> None:
         """
@@ -158,16 +188,21 @@ class Boundary:
         except OSError as error:
             _log.warning("checkpoints_not_writable error=%r; training goes on without", error)
 
+    def load(self, load: Callable[[Path], object]) -> Manifest | None:
+        """Go on from this job's last checkpoint, or else from that of the job from which it is to begin."""
+        if self.checkpoints is None:
+            return None
+        return self.checkpoints.load(load, alone=self.alone, at_most=self._setup.resume_step) or self.inherit(load)
+
     def inherit(self, load: Callable[[Path], object]) -> Manifest | None:
         """Begin from the last checkpoint of the job that this one goes on from, if it is to; its last loop is open."""
         if self._setup.begin_dir is None:
             return None
-        found = Checkpoints(self._setup.begin_dir).load(load, alone=self.alone)
+        found = Checkpoints(self._setup.begin_dir).load(load, alone=self.alone, at_most=self._setup.begin_step)
         if found is None:
             _log.warning("nothing_to_begin_from folder=%s; training starts from the beginning", self._setup.begin_dir)
             return None
-        place = found.place.reopened() if found.place else None
-        return msgspec.structs.replace(found, history=found.history.reopened(), place=place)
+        return msgspec.structs.replace(found, history=found.history.reopened())
 
     @property
     def alone(self) -> bool:
@@ -288,7 +323,7 @@ class Boundary:
             return False
         step = self._course.step
         try:
-            self.checkpoints.save(
+            digest = self.checkpoints.save(
                 step,
                 self._course.history(),
                 self.save,
@@ -305,7 +340,7 @@ class Boundary:
             return False
         finally:
             self.put_off_checkpoint()
-        self._tell(Saved(step=step, leaving=leaving, samples=self.samples))
+        self._tell(Saved(step=step, leaving=leaving, samples=self.samples, digest=digest))
         return True
 
     def _save_last(self, error: BaseException | None) -> None:

@@ -8,6 +8,7 @@ bears the name of a checkpoint, and what lost its tail later is found out by its
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -21,7 +22,8 @@ import msgspec
 from penstock.sessions.replay import History, Place
 from penstock.sessions.setup import SessionError
 
-FORMAT: Final = 1
+FORMATS: Final = (1, 2)
+"""Those that this version reads; it writes the second one only where the script has ``session.epochs()``."""
 KEPT: Final = 2
 MANIFEST: Final = "penstock-manifest.json"
 _PREFIX: Final = "step-"
@@ -52,6 +54,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     files : dict of str to int
         Sizes in bytes by relative paths.
+    digests : dict of str to str
+        SHA-256 of each file, so that a copy of them can be told from the original.
+    generation : int
+        Epoch of the run that wrote it; of two checkpoints the one of the later generation counts.
     place : Place or None
         Of the session's sampler, where it has one.
     batch_size, world_size : int
@@ -62,6 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     history: History
     files: dict[str, int]
+    digests: dict[str, str] = {}
+    generation: int = 0
     place: Place | None = None
     batch_size: int = 0
     world_size: int = 0
@@ -112,9 +120,9 @@ class Checkpoints:
         *,
         batch_size: int = 0,
         world_size: int = 0,
-    ) -> None:
+    ) -> str:
         """
-        Write the checkpoint after a step and drop all but the last two.
+        Write the checkpoint after a step and drop all but the last two; return the SHA-256 of its manifest.
 
         Raises
         ------
@@ -128,15 +136,17 @@ class Checkpoints:
         try:
             write(fresh)
             about = Manifest(
-                format=FORMAT,
+                format=FORMATS[history.has_epochs],
                 step=step,
                 history=history,
                 files=_sizes(fresh),
+                digests=_digests(fresh),
+                generation=self._epoch,
                 place=place,
                 batch_size=batch_size,
                 world_size=world_size,
             )
-            self._seal(fresh, about)
+            digest = self._seal(fresh, about)
             self._refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
             self._publish(fresh, self._folder / f"{_PREFIX}{step}")
         except BaseException:
@@ -144,8 +154,11 @@ class Checkpoints:
             raise
         self._good = [*self._good, step][-KEPT:]
         self._prune()
+        return digest
 
-    def load(self, read: Callable[[Path], object], *, alone: bool = True) -> Manifest | None:
+    def load(
+        self, read: Callable[[Path], object], *, alone: bool = True, at_most: int | None = None
+    ) -> Manifest | None:
         """
         Hand the newest checkpoint to ``read``, or the one before where that is damaged; None where there is none.
 
@@ -155,6 +168,8 @@ class Checkpoints:
         alone : bool
             Whether no other process loads too. Where others do, ``read`` may have failed here only: they would go on
             from another step than this one, if it took the checkpoint before.
+        at_most : int or None
+            The step of the newest one that counts; None for the newest there is.
 
         Raises
         ------
@@ -164,6 +179,8 @@ class Checkpoints:
         """
         failed = []
         for path, manifest in self.complete():
+            if at_most is not None and manifest.step > at_most:
+                continue
             try:
                 read(path)
             except Exception as error:  # whatever the user's function raises, an older one may do
@@ -204,11 +221,13 @@ class Checkpoints:
             message = f"run {newest} of this job has its checkpoints now; this is run {self._epoch}, which was given up"
             raise Superseded(message)
 
-    def _seal(self, fresh: Path, manifest: Manifest) -> None:
-        (fresh / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    def _seal(self, fresh: Path, manifest: Manifest) -> str:
+        body = msgspec.json.encode(manifest)
+        (fresh / MANIFEST).write_bytes(body)
         fresh.chmod(0o755)
         for path in [*_files(fresh), *(path for path in fresh.rglob("*") if path.is_dir()), fresh]:
             _flush(path)
+        return hashlib.sha256(body).hexdigest()
 
     def _publish(self, fresh: Path, path: Path) -> None:
         if path.exists():  # damaged, or else this step would not have been done again
@@ -230,8 +249,8 @@ class Checkpoints:
 
 def _verified(path: Path) -> Manifest:
     manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
-    if manifest.format != FORMAT:
-        message = f"format is {manifest.format}, this version of penstock reads {FORMAT}"
+    if manifest.format not in FORMATS:
+        message = f"format is {manifest.format}, this version of penstock reads {FORMATS[0]} to {FORMATS[-1]}"
         raise ValueError(message)
     for name, size in manifest.files.items():
         found = (path / name).stat().st_size
@@ -243,6 +262,15 @@ def _verified(path: Path) -> Manifest:
 
 def _sizes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): _digest(path) for path in _files(folder)}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:

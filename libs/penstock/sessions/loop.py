@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, SupportsFloat, TypeVar
 
 from penstock.sessions.boundary import Boundary
 from penstock.sessions.rates import Resize
-from penstock.sessions.replay import Course, skip
+from penstock.sessions.replay import Course, Loop, skip
 from penstock.sessions.sampling import Sampling
 from penstock.sessions.setup import SessionError, Setup, read
 from penstock.sessions.sizing import Sizing
@@ -188,14 +189,14 @@ class Session:
             If there are checkpoints and ``load`` failed on each of them.
         """
         boundary = self._boundary
-        if self._course.begun or boundary.save:
+        if self._course.begun or self._course.in_epochs or boundary.save:
             message = "on_checkpoint() is called once, and before the first iterations(): a checkpoint moves the start"
             raise SessionError(message)
         boundary.save = save
         if boundary.checkpoints is None:
             return
         boundary.claim_checkpoints()
-        manifest = boundary.checkpoints.load(load, alone=boundary.alone) or boundary.inherit(load)
+        manifest = boundary.load(load)
         if manifest is not None:
             self._course.resume(manifest.step, manifest.history)
             self._sampling.resume(manifest.place)
@@ -347,17 +348,14 @@ class Session:
         """
         self._begin_loop()
         course, boundary = self._course, self._boundary
-        done, ended = course.next_loop()
+        loop = course.next_loop()
         sampler = self._sampling.of(items)
-        if sampler is None:
-            rest = skip(items, done)
-        if ended:
+        found = self._rest(items, sampler, loop)
+        if found is None:
             return
-        if sampler is not None:  # which knows by itself what was done
-            self._sampling.open(sampler, course.step, done)
-            rest = iter(items)
+        rest, left = found
         boundary.begin()
-        course.open_loop(done)
+        course.open_loop(loop.items)
         boundary.pace.resume()
         try:
             if self._setup.plain:
@@ -365,11 +363,15 @@ class Session:
                     yield item
                     course.step += 1
             elif boundary.turns is not None:
-                yield from _in_turn(rest, boundary, boundary.turns)
+                yield from _in_turn(rest, left, boundary, boundary.turns)
             else:
                 for item in rest:
                     yield item
-                    boundary.cross()
+                    left -= 1
+                    if left:
+                        boundary.cross()
+                    else:
+                        boundary.cross_last()
         except GeneratorExit:  # a break: nothing can be raised from here, so the next loop's start attends
             course.count()
             course.unattended = True
@@ -380,6 +382,58 @@ class Session:
             if sampler is not None:
                 self._sampling.close(sampler, course.step)
             boundary.pause()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """
+        Yield the numbers of the epochs from the one in which the job was stopped, or else from 0.
+
+        An epoch is complete when the loop comes back for the next one: whatever stands behind its :meth:`iterations`,
+        such as an evaluation or a scheduler's step, is done once for each, and needs no :attr:`replaying`. A stop or a
+        checkpoint that falls due at the end of :meth:`iterations` waits for that. A job that begins from another's
+        checkpoint, or has another ``count`` after a resume, does the epochs that are missing.
+
+        Parameters
+        ----------
+        count : int
+            Epochs in all, those of earlier runs included.
+
+        Raises
+        ------
+        SessionError
+            If it stands in another loop, or outside of the ``with`` statement.
+
+        Examples
+        --------
+        >>> with session() as s:
+        ...     for epoch in s.epochs(2):
+        ...         done = [f"{epoch}{batch}" for batch in s.iterations("ab")]
+        ...         print(done)
+        ['0a', '0b']
+        ['1a', '1b']
+        """
+        self._check_open("epochs()")
+        course = self._course
+        if course.open or course.in_epochs:
+            message = "epochs() stands around the loops over batches, once: for epoch in session.epochs(n): ..."
+            raise SessionError(message)
+        loop = course.next_epochs()
+        if loop.state == "ended" or (loop.state == "reopened" and loop.items >= count):
+            return
+        course.open_epochs(loop)
+        try:
+            inner = loop.inner
+            for epoch in range(loop.items, count):
+                course.begin_epoch(inner)
+                inner = None
+                yield epoch
+                course.end_epoch()
+                self._boundary.catch_up()
+        except GeneratorExit:  # a break: this epoch was the last
+            course.end_epoch()
+            raise
+        finally:
+            course.close_epochs()
+        course.replaying = False
 
     def __enter__(self) -> Session:
         """Connect to the executor, if there is one."""
@@ -399,27 +453,62 @@ class Session:
             self._sizing.end()
         self._boundary.disconnect(error)
 
-    def _begin_loop(self) -> None:
+    def _rest(self, items: Iterable[T], sampler: Sampler | None, loop: Loop) -> tuple[Iterator[T], int] | None:
+        """
+        Return what a loop is still to give, and how many that is, where that matters; None where it was replayed.
+
+        The count is 0 or less where nobody knows, or where the end of a loop is like any other of its steps.
+        """
+        rest = skip(items, loop.items) if sampler is None else iter(())
+        if loop.state == "ended":
+            return None
+        if loop.state == "reopened":
+            first = list(islice(rest, 1))
+            if not (first if sampler is None else sampler.reopen()):
+                return None
+            rest = chain(first, rest)
+            self._course.reopen_loop()
+        if sampler is not None:  # which knows by itself what was done
+            self._sampling.open(sampler, self._course.step, loop.items)
+            rest = iter(items)
+        done = loop.items if sampler is None else 0
+        return rest, (_length(items) - done if self._course.in_epochs else 0)
+
+    def _check_open(self, what: str) -> None:
         if _active is not self:
-            message = "iterations() needs an open session: with penstock.session() as session: ..."
-            raise SessionError(message)
+            raise SessionError(f"{what} needs an open session: with penstock.session() as session: ...")
+
+    def _begin_loop(self) -> None:
+        self._check_open("iterations()")
         if self._course.open:
             message = (
                 "an iterations() loop is open already; put epochs around it: "
-                "for epoch in range(n): for batch in session.iterations(loader): ..."
+                "for epoch in session.epochs(n): for batch in session.iterations(loader): ..."
             )
             raise SessionError(message)
         if not self._course.begun:
             self._sizing.begin()
 
 
-def _in_turn(items: Iterable[T], boundary: Boundary, turns: Member) -> Iterator[T]:
-    """Yield each item when it is this process's turn; it has been fetched before."""
+def _in_turn(items: Iterable[T], left: int, boundary: Boundary, turns: Member) -> Iterator[T]:
+    """Yield each item when it is this process's turn; it has been fetched before. ``left`` are so many, if positive."""
     for item in items:
         boundary.enter(turns)
         yield item
-        boundary.cross()
+        left -= 1
+        if left:
+            boundary.cross()
+        else:
+            boundary.cross_last()
         boundary.rest(turns)
+
+
+def _length(items: object) -> int:
+    """Return how many items there are; 0 where nobody knows before they have come."""
+    try:
+        return len(items)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return 0
 
 
 def _number(name: str, value: SupportsFloat) -> float:

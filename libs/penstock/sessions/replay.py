@@ -6,63 +6,116 @@ omits none. Pure: no clock, no file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+from itertools import chain, islice
+from typing import Literal, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
 
-class Done(msgspec.Struct, frozen=True):
-    """So many loops in a row that ended after ``items`` items each."""
+class Done(msgspec.Struct, frozen=True, omit_defaults=True):
+    """So many loops in a row that ended after ``items`` items each; of ``session.epochs()``, after so many epochs."""
 
     items: int
     loops: int
+    epochs: bool = False
 
 
-class History(msgspec.Struct):
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a checkpoint knows of one loop.
+
+    Attributes
+    ----------
+    items : int
+        That were done; of ``session.epochs()``, the epochs that were complete.
+    state : {"open", "ended", "reopened"}
+        ``ended``: what stands behind it was done as well. ``reopened``: so it was, but the loop goes on if it is longer
+        now, and then has another end.
+    epochs : bool
+        Whether it was one of ``session.epochs()``.
+    inner : History or None
+        Of the epoch in which such a loop was.
+    """
+
+    items: int = 0
+    state: Literal["open", "ended", "reopened"] = "open"
+    epochs: bool = False
+    inner: History | None = None
+
+
+class History(msgspec.Struct, omit_defaults=True):
     """
     The loops that ended, in run lengths, and the items done in the one that is open.
 
     A script that ran 1,000 equal epochs keeps one :class:`Done`.
+
+    Attributes
+    ----------
+    ended : list of Done
+    items : int
+        Of the open loop; of ``session.epochs()``, the epochs that are complete.
+    inner : History or None
+        The loops of the present epoch, where ``session.epochs()`` is open.
+    may_go_on : bool
+        Whether the last loop goes on if it is longer now, since another job begins from here.
     """
 
     ended: list[Done] = []
     items: int = 0
+    inner: History | None = None
+    may_go_on: bool = False
 
-    def end(self) -> None:
+    def end(self, *, epochs: bool = False) -> None:
         """The open loop ended, by exhaustion or by ``break``."""
-        if self.ended and self.ended[-1].items == self.items:
-            self.ended[-1] = Done(self.items, self.ended[-1].loops + 1)
+        last = self.ended[-1] if self.ended else None
+        if last is not None and (last.items, last.epochs) == (self.items, epochs):
+            self.ended[-1] = Done(self.items, last.loops + 1, epochs)
         else:
-            self.ended.append(Done(self.items, 1))
+            self.ended.append(Done(self.items, 1, epochs))
         self.items = 0
+
+    def reopen(self) -> None:
+        """The last loop has not ended after all."""
+        *before, last = self.ended
+        self.ended = [*before, Done(last.items, last.loops - 1, last.epochs)] if last.loops > 1 else before
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether any of it was ``session.epochs()``."""
+        return self.inner is not None or any(run.epochs for run in self.ended)
 
     def copy(self) -> History:
         """Return a history that later loops do not change."""
-        return History(list(self.ended), self.items)
+        inner = self.inner.copy() if self.inner is not None else None
+        return History(list(self.ended), self.items, inner, self.may_go_on)
 
     def reopened(self) -> History:
         """
-        Return a history in which the last loop has not ended: it goes on if it is longer now.
+        Return a history whose last loop goes on if it is longer now.
 
         Examples
         --------
-        >>> History([Done(items=10, loops=3)]).reopened()
-        History(ended=[Done(items=10, loops=2)], items=10)
+        >>> [loop.state for loop in History([Done(items=10, loops=3)]).reopened().replay()]
+        ['ended', 'ended', 'reopened']
         """
-        if self.items or not self.ended:
-            return self.copy()
-        *before, last = self.ended
-        return History([*before, Done(last.items, last.loops - 1)] if last.loops > 1 else before, last.items)
+        history = self.copy()
+        history.may_go_on = bool(self.ended) and not self.items and self.inner is None
+        return history
 
-    def replay(self) -> Iterator[tuple[int, bool]]:
-        """Yield, for each loop that had begun, its items done and whether it had ended."""
+    def replay(self) -> Iterator[Loop]:
+        """Yield each loop that had begun."""
+        left = sum(run.loops for run in self.ended)
         for run in self.ended:
             for _ in range(run.loops):
-                yield run.items, True
-        yield self.items, False
+                left -= 1
+                last = self.may_go_on and not left
+                yield Loop(items=run.items, state="reopened" if last else "ended", epochs=run.epochs)
+        if self.inner is not None:
+            yield Loop(items=self.items, epochs=True, inner=self.inner.copy())
+        elif self.items:
+            yield Loop(items=self.items)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +180,8 @@ class Course:
         Whether the script has yet to come to where its checkpoint was taken.
     unattended : bool
         Whether the last step was left by ``break``, so that its boundary is still to come.
+    put_off : bool
+        Whether something is due after the last step of an epoch's loop, and is done once what stands behind it was.
     """
 
     def __init__(self) -> None:
@@ -137,21 +192,36 @@ class Course:
         self.open = False
         self.replaying = False
         self.unattended = False
+        self.put_off = False
         self._history = History()
-        self._replay: Iterator[tuple[int, bool]] = iter(())
+        self._replay: Iterator[Loop] = iter(())
         self._loop_start = 0
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether ``session.epochs()`` is running."""
+        return self._history.inner is not None
 
     def resume(self, step: int, history: History) -> None:
         """Go on from a checkpoint."""
         self.step = step
         self.replaying = True
-        self._history = history
-        self._replay = history.copy().replay()
+        self._history = History(list(history.ended))
+        self._replay = history.replay()
 
-    def next_loop(self) -> tuple[int, bool]:
-        """Return how many items of the loop that comes now were done, and whether it had ended."""
+    # --- loops
+    def next_loop(self) -> Loop:
+        """Return what is known of the loop that comes now."""
         self.begun = True
-        return next(self._replay, (0, False))
+        loop = next(self._replay, Loop())
+        while loop.epochs:  # the script had epochs(), and has plain loops now: one for each epoch
+            self._replay = chain(_as_loops(loop), self._replay)
+            loop = next(self._replay, Loop())
+        return loop
+
+    def reopen_loop(self) -> None:
+        """The loop that ended last goes on."""
+        self._level.reopen()
 
     def open_loop(self, done: int) -> None:
         """A loop goes on after so many items."""
@@ -162,8 +232,50 @@ class Course:
     def close_loop(self) -> None:
         """The open loop ended."""
         self.open = False
-        self._history.items = self.step - self._loop_start
-        self._history.end()
+        self._level.items = self.step - self._loop_start
+        self._level.end()
+
+    # --- epochs
+    def next_epochs(self) -> Loop:
+        """Return what is known of the epochs that come now: how many were complete, and how they were left."""
+        loop = next(self._replay, Loop(epochs=True))
+        return loop if loop.epochs else self._from_loops(loop)
+
+    def _from_loops(self, first: Loop) -> Loop:
+        """The script had plain loops, and has epochs() now: one of them was an epoch."""
+        loops = [first, *self._replay]
+        whole = sum(loop.state != "open" for loop in loops)
+        for _ in range(whole):
+            self._history.reopen()
+        last = loops[-1]
+        if last.state == "open":
+            return Loop(items=whole, epochs=True, inner=History(items=last.items))
+        self._history.items = whole
+        self._history.end(epochs=True)
+        return Loop(items=whole, state="reopened", epochs=True)
+
+    def open_epochs(self, loop: Loop) -> None:
+        """Epochs go on after so many."""
+        if loop.state == "reopened":
+            self._history.reopen()
+        self._history.items, self._history.inner = loop.items, History()
+
+    def begin_epoch(self, inner: History | None = None) -> None:
+        """An epoch begins, or goes on where its loops were."""
+        self._history.inner = History(list(inner.ended)) if inner is not None else History()
+        self._replay = inner.replay() if inner is not None else iter(())
+        if inner is None or not (inner.ended or inner.items):
+            self.replaying = False
+
+    def end_epoch(self) -> None:
+        """The epoch is complete."""
+        self._history.items += 1
+        self._history.inner, self._replay = History(), iter(())
+
+    def close_epochs(self) -> None:
+        """There is no further epoch."""
+        self._history.inner = None
+        self._history.end(epochs=True)
 
     def count(self) -> None:
         """One more step is done."""
@@ -177,7 +289,21 @@ class Course:
 
     def history(self) -> History:
         """Return what a checkpoint taken now has to remember."""
-        return History(list(self._history.ended), self.step - self._loop_start if self.open else 0)
+        history = self._history.copy()
+        level = history.inner if history.inner is not None else history
+        if self.open:
+            level.items = self.step - self._loop_start
+        return history
+
+    @property
+    def _level(self) -> History:
+        return self._history.inner if self._history.inner is not None else self._history
+
+
+def _as_loops(epochs: Loop) -> Iterator[Loop]:
+    yield from (Loop(state="ended") for _ in range(epochs.items))
+    if epochs.inner is not None:
+        yield from epochs.inner.replay()
 
 
 def skip(items: Iterable[T], count: int) -> Iterator[T]:

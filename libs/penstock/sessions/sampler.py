@@ -115,6 +115,13 @@ class Sampler:
             self._place = Place(epoch=place.epoch + 1, size=self.size, seed=self._seed, samples=place.done)
         self._opened = True
 
+    def reopen(self) -> bool:
+        """Go on with the iteration that ended last, where it has left anything of its epoch; say whether it has."""
+        place = self._place
+        if place.closed and place.seen < self.size:
+            self._place = place.reopened()
+        return not self._place.closed
+
     def after(self, steps: int) -> Place:
         """Return where it is after so many steps of the iteration that is open."""
         if not self._opened:

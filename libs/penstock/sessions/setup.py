@@ -32,8 +32,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         Path of the lane keeper's socket; empty where the job does not take turns with others.
     checkpoint_dir : Path or None
         Where checkpoints live; None where none are kept, as in a profiler's sample.
+    resume_step : int or None
+        Of the checkpoint to load, as the executor has found it there; 0 for none, None for the newest there is.
     begin_dir : Path or None
         The checkpoints of another job, from which this one begins where it has none.
+    begin_step : int or None
+        Of the one to load of those.
     save_at_end : bool
         Save a checkpoint when all is done as well.
     checkpoint_s : float
@@ -59,7 +63,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     lanes: str = ""
     checkpoint_dir: Path | None = None
+    resume_step: int | None = None
     begin_dir: Path | None = None
+    begin_step: int | None = None
     save_at_end: bool = False
     checkpoint_s: float = 0.0
     params: dict[str, Param] = {}
@@ -98,7 +104,9 @@ def read(environ: Mapping[str, str]) -> Setup:
         socket=environ.get(Env.SOCKET, ""),
         lanes=environ.get(Env.LANES, ""),
         checkpoint_dir=Path(folder) if folder and not sample else None,
+        resume_step=_whole(environ, Env.RESUME_STEP) if environ.get(Env.RESUME_STEP) else None,
         begin_dir=Path(begin) if begin and not sample else None,
+        begin_step=_whole(environ, Env.BEGIN_STEP) if environ.get(Env.BEGIN_STEP) else None,
         save_at_end=bool(_whole(environ, Env.SAVE_AT_END)),
         checkpoint_s=_number(environ, Env.CHECKPOINT_S),
         params=_params(environ),
