@@ -20,12 +20,12 @@ from penstock.upkeep.child import Child, keep_running, private_log
 from penstock.upkeep.options import Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
 from penstock_bus import credentials, health, logging, permissions
-from penstock_bus.nats import connect
+from penstock_bus.nats import Limits, connect
 from penstock_bus.port import BusError
 from penstock_bus.server import Server, ServerError, ServerSettings
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import handle_signals
-from penstock_bus.storing import until_room_again
+from penstock_bus.storing import until_room_again, with_room
 from penstock_bus.tasks import background
 
 __all__ = ["Options", "UpError", "banner", "detach", "down", "noted", "up"]
@@ -198,6 +198,7 @@ class _Supervisor:
             )
         )
         self._children: list[Child] = []
+        self._store_note = ""
         self._logins: dict[credentials.Role, credentials.Login] = {}
         self._record = folders.Record(
             url="",
@@ -210,6 +211,7 @@ class _Supervisor:
         processes = self._options.processes()
         try:
             await self._server.start()
+            self._store_note = await with_room(self._server)
         except ServerError as error:
             raise UpError(str(error)) from error
         try:
@@ -232,7 +234,10 @@ class _Supervisor:
 
     async def _supervise(self, services: list[str]) -> None:
         password = self._server.passwords[permissions.ADMIN]
-        async with connect(self._server.url, user=permissions.ADMIN, password=password, name="supervisor") as bus:
+        limits = Limits.of_store(self._server.store_bytes)
+        async with connect(
+            self._server.url, user=permissions.ADMIN, password=password, name="supervisor", limits=limits
+        ) as bus:
             readiness = Readiness()
             ready = readiness.all_of(bus, services, self._missing, self._options.ready_s)
             kept = [
@@ -243,9 +248,10 @@ class _Supervisor:
             async with background(*kept):
                 await self._first(ready)
                 if not self._stopping.is_set():
-                    self._record.ready, self._record.notes = True, readiness.notes
+                    notes = readiness.notes | ({"store": self._store_note} if self._store_note else {})
+                    self._record.ready, self._record.notes = True, notes
                     self._save_record()
-                    self._say("\n".join([banner(self._options, self._server.url), *noted(readiness.notes)]))
+                    self._say("\n".join([banner(self._options, self._server.url), *noted(notes)]))
                 await self._stopping.wait()
 
     def _write_logins(self) -> None:

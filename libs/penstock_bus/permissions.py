@@ -30,7 +30,6 @@ CLIENTS: Final = "CLIENTS"
 
 _API: Final = "$JS.API"
 _BUCKET: Final = f"KV_{subjects.LEASES}"
-_SUBMISSIONS: Final = (subjects.INBOX_JOBS, subjects.INBOX_SWEEPS)
 _PUBLIC: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
 """Streams that everybody may read."""
 _ASKED: Final = (f"{subjects.ROOT}.cmd.>", f"{subjects.ROOT}.qry.>", subjects.OUTPUTS)
@@ -52,7 +51,7 @@ _MORE: Final[dict[str, list[str]]] = {
         subjects.CHECKPOINTS,
     ],
     EXTENSION: [
-        *_SUBMISSIONS,
+        *subjects.SUBMISSIONS,
         _ASKED[0],
         f"{subjects.ROOT}.state.*",
         f"{subjects.ROOT}.tel.replica.*.*",
@@ -104,7 +103,7 @@ def _for_clients() -> dict[str, str]:
     """Return what clients may request, and whether one answer comes or a row of them."""
     gets = {f"{_API}.DIRECT.GET.{name}": "Stream" for name in _PUBLIC}
     newest = {f"{_API}.DIRECT.GET.{name}.>": "Singleton" for name in _PUBLIC}
-    return dict.fromkeys((*_ASKED, *_SUBMISSIONS), "Singleton") | {"$SRV.>": "Stream"} | gets | newest
+    return dict.fromkeys((*_ASKED, *subjects.SUBMISSIONS), "Singleton") | {"$SRV.>": "Stream"} | gets | newest
 
 
 def _of_client() -> dict[str, Any]:

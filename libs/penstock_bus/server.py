@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,6 +74,7 @@ class Server:
         self.passwords: dict[str, str] = {}
         self.process: asyncio.subprocess.Process | None = None
         self._access = access
+        self._least_bytes = 0
         self._port = settings.port
         self._home = settings.data_dir / "nats"
 
@@ -81,6 +82,18 @@ class Server:
     def url(self) -> str:
         """Where clients find it, without credentials."""
         return f"nats://{self.settings.host}:{self._port}"
+
+    @property
+    def store_bytes(self) -> int:
+        """How much all streams may hold: as set, or what they hold and three quarters of what the disk has free."""
+        wanted = self.settings.max_store_bytes or _held_bytes(self._home) + _free_bytes(self.settings.data_dir) * 3 // 4
+        return max(wanted, self._least_bytes)
+
+    async def widen(self, store_bytes: int) -> None:
+        """Start anew with room for at least so much: a full store takes not even what says that it is full."""
+        self._least_bytes = store_bytes
+        await self.stop()
+        await self.start()
 
     @property
     def log_file(self) -> Path:
@@ -154,9 +167,11 @@ class Server:
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings
-        jetstream: dict[str, Any] = {"store_dir": str(self._home), "sync_interval": settings.sync_interval}
-        if settings.max_store_bytes:
-            jetstream["max_file_store"] = settings.max_store_bytes
+        jetstream = {
+            "store_dir": str(self._home),
+            "sync_interval": settings.sync_interval,
+            "max_file_store": self.store_bytes,
+        }
         return {
             "server_name": "penstock",
             "host": settings.host,
@@ -217,3 +232,15 @@ def binary() -> str:
             f"{BINARY_VARIABLE}"
         )
     return found
+
+
+def _held_bytes(folder: Path) -> int:
+    held = 0
+    for path in (folder / "jetstream").rglob("*"):
+        with suppress(FileNotFoundError):  # an earlier server may be ending
+            held += path.stat().st_size if path.is_file() else 0
+    return held
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free

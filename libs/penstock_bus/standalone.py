@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock_bus import credentials, permissions
-from penstock_bus.nats import connect
+from penstock_bus.nats import Limits, connect
 from penstock_bus.port import BusError
 from penstock_bus.server import ServerSettings, running
 from penstock_bus.shell import handle_signals
-from penstock_bus.storing import until_room_again
+from penstock_bus.storing import until_room_again, with_room
 
 
 async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event) -> int:
@@ -34,8 +34,9 @@ async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event)
         Existing folder for one file a service, named after it, that holds its password.
     """
     async with running(settings) as server:
-        admin = server.passwords[permissions.ADMIN]
-        async with connect(server.url, user=permissions.ADMIN, password=admin, name="penstock server"):
+        await with_room(server)
+        admin, limits = server.passwords[permissions.ADMIN], Limits.of_store(server.store_bytes)
+        async with connect(server.url, user=permissions.ADMIN, password=admin, name="penstock server", limits=limits):
             pass  # the first connection of an admin makes the streams
         for service in permissions.LOGINS:
             credentials.write_private(shared / service, server.passwords[service].encode())

@@ -27,6 +27,8 @@ _NO_TOKEN: Final = frozenset(" .*>\t\r\n")
 
 INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
 INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
+SUBMISSIONS: Final = (INBOX_JOBS, INBOX_SWEEPS)
+"""All that the work queue takes: what nobody reads would stay there for ever."""
 
 WRITERS: Final[dict[str, str]] = {
     "job": "gateway",

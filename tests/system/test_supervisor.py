@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import penstock
 import penstock_bus.credentials
 from penstock import supervisor
+from penstock.cli.app import app
 from penstock.supervisor import Options, UpError
 from penstock.upkeep import folder as folders
 from penstock_bus import Append, NoResponders, ServiceError, Unavailable
@@ -204,3 +206,25 @@ async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_p
     with pytest.raises(UpError, match="there are two logs"):
         async with running(few):
             pass
+
+
+async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_path: Path) -> None:
+    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    data = str(tmp_path / "data")
+
+    async def purge(*words: str, code: int = 0) -> str:
+        invoked = await asyncio.to_thread(CliRunner().invoke, app, ["purge", "--data", data, *words])
+        assert invoked.exit_code == code, invoked.output
+        return invoked.output
+
+    async with running(few), penstock.Client(record(tmp_path).url) as client:
+        await client.bus.submit(subjects.INBOX_JOBS, b"{}")
+        assert "the log itself: never purged" in await purge()
+        said = await purge("submissions", code=1)
+        assert "submissions (submissions that no gateway has taken yet): 1 messages of " in said
+        assert "would go: 1 on penstock.inbox.jobs" in said
+        assert "nothing was purged" in said
+        assert "purged 1 messages" in await purge("submissions", "--yes")
+        assert "nothing to purge" in await purge("submissions")
+        assert "expected one of output, submissions" in await purge("log", code=2)
+        assert "nothing to purge: no output of j1" in await purge("output", "--job", "j1")

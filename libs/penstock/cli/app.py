@@ -17,6 +17,7 @@ from penstock.cli import (
     output,
     policy,
     profile,
+    purge,
     replay,
     shadow,
     simulate,
@@ -86,6 +87,7 @@ for topic in (
     shadow,
     trace,
     up,
+    purge,
     doctor,
     extras,
 ):

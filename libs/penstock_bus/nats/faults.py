@@ -43,7 +43,8 @@ def fault(what: str, error: ApiError) -> BusError:
     if error.err_code in _FULL:
         return StorageFull(
             f"{what}: the server has no room left ({error.description}); nothing was stored, and nothing stored before "
-            "is lost. Free space under its store_dir or raise max_file_store, then try again"
+            "is lost. `penstock purge` says what can go; or free space under its store_dir or raise its limit "
+            "(`--max-store`), then try again"
         )
     if error.err_code in _TOO_LARGE:
         return TooLarge(f"{what}: {error.description}; send less, or raise the server's max_payload")

@@ -18,6 +18,18 @@ _SMALLEST: Final = 64 * 1024
 _DAY_S: Final = 24 * 3600
 _NAME_IN_USE: Final = 10058
 
+_PARTS: Final = {
+    "log_bytes": 3 / 16,
+    "state_bytes": 1 / 8,
+    "inbox_bytes": 1 / 16,
+    "shadow_bytes": 1 / 16,
+    "rejected_bytes": 1 / 32,
+    "leases_bytes": 1 / 64,
+}
+"""Parts of a store that streams may take, where that is less than they take at most; together less than a half."""
+
+_UNLIMITED: Final = (0, -1)
+
 BUCKET: Final = f"KV_{subjects.LEASES}"
 KEY: Final = f"$KV.{subjects.LEASES}."
 
@@ -26,18 +38,27 @@ _log = get_logger("penstock.bus")
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
-    How much the streams may keep. The log itself has no limit: it is the truth.
+    How much the streams may keep, in bytes and messages. The log itself has no limit: it is the truth.
+
+    All others together stay below half of a store (:meth:`of_store`), so that the other half is the log's.
 
     Attributes
     ----------
     replicas : int
         1 on a single server, 3 on a cluster.
+    inbox_bytes, leases_bytes
+        Full, these take no more, and who writes is told. Of the others the oldest goes.
+    state_bytes : int
+        A snapshot of which a part is gone is as good as none: the log is read instead.
     duplicates_s : float
         How long a message id is remembered; longer than any retry, short because each id costs memory.
     """
 
     replicas: int = 1
     duplicates_s: float = 60.0
+    inbox_bytes: int = 256 * _MIB
+    state_bytes: int = 1024 * _MIB
+    leases_bytes: int = 16 * _MIB
     log_bytes: int = 1024 * _MIB
     log_age_s: float = 14 * _DAY_S
     rejected_bytes: int = 64 * _MIB
@@ -45,15 +66,34 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     shadow_bytes: int = 256 * _MIB
     shadow_age_s: float = 14 * _DAY_S
 
+    @classmethod
+    def of_store(cls, store_bytes: int) -> Limits:
+        """
+        Return the limits for a store of a size, in bytes.
+
+        Examples
+        --------
+        >>> small = Limits.of_store(256 << 20)
+        >>> small.log_bytes >> 20, small.inbox_bytes >> 20, Limits.of_store(1 << 40) == Limits()
+        (48, 16, True)
+        """
+        default = cls()
+        return cls(**{name: min(getattr(default, name), int(store_bytes * part)) for name, part in _PARTS.items()})
+
 
 def configs(limits: Limits) -> dict[str, dict[str, Any]]:
     """Return each stream's configuration, as the server's API takes it."""
     special: dict[str, dict[str, Any]] = {
-        subjects.EVT: {"compression": "s2"},
+        subjects.EVT: {"compression": "s2", "deny_delete": True, "deny_purge": True},
         subjects.LOG: {"max_bytes": limits.log_bytes, "max_age": int(limits.log_age_s * _S), "compression": "s2"},
-        subjects.INBOX: {"retention": "workqueue"},
+        subjects.INBOX: {
+            "subjects": list(subjects.SUBMISSIONS),
+            "retention": "workqueue",
+            "max_bytes": limits.inbox_bytes,
+            "discard": "new",
+        },
         subjects.REJECTED: {"max_bytes": limits.rejected_bytes, "max_msgs": limits.rejected_count},
-        subjects.STATE: {"allow_atomic": True, "allow_rollup_hdrs": True},
+        subjects.STATE: {"allow_atomic": True, "allow_rollup_hdrs": True, "max_bytes": limits.state_bytes},
         subjects.SHADOW: {
             "max_bytes": limits.shadow_bytes,
             "max_age": int(limits.shadow_age_s * _S),
@@ -81,8 +121,8 @@ def _bucket(limits: Limits) -> dict[str, Any]:
     """Return the key-value bucket of the leases; its markers show watchers and the next owner that one expired."""
     return _stream(BUCKET, [f"{KEY}>"], limits) | {
         "discard": "new",
+        "max_bytes": limits.leases_bytes,
         "max_msgs_per_subject": 1,
-        "allow_rollup_hdrs": True,
         "deny_delete": True,
         "allow_msg_ttl": True,
         "subject_delete_marker_ttl": 3600 * _S,
@@ -91,7 +131,7 @@ def _bucket(limits: Limits) -> dict[str, Any]:
 
 async def ensure(link: Link, limits: Limits) -> None:
     """
-    Make the streams that are missing; those that are there stay as they are.
+    Make the streams that are missing, and bring those of earlier versions up to date; limits that they have stay.
 
     A user who may not look or make goes on: an administrator made them, or the first append will say so.
     """
@@ -104,11 +144,40 @@ async def ensure(link: Link, limits: Limits) -> None:
 
 async def _ensure_one(link: Link, name: str, config: dict[str, Any]) -> None:
     try:
-        await link.api(f"STREAM.INFO.{name}")
+        found = (await link.api(f"STREAM.INFO.{name}"))["config"]
     except Refused as error:
         if error.err_code not in NOT_FOUND:
             raise
         await _create(link, name, config)
+    else:
+        await _update(link, name, found, _outdated(found, config))
+
+
+def _outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version had made otherwise."""
+    changed: dict[str, Any] = {
+        key: True for key in ("deny_delete", "deny_purge") if wanted.get(key) and not found.get(key)
+    }
+    if found.get("allow_rollup_hdrs") and not wanted.get("allow_rollup_hdrs"):
+        changed["allow_rollup_hdrs"] = False
+    if sorted(found["subjects"]) != sorted(wanted["subjects"]):
+        changed["subjects"] = wanted["subjects"]
+    if found["max_bytes"] in _UNLIMITED and "max_bytes" in wanted:
+        changed |= {"max_bytes": wanted["max_bytes"], "discard": wanted["discard"]}
+    return changed
+
+
+async def _update(link: Link, name: str, found: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Change a stream; what is in it stays, but for the oldest where that is what a limit is to do."""
+    if not changed:
+        return
+    try:
+        await link.api(f"STREAM.UPDATE.{name}", found | changed)
+    except StorageFull:  # what it may grow to cannot be promised; the rest can be changed all the same
+        await link.api(f"STREAM.UPDATE.{name}", found | {k: v for k, v in changed.items() if k != "max_bytes"})
+        _log.warning("stream_without_limit", stream=name, wanted_bytes=changed["max_bytes"])
+    else:
+        _log.info("stream_updated", stream=name, changed=sorted(changed))
 
 
 async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
