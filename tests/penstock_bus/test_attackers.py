@@ -197,6 +197,20 @@ async def test_facts_under_a_services_own_subject_that_are_not_its_own_are_heard
             await asyncio.sleep(0.01)
 
 
+async def test_what_the_server_copies_to_another_subject_for_a_service_is_no_fact(server: Server) -> None:
+    async with raw(server, "ranker") as ranker:
+        await ranker.jetstream().publish(subjects.rank("evil"), FORGED)
+        await ranker.publish(f"$JS.API.DIRECT.GET.EVT.{subjects.rank('evil')}", b"", reply=subjects.job("evil"))
+        await ranker.flush()
+    async with bus_of(server, "matcher") as matcher:
+        follow = matcher.follow(after_seq=1)
+        heard = [await anext(follow) for _ in range(2)]
+    assert [(one.subject, one.commit.facts) for one in heard] == [
+        (subjects.rank("evil"), ()),
+        (subjects.job("evil"), ()),
+    ]
+
+
 async def test_a_client_hears_no_request_of_others_and_answers_none(server: Server) -> None:
     heard: list[str] = []
 

@@ -16,7 +16,7 @@ from penstock_bus.nats.follow import Reader, position
 from penstock_bus.nats.tail import tail_stream
 from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection, Shadowed
 from penstock_bus.reading import delivery, origin, placeholder, rejected_as
-from penstock_events import CodecError
+from penstock_events import CodecError, Misplaced
 from penstock_events import subjects as names
 from penstock_events.output import End, Place, header_of, of_header
 
@@ -24,6 +24,10 @@ _NEWEST: Final = 1000
 _REASON: Final = "Penstock-Reason"
 _ORIGIN: Final = "Penstock-Origin"
 _REASON_CHARS: Final = 400
+_COPIED: Final = "Nats-Stream"
+"""
+A header of what the server answers to a get. Who may ask can have the answer sent to any subject; no commit has it.
+"""
 _PLACE: Final = "Penstock-Place"
 
 _log = get_logger("penstock.bus")
@@ -54,7 +58,8 @@ class LogClient(NatsClient):
                     if seq <= reader.seen:
                         continue
                     reader.seen = seq
-                    yield self._deliver(seq, msg.subject, stored_s, pending, msg.data)
+                    copied = msg.headers is not None and _COPIED in msg.headers
+                    yield self._deliver(seq, msg.subject, stored_s, pending, msg.data, copied=copied)
 
     async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
         """Return the stored commits of a subject or pattern."""
@@ -143,8 +148,12 @@ class LogClient(NatsClient):
             return newest.seq if newest is not None else 0
         return int((await self.link.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
 
-    def _deliver(self, seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
+    def _deliver(
+        self, seq: int, subject: str, stored_s: float, pending: int, body: bytes, *, copied: bool = False
+    ) -> Delivery:
         try:
+            if copied:
+                raise Misplaced(f"the server wrote it on {subject} as an answer that somebody had sent there")
             return delivery(seq, subject, stored_s, pending, body)
         except CodecError as error:
             where = origin(names.EVT, subject, seq)
