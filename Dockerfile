@@ -16,6 +16,9 @@ FROM ${PYTHON_IMAGE}
 RUN useradd --create-home --uid 10001 penstock \
     && mkdir -p /data /auth /checkpoints && chown penstock: /data /auth /checkpoints
 COPY --from=build /opt/penstock /opt/penstock
+# A folder for each login, so that a volume that is mounted there belongs to the user of the containers.
+RUN /opt/penstock/bin/python -c "from penstock_bus.permissions import USERS; print(*USERS)" | xargs -n1 \
+    | sed 's|^|/auth/|' | xargs install -d -o penstock -m 700
 COPY examples /opt/penstock/examples
 # Kernels are compiled here, for any processor of the architecture, and only read later: also from a read-only root.
 ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json NUMBA_CPU_NAME=generic

@@ -1,8 +1,9 @@
 """
 A NATS server for Penstock by itself, for containers: ``python -m penstock_bus.standalone``.
 
-It makes the streams, and a file with each service's password for those that share the credentials folder
-(``PENSTOCK_PASSWORD_FILE``).
+It makes the streams, and for each login a folder of its own in the credentials folder, so that a container can be given
+one and no other: ``SERVICE/password`` (``PENSTOCK_PASSWORD_FILE``), and for people and foreign services
+``client/client.json`` and ``extension/extension.json`` (``PENSTOCK_CREDENTIALS``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock_bus.shell import handle_signals
 from penstock_bus.storing import until_room_again, with_room
 
 
-async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event) -> int:
+async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyncio.Event) -> int:
     """
     Run the server until ``stopping`` is set.
 
@@ -31,15 +32,16 @@ async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event)
     Parameters
     ----------
     shared : Path
-        Existing folder for one file a service, named after it, that holds its password.
+        Existing folder for one folder a login, named after it.
+    url : str
+        Where people find the server: the address in their credentials.
     """
     async with running(settings) as server:
         await with_room(server)
         admin, limits = server.passwords[permissions.ADMIN], Limits.of_store(server.store_bytes)
         async with connect(server.url, user=permissions.ADMIN, password=admin, name="penstock server", limits=limits):
             pass  # the first connection of an admin makes the streams
-        for service in permissions.LOGINS:
-            credentials.write_private(shared / service, server.passwords[service].encode())
+        _hand_out(server.passwords, shared, url)
         ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), until_room_again(settings.data_dir)]
         tasks = [asyncio.ensure_future(end) for end in ends]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -48,11 +50,21 @@ async def serve(settings: ServerSettings, shared: Path, stopping: asyncio.Event)
         return 0 if stopping.is_set() else 1
 
 
-async def _main(settings: ServerSettings, shared: Path) -> int:
+def _hand_out(passwords: Mapping[str, str], shared: Path, url: str) -> None:
+    for service in permissions.LOGINS:
+        folder = shared / service
+        folder.mkdir(exist_ok=True)
+        credentials.write_private(folder / "password", passwords[service].encode())
+    for role in credentials.ROLES:
+        login = credentials.Login(url=url, user=role, password=passwords[role], description="Penstock")
+        credentials.write_login(shared / role / credentials.file_name(role), login)
+
+
+async def _main(settings: ServerSettings, shared: Path, url: str) -> int:
     stopping = asyncio.Event()
     handle_signals(stopping)
     try:
-        return await serve(settings, shared, stopping)
+        return await serve(settings, shared, url, stopping)
     except BusError as error:
         sys.stderr.write(f"penstock server: {error}\n")
         return 1
@@ -61,7 +73,8 @@ async def _main(settings: ServerSettings, shared: Path) -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m penstock_bus.standalone", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the streams")
-    parser.add_argument("--credentials", type=Path, required=True, help="folder for the services' passwords")
+    parser.add_argument("--credentials", type=Path, required=True, help="folder for everybody's credentials")
+    parser.add_argument("--url", default="nats://127.0.0.1:4222", help="where people find it, for their credentials")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104 a container's own
     parser.add_argument("--port", type=int, default=4222)
     return parser.parse_args()
@@ -70,4 +83,5 @@ def _arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     args = _arguments()
     args.credentials.mkdir(parents=True, exist_ok=True)
-    sys.exit(asyncio.run(_main(ServerSettings(data_dir=args.data, host=args.host, port=args.port), args.credentials)))
+    settings = ServerSettings(data_dir=args.data, host=args.host, port=args.port)
+    sys.exit(asyncio.run(_main(settings, args.credentials, args.url)))

@@ -1,7 +1,8 @@
-"""compose.yaml on a real engine: a job from outside, scaling, and a restart in the middle of a run."""
+"""compose.yaml on a real engine: jobs from outside and inside, a gang over containers, scaling, and restarts."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -24,12 +25,15 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def compose():
+def compose(tmp_path_factory):
     port = free_port()
     os.environ |= {"PENSTOCK_PORT": str(port), "COMPOSE_PROJECT_NAME": f"penstock-test-{port}"}
     stack = DockerCompose(str(ROOT), build=True, wait=True)
     try:
         stack.start()
+        credentials = tmp_path_factory.mktemp("outside") / "client.json"
+        credentials.write_text(docker(stack, "exec", "-T", "nats", "cat", "/auth/client/client.json"))
+        os.environ["PENSTOCK_CREDENTIALS"] = str(credentials)
         yield stack
     finally:
         docker(stack, "logs", "--no-color", "--tail", "60", check=False)
@@ -46,7 +50,16 @@ def docker(stack: DockerCompose, *words: str, check: bool = True) -> str:
 
 
 def client() -> penstock.Client:
-    return penstock.Client(f"nats://127.0.0.1:{os.environ['PENSTOCK_PORT']}")
+    return penstock.Client()
+
+
+def inside(stack: DockerCompose, *words: str) -> str:
+    """Type a command of penstock in the gateway's container."""
+    return docker(stack, "exec", "-T", "gateway", "penstock", *words)
+
+
+def nodes(stack: DockerCompose) -> dict[str, str]:
+    return {node["id"]: node["state"] for node in json.loads(inside(stack, "nodes", "-o", "json"))["nodes"]}
 
 
 def healthy(stack: DockerCompose) -> dict[str, int]:
@@ -59,6 +72,12 @@ def healthy(stack: DockerCompose) -> dict[str, int]:
 
 def test_every_service_is_healthy(compose):
     assert set(healthy(compose)) == SERVICES
+
+
+def test_a_container_sees_its_own_password_and_nobody_elses(compose):
+    for service in SERVICES - {"nats"}:
+        seen = docker(compose, "exec", "-T", service, "sh", "-c", "find /auth -type f").split()
+        assert seen == [f"/auth/{service}/password"]
 
 
 async def test_a_job_from_outside_runs_in_a_container(compose):
@@ -93,3 +112,22 @@ async def test_profilers_scale_and_the_matcher_may_restart_in_the_middle_of_a_ru
         ends = [await outside.wait(one.id) for one in (answer, second)]
         assert [(job.state, job.attempts) for job in ends] == [("CD", 1), ("CD", 1)]
         assert len((await outside.nodes()).nodes) == 3
+
+
+def test_a_gang_over_three_containers_meets_and_its_nodes_are_forgotten_once_they_are_recreated(compose):
+    scaled = ("up", "--detach", "--no-build", "--wait", "--scale", "profiler=2", "--scale", "executor=3")
+    docker(compose, *scaled)
+    gang = ("run", "--gpus", "5", "--kind", "fast", "--param", "epochs=2")  # each container has two of the kind
+    printed = inside(compose, *gang, "--", "python", "digits_mlp.py")
+    last = [line for line in printed.splitlines() if "accuracy" in line]
+    assert {line.partition(" ")[0] for line in last} == {f"[{rank}]" for rank in range(5)}, printed
+    assert {line.partition(" ")[2] for line in last} == {last[0].partition(" ")[2]}, "all have learnt the same"
+    before = set(nodes(compose))
+    (job,) = json.loads(inside(compose, "ps", "-a", "-o", "json", "--name", "digits_mlp"))["jobs"]
+    assert {device.partition("/")[0] for device in job["devices"]} == before
+    docker(compose, *scaled, "--force-recreate", "--no-deps", "executor")
+    left = [node_id for node_id, state in nodes(compose).items() if state == "left"]
+    assert set(left) == before
+    inside(compose, "node", "remove", *left)
+    assert list(nodes(compose).values()) == ["up"] * 3
+    assert "3 up with 12 devices" in inside(compose, "doctor")
