@@ -129,7 +129,9 @@ class Output:
 
         async def growth() -> None:
             async for _, body in self._bus.listen(subjects.output_grown(self._job_id)):
-                with contextlib.suppress(msgspec.MsgspecError):  # another version's: then it is read at the end
+                with contextlib.suppress(
+                    msgspec.MsgspecError, ValueError, RecursionError
+                ):  # another version's: then it is read at the end
                     await heard.put(_grown.decode(body))
 
         async def first_end() -> None:
@@ -264,7 +266,7 @@ class Output:
             except Timeout as error:
                 self._unheard[node_id] = f"node {node_id} does not answer: {error}"
                 raise BusError(self._unheard[node_id]) from error
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise BusError(f"node {node_id} answers what this version cannot read: {error}") from error
             await asyncio.sleep(AGAIN_S)
 

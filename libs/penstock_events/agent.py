@@ -18,6 +18,8 @@ Rank 0 alone says :class:`Saved`; the others' last word is :class:`Progress`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -28,6 +30,9 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Digest = Annotated[str, Meta(max_length=64)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+MOST_METRICS: Final = 256
+LONGEST_METRIC: Final = 128
+"""A session keeps so many metrics, by names of so many characters; what is more is left out, and that is said once."""
 STOP_MARGIN: Final = 2
 """Steps a process may go on after answering; two, because processes of one gang are at most one step apart."""
 
@@ -160,6 +165,18 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     """
 
     fraction: Annotated[float, Meta(gt=0, le=1)]
+
+
+def kept_metrics(names: Iterable[str]) -> list[str]:
+    """
+    Return which of the metrics are kept, in their order.
+
+    Examples
+    --------
+    >>> kept_metrics(["loss", "x" * 129, "accuracy"])
+    ['loss', 'accuracy']
+    """
+    return list(islice((name for name in names if len(name) <= LONGEST_METRIC), MOST_METRICS))
 
 
 FromJob = Hello | Progress | At | Saved | SaveFailed | Done

@@ -145,7 +145,7 @@ def decode(packet: bytes) -> Message:
                 return Refused(str(told["reason"]))
             case kind:
                 raise BadPacket(f"a packet of kind {kind!r}; expected join, seated, sat or refused")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPacket(f"{packet[:200]!r} is no message: {error!r}") from error
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from penstock_events.agent import STOP_MARGIN, At, Done, FromJob, Hello, Progress, Saved, SaveFailed, StopAt
+from penstock_events.agent import (
+    STOP_MARGIN,
+    At,
+    Done,
+    FromJob,
+    Hello,
+    Progress,
+    Saved,
+    SaveFailed,
+    StopAt,
+    kept_metrics,
+)
 from penstock_executor.local import Rank, Run
 
 
@@ -63,8 +74,10 @@ def _progress(rank: Rank, message: Progress | Done) -> None:
     if message.memory is not None:
         rank.peak_bytes = max(rank.peak_bytes, message.memory.peak_bytes, message.memory.allocated_bytes)
     metrics = {**rank.metrics, **message.metrics}
-    rank.metrics = {name: value for name, value in metrics.items() if name not in message.diverged}
-    rank.diverged = message.diverged
+    kept = kept_metrics(metrics)
+    rank.metrics = {name: metrics[name] for name in kept if name not in message.diverged}
+    rank.diverged = tuple(kept_metrics(message.diverged))
+    rank.crowded = rank.crowded or len(kept) < len(metrics) or len(rank.diverged) < len(message.diverged)
     rank.skew = message.skew or rank.skew
     rank.batch_size, rank.samples = message.batch_size, message.samples
     rank.iteration_s, rank.error_s = message.iteration_s, message.error_s

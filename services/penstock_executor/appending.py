@@ -49,7 +49,8 @@ class Appender:
             raise TypeError(f"{fact!r} is no fact about a run")
         outbox = self._outboxes.get(fact.job_id)
         if outbox is None:
-            outbox = self._outboxes[fact.job_id] = reporter.Outbox(self._actor)
+            most_bytes = min(reporter.MOST_BYTES, self._bus.max_body_bytes // 2)
+            outbox = self._outboxes[fact.job_id] = reporter.Outbox(self._actor, most_bytes)
             self._spawn(self._deliver(fact.job_id, outbox))
         outbox.put(fact, self._live.state.leased.get(fact.job_id, 0))
 
@@ -62,7 +63,7 @@ class Appender:
     async def _deliver(self, job_id: str, outbox: reporter.Outbox) -> None:
         while (commit := outbox.next()) is not None:
             await self._append(subjects.run(job_id), commit)
-            outbox.done(commit)
+            outbox.done()
         del self._outboxes[job_id]
 
     async def _append(self, subject: str, commit: Commit) -> None:

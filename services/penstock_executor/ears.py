@@ -188,7 +188,7 @@ class Line:
     def _understand(self, line: bytes) -> None:
         try:
             message = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._refuse("a line that is no message", line=line[:200], error=str(error))
             return
         if self.hello is not None:

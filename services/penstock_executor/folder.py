@@ -124,7 +124,7 @@ def scan(runs: Path) -> Iterator[tuple[Started, Stopping | None]]:
     for folder in sorted(runs.glob("*/*")):
         try:
             started = _started.decode((folder / "run.json").read_bytes())
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("run_folder_without_a_run_removed", folder=str(folder), error=str(error))
             shutil.rmtree(folder, ignore_errors=True)
             continue
@@ -134,7 +134,7 @@ def scan(runs: Path) -> Iterator[tuple[Started, Stopping | None]]:
 def _stop_of(folder: Path) -> Stopping | None:
     try:
         return _stopping.decode((folder / "stop.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 

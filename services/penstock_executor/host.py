@@ -15,7 +15,21 @@ import structlog
 
 from penstock_devices import DeviceError
 from penstock_events import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
-from penstock_events.agent import Done, FromJob, Hello, Hold, Memory, Progress, Saved, SaveFailed, Stop, StopAt, ToJob
+from penstock_events.agent import (
+    LONGEST_METRIC,
+    MOST_METRICS,
+    Done,
+    FromJob,
+    Hello,
+    Hold,
+    Memory,
+    Progress,
+    Saved,
+    SaveFailed,
+    Stop,
+    StopAt,
+    ToJob,
+)
 from penstock_executor import agreement, folder, launch, preflight, processes
 from penstock_executor.checkpoints import About, CheckpointFolder, Resume
 from penstock_executor.ears import Line
@@ -28,6 +42,8 @@ from penstock_policies.cluster import Cluster
 
 Place = tuple[Key, int]
 """A run and a rank."""
+LONGEST_ERROR: Final = 1000
+"""Characters of what a job says of its errors."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE: Final = {
     errno.ENOSPC: "free some space there",
@@ -336,12 +352,17 @@ class Host:
             case Saved():
                 self._report(RunCheckpointed(step=message.step, digest=message.digest, **self._about(key)))
             case SaveFailed():
-                what = f"the checkpoint after step {message.step} could not be written: {message.error}"
+                error = message.error if len(message.error) <= LONGEST_ERROR else f"{message.error[:LONGEST_ERROR]}…"
+                what = f"the checkpoint after step {message.step} could not be written: {error}"
                 self._report(RunWarned(warning=what, **self._about(key)))
             case Progress() | Done():
                 if index == 0:
                     self.fresh.add(key)
                     self._note_begin(run, message.step - message.loop_steps)
+                if run.ranks[index].crowded and "crowded" not in run.told:
+                    run.told.add("crowded")
+                    kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
+                    self.warn(key, f"rank {index} reports more metrics than are kept: {kept}; the others are left out")
                 if isinstance(message, Done):
                     folder.note_done(self.runs_dir, run, index)
                 if message.memory is not None:

@@ -56,6 +56,8 @@ class Rank(msgspec.Struct, kw_only=True):
         It saved a checkpoint because it was asked to stop.
     done : bool
         It said that it left its session in good order, all steps done.
+    crowded : bool
+        It reported more metrics, or longer names, than are kept.
     last_line : str
         Last line of its standard error.
     """
@@ -80,6 +82,7 @@ class Rank(msgspec.Struct, kw_only=True):
     saved_samples: int = 0
     leaving: bool = False
     done: bool = False
+    crowded: bool = False
     last_line: str = ""
 
     @property

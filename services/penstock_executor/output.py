@@ -153,7 +153,7 @@ class OutputStore:
         """Answer an :class:`OutputAsk`."""
         try:
             ask = _ask.decode(body or b"{}")
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return Reply(code=BAD_REQUEST, error=f"not an OutputAsk: {error}")
         if not subjects.is_token(ask.job_id) or "/" in ask.job_id:
             return Reply(code=BAD_REQUEST, error=f"{ask.job_id!r} is no job's id")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
+from typing import Final
+
+import msgspec
 
 from penstock_events import (
     AnyEvent,
@@ -17,41 +20,101 @@ from penstock_events import (
     RunRewound,
     RunStarted,
     RunWarned,
+    encode,
     tag_of,
 )
 
 RunFact = RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned | RunMeasured | LaneChanged
 
 
+_SHORT: Final = 200
+MOST_WAITING: Final = 1000
+"""Facts of one kind about one run that wait at the same time; of more, those in the middle are superseded."""
+MOST_BYTES: Final = 256 * 1024
+"""Of one commit: a quarter of what a server takes in one message by default."""
+
+
 class Outbox:
     """
     Facts about one job on their way to its run subject, in order.
 
-    All that wait go as one commit. Its id is made from what it says, not from when: an executor that was killed between
-    appending and knowing it appends the same again under the same id, and the log keeps one.
+    What waits goes as one commit, or several where one would be too large. A commit's id is made from what it says, not
+    from when: an executor that was killed between appending and knowing it appends the same again under the same id,
+    and the log keeps one.
+
+    Parameters
+    ----------
+    actor : str
+    most_bytes : int
+        Of one commit.
     """
 
-    def __init__(self, actor: str) -> None:
-        self._actor = actor
+    def __init__(self, actor: str, most_bytes: int = MOST_BYTES) -> None:
+        self._actor, self._most_bytes = actor, most_bytes
         self._waiting: deque[RunFact] = deque()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._offered: list[RunFact] = []
         self._cause = 0
 
     def put(self, fact: RunFact, cause: int) -> None:
-        """Add a fact; ``cause`` is the sequence of the commit that gave the lease."""
+        """
+        Add a fact; ``cause`` is the sequence of the commit that gave the lease.
+
+        A job may say faster that it has saved, or could not, than the log takes it. The first few hundred of each kind
+        are kept, and of the later ones the newest, which makes those before it matter no more.
+        """
+        kind = (tag_of(fact), fact.epoch)
+        if self._counts[kind] >= MOST_WAITING:
+            del self._waiting[_newest(self._waiting, kind)]
+        else:
+            self._counts[kind] += 1
         self._waiting.append(fact)
         self._cause = cause or self._cause
 
     def next(self) -> Commit | None:
-        """Return everything that waits as one commit; None where nothing does. The same until :meth:`done`."""
+        """Return what waits longest as one commit; None where nothing does. The same until :meth:`done`."""
         if not self._waiting:
             return None
-        epoch = self._waiting[0].epoch
-        facts = tuple(fact for fact in self._waiting if fact.epoch == epoch)
-        return commit(self._actor, facts, self._cause)
+        epoch, size = self._waiting[0].epoch, 0
+        facts: list[RunFact] = []
+        for fact in self._waiting:
+            if fact.epoch == epoch:
+                size += _size(fact)
+                if facts and size > self._most_bytes:
+                    break
+                facts.append(fact)
+        self._offered = facts
+        fitting = (fact if _size(fact) <= self._most_bytes else shortened(fact) for fact in facts)
+        return commit(self._actor, tuple(fitting), self._cause)
 
-    def done(self, sent: Commit) -> None:
-        """The commit is in the log, or will never be."""
-        self._waiting = deque(fact for fact in self._waiting if all(fact is not each for each in sent.facts))
+    def done(self) -> None:
+        """What :meth:`next` returned is in the log, or will never be."""
+        gone = {id(fact) for fact in self._offered}  # equal ones may wait behind them
+        self._waiting = deque(fact for fact in self._waiting if id(fact) not in gone)
+        self._counts = Counter((tag_of(fact), fact.epoch) for fact in self._waiting)
+        self._offered = []
+
+
+def shortened(fact: RunFact) -> RunFact:
+    """Return a fact without what is long in it, for a server that takes little: what must be known is short."""
+    match fact:
+        case RunEnded():
+            return msgspec.structs.replace(fact, reason=fact.reason[:_SHORT], metrics={}, diverged=())
+        case RunWarned():
+            return msgspec.structs.replace(fact, warning=fact.warning[:_SHORT])
+        case _:
+            return fact
+
+
+def _newest(facts: deque[RunFact], kind: tuple[str, int]) -> int:
+    at = len(facts) - 1
+    while (tag_of(facts[at]), facts[at].epoch) != kind:
+        at -= 1
+    return at
+
+
+def _size(fact: RunFact) -> int:
+    return len(encode(Commit(id="", actor="", facts=(fact,))))
 
 
 def commit(actor: str, facts: tuple[AnyEvent, ...], cause: int = 0) -> Commit:

@@ -217,7 +217,7 @@ class Teller:
     async def hear_peers(self) -> None:
         """Take in what a gang's other nodes say, for ever."""
         async for _, body in self._shell.bus.listen(subjects.AGREEMENTS):
-            with contextlib.suppress(msgspec.MsgspecError):
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 await self._hear_peer(msgspec.json.decode(body, type=Word))
 
     async def _hear_peer(self, word: Word) -> None:

@@ -173,7 +173,7 @@ class Agent:
     def _understand(self, line: bytes) -> None:
         try:
             self._hear(_decoder.decode(line))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("executor_line_not_understood line=%r error=%s", line[:200], error)
 
     def _hear(self, message: ToJob) -> None:

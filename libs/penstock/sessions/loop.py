@@ -6,6 +6,7 @@ No module of this package is called ``session``: importing it would put the modu
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -19,6 +20,7 @@ from penstock.sessions.replay import Course, Loop, skip
 from penstock.sessions.sampling import Sampling
 from penstock.sessions.setup import SessionError, Setup, read
 from penstock.sessions.sizing import Sizing
+from penstock_events.agent import LONGEST_METRIC, MOST_METRICS
 from penstock_events.spec import Param
 from penstock_policies.skew import skew
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from penstock_lanes.member import Member
 
 T = TypeVar("T")
+_log = logging.getLogger("penstock.session")
 
 
 class Tensor(Protocol):
@@ -87,6 +90,7 @@ class Session:
         self._setup = setup
         self._course = Course()
         self._boundary = Boundary(setup, self._course)
+        self._crowded = False
         self._sampling = Sampling()
         self._sizing = Sizing(setup, self._sampling)
         self._boundary.place = lambda: self._sampling.place(self._course.step)
@@ -209,11 +213,21 @@ class Session:
         Keep the latest value of each metric; sent a few times a second, and at the end.
 
         A tensor is detached and only read when sent, so that a report does not wait for the device. Values that are not
-        finite are not sent.
+        finite are not sent. At most 256 metrics are kept, by names of at most 128 characters.
         """
+        known = self._boundary.metrics
         for name, value in metrics.items():
+            if name not in known and (len(known) >= MOST_METRICS or len(name) > LONGEST_METRIC):
+                self._leave_out(name)
+                continue
             detach = getattr(value, "detach", None)
-            self._boundary.metrics[name] = detach() if detach else _number(name, value)
+            known[name] = detach() if detach else _number(name, value)
+
+    def _leave_out(self, name: str) -> None:
+        if not self._crowded:
+            self._crowded = True
+            kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
+            _log.warning("metric_left_out name=%s; %s, and of what is more nothing", name[:LONGEST_METRIC], kept)
 
     def describe(self, model: Module) -> float:
         """
