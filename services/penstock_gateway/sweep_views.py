@@ -19,6 +19,7 @@ def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
     finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
     rows = list(sweep.trials.values())
     counted = [row for row in rows if not row.retried]
+    failed = sorted((row for row in counted if row.failed), key=lambda row: row.ended_s)
     spent = _account(scene, sweep, rows) if whole else None
     end_s = finished.at_s if finished is not None else max(scene.now_s, sweep.submitted_s)
     return SweepView(
@@ -36,6 +37,10 @@ def sweep(scene: Scene, sweep: Sweep, *, whole: bool = True) -> SweepView:
         best_value=best.value if best is not None else None,
         reason=finished.reason if finished is not None else "",
         eta_s=_eta_s(scene, sweep, plan),
+        failed=len(failed),
+        failed_promotions=sum(bool(row.trial.origin) for row in failed),
+        first_failed=failed[0].trial.job_id if failed else "",
+        first_error=failed[0].error if failed else "",
         trials=tuple(_trials(scene, rows)) if whole else (),
         rungs=tuple(_rungs(sweep, counted)) if whole else (),
         goodput=_goodput(spent) if spent is not None else None,
@@ -102,6 +107,7 @@ def _trials(scene: Scene, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
             budget=trial.budget,
             promoted=trial.job_id in origins,
             problem=finished.problem if finished is not None else "",
+            reason=row.error,
         )
 
 

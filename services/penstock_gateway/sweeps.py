@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from penstock_events import (
@@ -23,8 +25,19 @@ from penstock_events import (
     TrialGroupOpened,
     TrialRetried,
 )
+from penstock_events.sweep import Problem
 from penstock_policies.cluster import Cluster, fits
 from penstock_policies.search.spending import Spent
+
+_PROBLEMS: Final[dict[Problem, str]] = {
+    "": "",
+    "crashed": "it failed",
+    "diverged": "its metric was no finite number",
+    "no_report": "it ended without a report of the metric",
+    "refused": "it was refused",
+    "memory": "it exceeded its memory",
+}
+"""What was wrong, where nobody has said more."""
 
 
 class TrialRow(msgspec.Struct, kw_only=True):
@@ -75,6 +88,23 @@ class TrialRow(msgspec.Struct, kw_only=True):
         """What it gave to the search."""
         finished = self.finished
         return finished.value if finished is not None and finished.state == "completed" else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it should have given a value and gave none; one that diverged has shown something."""
+        return self.finished is not None and self.finished.problem not in {"", "diverged"}
+
+    @property
+    def ended_s(self) -> float:
+        """When its end was reported; 0 before."""
+        return self.finished.at_s if self.finished is not None else 0.0
+
+    @property
+    def error(self) -> str:
+        """Why it gave no value, in a sentence; empty where it gave one, or is not over."""
+        if self.finished is None or not self.finished.problem:
+            return ""
+        return self.finished.reason or _PROBLEMS[self.finished.problem]
 
 
 class Sweep(msgspec.Struct, kw_only=True):

@@ -132,6 +132,15 @@ def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -
             0,
             "s1 completed: best accuracy 0.5 by s1-3",
         ),
+        (
+            {
+                **{"state": "completed", "best_job_id": "s1-3", "best_value": 0.5, "done": 16, "failed": 4},
+                **{"failed_promotions": 4, "first_failed": "s1-2-r1", "first_error": "exit code 1: NameError: loss"},
+            },
+            1,
+            "s1 completed: best accuracy 0.5 by s1-3\npenstock: 4 of 16 runs failed, 4 of them promoted; "
+            "the first, s1-2-r1: exit code 1: NameError: loss",
+        ),
     ],
 )
 def test_waiting_for_a_sweep_says_how_it_ended_and_why(
@@ -139,6 +148,19 @@ def test_waiting_for_a_sweep_says_how_it_ended_and_why(
 ) -> None:
     gateway.sweep_end = {"finished_s": 9.0, **end}
     assert penstock("tune", sweep_file, "--no-check", "--wait") == (code, "s1\n", f"penstock: sweep {told}\n")
+
+
+def test_a_list_of_sweeps_says_which_have_failures_and_the_first_error(
+    penstock: Run, gateway: FakeGateway, sweep_file: str
+) -> None:
+    failed = {"failed": 2, "first_failed": "s1-1", "first_error": "exit code 1: NameError: loss", "done": 5}
+    gateway.sweep_end = {"finished_s": 9.0, "state": "completed", **failed}
+    penstock("tune", sweep_file, "--no-check", "--wait")
+    header, row = penstock("sweep", "ls")[1].splitlines()
+    assert header.split()[-2:] == ["FAILED", "FIRST-ERROR"]
+    assert row.split()[-6:] == ["2", "exit", "code", "1:", "NameError:", "loss"]
+    shown = " ".join(penstock("sweep", "show", "s1")[1].split())
+    assert "failed: 2 of 5 runs failed; the first, s1-1: exit code 1: NameError: loss" in shown
 
 
 def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway: FakeGateway) -> None:

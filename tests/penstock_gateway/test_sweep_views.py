@@ -109,6 +109,28 @@ def test_a_run_that_is_done_once_more_counts_once_and_after_a_cancellation_there
     assert (len(view.trials), view.done) == (3, 0)
 
 
+def test_runs_that_failed_are_counted_and_the_first_of_them_says_why():
+    crash = TrialFinished(
+        at_s=NOW_S + 9,
+        sweep_id="s1",
+        job_id=SECOND.job_id,
+        state="failed",
+        problem="crashed",
+        reason="exit code 1: NameError: name 'loss' is not defined",
+    )
+    facts = [joined(), swept(), opened(0, *FIRST), *ran(FIRST[0], 0.5), *ran(FIRST[1], 0.9), opened(1, SECOND), crash]
+    view = shown(*facts)
+    assert (view.failed, view.failed_promotions, view.first_failed) == (1, 1, "s1-t001-r1")
+    assert view.first_error == view.trials[-1].reason == "exit code 1: NameError: name 'loss' is not defined"
+    assert shown(*facts[:-1]).failed == 0
+    silent = TrialFinished(at_s=NOW_S + 8, sweep_id="s1", job_id="s1-t002", state="completed", problem="no_report")
+    view = shown(*facts, silent)
+    assert (view.failed, view.failed_promotions, view.first_failed) == (2, 1, "s1-t002")
+    assert view.first_error == "it ended without a report of the metric"
+    diverged = msgspec.structs.replace(silent, problem="diverged")
+    assert shown(*facts, diverged).failed == 1, "it has shown that these hyper-parameters do not do"
+
+
 def test_the_best_so_far_is_known_before_the_end_and_prefers_who_trained_longer():
     facts = [joined(), swept(), opened(0, *FIRST), *RUNG]
     assert (shown(*facts).best_job_id, shown(*facts).best_value) == ("s1-t001", 0.9)

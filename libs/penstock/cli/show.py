@@ -301,10 +301,25 @@ def _heard(node: views.NodeView, now_s: float) -> str:
     return "-" if node.heard_s is None else f"{span(now_s - node.heard_s)} ago"
 
 
-def sweep_row(sweep: views.SweepView) -> tuple[str, ...]:
-    """Return a sweep's cells under :data:`SWEEP_HEADERS`."""
+def sweep_headers(sweeps: Iterable[views.SweepView]) -> tuple[str, ...]:
+    """Return the headers of a list of sweeps; of failures only where there are any."""
+    return (*SWEEP_HEADERS, "FAILED", "FIRST-ERROR") if any(sweep.failed for sweep in sweeps) else SWEEP_HEADERS
+
+
+def sweep_row(sweep: views.SweepView, headers: tuple[str, ...] = SWEEP_HEADERS) -> tuple[str, ...]:
+    """Return a sweep's cells under its list's headers."""
     metric, best = f"{sweep.metric} ({sweep.mode})", render.number(sweep.best_value)
-    return (sweep.id, sweep.name, sweep.state, _progress(sweep), metric, best, sweep.best_job_id)
+    cells = (sweep.id, sweep.name, sweep.state, _progress(sweep), metric, best, sweep.best_job_id)
+    return cells if headers == SWEEP_HEADERS else (*cells, str(sweep.failed or ""), sweep.first_error)
+
+
+def sweep_failures(sweep: views.SweepView) -> str:
+    """Return how many of a sweep's runs have failed, and the first error; empty where none has."""
+    if not sweep.failed:
+        return ""
+    promotions = f", {sweep.failed_promotions} of them promoted" if sweep.failed_promotions else ""
+    of = f"{sweep.failed} of {sweep.done} runs failed{promotions}"
+    return f"{of}; the first, {sweep.first_failed}: {sweep.first_error}"
 
 
 def sweep_lines(sweep: views.SweepView) -> list[str]:
@@ -320,6 +335,7 @@ def sweep_lines(sweep: views.SweepView) -> list[str]:
             ("state", sweep.state),
             ("reason", sweep.reason),
             ("trials", _trials(sweep)),
+            ("failed", sweep_failures(sweep)),
             ("metric", f"{sweep.metric} ({sweep.mode})"),
             ("best", best if sweep.best_job_id else ""),
             ("submitted", clock(sweep.submitted_s)),
@@ -381,6 +397,7 @@ def sweep_progress(sweep: views.SweepView) -> str:
     running = sum(trial.state == "R" for trial in sweep.trials)
     words = [
         f"{sweep.id}: {_progress(sweep)} runs, {running} running",
+        f"{sweep.failed} failed" if sweep.failed else "",
         f"best {sweep.metric} {render.number(sweep.best_value)}" if sweep.best_job_id else "",
         f"goodput {_percent(goodput.share)}" if goodput is not None and goodput.allocated_gpu_s else "",
         f"used {_percent(used)}" if used is not None else "",

@@ -62,7 +62,12 @@ def tune(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")] = True,
     wait: Annotated[
         bool,
-        typer.Option("--wait", "-f", "--follow", help="Say how far it is until it ends; exit code 0 if it completed."),
+        typer.Option(
+            "--wait",
+            "-f",
+            "--follow",
+            help="Say how far it is until it ends; exit code 0 if it completed and none of its runs failed.",
+        ),
     ] = False,
     output: AnswerOut = "text",
 ) -> None:
@@ -90,6 +95,7 @@ def tune(
 
 
 def _conclude(sweep: views.SweepView | None) -> None:
+    from penstock.cli import show as show_text
     from penstock.cli.errors import Exit
 
     if sweep is None:
@@ -99,7 +105,9 @@ def _conclude(sweep: views.SweepView | None) -> None:
     )
     why = f": {sweep.reason}" if sweep.reason else ""
     tell(f"sweep {sweep.id} {sweep.state}{why or best}")
-    if sweep.state != "completed":
+    if failures := show_text.sweep_failures(sweep):
+        tell(failures)
+    if sweep.state != "completed" or sweep.failed:
         raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
 
 
@@ -111,7 +119,8 @@ def ls(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     if output == "json":
         render.show_json(found)
     else:
-        render.show_table(text.SWEEP_HEADERS, [text.sweep_row(s) for s in found.sweeps], wide=output == "wide")
+        headers = text.sweep_headers(found.sweeps)
+        render.show_table(headers, [text.sweep_row(s, headers) for s in found.sweeps], wide=output == "wide")
 
 
 def show(

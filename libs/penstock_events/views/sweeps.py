@@ -23,6 +23,8 @@ class TrialView(View, frozen=True, kw_only=True):
         Whether another run went on from it.
     problem : str
         Why it gave no value: crashed, diverged, no_report, refused.
+    reason : str
+        The same in a sentence, where there is more to say.
     """
 
     job_id: str
@@ -38,6 +40,7 @@ class TrialView(View, frozen=True, kw_only=True):
     budget: int = 0
     promoted: bool = False
     problem: Problem = ""
+    reason: str = ""
 
 
 class RungView(View, frozen=True, kw_only=True):
@@ -123,6 +126,13 @@ class SweepView(View, frozen=True, kw_only=True):
         Seconds from submission to the first value as good as the target of the specification.
     utilisation : float or None
         Device-seconds held over those of the devices that it could have used, from 0 to 1; None where there were none.
+    failed : int
+        Runs that should have given a value and gave none: they crashed, reported nothing or were refused. Those that
+        diverged have shown something, and are not among them; nor are those that were cancelled.
+    failed_promotions : int
+        Of these, the runs that went on from another.
+    first_failed, first_error : str
+        The first of them, and why, in a sentence; empty where none has.
     rungs : tuple of RungView
     goodput : GoodputView or None
         None in a list of sweeps.
@@ -147,6 +157,10 @@ class SweepView(View, frozen=True, kw_only=True):
     makespan_s: float = 0.0
     target_s: float | None = None
     utilisation: float | None = None
+    failed: int = 0
+    failed_promotions: int = 0
+    first_failed: str = ""
+    first_error: str = ""
     rungs: tuple[RungView, ...] = ()
     goodput: GoodputView | None = None
 
