@@ -166,7 +166,7 @@ def lessons(session: penstock.Session, sampler: Iterable[Ints], steps: int) -> I
     """
     epochs = int(session.params.get("epochs", 0))
     last = math.inf if epochs else int(session.params.get("steps", steps))
-    for _ in range(epochs) if epochs else count():
+    for _ in session.epochs(epochs) if epochs else count():
         if session.step >= last:
             break
         for rows in session.iterations(sampler):

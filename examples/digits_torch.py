@@ -64,7 +64,7 @@ def train() -> None:
         digits, held_out = load()
         x, y = torch.from_numpy(digits.x).to(gang.device), torch.from_numpy(digits.y).to(gang.device)
         sampler = session.sampler(len(y), batch_size=128, seed=int(params.get("seed", 0)))
-        for _ in range(int(params.get("epochs", 10))):
+        for _ in session.epochs(int(params.get("epochs", 10))):
             for rows in session.iterations(sampler):
                 if session.rank == int(params.get("crash_rank", 0)):
                     crash_once(session)
