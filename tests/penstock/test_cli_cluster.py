@@ -134,8 +134,14 @@ def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -
         ),
         (
             {
-                **{"state": "completed", "best_job_id": "s1-3", "best_value": 0.5, "done": 16, "failed": 4},
-                **{"failed_promotions": 4, "first_failed": "s1-2-r1", "first_error": "exit code 1: NameError: loss"},
+                "state": "completed",
+                "best_job_id": "s1-3",
+                "best_value": 0.5,
+                "done": 16,
+                "failed": 4,
+                "failed_promotions": 4,
+                "first_failed": "s1-2-r1",
+                "first_error": "exit code 1: NameError: loss",
             },
             1,
             "s1 completed: best accuracy 0.5 by s1-3\npenstock: 4 of 16 runs failed, 4 of them promoted; "
