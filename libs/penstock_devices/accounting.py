@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -102,6 +102,38 @@ def _session(pid: int, proc: Path) -> int:
     except OSError:
         return -1
     return int(stat[stat.rfind(")") + 2 :].split()[3])
+
+
+def by_session(leaders: Container[int]) -> dict[int, tuple[int, ...]]:
+    """Return the processes of some sessions, by leader, after one look at all there are."""
+    found: dict[int, tuple[int, ...]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (session := _session(int(entry.name), PROC)) in leaders:
+            found[session] = (*found.get(session, ()), int(entry.name))
+    return found
+
+
+def own_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
+    """
+    Return what processes hold that only their end gives back: what they share counts once, and files not at all.
+
+    Notes
+    -----
+    The kernel walks each process's pages, milliseconds for a gigabyte: ask where a cheaper figure gives a reason.
+    """
+    return sum(_proportional_bytes(pid, proc) for pid in pids)
+
+
+def _proportional_bytes(pid: int, proc: Path) -> int:
+    try:
+        text = (proc / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return 0
+    sizes = {
+        name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in text.splitlines()[1:])
+    }
+    parts = [sizes[name] for name in ("Pss_Anon", "Pss_Shmem", "SwapPss") if name in sizes]
+    return sum(parts) if "Pss_Anon" in sizes else sizes.get("Pss", 0)
 
 
 class HostAccounting:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock_devices.cgroups import Cgroups, Unavailable
+from penstock_devices.cgroups import Cgroups, Unavailable, of_root
 from penstock_devices.port import Caps, Usage
 from penstock_devices.rlimits import Rlimit
 from penstock_events import Device
@@ -39,12 +39,15 @@ def find(cgroup: Path | None = None) -> Caps:
     Parameters
     ----------
     cgroup : path, optional
-        A delegated cgroup directory; without one, this process's own.
+        A delegated cgroup directory; without one, this process's own, or for root one below the hierarchy's top.
     """
-    try:
-        return Cgroups.open(cgroup)
-    except Unavailable as error:
-        return Rlimit(reason=str(error))
+    reasons = []
+    for root in [cgroup] if cgroup else [None, *of_root()]:
+        try:
+            return Cgroups.open(root)
+        except Unavailable as error:
+            reasons.append(str(error))
+    return Rlimit(reason=reasons[0])
 
 
 def environment(devices: Sequence[Device], cap_bytes: int, framework_bytes: int = 0) -> dict[str, str]:

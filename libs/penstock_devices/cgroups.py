@@ -12,6 +12,9 @@ from penstock_devices.port import DeviceError, Usage
 
 AGENT: Final = "penstock-agent"
 """Where the executor itself moves to: a group that gives controllers to its children may hold no processes."""
+ROOTS: Final = "penstock"
+"""What an executor that runs as root makes below the top of the hierarchy, where no group was delegated to it."""
+_PERIOD_US: Final = 100_000
 _JOB: Final = "penstock-job-"
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
@@ -47,15 +50,15 @@ class Cgroups:
             If it has no memory controller, is not ours to change, or holds processes that are not ours to move.
         """
         root = root or own()
-        controllers = _read(root / "cgroup.controllers").split()
+        controllers = set(read(root / "cgroup.controllers").split())
         if "memory" not in controllers:
-            has = ", ".join(controllers) or "none"
+            has = ", ".join(sorted(controllers)) or "none"
             raise Unavailable(f"{root} has no memory controller (it has {has}); delegate it: Delegate=memory")
         if not os.access(root, os.W_OK) or not os.access(root / "cgroup.procs", os.W_OK):
             raise Unavailable(f"{root} is not ours to change; delegate it: Delegate=memory, or chown it")
         _step_aside(root)
         try:
-            (root / "cgroup.subtree_control").write_text("+memory")
+            (root / "cgroup.subtree_control").write_text("+memory +cpu" if "cpu" in controllers else "+memory")
         except OSError as error:
             raise Unavailable(f"{root} does not give its memory controller to children: {error}") from error
         return cls(root)
@@ -69,18 +72,28 @@ class Cgroups:
         try:
             group.mkdir(exist_ok=True)
             (group / "memory.max").write_text(str(cap_bytes))
-            if (group / "memory.swap.max").exists():
-                (group / "memory.swap.max").write_text("0")
+            for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+                if (group / name).exists():
+                    (group / name).write_text(value)
         except OSError as error:
             raise DeviceError(f"{group} cannot be made a group of {cap_bytes} bytes: {error}") from error
         return ["/bin/sh", "-c", _ENTER, str(group), *argv]
+
+    def set_cpus(self, key: str, cpus: float) -> None:
+        """Let the group have so much processor time, whatever else is idle; nothing without the controller."""
+        quota = self._group(key) / "cpu.max"
+        if quota.exists():
+            try:
+                quota.write_text(f"{max(1000, int(cpus * _PERIOD_US))} {_PERIOD_US}")
+            except OSError as error:
+                raise DeviceError(f"{quota} cannot be set to {cpus:g} cpus: {error}") from error
 
     def change(self, key: str, leader: int, cap_bytes: int) -> None:
         """Set the group's cap, or as low a one as its processes survive: below it, the kernel would kill at once."""
         del leader
         group = self._group(key)
         try:
-            (group / "memory.max").write_text(str(max(cap_bytes, least(_read(group / "memory.stat")))))
+            (group / "memory.max").write_text(str(max(cap_bytes, least(read(group / "memory.stat")))))
         except OSError as error:
             raise DeviceError(f"the cap of {group} cannot be changed: {error}") from error
 
@@ -89,9 +102,9 @@ class Cgroups:
         del leader
         group = self._group(key)
         return Usage(
-            current_bytes=int(_read(group / "memory.current") or 0),
-            peak_bytes=int(_read(group / "memory.peak") or 0),  # Linux 5.19 and later
-            killed=_fields(_read(group / "memory.events")).get("oom_kill", 0),
+            current_bytes=int(read(group / "memory.current") or 0),
+            peak_bytes=int(read(group / "memory.peak") or 0),  # Linux 5.19 and later
+            killed=_fields(read(group / "memory.events")).get("oom_kill", 0),
         )
 
     def forget(self, key: str) -> None:
@@ -131,11 +144,24 @@ def own(cgroup: str = "/proc/self/cgroup", mountinfo: str = "/proc/self/mountinf
     Unavailable
         If there is no such hierarchy.
     """
-    mount, path = mount_of(_read(Path(mountinfo))), path_of(_read(Path(cgroup)))
+    mount, path = mount_of(read(Path(mountinfo))), path_of(read(Path(cgroup)))
     if not mount or not path:
         raise Unavailable("no cgroup v2 hierarchy is mounted; boot with systemd.unified_cgroup_hierarchy=1")
     group = Path(mount, path.lstrip("/"))
     return group.parent if group.name == AGENT else group
+
+
+def of_root(mountinfo: str = "/proc/self/mountinfo") -> list[Path]:
+    """Return the group that root may make where memory is given to children of the top; none for anybody else."""
+    mount = mount_of(read(Path(mountinfo)))
+    if os.geteuid() != 0 or not mount or "memory" not in read(Path(mount, "cgroup.subtree_control")).split():
+        return []
+    group = Path(mount, ROOTS)
+    try:
+        group.mkdir(exist_ok=True)
+    except OSError:  # mounted read-only, as containers have it
+        return []
+    return [group]
 
 
 def mount_of(mountinfo: str) -> str:
@@ -167,7 +193,7 @@ def path_of(cgroup: str) -> str:
 
 
 def _step_aside(root: Path) -> None:
-    pids = [int(pid) for pid in _read(root / "cgroup.procs").split()]
+    pids = [int(pid) for pid in read(root / "cgroup.procs").split()]
     if not pids:
         return
     if pids != [os.getpid()]:
@@ -183,7 +209,8 @@ def _fields(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in (line.split(maxsplit=1) for line in text.splitlines())}
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """Return a small file of the kernel without its last line's end; empty where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

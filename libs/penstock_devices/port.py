@@ -100,6 +100,16 @@ class Caps(Protocol):
             If the cap cannot be set.
         """
 
+    def set_cpus(self, key: str, cpus: float) -> None:
+        """
+        Bound the processors that those under a cap may use, after :meth:`command` and where that is possible.
+
+        Raises
+        ------
+        DeviceError
+            If the kernel refuses.
+        """
+
     def change(self, key: str, leader: int, cap_bytes: int) -> None:
         """
         Set another cap for processes that run; never so low that what they hold already would kill them.

@@ -35,6 +35,10 @@ class Rlimit:
         most_kib, cap_kib = _kib(max(cap_bytes, most_bytes)), _kib(cap_bytes)
         return ["/bin/sh", "-c", _LIMITED, str(most_kib), str(cap_kib), *argv]
 
+    def set_cpus(self, key: str, cpus: float) -> None:
+        """Nothing: there is no limit of the processors that a process may use at a time."""
+        del key, cpus
+
     def change(self, key: str, leader: int, cap_bytes: int) -> None:
         """
         Let each process of the session grow until so much of it is resident; what it holds beyond that, it keeps.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from penstock_events.base import Event
 from penstock_events.spec import Device
 
@@ -16,6 +18,12 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     ----------
     incarnation : str
         Changes with every start of the executor.
+    cpus : float
+        Processors that jobs may use; 0: not known, so that nobody is kept from it for want of them.
+    host_memory_bytes : int
+        Memory of the host that jobs may use; 0: not known, likewise.
+    held_by : {"", "cgroup", "rlimit"}
+        How jobs are held to their share of it; empty: they are not.
     """
 
     node_id: str
@@ -23,6 +31,9 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     pool: str = "default"
     labels: dict[str, str] = {}
     incarnation: str = ""
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    held_by: Literal["", "cgroup", "rlimit"] = ""
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):

@@ -13,6 +13,8 @@ Cause = Literal[
     "capacity",  # every fitting device is taken by jobs that rank higher
     "gang",  # some devices are free, but not enough at once
     "later_place",  # the matching has it wait for a better device
+    "host_cpus",  # devices for it are idle, but their host has too few processors left
+    "host_memory",  # devices for it are idle, but their host has too little memory left
     "order",  # devices for it are idle, but those before it come first
     "fairness",  # its user has had more than others whose jobs wait
     "profiling",  # its speeds are being measured
@@ -85,7 +87,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
         The same in words.
     """
 
-    change: dict[str, str | int | bool | tuple[str, ...]]
+    change: dict[str, str | int | float | bool | tuple[str, ...]]
     kind: str
     speed: float = 0.0
     starts: Literal["now"] = "now"

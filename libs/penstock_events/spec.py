@@ -128,6 +128,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Accepted device kinds; empty means every kind that is not a bare CPU.
     memory_bytes : int
         Least memory of each device; 0 where any will do.
+    cpus : float
+        Processors of the host for each of its devices; 0: the device's share of its node.
+    host_memory_bytes : int
+        The host's memory for each of its devices, which it is held to; 0: the device's share of its node.
     model, batch_size
         Name the workload for the profiler. With a model named, arguments do not tell workloads apart. The batch size is
         that of one step over all devices; of an elastic job, the present one.
@@ -192,6 +196,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: Gpus = 1
     kinds: tuple[Name, ...] = ()
     memory_bytes: Size = 0
+    cpus: Annotated[float, Meta(ge=0, le=MOST_GPUS)] = 0.0
+    host_memory_bytes: Size = 0
     min_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     max_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     model: str = ""

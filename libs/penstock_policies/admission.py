@@ -29,6 +29,7 @@ from typing import Final
 import msgspec
 
 from penstock_policies.cluster import fits
+from penstock_policies.hosts import asks
 from penstock_policies.order import Outlook, Ranked, Running, Supply
 from penstock_policies.placement import Free, Located
 from penstock_policies.runs import Runs
@@ -118,7 +119,7 @@ def admit(
         served = not walk.passes(ranked) and walk.visit(ranked)
         if walk.shares(ranked):
             pass  # it is placed, or waits, without the matching
-        elif ranked.job.spec.gpus == 1 and (not binds or len(walk.lent) > lent):
+        elif ranked.job.spec.gpus == 1 and not asks(ranked.job.spec) and (not binds or len(walk.lent) > lent):
             walk.found.singles.append(ranked)
         if not served and not backfills:
             break
@@ -131,9 +132,11 @@ def _each_finds_one(waiting: Sequence[Ranked], free: Free) -> bool:
     count = len(waiting)
     if count > len(free):
         return False
+    if free.hosts is not None and free.hosts.beyond:
+        return False
     for ranked in waiting:
         spec = ranked.job.spec
-        if spec.gpus != 1 or sum(free.kinds(spec).values()) < count:
+        if spec.gpus != 1 or asks(spec) or sum(free.kinds(spec).values()) < count:
             return False
     return True
 
@@ -200,13 +203,15 @@ class _Walk:
 
     def _serve(self, ranked: Ranked) -> bool:
         spec = ranked.job.spec
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue)
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue, spec.cpus, spec.host_memory_bytes)
         if demand not in self.futile:
             if self._start(ranked) or self._keep_stopping(ranked) or self._preempt_for(ranked):
                 return True
             self.futile.add(demand)
         if spec.gpus > 1:
             self._keep_patiently(ranked)
+        elif asks(spec):
+            self._keep_host(ranked)
         return False
 
     def _start(self, ranked: Ranked) -> bool:
@@ -217,8 +222,8 @@ class _Walk:
             return False
         kind = min(whole, key=lambda kind: (-self.speed(job, kind), kinds[kind], kind))
         devices = self._choose(self.free, ranked, kind, job.spec.gpus)
-        self.free.take(devices)
-        if job.spec.gpus == 1:
+        self.free.take(devices, job.spec)
+        if job.spec.gpus == 1 and not asks(job.spec):
             self.lent += devices
         else:
             self.found.gangs.append((ranked, kind, devices))
@@ -306,6 +311,8 @@ class _Walk:
     def _preempt_for(self, ranked: Ranked) -> bool:
         if (self.sharing is not None and self.sharing.full) or not self.victims.below(ranked):
             return False
+        if asks(ranked.job.spec) and not (self.free.hosts is None or self.free.hosts.within_shares(ranked.job.spec)):
+            return False  # what a run leaves is its devices' shares, which need not be enough
         options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := self._enough(ranked, kind))]
         if not options:
             return False
@@ -361,7 +368,7 @@ class _Walk:
 
     def _keep_free(self, ranked: Ranked, kind: str, count: int) -> None:
         devices = self._choose(self.free, ranked, kind, count)
-        self.free.take(devices)
+        self.free.take(devices, ranked.job.spec)
         self.found.kept += devices
         self.found.keeps[ranked.job_id] = kind
 
@@ -374,6 +381,16 @@ class _Walk:
         if kind:
             self.found.patient[ranked.job_id] = kind
             self._keep_free(ranked, kind, self.free.count(ranked.job.spec, kind))
+
+    def _keep_host(self, ranked: Ranked) -> None:
+        """Keep what is free of one node for a job that waits for room on a host, once its patience is over."""
+        until_s = ranked.job.pending_since_s + self.rules.patience_s
+        if until_s > self.now_s:
+            self.found.wake_s = min(self.found.wake_s, until_s)
+        elif devices := self.free.roomiest(ranked.job.spec, self.whole):
+            self.free.take(devices)
+            self.found.kept += devices
+            self.found.keeps[ranked.job_id] = devices[0][1].kind
 
     def _stay(self, ranked: Ranked) -> str:
         kind = self.stays.get(ranked.job_id, "")

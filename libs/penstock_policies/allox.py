@@ -189,6 +189,8 @@ class _Walk:
     def _start_on(self, like: Device, jobs: Sequence[Ranked]) -> None:
         for ranked in jobs:
             devices = self.free.choose_like(like, first_fit=self.outlook.first_fit)
+            if not devices:
+                return  # a host has less room left than devices: they wait for the next round
             self.free.take(devices)
             self.found.starts.append((ranked, like.kind, devices))
 

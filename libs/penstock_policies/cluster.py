@@ -34,6 +34,8 @@ class Node(msgspec.Struct, kw_only=True):
         It takes no new jobs; this survives a restart of the executor and ends with ``NodeResumed``.
     evicting : bool
         Drained, and its running jobs are to be moved as well.
+    cpus, host_memory_bytes, held_by
+        As :class:`penstock_events.NodeJoined` has them.
     gone : {"", "left", "lost"}
         Empty while its executor is up; anything else lasts until the next ``NodeJoined``.
     gone_s : float
@@ -48,6 +50,9 @@ class Node(msgspec.Struct, kw_only=True):
     joined_s: float = 0.0
     drained: bool = False
     evicting: bool = False
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    held_by: Literal["", "cgroup", "rlimit"] = ""
     gone: Literal["", "left", "lost"] = ""
     gone_s: float = 0.0
 
@@ -186,6 +191,9 @@ def _joined(event: NodeJoined, before: Node | None) -> Node:
         labels=dict(event.labels),
         incarnation=event.incarnation,
         joined_s=event.at_s,
+        cpus=event.cpus,
+        host_memory_bytes=event.host_memory_bytes,
+        held_by=event.held_by,
         drained=before.drained if before else False,
         evicting=before.evicting if before else False,
     )

@@ -20,12 +20,15 @@ from typing import Final
 
 from penstock_events import Device, JobSpec, Slot
 from penstock_policies import skew, spreading
-from penstock_policies.cluster import fits
+from penstock_policies.cluster import Node, fits
+from penstock_policies.hosts import NOTHING, Amount, Hosts, asks
 from penstock_policies.spreading import Path
 
 PLACEMENTS: Final = ("best-fit", "consolidate", "first-fit")
 """Every way to choose nodes, by the name that settings use."""
 
+_ASKING_NOTHING: Final = JobSpec(name="any", command=("any",))
+_NO_LIMITS: Final[Mapping[str, int]] = {}
 _SMALLEST: Final = attrgetter("memory_bytes", "index")
 
 Located = tuple[str, Device]
@@ -45,6 +48,9 @@ class Free:
         Node id → its free devices.
     paths : mapping of str to tuple of str
         Where the nodes stand, as :meth:`penstock_policies.cluster.Cluster.paths` tells.
+    hosts : iterable of Node
+        The nodes whose processors and memory count: jobs that ask for them get devices only where there are enough,
+        and so do all others while such jobs take more than the shares of their devices. None: they do not count.
 
     Examples
     --------
@@ -57,7 +63,13 @@ class Free:
     [('n1', 0), ('n1', 1)]
     """
 
-    def __init__(self, devices: Mapping[str, Sequence[Device]], paths: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        devices: Mapping[str, Sequence[Device]],
+        paths: Mapping[str, Path] | None = None,
+        hosts: Iterable[Node] | None = None,
+    ) -> None:
+        self.hosts = Hosts(hosts) if hosts is not None else None
         self._shelves: dict[Device, _Shelf] = {}  # by class
         self._size = 0
         self._paths = paths or {}
@@ -82,6 +94,8 @@ class Free:
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
         found: dict[str, int] = {}
+        if self.is_tight(spec):
+            return {kind: count for kind in self._kinds_of(spec) if (count := sum(self._limited(spec, kind).values()))}
         for like, shelf in self._shelves.items():
             if shelf.count and fits(spec, like):
                 found[like.kind] = found.get(like.kind, 0) + shelf.count
@@ -90,12 +104,16 @@ class Free:
     def classes(self) -> dict[Device, int]:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
         held = {like: shelf.count for like, shelf in self._shelves.items() if shelf.count}
+        if self.hosts is not None and self.hosts.beyond:
+            held = {like: count for like in held if (count := self._for_others(like))}
         if len(held) < 2:
             return held
         return dict(sorted(held.items(), key=lambda item: (item[0].kind, item[0].memory_bytes, item[0].backend)))
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
+        if self.is_tight(spec):
+            return sum(self._limited(spec, kind).values())
         return sum([shelf.count for shelf in self._fitting(spec, kind)])
 
     def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
@@ -104,9 +122,11 @@ class Free:
         for shelf in self._fitting(spec, kind):
             for node_id, held in shelf.held.items():
                 found[node_id] += held.values()
+        limits = self._limited(spec, kind) if self.is_tight(spec) else {}
         return {
-            node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))
+            node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))[: limits.get(node_id)]
             for node_id, held in found.items()
+            if not limits or node_id in limits
         }
 
     def choose(
@@ -130,7 +150,12 @@ class Free:
         """
         if count < 1 or not (shelves := self._fitting(spec, kind)):
             return []
-        rooms = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves)
+        limits: Mapping[str, int] = {}
+        if self.is_tight(spec):
+            limits = self._limited(spec, kind)
+            rooms = _by_room(limits)
+        else:
+            rooms = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves)
         enough = min([room for room in rooms if room >= count], default=0)
         if first_fit:
             nodes = _first_nodes(rooms, count)
@@ -140,7 +165,7 @@ class Free:
             spread = skew.consolidates(spec.skew) if together is None else together
             by_node = {node_id: room for room, held in rooms.items() for node_id in held}
             nodes = (spreading.fewest if spread else spreading.holes)(by_node, count, self._paths)
-        return _first(shelves, nodes, count)
+        return _first(shelves, nodes, count, limits)
 
     def choose_like(self, like: Device, *, first_fit: bool = False) -> list[Located]:
         """Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so."""
@@ -148,13 +173,18 @@ class Free:
         if shelf is None or not shelf.count:
             return []
         rooms = shelf.rooms
+        if self.hosts is not None and self.hosts.beyond and not (rooms := self._rooms_for_others(shelf)):
+            return []
         node_id = min(map(min, rooms.values())) if first_fit else self._tightest(rooms[min(rooms)])
         held = shelf.held[node_id]
         return [(node_id, held[min(held)])]
 
-    def take(self, devices: Iterable[Located]) -> None:
-        """Take devices; each must be free."""
+    def take(self, devices: Iterable[Located], spec: JobSpec | None = None) -> None:
+        """Take devices; each must be free. ``spec`` is that of the job that has them, where it asks for more."""
         before: dict[tuple[str, Device], int] = {}
+        if spec is not None and asks(spec):
+            devices = list(devices)
+            self.charge(devices, spec)
         for node_id, device in devices:
             like = device_class(device)
             held = self._shelves[like].held[node_id]
@@ -165,6 +195,9 @@ class Free:
     def give(self, devices: Iterable[Located]) -> None:
         """Give devices back; each must be taken."""
         before: dict[tuple[str, Device], int] = {}
+        if self.hosts is not None and self.hosts.beyond:
+            devices = list(devices)
+            self.hosts.release((node_id, device.index) for node_id, device in devices)
         for node_id, device in devices:
             like = device_class(device)
             shelf = self._shelves.get(like)
@@ -174,6 +207,58 @@ class Free:
             before.setdefault((node_id, like), len(held))
             held[device.index] = device
         self._move(before)
+
+    def charge(self, devices: Iterable[Located], spec: JobSpec) -> None:
+        """Note what a job asks for of the hosts of its devices, which are not free."""
+        if self.hosts is not None:
+            self.hosts.charge(((node_id, device.index) for node_id, device in devices), spec)
+
+    def is_tight(self, spec: JobSpec) -> bool:
+        """Say whether hosts could have less room for a job than devices: it, or a run, asks for more than shares."""
+        return self.hosts is not None and (bool(self.hosts.beyond) or asks(spec))
+
+    def kinds_without_hosts(self, spec: JobSpec) -> dict[str, int]:
+        """Return kind → how many free devices of it the job would fit if hosts had room for all."""
+        return {kind: sum(shelf.count for shelf in self._fitting(spec, kind)) for kind in self._kinds_of(spec)}
+
+    def left_of(self, node_id: str) -> Amount:
+        """Return what is left of a node's processors and memory."""
+        return self.hosts.left(node_id, self._free_on(node_id)) if self.hosts is not None else NOTHING
+
+    def roomiest(self, spec: JobSpec, whole: Free) -> list[Located]:
+        """Return the free devices of the node with the most host memory left, of those that could hold the job."""
+        able = {node_id for kind in whole.kinds(spec) for node_id in whole.standing(spec, kind)}
+        held = {node_id: devices for node_id, devices in self.by_node().items() if node_id in able}
+        if not held:
+            return []
+        node_id = max(held, key=lambda node_id: (self.left_of(node_id)[::-1], node_id))
+        return [(node_id, device) for device in held[node_id]]
+
+    def _kinds_of(self, spec: JobSpec) -> list[str]:
+        return sorted({like.kind for like, shelf in self._shelves.items() if shelf.count and fits(spec, like)})
+
+    def _free_on(self, node_id: str) -> int:
+        return sum(len(shelf.held.get(node_id, ())) for shelf in self._shelves.values())
+
+    def _limited(self, spec: JobSpec, kind: str) -> dict[str, int]:
+        """Return node → how many free devices of a kind the job can have there, for nodes with any."""
+        found: Counter[str] = Counter()
+        for shelf in self._fitting(spec, kind):
+            for node_id, held in shelf.held.items():
+                found[node_id] += len(held)
+        rooms = {node_id: min(count, self._room(node_id, spec)) for node_id, count in found.items()}
+        return {node_id: room for node_id, room in rooms.items() if room}
+
+    def _room(self, node_id: str, spec: JobSpec) -> int:
+        free = self._free_on(node_id)
+        return free if self.hosts is None else self.hosts.room(node_id, free, spec)
+
+    def _for_others(self, like: Device) -> int:
+        """Return how many free devices of a class jobs that ask for nothing can have."""
+        return sum(count * len(nodes) for count, nodes in self._rooms_for_others(self._shelves[like]).items())
+
+    def _rooms_for_others(self, shelf: _Shelf) -> dict[int, set[str]]:
+        return _by_room({n: min(len(held), self._room(n, _ASKING_NOTHING)) for n, held in shelf.held.items()})
 
     def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
         """Note that nodes have another number of devices of a class than before."""
@@ -244,19 +329,28 @@ def _rooms_of(shelves: Iterable[_Shelf]) -> dict[int, set[str]]:
         for room, nodes in shelf.rooms.items():
             for node_id in nodes:
                 by_node[node_id] += room
+    return _by_room(by_node)
+
+
+def _by_room(by_node: Mapping[str, int]) -> dict[int, set[str]]:
+    """Return how many devices nodes have → nodes, of those that have any."""
     rooms: dict[int, set[str]] = {}
     for node_id, room in by_node.items():
-        rooms.setdefault(room, set()).add(node_id)
+        if room:
+            rooms.setdefault(room, set()).add(node_id)
     return rooms
 
 
-def _first(shelves: Sequence[_Shelf], nodes: Iterable[str], count: int) -> list[Located]:
-    """Return so many devices of some nodes, the smallest of each first."""
+def _first(
+    shelves: Sequence[_Shelf], nodes: Iterable[str], count: int, limits: Mapping[str, int] = _NO_LIMITS
+) -> list[Located]:
+    """Return so many devices of some nodes, the smallest of each first; no more of one than its limit."""
     chosen: list[Located] = []
     for node_id in nodes:
         devices = [device for shelf in shelves for device in shelf.held.get(node_id, {}).values()]
         devices.sort(key=_SMALLEST)
-        chosen += [(node_id, device) for device in devices[: count - len(chosen)]]
+        some = min(count - len(chosen), limits.get(node_id, len(devices)))
+        chosen += [(node_id, device) for device in devices[:some]]
     return chosen
 
 

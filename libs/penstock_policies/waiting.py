@@ -8,7 +8,7 @@ round itself has to say: see :mod:`penstock_policies.rounds.alternatives`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +17,7 @@ import msgspec
 
 from penstock_events import Cause, Device, JobSpec
 from penstock_policies.cluster import Node, fits
+from penstock_policies.hosts import NOTHING, need_of, share_of
 from penstock_policies.order import Running
 from penstock_policies.placement import Free
 
@@ -89,9 +90,11 @@ def impossible(spec: JobSpec, scene: Scene) -> Reason | None:
     if not any(node.usable for node in scene.nodes):
         evidence = f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained"
         return Reason("no_nodes", evidence, _resume(_lacking(spec, scene) or scene.nodes[:3]))
-    present = Free({node.id: node.devices for node in scene.nodes})
+    present = Free({node.id: node.devices for node in scene.nodes}, hosts=scene.nodes)
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, scene)
+    if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
+        return Reason("never_fits", *_too_much_of_a_host(spec, scene))
     remedy = _relaxed(spec, scene.whole) or _bare(spec, scene.whole)
     return Reason("never_fits", _largest_text(spec, present, scene.pool), remedy)
 
@@ -114,6 +117,58 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
         return Reason("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}")
     kinds = scene.whole.kinds(spec)
     return Reason("capacity", "; ".join(_use(kind, count, scene) for kind, count in kinds.items()) + place)
+
+
+def host(spec: JobSpec, scene: Scene, ahead: int) -> Reason | None:
+    """Return why a job waits that would find idle devices if their hosts had room; None where that is not so."""
+    idle = scene.idle.kinds_without_hosts(spec) if scene.idle.is_tight(spec) else {}
+    idle = {kind: count for kind, count in idle.items() if count >= spec.gpus}
+    if not idle or any(count >= spec.gpus for count in scene.idle.kinds(spec).values()):
+        return None
+    nodes = {node_id for kind in idle for node_id, device in scene.idle if device.kind == kind and fits(spec, device)}
+    most = max(nodes, key=lambda node_id: (scene.idle.left_of(node_id).memory_bytes, node_id))
+    left = scene.idle.left_of(most)
+    share = next((share_of(node) for node in scene.nodes if node.id == most), NOTHING)
+    need = need_of(spec, share)
+    for_memory = left.holds(need._replace(cpus=0)) <= left.holds(need._replace(memory_bytes=0))
+    has = f"{gibibytes(max(0, left.memory_bytes))} and {left.cpus / 1000:g} cpus of `{most}` are left"
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    wants = f"{gibibytes(need.memory_bytes)} of its host's memory and {need.cpus / 1000:g} cpus for each device"
+    place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
+    evidence = f"idle: {there}, but it needs {wants}, and {has}{place}"
+    return Reason("host_memory" if for_memory else "host_cpus", evidence)
+
+
+def _too_much_of_a_host(spec: JobSpec, scene: Scene) -> tuple[str, str]:
+    """Return what no node has room for, and with how much less the job would fit."""
+    able = [node for node in scene.nodes if any(fits(spec, device) for device in node.devices)]
+    memory_bytes = max((node.host_memory_bytes for node in able), default=0)
+    cpus = max((node.cpus for node in able), default=0.0)
+    wants = []
+    if spec.host_memory_bytes:
+        wants.append(f"{gibibytes(spec.host_memory_bytes)} of the host's memory")
+    if spec.cpus:
+        wants.append(f"{spec.cpus:g} cpus")
+    each = " for each of its devices" if spec.gpus > 1 else ""
+    has = f"the largest node of pool `{scene.pool}` with such devices has {gibibytes(memory_bytes)} and {cpus:g} cpus"
+    return f"needs {' and '.join(wants)}{each}; {has}", _less_of_a_host(spec, scene.whole)
+
+
+def _less_of_a_host(spec: JobSpec, devices: Free) -> str:
+    """Return the single change with which a job that asks for too much of a host would fit; empty if there is none."""
+    for change, say in less_of_a_host(spec, devices):
+        if _largest(msgspec.structs.replace(spec, **change), devices) >= spec.gpus:
+            return say
+    return ""
+
+
+def less_of_a_host(spec: JobSpec, devices: Free) -> Iterator[tuple[dict[str, int | float], str]]:
+    """Yield smaller demands on the host that some node can meet, and how they are said: memory, then processors."""
+    shares = devices.hosts.shares.values() if devices.hosts is not None else ()
+    if spec.host_memory_bytes and (least := min((share.memory_bytes for share in shares), default=0)):
+        yield {"host_memory_bytes": least}, f"ask for at most {gibibytes(least)} of the host's memory a device"
+    if spec.cpus and (fewest := min((share.cpus for share in shares), default=0)):
+        yield {"cpus": fewest / 1000}, f"ask for at most {fewest / 1000:g} cpus a device"
 
 
 def passed_by(idle: Mapping[str, int], scene: Scene, first: str) -> Reason:

@@ -9,6 +9,8 @@ kind = "fast"              # default "gpu"
 memory_gib = 80            # of one device; default 16
 speed = 1.0                # relative to the fastest kind; default 1
 labels = { rack = "a" }
+cpus = 32                  # of one node, for jobs; default 0: nobody is kept from it for want of them
+host_memory_gib = 256      # likewise
 ```
 """
 
@@ -47,6 +49,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     speed : float
         Relative to the fastest kind.
     labels : dict of str to str
+    cpus, host_memory_gib : float
+        Of each node's host, for jobs; 0: nobody waits for them.
     """
 
     gpus: Annotated[int, Meta(ge=1)]
@@ -55,6 +59,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     memory_gib: Annotated[float, Meta(gt=0)] = 16.0
     speed: Annotated[float, Meta(gt=0)] = 1.0
     labels: dict[str, str] = {}
+    cpus: Annotated[float, Meta(ge=0)] = 0.0
+    host_memory_gib: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Memory of each node's host, for jobs."""
+        return round(self.host_memory_gib * _GIB)
 
     @property
     def memory_bytes(self) -> int:

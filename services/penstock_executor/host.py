@@ -148,6 +148,7 @@ class Host:
             run.copied_from = resume.copied_from
         self.runs[run.key] = run
         self.limits.set_fraction(job, run.devices)
+        self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
         if not run.refused:
             run.ranks = {member.rank: Rank() for member in mine}
@@ -285,6 +286,7 @@ class Host:
         rank = self.runs[key].ranks[index]
         rank.exit_code, rank.ended_s = code, self._clock()
         rank.last_line = folder.last_line(self.outputs.rank_path(*place) / "stderr")
+        self._note_host_memory(self.runs[key], index)
         _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
         if rank.unflushed:
             said = f"rank {index} left with exit code {code} after all of its steps were done: the end of its output"
@@ -292,8 +294,29 @@ class Host:
         self.settle(self.runs[key])
         self._wake()
 
+    def _note_host_memory(self, run: Run, index: int) -> None:
+        """Note that a process was ended for its host's memory, where it was."""
+        rank = run.ranks[index]
+        if rank.failed and not run.ending:
+            devices = len(run.devices_of[index])
+            if why := self.limits.killed_on_host(run.key, index, devices, rank.last_line):
+                run.ending, run.why = "host_memory", why
+
+    def end_hogs(self) -> None:
+        """End the runs that hold more of the host's memory than they may, where the kernel does not."""
+        places = {
+            (run.key, index): (self.leader((run.key, index)), len(run.devices_of[index]))
+            for run in self.runs.values()
+            for index, rank in run.ranks.items()
+            if rank.alive and not run.killed_s
+        }
+        for key, why in self.limits.over_host(places).items():
+            _log.warning("run_over_host_memory", job_id=key[0], epoch=key[1], reason=why)
+            self.end(key, "host_memory", why)
+
     def clean(self, key: Key) -> None:
         """Remove a run whose end is in the log."""
+        self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
         folder.remove(self.runs_dir, key)
         self._meetings.over(key)
         self.runs.pop(key, None)

@@ -77,6 +77,8 @@ def environment_of(
     spec, placement = job.spec, placement_of(job)
     devices = [device for device in site.devices if device.index in member.devices]
     threads = ONE_THREAD if any(device.backend == "emulated" for device in devices) else {}
+    if spec.cpus and not threads:
+        threads = {"OMP_NUM_THREADS": str(max(1, int(spec.cpus * len(devices))))}
     ours = {
         Env.JOB_ID: job.id,
         Env.EPOCH: str(placement.epoch),

@@ -1,22 +1,49 @@
-"""How much memory each run that shares may hold of its devices, made true: by the kernel, or by what allocates."""
+"""
+How much memory runs may hold, made true by the kernel, or by what allocates: those that share, of their devices; those
+that do not, of their host.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from penstock_devices import DeviceError, caps
-from penstock_devices.accounting import HostAccounting, family
+from penstock_devices.accounting import HostAccounting, by_session, family, own_bytes, total
+from penstock_devices.capacity import Capacity
 from penstock_devices.nvml import Nvml
 from penstock_devices.port import Caps
 from penstock_events import Device, Job
 from penstock_executor.local import Key, sharing_of
+from penstock_executor.outcome import WANTS_MEMORY
+from penstock_policies.waiting import gibibytes
 
 HOST_LEAST_BYTES: Final = 64 * 2**20
 """Beside its cap, a process gets this on the host: an interpreter and its libraries, which are nobody's tensors."""
 _log = structlog.get_logger("penstock.executor")
+
+
+class Hosted(NamedTuple):
+    """
+    What a run may use of its host for each of its devices.
+
+    Attributes
+    ----------
+    memory_bytes : int
+    cpus : float
+        0: whatever is idle.
+    node_bytes : int
+        What all jobs of the node may use together.
+    asked : bool
+        Whether its user has asked for so much memory; else it is its devices' share.
+    """
+
+    memory_bytes: int
+    cpus: float
+    node_bytes: int
+    asked: bool
 
 
 class Limits:
@@ -28,6 +55,8 @@ class Limits:
     devices : iterable of Device
     enforcer : Caps or None
         Caps what processes hold of the host's memory, for devices that are the host's; None: the strongest there is.
+    share : Capacity or None
+        What comes of the host with each device; None: runs are not held to any.
 
     Attributes
     ----------
@@ -35,9 +64,13 @@ class Limits:
         Runs that share → device → bytes, as they are now.
     framework_bytes : dict of Key to int
         What of it no allocator sees, as far as is known.
+    hosted : dict of Key to Hosted
+        Runs that have their devices alone → what they may use of the host.
     """
 
-    def __init__(self, devices: Iterable[Device], enforcer: Caps | None = None) -> None:
+    def __init__(self, devices: Iterable[Device], enforcer: Caps | None = None, share: Capacity | None = None) -> None:
+        self.hosted: dict[Key, Hosted] = {}
+        self._share = share
         self.caps: dict[Key, dict[int, int]] = {}
         self.framework_bytes: dict[Key, int] = {}
         self._devices = {device.index: device for device in devices}
@@ -58,6 +91,44 @@ class Limits:
             share = job.spec.fraction
             self.caps[job.id, job.epoch] = {i: int(share * self._devices[i].memory_bytes) for i in devices}
 
+    def set_host(self, job: Job) -> None:
+        """Give a job that has its devices alone its part of the host: what it asks for, or its devices' share."""
+        share, spec = self._share, job.spec
+        if share is None or sharing_of(job) != "exclusive":
+            return
+        memory_bytes = spec.host_memory_bytes or share.memory_bytes
+        if memory_bytes:
+            asked = bool(spec.host_memory_bytes)
+            self.hosted[job.id, job.epoch] = Hosted(
+                memory_bytes, spec.cpus, share.memory_bytes * len(self._devices), asked
+            )
+
+    def over_host(self, places: Mapping[tuple[Key, int], tuple[int, int]]) -> dict[Key, str]:
+        """
+        Return the runs that hold more of the host than they may, and how; none where the kernel sees to it.
+
+        Parameters
+        ----------
+        places : mapping
+            Run and rank → its session, and how many devices it has.
+        """
+        watched = {at: found for at, found in places.items() if at[0] in self.hosted and found[0]}
+        if not watched or self.enforcer.name == "cgroup":
+            return {}
+        families = by_session({session for session, _ in watched.values()})
+        over: dict[Key, str] = {}
+        for (key, _), (session, devices) in watched.items():
+            cap_bytes, pids = self.hosted[key].memory_bytes * devices, families.get(session, ())
+            if total(pids).resident_bytes > cap_bytes and own_bytes(pids) > cap_bytes:
+                over[key] = self.host_words(key, devices)
+        return over
+
+    def host_words(self, key: Key, devices: int) -> str:
+        """Say what a run was ended for that used more of its host than it may."""
+        hosted = self.hosted[key]
+        whose = "" if hosted.asked else ", its devices' share of the node (--host-memory asks for more)"
+        return f"ended for using more than its {gibibytes(hosted.memory_bytes * devices)} of host memory{whose}"
+
     def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
         """Return what tells a process how much it may hold of each of its devices; empty where it has them alone."""
         cap_bytes = self._least(key, devices)
@@ -77,9 +148,21 @@ class Limits:
         """Return the command line that starts a process under its cap, where its devices' memory is the host's."""
         cap_bytes = self._on_host(key, devices)
         if not cap_bytes:
-            return list(argv)
+            return self._hosted_command(key, rank, len(devices), argv)
         most_bytes = HOST_LEAST_BYTES + sum(self._devices[index].memory_bytes for index in devices)
         return self.enforcer.command(_name(key, rank), argv, cap_bytes, most_bytes)
+
+    def _hosted_command(self, key: Key, rank: int, devices: int, argv: Sequence[str]) -> list[str]:
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            return list(argv)
+        cap_bytes = hosted.memory_bytes * devices
+        if self.enforcer.name == "rlimit":  # which counts what is mapped, touched or not
+            cap_bytes = cap_bytes + HOST_LEAST_BYTES if hosted.asked else max(cap_bytes, hosted.node_bytes)
+        command = self.enforcer.command(_name(key, rank), argv, cap_bytes)
+        if hosted.cpus:
+            self.enforcer.set_cpus(_name(key, rank), hosted.cpus * devices)
+        return command
 
     def change(self, key: Key, rank: int, devices: Sequence[int], leader: int) -> None:
         """Have a process that runs keep to the cap that it has now."""
@@ -119,6 +202,23 @@ class Limits:
         if not cap_bytes or not self.enforcer.usage(_name(key, rank), 0).killed:
             return ""
         return f"rank {rank} wanted more than the {_mib(cap_bytes)} that it may hold, and was ended by the kernel"
+
+    def killed_on_host(self, key: Key, rank: int, devices: int, last_line: str) -> str:
+        """Return what a process that failed was ended for, if it was for its host's memory; else empty."""
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            return ""
+        if self.enforcer.name == "cgroup":
+            return self.host_words(key, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
+        return (
+            f"{self.host_words(key, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
+        )
+
+    def forget_host(self, key: Key, ranks: Iterable[int]) -> None:
+        """Remove what was made for a run that had its devices alone, and has ended."""
+        if self.hosted.pop(key, None):
+            for rank in ranks:
+                self.enforcer.forget(_name(key, rank))
 
     def forget(self, key: Key, ranks: Mapping[int, object]) -> None:
         """Remove what was made for a run that has ended."""

@@ -10,10 +10,11 @@ from penstock_events import Job
 from penstock_events.agent import EXIT_PREEMPTED
 from penstock_executor.checkpoints import Resume
 
-Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "hang"]
+Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "host_memory", "hang"]
 """
 Why this node ends a run; ``gang`` means that another of its processes has failed, ``memory`` that it took more of its
-device than it had been given, ``hang`` that it did not give its turn back, or wrote on its page what it must not.
+device than it had been given, ``host_memory`` the same of its host's memory, ``hang`` that it did not give its turn
+back, or wrote on its page what it must not.
 """
 
 EXIT_UNFLUSHED: Final = 120

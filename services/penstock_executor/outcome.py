@@ -10,7 +10,7 @@ from penstock_events import Checkpoint, Job, Outcome, RunEnded, State
 from penstock_events.agent import EXIT_PREEMPTED
 from penstock_executor.local import Ending, Rank, Run
 
-_WANTS_MEMORY: Final = re.compile(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", re.IGNORECASE)
+WANTS_MEMORY: Final = re.compile(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", re.IGNORECASE)
 _VANISHING: Final = frozenset(
     {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 )
@@ -49,7 +49,7 @@ def ended(run: Run, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) 
         saves=first.saves,
         peak_memory_bytes=first.peak_bytes,
         out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
-        killed=outcome == "failed" and rank.failed and _vanished(run, rank),
+        killed=outcome == "failed" and rank.failed and _vanished(run, rank) and run.ending != "host_memory",
         cap_bytes=run.cap_bytes,
         metrics=first.metrics,
         diverged=first.diverged,
@@ -78,7 +78,7 @@ def _verdict(run: Run, job: Job, limit_s: float) -> tuple[Outcome, str, Rank]:
 def _words(run: Run, job: Job, ending: Ending, rank: Rank, limit_s: float) -> tuple[Outcome, str]:
     if ending == "cancelled":
         return "cancelled", job.reason or "cancelled"
-    if ending in {"time_limit", "memory", "hang"}:
+    if ending in {"time_limit", "memory", "host_memory", "hang"}:
         return "failed", run.why or f"the sample took longer than {limit_s:g} s and was ended"
     if not run.crashed and ending == "preempted":
         return "preempted", run.why or job.reason
@@ -129,12 +129,15 @@ def _reason(run: Run, rank: Rank) -> str:
 
 
 def _for_want_of_memory(run: Run, rank: Rank) -> bool:
-    return run.ending == "memory" or bool(_WANTS_MEMORY.search(rank.last_line))
+    """Say whether a process wanted more of its device; what it wants of its host says nothing of that."""
+    if run.ending == "host_memory":
+        return False
+    return run.ending == "memory" or bool(WANTS_MEMORY.search(rank.last_line))
 
 
 def _cap_words(run: Run, rank: Rank) -> str:
     """Say what a process may hold of its device, where it ended for want of memory."""
-    if not run.cap_bytes or not _WANTS_MEMORY.search(rank.last_line):
+    if not run.cap_bytes or not WANTS_MEMORY.search(rank.last_line):
         return ""
     return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
 

@@ -19,13 +19,16 @@ from penstock_bus.live import LiveFold
 from penstock_bus.port import Endpoint
 from penstock_bus.retry import until_available
 from penstock_bus.tasks import background
-from penstock_devices import survey
+from penstock_devices import capacity, caps, survey
+from penstock_devices.capacity import Capacity
+from penstock_devices.emulated import parse_bytes
 from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_executor import ears, launch, machine, processes
 from penstock_executor.alone import ExecutorError, alone_in
 from penstock_executor.appending import Appender
 from penstock_executor.checkpoints import About, CheckpointFinder, CopyLimits, Resume, ResumeRequest, serving
 from penstock_executor.host import Host, NoRoom, Place
+from penstock_executor.limits import Limits
 from penstock_executor.local import Key, Observed, Run
 from penstock_executor.meeting import reachable_address
 from penstock_executor.output import OutputStore
@@ -40,6 +43,8 @@ ROOM_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
 LANES_LOOK_S: Final = 0.5
 """How often it is looked whether those who take turns still do, and keep to their memory."""
+HOST_LOOK_S: Final = 0.5
+"""How often it is looked whether runs keep to their part of the host's memory, where the kernel does not see to it."""
 LANES_TELL_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
@@ -67,6 +72,7 @@ class Executor:
         self.joins = 0
         self.left = False
         self.found = survey(settings.devices)
+        self.capacity = _capacity(settings)
         self.site = launch.Site(
             node_id=self.node_id,
             devices=self.found.devices,
@@ -97,6 +103,11 @@ class Executor:
             wake=self.wake,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
+            limits=Limits(
+                self.found.devices,
+                caps.find(Path(settings.cgroup) if settings.cgroup else None),
+                self.capacity.share(len(self.found.devices)),
+            ),
         )
         self.teller = Teller(shell, settings, self.host, lambda: self.incarnation, self.alone)
         self.watched: dict[Place, int] = {}
@@ -129,7 +140,8 @@ class Executor:
                     self._spawn(self._conclude(place))
                 self._recall()
                 teller = self.teller
-                telling = (teller.beat(), teller.publish(), teller.hear_peers(), self._look_after_lanes())
+                looking = (self._look_after_lanes(), self._look_after_host())
+                telling = (teller.beat(), teller.publish(), teller.hear_peers(), *looking)
                 tidying = (self._save(), self._expire_output())
                 async with (
                     self._serving(),
@@ -292,6 +304,9 @@ class Executor:
             pool=self.settings.pool,
             labels=labels,
             incarnation=self.incarnation,
+            cpus=self.capacity.cpus,
+            host_memory_bytes=self.capacity.memory_bytes,
+            held_by=self.host.limits.enforcer.name,
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
@@ -386,6 +401,11 @@ class Executor:
                 told_s = loop.time()
                 await self.teller.tell(subjects.lanes(self.node_id), view)
 
+    async def _look_after_host(self) -> None:
+        while True:
+            await asyncio.sleep(HOST_LOOK_S)
+            self.host.end_hogs()
+
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
         self._note_alone()
@@ -419,6 +439,7 @@ class Executor:
             if self.live.state.started.get(found.job_id, {}).get(self.node_id) == found.epoch:
                 found.told.add("started")
             if found.alive and self._is_wanted(found.key):
+                self.host.limits.set_host(self.live.state.jobs[found.job_id])
                 self.floor.adopt(self.live.state.jobs[found.job_id], found)
 
     def _is_wanted(self, key: Key) -> bool:
@@ -430,6 +451,11 @@ class Executor:
             self.tasks.create_task(task)
         except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
             task.close()
+
+
+def _capacity(settings: ExecutorSettings) -> Capacity:
+    memory_bytes = parse_bytes(settings.host_memory) if settings.host_memory else 0
+    return capacity.find(settings.cpus, memory_bytes)
 
 
 def host_name() -> str:

@@ -27,6 +27,14 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         ``auto``, ``cuda``, ``cpu``, ``cpu:8GiB`` or emulated devices such as ``fast:2@1.0:16GiB``; with commas.
     labels : dict of str to str
         For people, and for placement rules.
+    cpus : float
+        Processors for jobs; 0: those that the executor may use. They are shared by the devices.
+    host_memory : str
+        Memory of the host for jobs, such as ``64GiB``; empty: what the executor may use less a tenth, 2 GiB at most.
+        Executors that share a host should each say their part of both.
+    cgroup : str
+        A control group (version 2) that is the executor's own, to hold runs to their memory with; empty: the one that
+        the executor runs in, if it was delegated to it.
     address : str
         Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here. Empty: the address of the
         network interface that leads to the bus; where the bus is on this machine, of the one that leads elsewhere.
@@ -83,6 +91,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     pool: Name = "default"
     devices: str = "auto"
     labels: dict[str, str] = {}
+    cpus: Annotated[float, Meta(ge=0)] = 0.0
+    host_memory: str = ""
+    cgroup: str = ""
     address: str = ""
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""

@@ -16,7 +16,7 @@ from penstock_policies.rounds.alternatives import Alternatives
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.settings import Settings, rules_of
 
-_WAITS_FOR_DEVICES = {"capacity", "gang", "later_place", "order", "fairness"}
+_WAITS_FOR_DEVICES = {"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"}
 
 
 def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None = None) -> DryRunView:

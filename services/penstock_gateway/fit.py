@@ -24,7 +24,8 @@ def known_kinds(cluster: Cluster) -> list[str]:
 def nodes_of(cluster: Cluster, pool: str) -> Scene:
     """Return a pool's nodes as if nothing ran on them."""
     nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
-    whole = Free({node.id: node.devices for node in nodes if node.usable})
+    usable = [node for node in nodes if node.usable]
+    whole = Free({node.id: node.devices for node in usable}, hosts=usable)
     return Scene(pool=pool, nodes=nodes, whole=whole, idle=Free({}))
 
 
@@ -33,13 +34,11 @@ def pool_now(state: State, pool: str) -> Scene:
     running = [job for job in state.jobs if job.placement is not None and job.spec.pool == pool]
     empty = nodes_of(state.cluster, pool)
     devices = {(node.id, device.index): device for node in empty.nodes for device in node.devices if node.usable}
-    return Scene(
-        pool=pool,
-        nodes=empty.nodes,
-        whole=empty.whole,
-        idle=Free(state.cluster.free(running, pool)),
-        running=[_run(state, job, devices) for job in running],
-    )
+    runs = [_run(state, job, devices) for job in running]
+    idle = Free(state.cluster.free(running, pool), hosts=state.cluster.usable(pool))
+    for run in runs:
+        idle.charge(run.devices, run.ranked.job.spec)
+    return Scene(pool=pool, nodes=empty.nodes, whole=empty.whole, idle=idle, running=runs)
 
 
 def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:

@@ -105,6 +105,8 @@ def job(scene: Scene, job: Job) -> JobView:
         batch_size=spec.batch_size,
         batches=(spec.batch.min, spec.batch.max) if spec.batch is not None else None,
         samples=max(job.samples, told.samples),
+        cpus=spec.cpus,
+        host_memory_bytes=spec.host_memory_bytes,
     )
 
 
@@ -230,6 +232,9 @@ def _node(scene: Scene, node: Node, holders: Mapping[At, Sequence[Job]], taken: 
         joined_s=node.joined_s,
         heard_s=scene.heard.get(node.id),
         labels=node.labels,
+        cpus=node.cpus,
+        host_memory_bytes=node.host_memory_bytes,
+        held_by=node.held_by,
     )
 
 

@@ -30,7 +30,7 @@ _ENDINGS: Final = {
 _NEVER: Final = {"never_fits", "no_nodes"}
 _NO_PLACE: Final = {*_NEVER, "held"}
 """Causes with which it does not matter who stands before the job."""
-_FOR_DEVICES: Final = {"capacity", "gang", "later_place", "order", "fairness"}
+_FOR_DEVICES: Final = {"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"}
 
 Said = tuple[str, str, str]
 """Cause, evidence and remedy."""

@@ -47,7 +47,7 @@ WORKLOADS: Final = 1000
 _LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?(-a)?$")
 _TAKEN: Final = "its id belongs to another job"
 _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
-_FOR_DEVICES: Final = frozenset({"capacity", "gang", "order", "fairness", "later_place"})
+_FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "order", "fairness", "later_place"})
 
 
 def decider(_settings: Settings | None = None) -> Decider[State]:

@@ -44,7 +44,7 @@ def test_nodes_show_what_is_busy_and_what_is_emulated(penstock: Run) -> None:
         "NODE  POOL     ST  BUSY  IDLE  KINDS              HEARD\nn1    default  up     1     1  fast:2 (emulated)  -\n"
     )
     assert penstock("nodes", "-o", "wide")[1].splitlines()[1].split() == [
-        "n1", "default", "up", "n1/fast0", "fast", "16GiB", "emulated", "1x", "j1", "-",
+        "n1", "default", "up", "n1/fast0", "fast", "16GiB", "emulated", "1x", "j1", "-", "-",
     ]  # fmt: skip
     assert msgspec.json.decode(penstock("nodes", "-o", "json")[1], type=views.NodesView).nodes[0].id == "n1"
 

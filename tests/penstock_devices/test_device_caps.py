@@ -164,7 +164,7 @@ def delegated(tmp_path: Path) -> Path:
 
 def test_a_group_gets_its_cap_before_anything_enters_it(delegated: Path) -> None:
     caps = Cgroups.open(delegated)
-    assert (delegated / "cgroup.subtree_control").read_text() == "+memory"
+    assert (delegated / "cgroup.subtree_control").read_text() == "+memory +cpu"
     command = caps.command("j1-1-0", ["/bin/sh", "-c", "echo $$"], 64 * MIB)
     group = delegated / "penstock-job-j1-1-0"
     assert (group / "memory.max").read_text() == str(64 * MIB)

@@ -13,6 +13,7 @@ import pytest
 
 from penstock_devices import DeviceError
 from penstock_devices.accounting import CudaAccounting
+from penstock_devices.capacity import Capacity
 from penstock_devices.port import Usage
 from penstock_events import Device, Job, JobSpec
 from penstock_events.agent import Hold
@@ -37,6 +38,10 @@ class Enforcer:
         self.changes: list[tuple[str, int, int]] = []
         self.forgotten: list[str] = []
         self.killed = 0
+        self.cpus: dict[str, float] = {}
+
+    def set_cpus(self, key: str, cpus: float) -> None:
+        self.cpus[key] = cpus
 
     def command(self, key: str, argv: Sequence[str], cap_bytes: int, most_bytes: int = 0) -> list[str]:
         return ["capped", key, str(cap_bytes), str(most_bytes), *argv]
@@ -176,3 +181,74 @@ def test_each_process_on_a_gpu_is_told_what_it_may_hold_by_now(limits: Limits, t
     limits.caps[KEY] = {0: 100 * MIB, 1: 250 * MIB}
     host.tell_caps(run)
     assert [lines[KEY, rank].said for rank in (0, 1)] == [[], [Hold(fraction=0.25)]]
+
+
+# --- the host's memory, of those who have their devices alone
+
+
+def hosted(enforcer: Enforcer, **fields: Any) -> Limits:
+    """Limits of a node whose two devices come with 200 MiB and 2 processors each, with a job on it."""
+    limits = Limits([HOST, GPU], enforcer, Capacity(2.0, 200 * MIB))
+    limits.set_host(Job(id="j1", spec=JobSpec(name="j", command=("x",), **fields), submitted_s=0.0, epoch=1))
+    return limits
+
+
+def test_by_default_the_kernel_holds_a_process_to_the_shares_of_its_devices(enforcer: Enforcer) -> None:
+    enforcer.name = "cgroup"
+    limits = hosted(enforcer)
+    assert limits.command(KEY, 0, (0, 1), ("true",))[:3] == ["capped", "j1-1-0", str(400 * MIB)]
+    assert enforcer.cpus == {}
+
+
+def test_a_resource_limit_holds_it_to_what_it_asked_for_and_else_to_the_node(enforcer: Enforcer) -> None:
+    asked = hosted(enforcer, host_memory_bytes=50 * MIB, cpus=1.5)
+    assert asked.command(KEY, 0, (0,), ("true",))[2] == str(50 * MIB + HOST_LEAST_BYTES)
+    assert enforcer.cpus == {"j1-1-0": 1.5}
+    assert hosted(enforcer).command(KEY, 0, (0,), ("true",))[2] == str(400 * MIB)
+
+
+def test_what_the_kernel_ended_for_its_hosts_memory_is_told_with_the_limit(enforcer: Enforcer) -> None:
+    enforcer.name, enforcer.killed = "cgroup", 1
+    words = hosted(enforcer).killed_on_host(KEY, 0, 1, "")
+    assert words == (
+        "ended for using more than its 200 MiB of host memory, its devices' share of the node "
+        "(--host-memory asks for more)"
+    )
+    assert hosted(enforcer, host_memory_bytes=MIB).killed_on_host(KEY, 0, 2, "") == (
+        "ended for using more than its 2 MiB of host memory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked_bytes", "said", "named"),
+    [(MIB, "MemoryError", True), (MIB, "ValueError", False), (0, "MemoryError", False)],
+)
+def test_a_process_that_was_refused_memory_that_it_had_asked_not_to_have_failed_for_that(
+    enforcer: Enforcer, asked_bytes: int, said: str, named: bool
+) -> None:
+    words = hosted(enforcer, host_memory_bytes=asked_bytes).killed_on_host(KEY, 0, 1, said)
+    assert words == ("ended for using more than its 1 MiB of host memory: MemoryError" if named else "")
+
+
+def test_all_processes_of_a_session_count_together(enforcer: Enforcer, process: subprocess.Popen[bytes]) -> None:
+    places = {(KEY, 0): (process.pid, 1)}
+    assert hosted(enforcer).over_host(places) == {}
+    limits = hosted(enforcer, host_memory_bytes=50 * MIB)
+    assert limits.over_host(places) == {KEY: "ended for using more than its 50 MiB of host memory"}
+    enforcer.name = "cgroup"
+    assert limits.over_host(places) == {}
+
+
+def test_what_was_made_for_a_run_that_had_its_devices_alone_is_removed_with_it(enforcer: Enforcer) -> None:
+    limits = hosted(enforcer)
+    limits.forget_host(KEY, (0, 1))
+    assert (enforcer.forgotten, limits.hosted) == (["j1-1-0", "j1-1-1"], {})
+
+
+def test_a_run_that_shares_its_devices_or_a_node_that_says_nothing_is_held_to_no_part_of_the_host(
+    enforcer: Enforcer,
+) -> None:
+    assert hosted(enforcer, sharing="lane").hosted == {}
+    unknown = Limits([HOST], enforcer, Capacity(2.0, 0))
+    unknown.set_host(Job(id="j1", spec=JobSpec(name="j", command=("x",)), submitted_s=0.0, epoch=1))
+    assert unknown.command(KEY, 0, (0,), ("true",)) == ["true"]

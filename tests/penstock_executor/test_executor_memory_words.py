@@ -35,6 +35,12 @@ def test_one_that_was_ended_for_its_memory_has_too():
     assert ended(137, ending="memory", why="it wanted more").out_of_memory
 
 
+def test_one_that_was_ended_for_its_hosts_memory_says_nothing_of_its_devices():
+    fact = ended(137, "MemoryError", ending="host_memory", why="ended for using more than its 1 GiB of host memory")
+    assert (fact.outcome, fact.out_of_memory, fact.killed) == ("failed", False, False)
+    assert fact.reason == "ended for using more than its 1 GiB of host memory"
+
+
 @pytest.mark.parametrize(("exit_code", "said"), [(1, "ValueError: no"), (0, "MemoryError was caught")])
 def test_one_that_fails_otherwise_or_completes_has_not(exit_code, said):
     assert not ended(exit_code, said).out_of_memory

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from executing import World, python, speaking
 
-from penstock_events import RunCheckpointed, RunStarted, RunWarned, subjects
+from penstock_events import NodeJoined, RunCheckpointed, RunStarted, RunWarned, subjects
 from penstock_executor import processes
 from penstock_testing import eventually
 
@@ -58,6 +58,22 @@ async def test_a_crash_is_reported_with_its_exit_code_and_last_words(world: Worl
     assert (ended.outcome, ended.exit_code) == ("failed", 1)
     assert ended.reason == "exit code 1: ValueError: no such layer"
     assert b"ValueError: no such layer" in await world.output("j1")
+
+
+async def test_a_job_that_uses_more_of_the_host_than_it_may_is_ended_with_its_children(world: World) -> None:
+    await world.node()
+    (delivery,) = await world.bus.read(subjects.node("n1"))
+    (joined,) = delivery.commit.facts
+    assert isinstance(joined, NodeJoined)
+    assert joined.cpus > 0
+    assert joined.host_memory_bytes > 0
+    assert joined.held_by in {"cgroup", "rlimit"}
+    hold = "x = bytearray(b'x') * (40 << 20); import time; time.sleep(600)"
+    both = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', {hold!r}]) for _ in range(3)][0].wait()"
+    await world.run("j1", *python(both), host_memory_bytes=100 << 20)
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.reason) == ("failed", "ended for using more than its 100 MiB of host memory")
+    assert not ended.out_of_memory
 
 
 async def test_a_deadly_signal_is_reported_by_its_name(world: World) -> None:

@@ -21,6 +21,7 @@ Rows = list[tuple[str, ...]]
 
 JOB_HEADERS: Final = ("ID", "NAME", "USER", "ST", "GPUS", "WAIT", "RUN", "STEPS", "NODES/REASON")
 BATCH: Final = "BATCH"
+HOST: Final = "HOST"
 JOB_WIDE: Final = (
     *JOB_HEADERS[:-1],
     "QUEUE",
@@ -33,14 +34,16 @@ JOB_WIDE: Final = (
     "NODES/REASON",
 )
 NODE_HEADERS: Final = ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD")
-NODE_WIDE: Final = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HEARD")
+NODE_WIDE: Final = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HOST", "HEARD")
 SWEEP_HEADERS: Final = ("ID", "NAME", "ST", "DONE", "METRIC", "BEST", "BEST-JOB")
 TRIAL_HEADERS: Final = ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS")
 STAGED_HEADERS: Final = ("JOB", "ST", "RUNG", "BUDGET", "GPUS", "VALUE", "", "PARAMS")
 RUNG_HEADERS: Final = ("BRACKET", "RUNG", "BUDGET", "TRIALS", "OVER", "PROMOTED", "BEST")
 EVENT_HEADERS: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "FACT")
 EVENT_WIDE: Final = ("SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT")
-_PASSING: Final = {"capacity", "gang", "later_place", "order", "fairness", "profiling", "backoff"}
+_PASSING: Final = {
+    *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff")
+}
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
 STORY_HEADERS: Final = ("AFTER", "WHAT")
@@ -58,7 +61,10 @@ def place_or_reason(job: views.JobView) -> str:
 
 def job_headers(jobs: Iterable[views.JobView], *, wide: bool = False) -> tuple[str, ...]:
     """Return the headers of a list of jobs; of batch sizes only where a job has one."""
-    headers = JOB_WIDE if wide else JOB_HEADERS
+    headers: tuple[str, ...] = JOB_WIDE if wide else JOB_HEADERS
+    if wide and any(job.cpus or job.host_memory_bytes for job in jobs):
+        before = headers.index("POOL")
+        headers = (*headers[:before], HOST, *headers[before:])
     if not any(job.batch_size for job in jobs):
         return headers
     after = headers.index("GPUS") + 1
@@ -76,7 +82,8 @@ def wide_job_row(job: views.JobView, headers: Sequence[str] = JOB_WIDE) -> tuple
     """Return a job's cells under :data:`JOB_WIDE`, or with the batch size as :func:`job_headers` has it."""
     row = job_row(job, headers)
     queue = "-" if job.queue is None else str(job.queue)
-    more = (queue, ",".join(job.kinds) or "any", job.pool, job.parent, str(job.preemptions), str(job.attempts))
+    host = (of_host(job.cpus, job.host_memory_bytes) or "-",) if HOST in headers else ()
+    more = (queue, ",".join(job.kinds) or "any", *host, job.pool, job.parent, str(job.preemptions), str(job.attempts))
     return (*row[:-1], *more, render.mapping(job.metrics), row[-1])
 
 
@@ -138,7 +145,14 @@ def _wants(detail: views.JobDetail) -> str:
     memory = f", {render.size(detail.spec.memory_bytes)} each" if detail.spec.memory_bytes else ""
     spec = detail.spec
     devices = f"{spec.widths[0]} to {spec.max_gpus}" if spec.max_gpus else str(spec.gpus)
-    return f"{devices} x {kinds}{memory}"
+    host = of_host(spec.cpus, spec.host_memory_bytes)
+    return f"{devices} x {kinds}{memory}{f', each with {host} of its host' if host else ''}"
+
+
+def of_host(cpus: float, memory_bytes: int) -> str:
+    """Return processors and memory of a host; empty where there is neither."""
+    parts = (f"{cpus:g} cpus" if cpus else "", render.size(memory_bytes) if memory_bytes else "")
+    return ", ".join(filter(None, parts))
 
 
 def _sampled(spec: JobSpec) -> str:
@@ -281,13 +295,15 @@ def _kinds(devices: Iterable[Device]) -> str:
 def wide_node_rows(node: views.NodeView, now_s: float) -> Rows:
     """Return a line for each of the node's devices, under :data:`NODE_WIDE`."""
     head, heard = (node.id, node.pool, node.state), _heard(node, now_s)
+    held = f" by {node.held_by}" if node.held_by else ""
+    host = f"{found}{held}" if (found := of_host(node.cpus, node.host_memory_bytes)) else "-"
     rows: Rows = []
     for view in node.devices:
         device = view.device
         speed = f"{device.speed:g}x" if device.backend == "emulated" else "-"
         about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, _holders(view))
-        rows.append((*head, *about, heard))
-    return rows or [(*head, "-", "-", "-", "-", "-", "-", heard)]
+        rows.append((*head, *about, host, heard))
+    return rows or [(*head, "-", "-", "-", "-", "-", "-", host, heard)]
 
 
 def _holders(view: views.DeviceView) -> str:

@@ -54,6 +54,12 @@ LrRule = Annotated[
 ]
 Kinds = Annotated[list[str] | None, typer.Option("--kind", "-k", help="Accepted device kind; repeatable.")]
 Memory = Annotated[str, typer.Option("--memory", help="Least memory of each device, such as 8GiB.")]
+Cpus = Annotated[
+    float | None, typer.Option("--cpus", min=0.0, help="Processors of the host for each device; else its share.")
+]
+HostMemory = Annotated[
+    str, typer.Option("--host-memory", help="The host's memory for each device, such as 32GiB; else its share.")
+]
 Pool = Annotated[str, typer.Option("--pool", help="Set of nodes.")]
 Retries = Annotated[int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")]
 Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE hyper-parameter; repeatable.")]
@@ -102,6 +108,8 @@ def submit(
     lr_rule: LrRule = None,
     kind: Kinds = None,
     memory: Memory = "",
+    cpus: Cpus = None,
+    host_memory: HostMemory = "",
     pool: Pool = "",
     retries: Retries = None,
     param: Params = None,
@@ -155,6 +163,8 @@ def run(
     lr_rule: LrRule = None,
     kind: Kinds = None,
     memory: Memory = "",
+    cpus: Cpus = None,
+    host_memory: HostMemory = "",
     pool: Pool = "",
     retries: Retries = None,
     param: Params = None,
@@ -198,6 +208,8 @@ def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
         "retries": typed_in["retries"],
         "kinds": typed.words(typed_in["kind"] or []),
         "memory_bytes": typed.size(memory) if memory else None,
+        "cpus": typed_in["cpus"],
+        "host_memory_bytes": typed.size(typed_in["host_memory"]) if typed_in["host_memory"] else None,
         "params": typed.parameters(typed_in["param"] or []),
         "env": typed.environment(typed_in["env"] or []),
         "hold": typed_in.get("hold") or None,

@@ -40,6 +40,10 @@ class NodeView(View, frozen=True, kw_only=True):
         ``draining`` while a drained node still has running jobs.
     heard_s : float or None
         Last heartbeat that this gateway heard; None where it heard none, and in answers about the past.
+    cpus, host_memory_bytes : float, int
+        What its host has for jobs; 0 where it does not say.
+    held_by : {"", "cgroup", "rlimit"}
+        How jobs are held to their part of its memory; empty: they are not.
     """
 
     id: str
@@ -49,6 +53,9 @@ class NodeView(View, frozen=True, kw_only=True):
     joined_s: float
     heard_s: float | None = None
     labels: dict[str, str] = {}
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    held_by: str = ""
 
 
 class NodesView(View, frozen=True, kw_only=True):

@@ -48,6 +48,8 @@ class JobView(View, frozen=True, kw_only=True):
         The smallest and the largest batch that it may be given; None where it never changes.
     samples : int
         Handed out by its sampler and done since the very beginning; of a running job, the last that it told.
+    cpus, host_memory_bytes : float, int
+        Of the host, for each of its devices; 0 where it asks for no more than their share.
     """
 
     id: str
@@ -87,6 +89,8 @@ class JobView(View, frozen=True, kw_only=True):
     batch_size: int = 0
     batches: tuple[int, int] | None = None
     samples: int = 0
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
 
 
 class JobsView(View, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from penstock_policies.cluster import fits
 from penstock_policies.order import Rules
 from penstock_policies.rounds import trial
 from penstock_policies.rounds.pool import Pool
-from penstock_policies.waiting import gibibytes
+from penstock_policies.waiting import gibibytes, less_of_a_host
 
 MOST: Final = 16
 """Changes of one job that are tried when somebody asks."""
@@ -29,7 +29,7 @@ MOST: Final = 16
 TRIED_JOBS: Final = 200
 """Bounds what a round spends on it: the changes that it tries, times the jobs of its pool."""
 
-Value = str | int | bool | tuple[str, ...]
+Value = str | int | float | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ class Alternatives:
             if count < spec.widths[0]:  # within its widths, whoever sizes an elastic job chooses
                 gain = (self._speed(job, kind) or 1.0) * count / spec.gpus
                 yield _narrower(spec, count, gain)
+        if self._idle.is_tight(spec) and not self._idle.kinds(spec):
+            for fields, say in less_of_a_host(spec, self._whole):
+                yield Change({**fields}, say, 1.0)
         if spec.memory_bytes and not accepted.keys() & self._idle.kinds(spec).keys():
             yield from self._less_memory(spec)
         if sampling.awaits_speeds(job, accepted, known=self._pool.speeds.knows(self._pool.keys[job.id])):

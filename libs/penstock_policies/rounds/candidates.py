@@ -17,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from penstock_events import JobSpec
+from penstock_policies.hosts import asks
 from penstock_policies.order import Outlook, Ranked, Supply
 from penstock_policies.rounds import explain, sharing
 from penstock_policies.rounds.explain import Hindered, Moment
@@ -81,7 +83,7 @@ def candidates(moment: Moment, supply: Supply, outlook: Outlook) -> Candidates:
 
     def singles(most: int) -> list[Ranked]:
         alone = (key for key in ahead if key[3] not in roster.sharing.tenants)
-        first = sorted(key for key in alone if roster.entries[key[3]].demand[2] == 1)
+        first = sorted(key for key in alone if _is_single(roster.entries[key[3]].ranked.job.spec))
         others = (key for key in view.singles(groups) if key not in ahead)
         return roster.ranked(islice(chain(first, others), most))
 
@@ -146,7 +148,7 @@ class _View(msgspec.Struct, frozen=True, dict=True):
         taken = self.preemptible(group) + self.left_over(group)
         if taken:  # of whatever kind they are
             some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
-        return some + (not self.outlook.manner.backfills)
+        return some + (not self.outlook.manner.backfills or asks(group.spec))  # which may keep a host in time
 
     def preemptible(self, group: Group) -> int:
         """Return how many devices runs hold that the first of a demand may preempt."""
@@ -191,4 +193,9 @@ class _View(msgspec.Struct, frozen=True, dict=True):
 
     def singles(self, groups: Sequence[Group]) -> Iterator[Key]:
         """Return the one-device jobs in rank order."""
-        return merge(*(self.members(group) for group in groups if group.spec.gpus == 1))
+        return merge(*(self.members(group) for group in groups if _is_single(group.spec)))
+
+
+def _is_single(spec: JobSpec) -> bool:
+    """Say whether a job is matched: one of one device that asks for nothing of its host but the share."""
+    return spec.gpus == 1 and not asks(spec)

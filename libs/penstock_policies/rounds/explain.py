@@ -69,7 +69,8 @@ def hindered(waiting: Sequence[Ranked], moment: Moment) -> Hindered:
     impossible: dict[tuple[object, ...], Reason | None] = {}
     for _, _, job_id, job in waiting:
         tenant = moment.pool.roster.sharing.tenants.get(job_id)
-        demand = (job.spec.kinds, job.spec.memory_bytes, job.spec.gpus, tenant)
+        spec = job.spec
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, spec.cpus, spec.host_memory_bytes, tenant)
         if demand not in impossible:
             impossible[demand] = _impossible(job.spec, tenant, moment)
         reason, until_s = _hindrance(job, impossible[demand], moment)
@@ -138,6 +139,8 @@ def _for_devices(job: Job, reasons: Reasons, ahead: int, first: str) -> Reason:
         return why.passed_by(idle, scene, first)
     if scene.sharing is not None and (tenant := scene.sharing.tenants.get(job.id)) is not None:
         return words.capacity(job.spec, tenant, scene.sharing, scene, ahead)
+    if reason := why.host(job.spec, scene, ahead):
+        return reason
     if job.id in scene.kept:
         return why.keeping(job.spec, scene, scene.kept[job.id])
     return why.capacity(job.spec, scene, ahead)

@@ -29,8 +29,11 @@ from penstock_policies.sortedkeys import SortedKeys
 Key = tuple[int, float, float, str]
 """Queue, position, time of entering the queue, id."""
 
-Demand = tuple[tuple[str, ...], int, int, bool]
-"""Kinds, memory and number of devices, and whether it is a sample: equal ones fit, or do not, together."""
+Demand = tuple[tuple[str, ...], int, int, bool, float, int]
+"""
+Kinds, memory and number of devices, whether it is a sample, processors and memory of the host: equal ones fit, or do
+not, together.
+"""
 
 Phase = Literal["waiting", "held", "leased"]
 
@@ -148,8 +151,8 @@ class Roster:
         self._devices = {node.id: {device.index: device for device in node.devices} for node in usable}
         self._class_of = {device: device_class(device) for node in usable for device in node.devices}
         self.paths = cluster.paths(topology, name)
-        self.whole = Free({node.id: node.devices for node in usable})
-        self.free = Free({node.id: node.devices for node in usable}, self.paths)
+        self.whole = Free({node.id: node.devices for node in usable}, hosts=usable)
+        self.free = Free({node.id: node.devices for node in usable}, self.paths, usable)
         self.evicting = any(node.evicting for node in cluster.nodes.values() if node.pool == name)
         self._holders: dict[tuple[str, int], int] = {}
         self.entries: dict[str, Entry] = {}
@@ -249,7 +252,7 @@ class Roster:
         key = key_of(job, self._ranks)
         ranked = Ranked(key[0], key[1], job.id, job)
         spec, sample = job.spec, job.sample is not None
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample)
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample, spec.cpus, spec.host_memory_bytes)
         if job.placement is not None:
             return self._leased(job, job.placement, ranked, key, demand)
         if job.held:
@@ -378,7 +381,7 @@ class Roster:
             holders[at] = count = holders.get(at, 0) + 1
             if count == 1:
                 first.append(at)
-        self.free.take(self._devices_of(entry, first))
+        self.free.take(self._devices_of(entry, first), entry.ranked.job.spec)
 
     def _count(self, queue: int, devices: int) -> None:
         self.below[queue] += devices

@@ -65,8 +65,17 @@ def _groups(word: str, term: str, joined: Sequence[NodeJoined]) -> list[Group]:
     else:
         raise ValueError(f"--cluster {word}: {term!r} adds nothing; {_EXPECTED}")
     like = _device(word, kind, joined)
+    cpus, host_bytes = _share(kind, joined)
     groups = [
-        Group(count=count, gpus=gpus, kind=kind, memory_gib=like.memory_bytes / _GIB, speed=like.speed)
+        Group(
+            count=count,
+            gpus=gpus,
+            kind=kind,
+            memory_gib=like.memory_bytes / _GIB,
+            speed=like.speed,
+            cpus=cpus * gpus,
+            host_memory_gib=host_bytes * gpus / _GIB,
+        )
         for count, gpus in sizes
         if count and gpus
     ]
@@ -79,6 +88,12 @@ def _sizes(kind: str, joined: Sequence[NodeJoined]) -> list[int]:
     """Return how many devices of a kind the nodes have that have any."""
     counts = [Counter(device.kind for device in one.devices)[kind] for one in joined]
     return [count for count in counts if count]
+
+
+def _share(kind: str, joined: Sequence[NodeJoined]) -> tuple[float, float]:
+    """Return processors and bytes of the host that come with a device of a kind, as with the last node that has any."""
+    like = next(one for one in reversed(joined) if any(device.kind == kind for device in one.devices))
+    return like.cpus / len(like.devices), like.host_memory_bytes / len(like.devices)
 
 
 def _device(word: str, kind: str, joined: Sequence[NodeJoined]) -> Device:

@@ -106,7 +106,15 @@ def nodes(cluster: Nodes) -> Iterator[NodeJoined]:
         for _ in range(group.count):
             number += 1
             node_id = f"n{number:0{digits}d}"
-            yield NodeJoined(at_s=0.0, node_id=node_id, devices=devices, labels=dict(group.labels), incarnation="1")
+            yield NodeJoined(
+                at_s=0.0,
+                node_id=node_id,
+                devices=devices,
+                labels=dict(group.labels),
+                incarnation="1",
+                cpus=group.cpus,
+                host_memory_bytes=group.host_memory_bytes,
+            )
 
 
 def profiles(trace: Trace, cluster: Nodes, speed: Speed) -> Iterator[tuple[str, AnyEvent, str]]:
