@@ -10,6 +10,7 @@ import msgspec
 
 from penstock_bus.port import Snapshot
 
+_MOST_BYTES: Final = 2 << 30
 _LEVEL: Final = 1  # the fastest; states of many like entries shrink to a tenth even so
 
 
@@ -45,7 +46,7 @@ def open_chunk(body: bytes) -> Chunk:
     """
     try:
         return msgspec.msgpack.decode(body, type=Chunk)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Damaged(f"no piece of a snapshot: {error}") from error
 
 
@@ -66,6 +67,17 @@ def join(bodies: Sequence[bytes]) -> Snapshot:
     if zlib.crc32(packed) != crc:
         raise Damaged("its bytes are not the ones that were saved")
     try:
-        return msgspec.msgpack.decode(zlib.decompress(packed), type=Snapshot)
-    except (zlib.error, msgspec.MsgspecError) as error:
+        return msgspec.msgpack.decode(_unpacked(packed), type=Snapshot)
+    except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Damaged(f"not a snapshot: {error}") from error
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """Return what was compressed, unless that is more than any state: a few bytes may stand for a memory full."""
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(packed, _MOST_BYTES)
+    if unpacking.unconsumed_tail:
+        raise Damaged(f"it is larger than {_MOST_BYTES} bytes")
+    if not unpacking.eof:
+        raise Damaged("it ends too early")
+    return found

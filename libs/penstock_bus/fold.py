@@ -71,7 +71,7 @@ class Fold(Generic[S]):
             return False
         try:
             heads, state = msgspec.msgpack.decode(snapshot.state, type=tuple[dict[str, int], self.decider.state])  # type: ignore[name-defined]
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("damaged_snapshot_ignored", service=self.decider.name, error=str(error))
             return False
         self.heads, self.state, self.last_seq = heads, state, snapshot.last_seq

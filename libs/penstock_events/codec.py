@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final, get_args
@@ -101,6 +102,7 @@ class Misplaced(CodecError):
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Commit)
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what msgspec raises on foreign bytes
 
 
@@ -145,9 +147,11 @@ def decode_at(subject: str, body: bytes) -> Commit:
     Misplaced
         If one of its facts is of another entity.
     CodecError
-        If the bytes are not a commit of known facts.
+        If the bytes are not a commit of known facts, or hold a whole number of more than 64 bits.
     """
     commit = decode(body)
+    if _LONG_NUMBER.search(body) and (path := _too_large(msgspec.to_builtins(commit), "commit")):
+        raise CodecError(f"{path} is a whole number of more than 64 bits; no snapshot and no answer could hold it")
     for fact in commit.facts:
         prefix, entity_id = _PLACES[type(fact)]
         if prefix + entity_id(fact) != subject:
@@ -186,15 +190,24 @@ def _decode_upcast(body: bytes) -> Commit:
 
 
 def _not_finite(value: Any, path: str) -> str:
-    if isinstance(value, float):
-        return "" if math.isfinite(value) else path
+    return _where(lambda number: isinstance(number, float) and not math.isfinite(number), value, path)
+
+
+def _too_large(value: Any, path: str) -> str:
+    return _where(lambda number: isinstance(number, int) and not -(2**63) <= number < 2**64, value, path)
+
+
+def _where(is_bad: Callable[[Any], bool], value: Any, path: str) -> str:
+    """Return the place of the first bad number; empty where there is none."""
+    if isinstance(value, int | float):
+        return path if is_bad(value) else ""
     if isinstance(value, dict):
         items = [(f"{path}.{key}", item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
         items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     else:
         return ""
-    return next((found for where, item in items if (found := _not_finite(item, where))), "")
+    return next((found for where, item in items if (found := _where(is_bad, item, where))), "")
 
 
 def tag_of(event: Event | type[Event]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import inspect
 
 _INT_LIMIT: Final = 2**63
+_MOST_BITS: Final = 10_000  # of a number that is shown: Python refuses to write one of 4,300 digits
 _PLAIN: Final[dict[type, str]] = {inspect.BoolType: "true or false", inspect.NoneType: "null"}
 
 
@@ -164,8 +165,7 @@ def _fitting(raw: Any) -> str:
 
 def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
     return (
-        math.isfinite(raw)
-        and abs(raw) < (_INT_LIMIT if isinstance(raw, int) else math.inf)
+        (abs(raw) < _INT_LIMIT if isinstance(raw, int) else math.isfinite(raw))  # a large int has no finite float
         and (info.ge is None or raw >= info.ge)
         and (info.gt is None or raw > info.gt)
         and (info.le is None or raw <= info.le)
@@ -224,6 +224,8 @@ def _shown(raw: Any) -> str:
         return "an object"
     if isinstance(raw, list | tuple):
         return "an array"
+    if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
+        return f"a whole number of {raw.bit_length()} bits"
     try:
         text = json.dumps(raw)
     except (TypeError, ValueError):

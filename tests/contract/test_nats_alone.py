@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import random  # noqa: TID251 - seeded; arrays would only be in the way
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -24,6 +26,7 @@ from penstock_bus.server import ServerSettings, running
 from penstock_events import encode, subjects
 from penstock_testing import eventually
 
+INPUTS = int(os.environ.get("PENSTOCK_TEST_INPUTS", "600"))
 RESUMED_S = 20.0  # it takes about one, and a request for messages ends after 30; the machines of tests are slow
 
 
@@ -373,3 +376,46 @@ async def test_an_entry_that_would_never_end_or_is_no_lease_keeps_nobody_from_le
         again = await bus.acquire("matcher", "a", 3.0)
         assert again is not None
         assert again.token > lease.token
+
+
+async def test_what_anybody_sends_to_a_readers_inbox_changes_nothing(nats_alone: NatsHarness) -> None:
+    """The inboxes are no secret to whoever may listen; all of these ended services, or could have."""
+    heard: set[str] = set()
+    rng = random.Random(19)  # noqa: S311
+
+    async def listen(msg: Msg) -> None:
+        heard.update(one for one in (msg.subject, msg.reply) if one.startswith("_INBOX."))
+
+    async with nats_alone.bare() as client, nats_alone.connect() as bus:
+        await client.subscribe(">", cb=listen)
+        await client.flush()
+        async with aclosing(bus.follow()) as following, aclosing(bus.work("q", [subjects.INBOX_JOBS])) as working:
+            waiting, worker = asyncio.ensure_future(take(following, 20)), asyncio.ensure_future(anext(working))
+            await eventually(lambda: len(heard) >= 3)  # of the log's reader, the queue's worker, and the calls
+            for number in range(20):
+                for _ in range(INPUTS // 20):
+                    name, body, reply, headers = rng.choice(sorted(heard)), *foreign(rng)
+                    await client.publish(name, body, reply=reply, headers=headers)
+                await bus.append(append(f"j{number}"))
+            await bus.submit(subjects.INBOX_JOBS, b"work")
+            assert [one.seq for one in await waiting] == list(range(1, 21))
+            async with asyncio.timeout(60):
+                work = await worker
+            assert work.body == b"work"
+            await work.ack()
+            assert await bus.last_seq() == 20
+
+
+def foreign(rng: random.Random) -> tuple[bytes, str, dict[str, str] | None]:
+    """Return body, reply subject and headers of a message that no server would send."""
+    reply = rng.choice(
+        ["", "x", "a.b.c.d.e.f.g.h.i", "$JS.ACK.EVT.c.1.2.3.4.5", "$JS.ACK.EVT.c.x.x.x.x.x", "$JS.ACK" + ".9" * 9]
+    )
+    body = rng.choice(
+        [b"", b"{}", b"[]", b"\xff", b"[" * 9000, b'{"error":7}', b'{"seq":"x"}', b'{"stream":"EVT"}', rng.randbytes(9)]
+    )
+    status = {
+        "Status": rng.choice(["100", "408", "204", "", "x"]),
+        "Nats-Pending-Messages": rng.choice(["", "-1", "9", "²", "x"]),
+    }
+    return body, reply, rng.choice([None, status, {"Nats-Num-Pending": "x"}, {"Nats-Service-Error-Code": "²"}])

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_bus import Snapshot
-from penstock_bus.chunks import Damaged, join, split
+from penstock_bus.chunks import Chunk, Damaged, join, split
+from penstock_bus.fold import Fold
+from penstock_testing.releasing import DECIDER
 
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
 SNAPSHOTS = st.builds(
     Snapshot, schema=st.text(max_size=5), last_seq=st.integers(0, 2**60), state=st.binary(max_size=2000)
 )
@@ -50,3 +64,25 @@ def test_pieces_of_two_snapshots_do_not_join() -> None:
 def test_no_pieces_are_no_snapshot() -> None:
     with pytest.raises(Damaged, match="0 pieces of 1"):
         join([])
+
+
+@given(st.binary(max_size=200) | ODD.map(msgspec.msgpack.encode))
+def test_random_bytes_are_damaged_pieces_and_nothing_worse(body: bytes) -> None:
+    with suppress(Damaged):
+        join([body])
+    packed = zlib.compress(body)
+    with suppress(Damaged):
+        join([msgspec.msgpack.encode(Chunk(0, 1, zlib.crc32(packed), packed))])
+
+
+@given(st.binary(max_size=200) | ODD.map(msgspec.msgpack.encode))
+def test_a_state_of_random_bytes_is_ignored(body: bytes) -> None:
+    fold = Fold(DECIDER)
+    assert fold.restore(Snapshot(schema=fold.schema, last_seq=3, state=body)) == (fold.last_seq == 3)
+
+
+def test_a_few_bytes_that_stand_for_more_than_any_state_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_bus.chunks._MOST_BYTES", 1000)
+    packed = zlib.compress(bytes(10_000))
+    with pytest.raises(Damaged, match="it is larger than 1000 bytes"):
+        join([msgspec.msgpack.encode(Chunk(0, 1, zlib.crc32(packed), packed))])

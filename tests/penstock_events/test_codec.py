@@ -177,3 +177,13 @@ def test_an_id_with_a_dot_in_it_names_no_entity() -> None:
     fact = JobCancelled(job_id="a.b", at_s=0.0)
     with pytest.raises(Misplaced, match="no subject of the log"):
         decode_at("penstock.evt.job.a.b", encode(Commit(id="c1", actor="gateway/1", facts=(fact,))))
+
+
+@pytest.mark.parametrize("number", [2**64, -(10**30), 10**400])
+def test_a_whole_number_that_no_snapshot_could_hold_is_no_fact(number: int) -> None:
+    fact = b'{"type":"run.checkpointed.v1","at_s":1,"job_id":"j","epoch":1,"node_id":"n","step":%d}'
+    body = b'{"id":"c","actor":"a","facts":[' + fact + b"]}"
+    subject = subjects.entity("run", "j")
+    assert decode_at(subject, body % (2**63 - 1)).facts
+    with pytest.raises(CodecError, match=r"more than 64 bits|not a commit of known facts"):
+        decode_at(subject, body % number)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
+import msgspec
 from nats.aio.msg import Msg
 
 from penstock_bus.logger import get_logger
@@ -22,6 +23,12 @@ _S: Final = 10**9
 _PLAIN_REPLY: Final = 9  # tokens; with a domain there are more
 
 _log = get_logger("penstock.bus")
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """The server's answer about a consumer that was made."""
+
+    name: str
 
 
 def position(reply: str) -> tuple[int, float, int]:
@@ -118,7 +125,7 @@ class Reader:
             config["filter_subjects"] = self._patterns
         await self._link.online()
         request = {"stream_name": self._stream, "config": config}
-        made = await self._link.api(f"CONSUMER.CREATE.{self._stream}", request)
-        pull = Pull(self._link, self._stream, made["name"], _AHEAD)
+        made = await self._link.api(f"CONSUMER.CREATE.{self._stream}", request, answer=_Made)
+        pull = Pull(self._link, self._stream, made.name, _AHEAD)
         await pull.open()
         return pull

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from nats.aio.msg import Msg
 
-from penstock_bus.nats.faults import NOT_FOUND, Refused
+from penstock_bus.nats.faults import NOT_FOUND, Lost, Refused
 from penstock_bus.nats.link import PAUSE_S, TRY_S, Link
 from penstock_bus.port import Unavailable
 
@@ -37,6 +37,22 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     headers: dict[str, str]
     pending: int = 0
+
+
+class _Message(msgspec.Struct, frozen=True):
+    """One message as the API gives it."""
+
+    seq: int
+    subject: str
+    time: str
+    data: str = ""
+    hdrs: str = ""
+
+
+class _Got(msgspec.Struct, frozen=True):
+    """The server's answer to a request for one message."""
+
+    message: _Message
 
 
 async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> AsyncGenerator[Stored, None]:
@@ -86,7 +102,7 @@ async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> Async
     status = end.get("Status", "")
     if status not in _ENDS:
         raise Unavailable(end.get("Description") or status or "no answer")
-    if status == _ENDS[0] and int(end.get("Nats-Num-Pending", "0")) > 0:
+    if status == _ENDS[0] and end.get("Nats-Num-Pending", "0") != "0":
         raise _More
 
 
@@ -113,30 +129,40 @@ def _newest(subject: str, msg: Msg) -> Stored | None:
 async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> Stored | None:
     """Return the message that a request names (``last_by_subj``, or ``seq`` and ``next_by_subj``), never stale."""
     try:
-        found = (await link.api(f"STREAM.MSG.GET.{stream}", request))["message"]
+        found = (await link.api(f"STREAM.MSG.GET.{stream}", request, answer=_Got)).message
     except Refused as error:
         if error.err_code in NOT_FOUND:
             return None
         raise
-    return Stored(
-        seq=found["seq"],
-        subject=found["subject"],
-        stored_s=_seconds(found["time"]),
-        body=base64.b64decode(found.get("data", "")),
-        headers=_headers(base64.b64decode(found.get("hdrs", "")).decode()),
-    )
+    try:
+        return Stored(
+            seq=found.seq,
+            subject=found.subject,
+            stored_s=_seconds(found.time),
+            body=base64.b64decode(found.data),
+            headers=_headers(base64.b64decode(found.hdrs).decode(errors="replace")),
+        )
+    except ValueError as error:
+        raise _foreign(error) from error
 
 
 def _of_message(msg: Msg) -> Stored:
     headers = msg.headers or {}
-    return Stored(
-        seq=int(headers["Nats-Sequence"]),
-        subject=headers["Nats-Subject"],
-        stored_s=_seconds(headers["Nats-Time-Stamp"]),
-        body=msg.data,
-        headers=headers,
-        pending=int(headers.get("Nats-Num-Pending", "0")),
-    )
+    try:
+        return Stored(
+            seq=int(headers["Nats-Sequence"]),
+            subject=headers["Nats-Subject"],
+            stored_s=_seconds(headers["Nats-Time-Stamp"]),
+            body=msg.data,
+            headers=headers,
+            pending=int(headers.get("Nats-Num-Pending", "0")),
+        )
+    except (KeyError, ValueError) as error:
+        raise _foreign(error) from error
+
+
+def _foreign(error: Exception) -> Lost:
+    return Lost(f"what answered is no stored message: {error!r}")
 
 
 def _headers(text: str) -> dict[str, str]:

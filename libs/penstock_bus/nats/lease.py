@@ -105,7 +105,7 @@ def _held(stored: get.Stored) -> Held | None:
         return None
     try:
         held = msgspec.json.decode(stored.body, type=Held)
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if not 0 <= held.token <= stored.seq:  # the revision that its owner began with
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 import nats.errors
@@ -33,7 +33,9 @@ class Ack(msgspec.Struct, frozen=True):
     error: ApiError | None = None
 
 
-_decode_ack: Final = msgspec.json.Decoder(Ack).decode
+_decoder_of_acks: Final = msgspec.json.Decoder(Ack)
+_MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+T = TypeVar("T")
 
 
 class Link:
@@ -210,9 +212,15 @@ class Link:
             raise NoResponders(f"nobody serves {subject}; is it running?")
         return msg
 
-    async def api(self, verb: str, request: Any = None) -> Any:
+    @overload
+    async def api(self, verb: str, request: Any = None) -> Any: ...
+
+    @overload
+    async def api(self, verb: str, request: Any = None, *, answer: type[T]) -> T: ...
+
+    async def api(self, verb: str, request: Any = None, *, answer: Any = Any) -> Any:
         """
-        Call JetStream's API, trying again while the server is away.
+        Call JetStream's API, trying again while the server is away; return its answer as ``answer``.
 
         Raises
         ------
@@ -220,10 +228,15 @@ class Link:
         """
         body = b"" if request is None else msgspec.json.encode(request)
         msg = await self.patiently(f"$JS.API.{verb}", body)
-        answer = msgspec.json.decode(msg.data)
-        if "error" in answer:
-            raise fault(verb, msgspec.convert(answer["error"], ApiError))
-        return answer
+        try:
+            found = msgspec.json.decode(msg.data, type=dict[str, Any])
+            error = msgspec.convert(found["error"], ApiError) if "error" in found else None
+            whole = msgspec.convert(found, answer) if error is None else None
+        except _MALFORMED as malformed:
+            raise Lost(f"what answered {verb} is not JetStream: {malformed}") from malformed
+        if error is not None:
+            raise fault(verb, error)
+        return whole
 
     async def store(self, subject: str, body: bytes, headers: dict[str, str]) -> Ack:
         """
@@ -235,7 +248,12 @@ class Link:
         clock = asyncio.get_running_loop().time
         end_s = clock() + self.timeout_s
         while True:
-            ack = _decode_ack((await self.patiently(subject, body, headers)).data)
+            try:
+                ack = decode_ack(await self.patiently(subject, body, headers))
+            except Lost:
+                if clock() >= end_s:
+                    raise
+                continue
             if ack.error is None or ack.error.err_code not in NOT_YET or clock() >= end_s:
                 return ack
             await asyncio.sleep(PAUSE_S)
@@ -257,10 +275,20 @@ class Link:
 
 
 def decode_ack(msg: Msg) -> Ack:
-    """Return the acknowledgement in a message; without one (status 503) a refusal."""
+    """
+    Return the acknowledgement in a message; without one (status 503) a refusal.
+
+    Raises
+    ------
+    Lost
+        If it is somebody else's word: whether the message was stored is then unknown.
+    """
     if not msg.data:
         return Ack(error=ApiError(code=503, description="no stream answered"))
-    return _decode_ack(msg.data)
+    try:
+        return _decoder_of_acks.decode(msg.data)
+    except _MALFORMED as error:
+        raise Lost(f"what answered is no acknowledgement: {error}") from error
 
 
 def _gave_up(subject: str, timeout_s: float, last: Unavailable) -> Unavailable:

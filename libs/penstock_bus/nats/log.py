@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
+
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import append as appending
 from penstock_bus.nats import get
@@ -31,6 +33,18 @@ A header of what the server answers to a get. Who may ask can have the answer se
 _PLACE: Final = "Penstock-Place"
 
 _log = get_logger("penstock.bus")
+
+
+class _State(msgspec.Struct, frozen=True):
+    """How far a stream is."""
+
+    last_seq: int
+
+
+class _Info(msgspec.Struct, frozen=True):
+    """The server's answer about a stream, as far as it is looked at."""
+
+    state: _State
 
 
 class LogClient(NatsClient):
@@ -146,7 +160,7 @@ class LogClient(NatsClient):
         if self.as_client:
             newest = await get.newest_of(self.link, stream, names.STREAM_SUBJECTS[stream])
             return newest.seq if newest is not None else 0
-        return int((await self.link.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
+        return (await self.link.api(f"STREAM.INFO.{stream}", answer=_Info)).state.last_seq
 
     def _deliver(
         self, seq: int, subject: str, stored_s: float, pending: int, body: bytes, *, copied: bool = False

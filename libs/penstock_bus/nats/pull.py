@@ -11,6 +11,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from penstock_bus.logger import get_logger
 from penstock_bus.nats.faults import Refused
 from penstock_bus.nats.link import Link
 from penstock_bus.port import BusError
@@ -20,6 +21,36 @@ SILENCE_S: Final = 0.8  # three heartbeats and a little
 EXPIRES_S: Final = 30.0
 _MOST_BYTES: Final = 64 << 20  # of one request: messages may be large
 _S: Final = 10**9
+_log = get_logger("penstock.bus")
+
+
+_ACK: Final = "$JS.ACK."
+_NUMBERS: Final = 5  # of an acknowledgement's subject: deliveries, two sequences, a time, messages behind
+_LENGTHS: Final = {9: 2, 11: 4, 12: 4}  # of such a subject, without and with a domain: where the stream's name stands
+
+
+class _Info(msgspec.Struct, frozen=True):
+    """The server's answer about a consumer, as far as it is looked at."""
+
+    num_pending: int
+    num_ack_pending: int = 0
+    config: dict[str, Any] = {}
+
+
+def is_of(reply: str, stream: str, consumer: str) -> bool:
+    """
+    Say whether a message's reply subject is that of a delivery by this consumer, and not somebody else's word.
+
+    Examples
+    --------
+    >>> is_of("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2", "EVT", "c1"), is_of("x", "EVT", "c1")
+    (True, False)
+    """
+    tokens = reply.split(".")
+    at = _LENGTHS.get(len(tokens))
+    if at is None or not reply.startswith(_ACK) or tokens[at : at + 2] != [stream, consumer]:
+        return False
+    return all(token.isascii() and token.isdigit() for token in tokens[at + 2 : at + 2 + _NUMBERS])
 
 
 class Stalled(Exception):
@@ -120,20 +151,24 @@ class Pull:
             self._broken = f"could not ask for messages: {error}"
 
     async def _received(self, msg: Msg) -> None:
-        if msg.reply:  # only stored messages have one
+        if msg.reply:  # only stored messages have one; whoever learns the inbox may send others
+            if not is_of(msg.reply, self._stream, self.consumer):
+                _log.warning("foreign_message_ignored", stream=self._stream, reply=msg.reply[:80])
+                return
             self._messages.append(msg)
             self._asked -= 1
             self._wake.set()
         else:
-            self._heard = True
+            self._heard |= "Status" in (msg.headers or {})
             await self._status(msg.headers or {})
 
     async def _status(self, headers: dict[str, str]) -> None:
-        status = headers.get("Status", "")
-        if status == "100":
+        status, pending = headers.get("Status", ""), headers.get("Nats-Pending-Messages", "")
+        if status in ("", "100"):
             return
-        if status in ("404", "408") or "Nats-Pending-Messages" in headers:  # one request ended
-            self._asked -= int(headers.get("Nats-Pending-Messages", self._asked))
+        if status in ("404", "408") or pending:  # one request ended
+            left = int(pending) if pending.isascii() and pending.isdigit() else self._asked
+            self._asked -= min(left, self._asked)
             if self._asked <= self._batch // 2 and not self._messages:
                 await self._ask()
             return
@@ -145,17 +180,17 @@ class Pull:
             raise Stalled(f"no heartbeat for {SILENCE_S} s")
         self._heard = False
         try:
-            info = await self._link.api(f"CONSUMER.INFO.{self._stream}.{self.consumer}")
+            info = await self._link.api(f"CONSUMER.INFO.{self._stream}.{self.consumer}", answer=_Info)
         except Refused as error:
             raise Stalled(str(error)) from error
         except BusError:
             return  # the heartbeats will tell
-        if info["num_pending"] > 0 and not self._messages and self._may_have_more(info):
-            raise Stalled(f"{info['num_pending']} messages wait and do not come")
+        if info.num_pending > 0 and not self._messages and self._may_have_more(info):
+            raise Stalled(f"{info.num_pending} messages wait and do not come")
 
-    def _may_have_more(self, info: dict[str, Any]) -> bool:
-        limit = info["config"].get("max_ack_pending", -1)
-        return self._asked > 0 and (limit <= 0 or info["num_ack_pending"] < limit)
+    def _may_have_more(self, info: _Info) -> bool:
+        limit = info.config.get("max_ack_pending", -1)
+        return self._asked > 0 and (limit <= 0 or info.num_ack_pending < limit)
 
     def _lost(self) -> None:
         self._fail("the connection was lost")

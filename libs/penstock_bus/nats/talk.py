@@ -33,7 +33,9 @@ class TalkClient(NatsClient):
         headers = answer.headers or {}
         if ERROR_HEADER in headers or ERROR_CODE_HEADER in headers:
             code = headers.get(ERROR_CODE_HEADER, "500")
-            raise ServiceError(int(code) if code.isdigit() else 500, headers.get(ERROR_HEADER, ""), answer.data)
+            raise ServiceError(
+                int(code) if code.isascii() and code.isdigit() else 500, headers.get(ERROR_HEADER, ""), answer.data
+            )
         return answer.data
 
     @asynccontextmanager
