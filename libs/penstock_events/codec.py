@@ -149,15 +149,17 @@ def decode_at(subject: str, body: bytes) -> Commit:
     CodecError
         If the bytes are not a commit of known facts, or hold a whole number of more than 64 bits.
     """
-    commit = decode(body)
+    try:  # as decode does: a call less, where each of a million messages comes by
+        commit = _decoder.decode(body)
+    except _UNREADABLE:
+        commit = _decode_upcast(body)
     if _LONG_NUMBER.search(body) and (path := _too_large(msgspec.to_builtins(commit), "commit")):
         raise CodecError(f"{path} is a whole number of more than 64 bits; no snapshot and no answer could hold it")
     for fact in commit.facts:
-        prefix, entity_id = _PLACES[type(fact)]
-        if prefix + entity_id(fact) != subject:
+        prefix, id_of = _PLACES[fact.__class__]
+        entity_id = id_of(fact)
+        if prefix + entity_id != subject or "." in entity_id:
             raise Misplaced(_misplaced(subject, fact))
-    if subject.count(".") != _DOTS:  # an id with a dot in it would pass
-        raise Misplaced(f"{subject} is no subject of the log; expected {subjects.entity('job', 'ID')} or the like")
     return commit
 
 
@@ -175,7 +177,7 @@ def subject_of(fact: Event) -> str:
 
 
 def _misplaced(subject: str, fact: Event) -> str:
-    wanted, found = subject_of(fact), subjects.writer_of(subject) or "whoever writes there"
+    wanted, found = subject_of(fact), subjects.writer_of(subject) or "somebody"
     return f"{found} wrote {tag_of(fact)} on {subject}, and that fact belongs on {wanted}; the commit is dropped"
 
 
@@ -249,4 +251,3 @@ def _place(event: type[Event]) -> tuple[str, Callable[[Any], str]]:
 
 
 _PLACES: Final[dict[type, tuple[str, Callable[[Any], str]]]] = {event: _place(event) for event in get_args(AnyEvent)}
-_DOTS: Final = 3

@@ -175,7 +175,7 @@ def test_one_fact_out_of_place_drops_the_commit() -> None:
 
 def test_an_id_with_a_dot_in_it_names_no_entity() -> None:
     fact = JobCancelled(job_id="a.b", at_s=0.0)
-    with pytest.raises(Misplaced, match="no subject of the log"):
+    with pytest.raises(Misplaced, match=r"belongs on penstock\.evt\.job\.a\.b"):
         decode_at("penstock.evt.job.a.b", encode(Commit(id="c1", actor="gateway/1", facts=(fact,))))
 
 
