@@ -8,14 +8,16 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 
 import pytest
 
 from penstock.scaffold import write_service
-from penstock_bus import Append
+from penstock_bus import Append, NoResponders, ServiceError
 from penstock_events import Commit, JobFinished, subjects
+from penstock_testing import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/extend.md"
 
@@ -84,6 +86,12 @@ async def finish(bus, job_id: str) -> None:
     await bus.append(Append(subject=subjects.job(job_id), commit=commit, expected=0))
 
 
+async def is_ready(bus) -> bool:
+    with suppress(NoResponders, ServiceError):  # the latter: it says that it is not
+        return bool(await bus.request(subjects.query("ready", "notifier"), b""))
+    return False
+
+
 async def test_the_notifier_of_the_guide_posts_finished_jobs_and_goes_on_where_it_was(
     tmp_path, webhook, nats_bus, nats_account
 ):
@@ -91,11 +99,13 @@ async def test_the_notifier_of_the_guide_posts_finished_jobs_and_goes_on_where_i
     write_guide_code(tmp_path / "notifier")
     environment = {**os.environ, **nats_account.environment, "PENSTOCK_NOTIFIER_URL": webhook}
     environment |= {"PENSTOCK_NOTIFIER_RETRY_S": "0.05"}
+    await finish(nats_bus, "of-last-year")
     for job_id in ("j1", "j2"):
-        await finish(nats_bus, job_id)
         command = [sys.executable, "-m", "penstock_notifier"]
         service = await asyncio.create_subprocess_exec(*command, cwd=tmp_path / "notifier", env=environment)
         try:
+            await eventually(lambda: is_ready(nats_bus))
+            await finish(nats_bus, job_id)
             key, fact = await asyncio.to_thread(Webhook.posts.get, timeout=60)
             assert (key, fact["job_id"]) == (f"{job_id}/finished", job_id)
             service.terminate()
