@@ -9,7 +9,9 @@ A job file holds the fields of :class:`penstock_events.JobSpec` at its top level
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +20,14 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 import yaml
 
-from penstock_events import JobSpec, SweepSpec, elastic, strict
+from penstock_events import JobSpec, SweepSpec, elastic, strict, workload
 
 Raw = dict[str, Any]
 Format = Literal["toml", "yaml", "json"]
 T = TypeVar("T", JobSpec, SweepSpec)
 
 STDIN: Final = "-"
-_SUFFIXES: Final[dict[str, Format]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+SUFFIXES: Final[dict[str, Format]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 class SpecError(ValueError):
@@ -67,10 +69,11 @@ def read(path: str, stdin: Callable[[], str]) -> Source:
         text = stdin()
         return Source(name="<stdin>", text=text, format=sniff(text), folder=Path.cwd())
     suffix = Path(path).suffix.lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in SUFFIXES:
+        command = shlex.join(workload.run_by((path,), is_executable=os.access(path, os.X_OK)) or (path,))
         raise SpecError(
-            f"{path} has the suffix {suffix or 'nothing'!r}; expected {', '.join(_SUFFIXES)}; "
-            f"for a plain command put -- before it: penstock submit -- {path}"
+            f"{path} has the suffix {suffix or 'nothing'!r}; expected {', '.join(SUFFIXES)}; "
+            f"for a plain command put -- before it: penstock submit -- {command}"
         )
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -78,7 +81,12 @@ def read(path: str, stdin: Callable[[], str]) -> Source:
         raise SpecError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
         raise SpecError(f"{path} cannot be read ({error.strerror}); check the path") from error
-    return Source(name=path, text=text, format=_SUFFIXES[suffix], folder=Path(path).resolve().parent)
+    return Source(name=path, text=text, format=SUFFIXES[suffix], folder=Path(path).resolve().parent)
+
+
+def is_format(path: str) -> bool:
+    """Say whether a path is that of a job or sweep file by its name, or ``-``."""
+    return path == STDIN or Path(path).suffix.lower() in SUFFIXES
 
 
 def sniff(text: str) -> Format:

@@ -6,6 +6,8 @@ import getpass
 import hashlib
 import os
 import re
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -126,6 +128,32 @@ def script(command: Sequence[str]) -> str:
     if "-m" in command[:3] or "-c" in command[:3]:
         return ""
     return next((word for word in command if _SCRIPT.search(word) and not word.startswith("-")), "")
+
+
+def start_problem(spec: JobSpec, verb: str) -> str:
+    """
+    Return why a file that a command begins with does not start as it is, and what does; empty where nothing is known.
+
+    A command whose file is not here may be on the nodes.
+
+    Parameters
+    ----------
+    verb : str
+        The command of ``penstock`` that the advice is for.
+    """
+    word = spec.command[0]
+    path = Path(spec.cwd or ".").absolute() / word
+    is_executable = os.access(path, os.X_OK)
+    if not path.is_file() or (is_executable if "/" in word else shutil.which(word, path=spec.env.get("PATH"))):
+        return ""
+    if "/" in word:
+        wrong, other = f"{word} is not executable", f"make it so: chmod +x {shlex.quote(str(path))}"
+    else:
+        wrong, other = f"{word} is a file here, and programs are looked for on PATH", "give its path, such as ./program"
+    words = workload.run_by(spec.command, is_executable=is_executable)
+    how = "give its path" if is_executable else "put what runs it before it"
+    advice = f"{how}: penstock {verb} -- {shlex.join(words)}" if words else other
+    return f"{wrong}; {advice} (or give --no-check, if the nodes differ)"
 
 
 def missing_script(spec: JobSpec) -> Path | None:

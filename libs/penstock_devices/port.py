@@ -79,7 +79,7 @@ class Caps(Protocol):
 
     @property
     def name(self) -> Literal["cgroup", "rlimit"]:
-        """For logs and ``penstock top``."""
+        """For logs and ``penstock nodes -o wide``."""
 
     @property
     def reason(self) -> str:

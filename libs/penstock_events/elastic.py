@@ -49,10 +49,16 @@ def widened(raw: Any, path: str = "$") -> Any:
 
 
 def written_out(raw: Any, type_: type[JobSpec | SweepSpec]) -> Any:
-    """Return the fields of a job, or of a sweep with its job, as :func:`widened` does."""
+    """
+    Return the fields of a job, or of a sweep with its job, as :func:`widened` does.
+
+    The job of a sweep has the sweep's name where it has none of its own.
+    """
     if type_ is JobSpec:
         return widened(raw)
     job = raw.get("job") if isinstance(raw, dict) else None
+    if isinstance(job, dict) and "name" in raw:
+        job = {"name": raw["name"], **job}
     return raw if job is None else {**raw, "job": widened(job, "$.job")}
 
 

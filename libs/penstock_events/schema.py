@@ -25,7 +25,9 @@ def job_schema() -> dict[str, Any]:
 
 def sweep_schema() -> dict[str, Any]:
     """Return the JSON Schema of a sweep specification."""
-    return _published(spec.SweepSpec, "sweep", "Penstock sweep")
+    made = _published(spec.SweepSpec, "sweep", "Penstock sweep")
+    made["$defs"]["JobSpec"]["required"].remove("name")  # it has the sweep's, where it has none of its own
+    return made
 
 
 def _take_ranges(fields: dict[str, Any]) -> None:

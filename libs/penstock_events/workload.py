@@ -8,10 +8,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 import msgspec
 
 from penstock_events.spec import JobSpec
+
+_INTERPRETERS: Final = {".py": "python", ".sh": "sh", ".bash": "bash", ".R": "Rscript", ".jl": "julia"}
 
 
 def key(spec: JobSpec) -> str:
@@ -51,6 +54,26 @@ def is_opaque(command: Sequence[str], read: Callable[[str], bytes]) -> bool:
     [False, True]
     """
     return not any(_mentions_penstock(read(path)) for path in (*command, *_module_files(command)))
+
+
+def run_by(command: Sequence[str], *, is_executable: bool) -> tuple[str, ...]:
+    """
+    Return the words that run a command whose first one names a file, though no program on ``PATH``.
+
+    Empty where its name does not tell what runs it.
+
+    Examples
+    --------
+    >>> run_by(("train.py", "--lr", "1"), is_executable=False), run_by(("./go", "x"), is_executable=False)
+    (('python', 'train.py', '--lr', '1'), ())
+    >>> run_by(("go",), is_executable=True)
+    ('./go',)
+    """
+    first, *rest = command
+    if is_executable:
+        return (first if "/" in first else f"./{first}", *rest)
+    interpreter = next((name for suffix, name in _INTERPRETERS.items() if first.endswith(suffix)), "")
+    return (interpreter, *command) if interpreter else ()
 
 
 def _module_files(command: Sequence[str]) -> list[str]:

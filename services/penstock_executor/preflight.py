@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
     if not os.path.isdir(cwd):
         return f"the working directory {cwd} does not exist on this node; create it or set cwd to one that does"
     if not _program(command[0], cwd, path):
+        if os.path.isfile(os.path.join(cwd, command[0])):
+            return _not_started(command, cwd, path)
         where = cwd if "/" in command[0] else f"PATH ({path})"
         return f"program {command[0]!r} was not found; looked in {where}; install it on this node or give its full path"
     script = _script(command)
@@ -39,6 +42,17 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
             "submit from the folder that holds it, set cwd, or give its full path"
         )
     return ""
+
+
+def _not_started(command: Sequence[str], cwd: str, path: str) -> str:
+    """Return why a file that is there is no program to be started, and what starts it."""
+    name = command[0]
+    is_executable = os.access(os.path.join(cwd, name), os.X_OK)
+    wrong = "is not executable" if "/" in name else f"is a file in {cwd}, and was not found on PATH ({path})"
+    words = workload.run_by(command, is_executable=is_executable)
+    other = f"chmod +x it in {cwd}" if "/" in name else "give its path, such as ./program"
+    advice = f"submit it with what runs it: penstock submit -- {shlex.join(words)}" if words else other
+    return f"program {name!r} {wrong}; {advice}"
 
 
 def _program(name: str, cwd: str, path: str) -> str | None:

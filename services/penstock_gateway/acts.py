@@ -105,8 +105,10 @@ def drain(state: State, ask: asks.DrainAsk, now_s: float) -> Act:
     if node.drained and (node.evicting or not ask.preempt):
         return Act(id=node.id, state=after, message=f"node {node.id} is drained already")
     fact = NodeDrained(node_id=node.id, by=ask.by, reason=ask.reason, preempt=ask.preempt, at_s=now_s)
-    what = "are moved" if ask.preempt else "end there"
-    message = f"node {node.id} takes no new jobs; {count(running, 'running job')} {what}"
+    one = running == 1
+    what = ("is moved" if one else "are moved") if ask.preempt else ("ends there" if one else "end there")
+    said = f"{count(running, 'running job')} {what}" if running else "none runs there"
+    message = f"node {node.id} takes no new jobs; {said}"
     return Act(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
 
 

@@ -230,7 +230,7 @@ class Teller:
             if placement.job_id == self._job.id:
                 self._cause, self._nodes = "", {slot.node_id for slot in placement.slots}
                 self._kind = placement.kind
-                yield f"placed on {listed(device_names(placement))} (epoch {placement.epoch})"
+                yield f"placed on {listed(device_names(placement))} (run {placement.epoch})"
         for wait in fact.waits:
             if wait.job_id == self._job.id and wait.cause != self._cause:
                 self._cause = wait.cause

@@ -16,7 +16,7 @@ from penstock.cli import doctor, up
 from penstock.cli.show import node_row
 from penstock.client import Client
 from penstock_bus import Rejection
-from penstock_bus.health import Vitals, endpoints
+from penstock_bus.health import VERSION, Vitals, endpoints
 from penstock_bus.memory import MemoryBus
 from penstock_bus.metrics import Metrics
 from penstock_events import Device, asks, views
@@ -167,6 +167,11 @@ def test_a_list_of_sweeps_says_which_have_failures_and_the_first_error(
     assert row.split()[-6:] == ["2", "exit", "code", "1:", "NameError:", "loss"]
     shown = " ".join(penstock("sweep", "show", "s1")[1].split())
     assert "failed: 2 of 5 runs failed; the first, s1-1: exit code 1: NameError: loss" in shown
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_told_without_a_command(penstock: Run, flag: str) -> None:
+    assert penstock(flag) == (0, f"penstock {VERSION}\n", "")
 
 
 def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway: FakeGateway) -> None:

@@ -95,7 +95,7 @@ def test_show_tells_what_the_job_may_have_has_and_makes_of_its_learning_rate(pen
     assert told["size"] == "2 devices with a batch of 128"
     assert told["of"] == "1 to 8 devices, a batch of 64 to 512"
     assert told["rate"] == "1.414 times the script's learning rate (sqrt)"
-    assert (told["samples"], told["pace"], told["resized"]) == ("168960", "1280 samples/s", "once")
+    assert (told["examples"], told["pace"], told["resized"]) == ("168960", "1280 examples/s", "once")
     assert told["unfit"] == "8 devices with a batch of 512; 7 devices, whatever the batch"
 
 
@@ -109,7 +109,7 @@ devices
     2    ██████████████████████████████████   ██████████████████████████████████
     1    ██████████████████████████████████   ██████████████████████████████████
 batch    256                                  128
-samples/s
+examples/s
  5120    ██████████████████████████████████
          ██████████████████████████████████
          ██████████████████████████████████
@@ -118,9 +118,9 @@ samples/s
          5120                                 1280
        +0.0s                               +32.0s                         +1m04s
 
-  FROM    FOR  GPUS  KIND  BATCH  STEPS  SAMPLES/S  ENDED
- +2.0s  30.0s     4  fast    256    560       5120  resized
-+34.0s  30.0s     2  fast    128    200       1280  goes on
+  FROM    FOR  GPUS  KIND  BATCH  STEPS  EXAMPLES/S  ENDED
+ +2.0s  30.0s     4  fast    256    560        5120  resized
++34.0s  30.0s     2  fast    128    200        1280  goes on
 """
     )
     assert max(map(len, out[out.index("devices\n") :].splitlines())) <= 80
@@ -141,7 +141,7 @@ def test_the_chart_fits_the_terminal(
 def test_a_fast_job_has_no_exponents_in_its_figures(penstock: Run, gateway: FakeGateway) -> None:
     gateway.sizings["a1"] = sizing(runs=(run(1000.0, None, 1, 512, samples_per_s=34_881.0),), samples_per_s=34_881.0)
     out = penstock("show", "a1")[1]
-    assert "34881 samples/s" in out
+    assert "34881 examples/s" in out
     assert out.count("34881") == 4
     assert "e+0" not in out
 
@@ -156,7 +156,7 @@ def test_a_run_of_which_nobody_knows_its_pace_has_a_question_mark() -> None:
 
 def test_without_any_pace_there_are_the_devices_alone() -> None:
     lines = size_plot.lines((run(0.0, None, 2, 64, samples_per_s=None),), (0.0, 100.0), 60, zero_s=0.0)
-    assert "samples/s" not in lines
+    assert "examples/s" not in lines
     assert [line.split()[0] for line in lines] == ["devices", "2", "1", "batch", "+0.0s"]
 
 

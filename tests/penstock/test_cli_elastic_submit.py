@@ -116,7 +116,7 @@ def test_a_flag_changes_one_entry_of_the_files_batch(penstock: Run, gateway: Fak
         ("--gpus 0..4 --batch 64", '--gpus: got "0..4"; expected from 1 to 65536 devices'),
         ("--gpus 1.. --batch 64", "--gpus: expected a whole number from 1 to 65536, or a range such as"),
         ("--gpus a..b --batch 64", "--gpus: expected a whole number from 1 to 65536, or a range such as"),
-        ("--gpus 1..8 --batch lots", "--batch 'lots' is no batch; expected samples over all devices, such as 256, or"),
+        ("--gpus 1..8 --batch lots", "--batch 'lots' is no batch; expected examples over all devices, such as 256, or"),
         ("--gpus 1..8 --batch 64 --lr-rule sqrt", "--batch 64 never changes; expected a range, such as 64..256"),
         ("--gpus 1..8", "gpus (given on the command line): 1 to 8 devices need a batch size to divide among them; set"),
         ("--batch 512..64", "batch (given on the command line): min is 512 and max 64; expected the smallest batch"),

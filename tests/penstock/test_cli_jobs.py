@@ -12,7 +12,7 @@ from fake_gateway import FakeGateway, job_view, why_view
 from penstock.cli.show import story_rows, why_lines
 from penstock.client import Client
 from penstock_bus import Reply
-from penstock_events import Alternative, asks, views
+from penstock_events import Alternative, State, asks, views
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -65,6 +65,18 @@ def test_ps_asks_for_open_jobs_and_the_last_that_ended(penstock: Run, gateway: F
 def test_ps_takes_states_in_any_case_and_a_moment(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("ps", "-s", "r,pd", "--at", "17")[0] == 0
     assert gateway.asked == [asks.JobsAsk(state=("R", "PD"), at=17)]
+
+
+@pytest.mark.parametrize("typed", ["RUNNING,PENDING", "running,waiting", "R,pd", "Running, queued", "r,r,PD"])
+def test_states_are_taken_as_words_and_as_letters_in_any_case(penstock: Run, gateway: FakeGateway, typed: str) -> None:
+    assert penstock("ps", "-s", typed)[0] == 0
+    assert gateway.asked == [asks.JobsAsk(state=("R", "PD"))]
+
+
+def test_every_state_may_be_typed_by_its_own_name(penstock: Run, gateway: FakeGateway) -> None:
+    for state in State:
+        assert penstock("ps", "-s", state.name)[0] == 0
+    assert [ask.state for ask in gateway.asked if isinstance(ask, asks.JobsAsk)] == [(state,) for state in State]
 
 
 @pytest.mark.parametrize(

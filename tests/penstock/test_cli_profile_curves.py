@@ -20,12 +20,12 @@ FAST = Scalability(
 
 def test_each_size_has_a_line_with_its_error_throughput_and_efficiency() -> None:
     assert curves.lines([FAST]) == [
-        "KIND  GPUS  EACH  MS/STEP  ERROR  SAMPLES/S  EFFICIENCY  RUNS",
-        "fast     1    32       40      1        800           -     1",
-        "fast     1    96      100      1        960           -     3",
-        "fast     2    64      100      -       1280         70%     1",
-        "fast     4   128      200      1       2560           -     1",
-        "on fast:  at most 96 samples on a device; 8 devices with 64 samples each: its node was lost",
+        "KIND  GPUS  EACH  MS/STEP  ERROR  EXAMPLES/S  EFFICIENCY  RUNS",
+        "fast     1    32       40      1         800           -     1",
+        "fast     1    96      100      1         960           -     3",
+        "fast     2    64      100      -        1280         70%     1",
+        "fast     4   128      200      1        2560           -     1",
+        "on fast:  at most 96 examples on a device; 8 devices with 64 samples each: its node was lost",
     ]
 
 

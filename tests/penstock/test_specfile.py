@@ -8,6 +8,7 @@ import pytest
 
 from penstock import specfile
 from penstock.specfile import SpecError
+from penstock_events.schema import job_schema, sweep_schema
 
 TOML = """\
 # a job
@@ -92,6 +93,16 @@ def test_a_sweeps_own_job_table_is_not_taken_for_a_job_file(tmp_path: Path) -> N
     assert (sweep.name, sweep.trials, sweep.job.name) == ("search", 2, "trial")
 
 
+def test_a_sweeps_job_has_the_sweeps_name_where_it_has_none_of_its_own(tmp_path: Path) -> None:
+    nameless = SWEEP.replace('name = "trial"', "")
+    assert nameless != SWEEP
+    source = write(tmp_path, "s.toml", nameless)
+    assert specfile.sweep(source).job.name == "search"
+    assert specfile.sweep(source, {"name": "other"}).job.name == "other"
+    assert "name" not in sweep_schema()["$defs"]["JobSpec"]["required"]
+    assert "name" in job_schema()["required"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
@@ -138,7 +149,7 @@ def test_a_file_that_is_not_there_or_not_text_is_said_to_be(tmp_path: Path) -> N
 
 
 def test_a_script_in_place_of_a_file_is_told_about_the_dashes() -> None:
-    with pytest.raises(SpecError, match=r"penstock submit -- train\.py"):
+    with pytest.raises(SpecError, match=r"penstock submit -- python train\.py"):
         specfile.read("train.py", lambda: "")
 
 

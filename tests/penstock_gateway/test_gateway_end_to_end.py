@@ -288,6 +288,35 @@ async def test_a_node_is_drained_and_resumed(served: Gateway) -> None:
     assert (await served.query("nodes"))["nodes"][0]["state"] == "up"
 
 
+@pytest.mark.parametrize(
+    ("running", "preempt", "said"),
+    [
+        (0, False, "none runs there"),
+        (1, False, "1 running job ends there"),
+        (2, False, "2 running jobs end there"),
+        (1, True, "1 running job is moved"),
+        (2, True, "2 running jobs are moved"),
+    ],
+)
+async def test_what_a_drain_does_is_told_in_the_right_number(
+    served: Gateway, running: int, preempt: bool, said: str
+) -> None:
+    for job_id in ("a", "b")[:running]:
+        await served.command("submit", {**JOB, "id": job_id})
+        await served.told(placed(job_id), started(job_id))
+    answer = await served.command("drain", {"id": "n1", "preempt": preempt})
+    assert answer["message"] == f"node n1 takes no new jobs; {said}"
+
+
+async def test_a_sweeps_job_has_the_sweeps_name_where_it_has_none(served: Gateway) -> None:
+    space = {"lr": {"kind": "choice", "values": [0.1]}}
+    job = {name: value for name, value in JOB.items() if name != "name"}
+    await served.command(
+        "tune", {"name": "s", "job": job, "space": space, "metric": "acc", "id": "digits", "trials": 1}
+    )
+    assert (await served.query("sweep", {"id": "digits"}))["spec"]["job"]["name"] == "s"
+
+
 async def test_a_node_is_removed_once_it_is_gone_and_nothing_runs_there(served: Gateway) -> None:
     code, told = await refusal(served.command("remove", {"id": "n1"}))
     assert (code, told) == (
@@ -425,11 +454,11 @@ async def test_the_story_of_a_job_is_told_from_its_submission_to_its_end(served:
     assert [line["text"] for line in lines] == [
         "submitted by ada: 1 device",
         "ranked in queue 0",
-        "placed on n1/fast0 (epoch 1)",
+        "placed on n1/fast0 (run 1)",
         "started on n1",
         "to be preempted: j2 ranks higher",
         "run preempted on n1 after step 10",
-        "placed on n1/fast1 (epoch 2)",
+        "placed on n1/fast1 (run 2)",
         "started on n1",
         "run completed on n1 after step 30",
         "completed (ran 5.0 s in 2 runs, 30 steps)",

@@ -163,7 +163,7 @@ async def test_the_story_of_an_old_job_does_not_read_what_its_pool_did_since(bus
         assert lines == [
             "submitted: 1 device",
             "ranked in queue 0",
-            "placed on n1/fast0 (epoch 1)",
+            "placed on n1/fast0 (run 1)",
             "started on n1",
             "run completed on n1",
             "completed (ran 3.0 s in 1 run)",
@@ -178,7 +178,7 @@ async def test_the_story_of_a_job_says_that_its_node_was_lost(memory_bus: Memory
         lines = [line["text"] for line in (await served.query("story", {"id": "j1"}))["lines"]]
         assert lines[-2:] == [
             "lost with its node n1, which was no longer heard of",
-            "placed on n2/fast0 (epoch 2)",
+            "placed on n2/fast0 (run 2)",
         ]
 
 

@@ -200,6 +200,20 @@ def test_reasons_name_what_changes_who_gets_what_and_what_it_is_worth() -> None:
     assert found.jobs["d"].reason == "waits: jobs before it leave fewer devices than the 1 that it needs at least"
 
 
+def test_a_pace_is_compared_on_the_kind_that_the_sentence_names() -> None:
+    """The scaling of a job on its slow kind is relative to its fast one: no job grows to 0.8 times its pace."""
+    times = {local: 5 * time_s for local, time_s in FAST.t_proc_s.items()}
+    slow = Profile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s=times)
+    both = {"x": FAST, "y": slow}
+    others = Fixed(job_id="g", gpus=4, kinds=("x",), kind="x")
+    grows = wish("a", profiles=both, now=Size(1, 128), kind="y")
+    found = decide([others, grows], {"x": 4, "y": 2}, FREE).jobs["a"]
+    assert 0 < found.scaling < 1
+    assert found.reason == "grows from 1 to 2 devices (y) with a batch of 256: 2 times its pace on 1 device"
+    moved = decide([grows], {"x": 1, "y": 1}, FREE).jobs["a"]
+    assert moved.reason == "moves from 1 y to 1 device (x) with a batch of 128: 5 times its present pace"
+
+
 def test_a_job_that_shrinks_gives_to_several_and_idle_devices_go_first() -> None:
     order = [wish("a", **on(4, 512)), *(wish(job, most=1) for job in "bcd")]
     found = decide(order, {"x": 5}, FREE)

@@ -42,6 +42,15 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    """Answer before a command is missed."""
+    if asked:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"penstock {installed('penstock')}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     ctx: typer.Context,
@@ -51,14 +60,12 @@ def root(
             "--url", help="NATS server; PENSTOCK_URL, penstock.toml, else nats://127.0.0.1:4222.", show_default=False
         ),
     ] = "",
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
 ) -> None:
     """Keep every GPU of a shared cluster doing useful work."""
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"penstock {installed('penstock')}")
-        raise typer.Exit
     ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL}
 
 

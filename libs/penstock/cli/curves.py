@@ -11,7 +11,7 @@ from penstock.cli import render
 if TYPE_CHECKING:
     from penstock_events import Scalability, Timing
 
-HEADERS: Final = ("KIND", "GPUS", "EACH", "MS/STEP", "ERROR", "SAMPLES/S", "EFFICIENCY", "RUNS")
+HEADERS: Final = ("KIND", "GPUS", "EACH", "MS/STEP", "ERROR", "EXAMPLES/S", "EFFICIENCY", "RUNS")
 _BAR: Final = 24
 _MOST_ROWS: Final = 16
 """Sizes that are shown of a kind: real runs may have added many."""
@@ -74,7 +74,7 @@ def _alone_s(known: Scalability, local_batch: int) -> float:
 
 
 def _said(known: Scalability) -> tuple[str, str]:
-    cap = f"at most {known.per_gpu_cap} samples on a device" if known.per_gpu_cap else ""
+    cap = f"at most {known.per_gpu_cap} examples on a device" if known.per_gpu_cap else ""
     return f"on {known.kind}", "; ".join(filter(None, (cap, known.note)))
 
 

@@ -149,10 +149,12 @@ def bad_input(message: str) -> NoReturn:
     raise Failure(message, Exit.USAGE)
 
 
-def require_script(spec: JobSpec) -> None:
-    """End with a message if the script that a job's command names is not there."""
-    from penstock.submission import missing_script
+def require_script(spec: JobSpec, verb: str = "submit") -> None:
+    """End with a message if the script that a job's command names is not there, or its program cannot be started."""
+    from penstock.submission import missing_script, start_problem
 
+    if problem := start_problem(spec, verb):
+        bad_input(problem)
     if missing := missing_script(spec):
         bad_input(f"there is no script {missing}; check the path, or give --no-check if only the nodes have it")
 

@@ -28,7 +28,9 @@ def ps(
     ctx: typer.Context,
     *,
     everything: Annotated[bool, typer.Option("-a", "--all", help="Ended jobs too, however old.")] = False,
-    state: Annotated[list[str] | None, typer.Option("--state", "-s", help="PD R PR CG CD F CA; repeatable.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="PD R PR CG CD F CA, or running and so on; repeatable.")
+    ] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Of this user; `me` is you.")] = "",
     name: Annotated[str, typer.Option("--name", "-n", help="With this name, or this beginning: 'train*'.")] = "",
     sweep: Annotated[str, typer.Option("--sweep", help="Trials of this sweep.")] = "",
@@ -59,16 +61,29 @@ def ps(
 
 _OPEN = ("PD", "R", "PR", "CG")
 _ENDED = ("CD", "F", "CA")
+_NAMES = {
+    "PD": ("waiting", "pending", "queued"),
+    "R": ("running",),
+    "PR": ("preempting",),
+    "CG": ("stopping", "completing"),
+    "CD": ("completed", "done"),
+    "F": ("failed",),
+    "CA": ("cancelled", "canceled"),
+}
+"""Of each state: how it may be typed, what the error names first."""
 
 
 def _states(typed: list[str]) -> tuple[str, ...]:
     from penstock.cli.errors import bad_input
 
-    states = tuple(word.upper() for entry in typed for word in entry.split(",") if word)
-    for state in states:
-        if state not in _OPEN + _ENDED:
-            bad_input(f"--state {state!r} is no state; expected some of {', '.join(_OPEN + _ENDED)}")
-    return states
+    states: dict[str, None] = {}
+    for word in (word.strip() for entry in typed for word in entry.split(",") if word.strip()):
+        found = next((state for state, names in _NAMES.items() if word.lower() in {state.lower(), *names}), None)
+        if found is None:
+            names = f"{', '.join(_NAMES)}, or {', '.join(names[0] for names in _NAMES.values())}"
+            bad_input(f"--state {word!r} is no state; expected some of {names}")
+        states[found] = None
+    return tuple(states)
 
 
 def _merged(ended: views.JobsView, open_: views.JobsView) -> views.JobsView:

@@ -44,7 +44,10 @@ def lines(runs: Sequence[RunView], span_s: tuple[float, float], width: int, zero
     found.append(f"{'batch':>{margin}}  {_figures(shown, lambda run: str(run.batch_size or _UNKNOWN))}")
     if fastest > 0:
         lower = _bars([(run.samples_per_s or 0.0) if run else 0.0 for run in shown], fastest, _PACE_ROWS)
-        found += ["samples/s", *_labelled(lower, lambda row: render.rate(fastest) if row == _PACE_ROWS else "", margin)]
+        found += [
+            "examples/s",
+            *_labelled(lower, lambda row: render.rate(fastest) if row == _PACE_ROWS else "", margin),
+        ]
         found.append(f"{'':>{margin}}  {_figures(shown, _pace)}")
     axis = _axis((from_s - zero_s, to_s - zero_s), inner)
     return [*(line.rstrip() for line in found), f"{'':>{margin}}  {axis}"]

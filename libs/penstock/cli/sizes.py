@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock_events import views
     from penstock_events.states import Size
 
-RUN_HEADERS: Final = ("FROM", "FOR", "GPUS", "KIND", "BATCH", "STEPS", "SAMPLES/S", "ENDED")
+RUN_HEADERS: Final = ("FROM", "FOR", "GPUS", "KIND", "BATCH", "STEPS", "EXAMPLES/S", "ENDED")
 _SHOWN_RUNS: Final = 12
 _WIDEST: Final = 100
 _ELSEWHERE: Final = 80
@@ -41,8 +41,8 @@ def pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
         ("size", words(sizing.size)),
         ("of", _range(sizing)),
         ("rate", _lr(sizing)),
-        ("samples", str(job.samples or "")),
-        ("pace", f"{render.rate(sizing.samples_per_s)} samples/s" if sizing.samples_per_s is not None else ""),
+        ("examples", str(job.samples or "")),
+        ("pace", f"{render.rate(sizing.samples_per_s)} examples/s" if sizing.samples_per_s is not None else ""),
         ("resized", _how_often(sizing)),
         (
             "unfit",

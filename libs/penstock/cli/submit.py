@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -41,13 +45,13 @@ Gpus = Annotated[
 ]
 Batch = Annotated[
     str,
-    typer.Option("--batch", metavar="N|MIN..MAX", help="Samples of a step over all devices: 256, or between 64..512."),
+    typer.Option("--batch", metavar="N|MIN..MAX", help="Examples of a step over all devices: 256, or between 64..512."),
 ]
 BatchStep = Annotated[int | None, typer.Option("--batch-step", min=1, help="Between two batch sizes that are tried.")]
 BatchBase = Annotated[
     int | None, typer.Option("--batch-base", min=1, help="For which the script's learning rate is meant.")
 ]
-PerGpuMax = Annotated[int | None, typer.Option("--per-gpu-max", min=1, help="Most samples that one device holds.")]
+PerGpuMax = Annotated[int | None, typer.Option("--per-gpu-max", min=1, help="Most examples that one device holds.")]
 LrRule = Annotated[
     Literal["keep", "linear", "sqrt", "callback"] | None,
     typer.Option("--lr-rule", help="What becomes of the learning rate at another batch size."),
@@ -142,7 +146,7 @@ def submit(
     """
     from penstock.cli import submitting
 
-    spec = _spec(files, _fields(locals()), check=check)
+    spec = _spec(ctx, files, _fields(locals()), check=check)
     if dry_run:
         submitting.dry_run(ctx, spec, output)
     else:
@@ -189,7 +193,7 @@ def run(
     """
     from penstock.cli import submitting
 
-    submitting.run(ctx, _spec(files, _fields(locals()), check=check), strict=strict)
+    submitting.run(ctx, _spec(ctx, files, _fields(locals()), check=check), strict=strict)
 
 
 def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
@@ -243,13 +247,13 @@ def _sharing(typed_in: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spec(files: list[str] | None, fields: dict[str, Any], *, check: bool) -> Any:
+def _spec(ctx: typer.Context, files: list[str] | None, fields: dict[str, Any], *, check: bool) -> Any:
     from penstock import specfile, submission
 
-    if len(files or []) > 1:
-        bad_input(f"{' '.join(files or [])!r}: expected one file; put -- before a command: penstock submit -- python …")
+    verb = "run" if ctx.command.name == "run" else "submit"
+    _require_job_file(files or [], verb)
     if not files and not fields.get("command"):
-        bad_input("there is no job; give a file, or a command behind --: penstock submit -- python train.py")
+        bad_input(f"there is no job; give a file, or a command behind --: penstock {verb} -- python train.py")
     if "cwd" in fields:
         fields["cwd"] = submission.absolute(fields["cwd"])
     if not files and "name" not in fields:
@@ -257,5 +261,22 @@ def _spec(files: list[str] | None, fields: dict[str, Any], *, check: bool) -> An
     source = specfile.read(files[0], sys.stdin.read) if files else specfile.EMPTY
     spec = specfile.job(source, fields)
     if check:
-        require_script(spec)
+        require_script(spec, verb)
     return spec
+
+
+def _require_job_file(words: list[str], verb: str) -> None:
+    """End with a message where what was typed is rather a command; it says how that is submitted."""
+    from penstock import specfile
+    from penstock_events import workload
+
+    if not words or (len(words) == 1 and specfile.is_format(words[0])):
+        return
+    first = Path(words[0])
+    is_program = shutil.which(words[0]) is not None
+    as_file = workload.run_by(words, is_executable=first.is_file() and os.access(first, os.X_OK))
+    said = shlex.join(words if is_program or not as_file else as_file)
+    if len(words) > 1:
+        bad_input(f"{shlex.join(words)!r}: expected one file; put -- before a command: penstock {verb} -- {said}")
+    found = f"{words[0]} has the suffix {first.suffix or 'nothing'!r}; expected {', '.join(specfile.SUFFIXES)}"
+    bad_input(f"{found}; for a plain command put -- before it: penstock {verb} -- {said}")

@@ -73,7 +73,7 @@ def batch(text: str, table: dict[str, int | str]) -> dict[str, object]:
         return {"batch": table} if table else {}
     least, dots, most = (part.strip() for part in _dotted(text).partition(".."))
     if not (_is_count(least) and (_is_count(most) or not dots)):
-        bad_input(f"--batch {text!r} is no batch; expected samples over all devices, such as 256, or 64..512")
+        bad_input(f"--batch {text!r} is no batch; expected examples over all devices, such as 256, or 64..512")
     if dots:
         return {"batch": {"min": int(least), "max": int(most), **table}}
     if table:

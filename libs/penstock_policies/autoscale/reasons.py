@@ -38,7 +38,8 @@ def _reason(wish: Wish, each: Sized, own: Mapping[str, Row], rules: Rules) -> st
     if not each.changed:
         worth = f"is worth the {_seconds(wish.cost_s)} that resizing it costs" if wish.cost_s else "does better"
         return f"keeps {_size(each)}: no other size {worth}"
-    return f"{_change(wish, each)}{_given(each)}{_pace(each, own)}{_worth(wish, each, rules)}"
+    pace = _gain(wish, each, own) or _pace(each, own)
+    return f"{_change(wish, each)}{_given(each)}{pace}{_worth(wish, each, rules)}"
 
 
 def _waiting(wish: Wish, own: Mapping[str, Row]) -> str:
@@ -69,9 +70,21 @@ def _given(each: Sized) -> str:
 
 
 def _pace(each: Sized, own: Mapping[str, Row]) -> str:
+    """Compare with the least width of the same kind: the scaling itself is relative to that of the fastest one."""
     if each.scaling <= 0 or each.kind not in own:
         return ""
-    return f": {each.scaling:.3g} times its pace on {_devices(own[each.kind].least)}"
+    least = own[each.kind].least
+    times = each.scaling / float(own[each.kind].scaling[least - 1])
+    return f": {times:.3g} times its pace on {_devices(least)}"
+
+
+def _gain(wish: Wish, each: Sized, own: Mapping[str, Row]) -> str:
+    """Compare a size on another kind with the present one; empty where it stays on its kind, or that is not known."""
+    if wish.now is None or each.kind == wish.kind or wish.kind not in own or each.scaling <= 0:
+        return ""
+    at = wish.now.gpus - 1
+    before = float(own[wish.kind].scaling[at]) if at < len(own[wish.kind].scaling) else 0.0
+    return f": {each.scaling / before:.3g} times its present pace" if before > 0 else ""
 
 
 def _worth(wish: Wish, each: Sized, rules: Rules) -> str:
