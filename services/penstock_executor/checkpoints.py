@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal, TypedDict, TypeVar
@@ -39,6 +39,7 @@ ANSWER_S: Final = 10.0
 AGAIN_S: Final = 0.5
 LARGEST_MANIFEST: Final = 64 * 2**20
 _PREFIX: Final = "step-"
+_NODES: Final = ".nodes"
 _COPYING: Final = ".copying-"
 
 
@@ -180,6 +181,17 @@ class CheckpointFolder:
 
     def __init__(self, root: Path, node_id: str) -> None:
         self._root, self._node_id = root, node_id
+
+    def enter(self) -> None:
+        """Leave this node's name in the folder, so that others can see that they share it."""
+        with suppress(OSError):  # where it cannot be written, jobs that save are warned
+            names = self._root / _NODES
+            names.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (names / self._node_id).touch()
+
+    def sharing(self) -> set[str]:
+        """Return the nodes that have this folder too."""
+        return {path.name for path in (self._root / _NODES).glob("*")}
 
     def held(self, job_id: str) -> list[HeldCheckpoint]:
         """Return a job's complete checkpoints, the one that counts most first; what is damaged is left out."""

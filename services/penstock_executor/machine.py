@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Final
 
 import msgspec
@@ -183,6 +183,24 @@ def decide(state: State, node_id: str, observed: Observed, now_s: float, sample_
     if node.joined:
         actions += node.leases()
     return Plan(actions=actions, wake_at_s=min(node.deadlines, default=None))
+
+
+def is_awaited(state: State, node_id: str, sharing: Collection[str]) -> bool:
+    """
+    Say whether jobs that are to go on elsewhere need checkpoints that lie on this node alone.
+
+    Parameters
+    ----------
+    sharing : collection of str
+        The nodes that have the same checkpoint folder: they need no copy.
+    """
+    others = (node for node in state.cluster.nodes.values() if node.usable and node.id != node_id)
+    if all(node.id in sharing for node in others):
+        return False
+    return any(
+        job.checkpoint is not None and job.checkpoint.node_ids == (node_id,) and not (job.started_s or job.held)
+        for job in state.jobs
+    )
 
 
 class _Node:

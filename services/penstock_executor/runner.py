@@ -41,6 +41,8 @@ __all__ = ["Executor", "ExecutorError", "run"]
 
 ROOM_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
+HAND_OVER_S: Final = 10.0
+"""How long an executor that has left hands out checkpoints for which jobs wait that it had to preempt."""
 LANES_LOOK_S: Final = 0.5
 """How often it is looked whether those who take turns still do, and keep to their memory."""
 HOST_LOOK_S: Final = 0.5
@@ -142,6 +144,7 @@ class Executor:
                 teller = self.teller
                 looking = (self._look_after_lanes(), self._look_after_host())
                 telling = (teller.beat(), teller.publish(), teller.hear_peers(), *looking)
+                self.host.checkpoints.enter()
                 tidying = (self._save(), self._expire_output())
                 async with (
                     self._serving(),
@@ -149,6 +152,7 @@ class Executor:
                     background(*telling, self._until_stopping(), *tidying),
                 ):
                     await self._reconcile()
+                    await self._hand_over()
                 self.shell.vitals.ready = False
 
     # --- the loop
@@ -249,6 +253,15 @@ class Executor:
             self.appender.report(fact)
         self.resumes[key] = resume
         self.wake()
+
+    async def _hand_over(self) -> None:
+        """Go on handing out checkpoints for a while, if jobs that had to leave this node need them elsewhere."""
+        sharing = self.host.checkpoints.sharing()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while self.left and machine.is_awaited(self.live.state, self.node_id, sharing):
+                    self.live.changed.clear()
+                    await self.live.changed.wait()
 
     def _tidy_resumes(self) -> None:
         """Forget what runs go on from that are under way or no longer wanted; what is being copied for them stops."""

@@ -8,6 +8,7 @@ import json
 import stat
 from pathlib import Path
 
+import deciding
 import msgspec
 import pytest
 from executing import Node, World, python
@@ -15,6 +16,7 @@ from executing import Node, World, python
 from penstock_bus import Endpoint, Reply
 from penstock_bus.memory import MemoryBus
 from penstock_events import Checkpoint, RunCheckpointed, RunRewound, RunStarted, subjects
+from penstock_executor import machine
 from penstock_executor.checkpoints import (
     MANIFEST,
     CheckpointFinder,
@@ -199,6 +201,33 @@ async def test_a_script_that_does_not_load_its_checkpoint_is_said_to_begin_where
     assert rewound.reason == f"its script has not loaded the checkpoint after step {steps}"
     await world.preempt("j1", 2)
     assert (await world.ended("j1", 2)).steps >= steps - 1
+
+
+async def test_an_executor_that_leaves_hands_out_what_its_jobs_need_elsewhere_before_it_ends(world: World) -> None:
+    n1, _ = await two_nodes(world)
+    await world.run("j1", *training())
+    await world.says("j1", "far enough")
+    leaving = asyncio.create_task(n1.stop())
+    steps = (await world.ended("j1")).steps
+    await world.place("j1", epoch=2, node_id="n2")
+    begun = await started(world, "j1", 2)
+    assert (begun.resumed_step, begun.copied_from) == (steps, "n1")
+    await leaving
+
+
+def test_an_executor_waits_for_those_alone_who_need_what_lies_nowhere_else() -> None:
+    node = deciding.Node().given(deciding.joined(), deciding.joined("n2"), deciding.submitted(), deciding.placed())
+    saved = RunCheckpointed(job_id="j1", epoch=1, node_id="n1", step=5, digest="d", at_s=4.0)
+    node.given(deciding.started(), saved, deciding.ended(outcome="preempted"))
+    state = node.log.state
+    assert machine.is_awaited(state, "n1", {"n1"})
+    assert not machine.is_awaited(state, "n1", {"n1", "n2"}), "they share the folder"
+    assert not machine.is_awaited(state, "n2", {"n2"})
+    moved = RunStarted(job_id="j1", epoch=2, node_id="n2", devices=(0,), resumed_step=5, resumed_digest="d", at_s=5.0)
+    node.given(deciding.placed(epoch=2, nodes=("n2",)))
+    assert machine.is_awaited(state, "n1", {"n1"})
+    node.given(moved)
+    assert not machine.is_awaited(node.log.state, "n1", {"n1"})
 
 
 # --- copies, piece by piece
