@@ -203,6 +203,12 @@ def is_awaited(state: State, node_id: str, sharing: Collection[str]) -> bool:
     )
 
 
+def refuse(state: State, node_id: str, observed: Observed, now_s: float) -> list[Report]:
+    """Return the ends of leases that a node was given while it left: they never began."""
+    node = _Node(state, node_id, observed, now_s, 0.0)
+    return [action for action in node.leases() if isinstance(action, Report)]
+
+
 class _Node:
     """One decision: its inputs, and the deadlines that it finds on the way."""
 

@@ -261,6 +261,9 @@ class Executor:
             async with asyncio.timeout(HAND_OVER_S):
                 while self.left and machine.is_awaited(self.live.state, self.node_id, sharing):
                     self.live.changed.clear()
+                    observed, now_s = self._observed(), self.shell.now_s()
+                    for action in machine.refuse(self.live.state, self.node_id, observed, now_s):
+                        self._tell_end_or_start(action.fact)
                     await self.live.changed.wait()
 
     def _tidy_resumes(self) -> None:

@@ -15,7 +15,7 @@ from executing import Node, World, python
 
 from penstock_bus import Endpoint, Reply
 from penstock_bus.memory import MemoryBus
-from penstock_events import Checkpoint, RunCheckpointed, RunRewound, RunStarted, subjects
+from penstock_events import Checkpoint, NodeLeft, RunCheckpointed, RunRewound, RunStarted, subjects
 from penstock_executor import machine
 from penstock_executor.checkpoints import (
     MANIFEST,
@@ -209,8 +209,13 @@ async def test_an_executor_that_leaves_hands_out_what_its_jobs_need_elsewhere_be
     await world.says("j1", "far enough")
     leaving = asyncio.create_task(n1.stop())
     steps = (await world.ended("j1")).steps
-    await world.place("j1", epoch=2, node_id="n2")
-    begun = await started(world, "j1", 2)
+    async for delivery in world.bus.follow(subjects=[subjects.node("n1")]):
+        if isinstance(delivery.commit.facts[0], NodeLeft):
+            break
+    await world.place("j1", epoch=2)  # decided before the matcher heard of that
+    assert (await world.ended("j1", 2)).outcome == "preempted"
+    await world.place("j1", epoch=3, node_id="n2")
+    begun = await started(world, "j1", 3)
     assert (begun.resumed_step, begun.copied_from) == (steps, "n1")
     await leaving
 
