@@ -32,8 +32,8 @@ from penstock_events import Checkpoint, RunCheckpointed, RunRewound, RunStarted,
 T = TypeVar("T")
 FORMATS: Final = (1, 2)
 MANIFEST: Final = "penstock-manifest.json"
-PIECE_BYTES: Final = 256 * 1024
-SIDE_BY_SIDE: Final = 4
+PIECE_BYTES: Final = 512 * 1024
+SIDE_BY_SIDE: Final = 8
 """Pieces that are asked for at once."""
 ANSWER_S: Final = 10.0
 AGAIN_S: Final = 0.5

@@ -41,7 +41,7 @@ __all__ = ["Executor", "ExecutorError", "run"]
 
 ROOM_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
-HAND_OVER_S: Final = 10.0
+HAND_OVER_S: Final = 15.0
 """How long an executor that has left hands out checkpoints for which jobs wait that it had to preempt."""
 LANES_LOOK_S: Final = 0.5
 """How often it is looked whether those who take turns still do, and keep to their memory."""
