@@ -215,7 +215,8 @@ class Free:
 
     def is_tight(self, spec: JobSpec) -> bool:
         """Say whether hosts could have less room for a job than devices: it, or a run, asks for more than shares."""
-        return self.hosts is not None and (bool(self.hosts.beyond) or asks(spec))
+        hosts = self.hosts
+        return hosts is not None and (spec.cpus > 0 or spec.host_memory_bytes > 0 or bool(hosts.beyond))
 
     def kinds_without_hosts(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job would fit if hosts had room for all."""

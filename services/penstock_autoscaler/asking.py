@@ -12,8 +12,9 @@ import msgspec
 from penstock_autoscaler.profiles import profiles
 from penstock_autoscaler.settings import Settings
 from penstock_autoscaler.state import State, key_of
-from penstock_events import Device, Job, Size
+from penstock_events import Device, Job, JobSpec, Size
 from penstock_events import State as JobState
+from penstock_policies import hosts
 from penstock_policies.autoscale import Fixed, Sizing, Wish
 from penstock_policies.cluster import fits
 from penstock_policies.rounds.roster import key_of as place_of
@@ -90,7 +91,7 @@ class _Asking:
         self._ending = any(map(_ends, self._jobs))
         self._parts = Fraction(0)
         self._kinds: dict[str, tuple[str, ...]] = {}
-        self._rooms: dict[tuple[tuple[str, ...], int], dict[str, int]] = {}
+        self._rooms: dict[tuple[tuple[str, ...], int, float, int], dict[str, int]] = {}
         self._mute: set[str] = set()
         held = (at for job in self._jobs for at in self._held(job) if at not in gone)
         self._idle = self._devices - Counter(self._there[at].kind for at in held)
@@ -221,14 +222,27 @@ class _Asking:
     def _room(self, job: Job) -> dict[str, int]:
         """Return how many devices of each kind there are that the job accepts."""
         kinds = job.spec.kinds if job.accepts is None else job.accepts
-        found = self._rooms.get((kinds, job.spec.memory_bytes))
+        demand = kinds, job.spec.memory_bytes, job.spec.cpus, job.spec.host_memory_bytes
+        found = self._rooms.get(demand)
         if found is None:
             spec = msgspec.structs.replace(job.spec, kinds=kinds)
-            fitting = Counter(device.kind for device in self._there.values() if fits(spec, device))
+            fitting = Counter(self._fitting(spec))
             found = {kind: min(count, self._devices[kind]) for kind, count in sorted(fitting.items())}
             found = {kind: count for kind, count in found.items() if count}
-            self._rooms[kinds, job.spec.memory_bytes] = found
+            self._rooms[demand] = found
         return found
+
+    def _fitting(self, spec: JobSpec) -> Iterator[str]:
+        """Yield the kinds of the devices that a job fits, of each node no more than its host has room for."""
+        room = {
+            node.id: hosts.of_node(node).holds(hosts.need_of(spec, hosts.share_of(node)))
+            for node in (self._state.cluster.usable(spec.pool) if hosts.asks(spec) else ())
+        }
+        for (node_id, _), device in self._there.items():
+            if fits(spec, device) and room.get(node_id, 1):
+                yield device.kind
+                if node_id in room:
+                    room[node_id] -= 1
 
     def _whole(self, job: Job) -> tuple[str, ...]:
         """Return the kinds of which a job accepts every device that there is."""

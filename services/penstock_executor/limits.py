@@ -20,6 +20,8 @@ from penstock_executor.local import Key, sharing_of
 from penstock_executor.outcome import WANTS_MEMORY
 from penstock_policies.waiting import gibibytes
 
+LEAST_SHARE_BYTES: Final = 2**30
+"""A run that asks for nothing is not held to less for each device, however small the shares of its node are."""
 HOST_LEAST_BYTES: Final = 64 * 2**20
 """Beside its cap, a process gets this on the host: an interpreter and its libraries, which are nobody's tensors."""
 _log = structlog.get_logger("penstock.executor")
@@ -96,12 +98,11 @@ class Limits:
         share, spec = self._share, job.spec
         if share is None or sharing_of(job) != "exclusive":
             return
-        memory_bytes = spec.host_memory_bytes or share.memory_bytes
+        node_bytes = share.memory_bytes * len(self._devices)
+        memory_bytes = spec.host_memory_bytes or min(max(share.memory_bytes, LEAST_SHARE_BYTES), node_bytes)
         if memory_bytes:
             asked = bool(spec.host_memory_bytes)
-            self.hosted[job.id, job.epoch] = Hosted(
-                memory_bytes, spec.cpus, share.memory_bytes * len(self._devices), asked
-            )
+            self.hosted[job.id, job.epoch] = Hosted(memory_bytes, spec.cpus, node_bytes, asked)
 
     def over_host(self, places: Mapping[tuple[Key, int], tuple[int, int]]) -> dict[Key, str]:
         """

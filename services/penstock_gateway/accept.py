@@ -205,7 +205,8 @@ def _sharing(spec: JobSpec) -> Iterator[str]:
     if spec.sharers and spec.sharing != "lane":
         yield f'sharers: is for `sharing = "lane"`, got {spec.sharers} with `{spec.sharing}`'
     if spec.sharing != "exclusive" and (spec.cpus or spec.host_memory_bytes):
-        yield "cpus and host_memory_bytes: are for a job that has its devices to itself; leave them out, or `sharing`"
+        field = "cpus" if spec.cpus else "host_memory_bytes"
+        yield f"{field}: is for a job that has its devices to itself; leave it out, or `sharing`"
     if spec.memory is not None and spec.sharing == "exclusive":
         yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 

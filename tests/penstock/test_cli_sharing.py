@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
+import pytest
 from fake_gateway import FakeGateway, job_view, node_view, why_view
 
-from penstock.cli.show import dry_run_lines, job_lines, wide_node_rows
+from penstock.cli.show import dry_run_lines, job_headers, job_lines, wide_job_row, wide_node_rows
 from penstock_events import JobSpec, MemoryNeed, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -63,3 +65,36 @@ def test_a_job_shows_how_it_shares() -> None:
 def test_a_dry_run_names_those_beside_it() -> None:
     view = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0",), beside=("a", "b"))
     assert dry_run_lines(view)[0] == "would start at once on n1/fast0 (fast), beside a, b"
+
+
+def line_of(label: str, **fields: Any) -> str:
+    spec = JobSpec(**{"name": "train", "command": ("true",), **fields})
+    detail = views.JobDetail(
+        job=job_view("j1"), spec=spec, why=why_view(job_view("j1")), workload="w", speeds=(), seq=1
+    )
+    (line,) = [line for line in job_lines(detail) if line.startswith(f"{label}:")]
+    return line.split(maxsplit=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "no, its own runs are measured (--profile on: sampled first)"),
+        ({"model": "mlp"}, "where its workload is new: its model is named (--profile off: never)"),
+        ({"model": "mlp", "opaque": True}, "no, no file of its command line mentions penstock; its runs are measured"),
+        ({"model": "mlp", "profile": "off"}, "no, its profile is off"),
+    ],
+)
+def test_a_job_shows_whether_it_is_sampled_and_why(fields: dict[str, Any], words: str) -> None:
+    assert line_of("sampled", **fields) == words
+
+
+def test_a_job_shows_what_it_asks_of_its_host_and_a_node_what_its_host_has() -> None:
+    asked = {"cpus": 2.0, "host_memory_bytes": 20 << 30}
+    assert line_of("wants", **asked) == "1 x any kind but a bare CPU, each with 2 cpus, 20GiB of its host"
+    jobs = [job_view("j1", **asked), job_view("j2")]
+    headers = job_headers(jobs, wide=True)
+    assert [wide_job_row(job, headers)[headers.index("HOST")] for job in jobs] == ["2 cpus, 20GiB", "-"]
+    assert "HOST" not in job_headers(jobs[1:], wide=True)
+    node = msgspec.structs.replace(node_view(), cpus=8.0, host_memory_bytes=30 << 30, held_by="cgroup")
+    assert {row[9] for row in wide_node_rows(node, 0.0)} == {"8 cpus, 30GiB by cgroup"}

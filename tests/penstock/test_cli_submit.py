@@ -62,6 +62,12 @@ def test_flags_win_over_the_file(penstock: Run, gateway: FakeGateway, here: Path
     assert gateway.asked[0].strict
 
 
+def test_a_job_asks_for_its_part_of_the_host(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--cpus", "2.5", "--host-memory", "40GiB", "--", "true")[0] == 0
+    assert (only(gateway).cpus, only(gateway).host_memory_bytes) == (2.5, 40 << 30)
+    assert penstock("submit", "--host-memory", "much", "--", "true")[0] == 2
+
+
 def test_a_job_comes_from_standard_input_too(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("submit", "-", stdin='{"name": "a", "command": ["true"]}')[0] == 0
     assert only(gateway).name == "a"

@@ -147,6 +147,14 @@ def test_waiting_jobs_that_share_take_as_many_devices_as_they_would_open(sharers
     assert widths(it.settle()) == {"a": left}
 
 
+@pytest.mark.parametrize(("gib", "most"), [(0, 4), (8, 4), (12, 2), (30, 1)])
+def test_a_job_is_no_wider_than_the_hosts_have_room_for_what_it_asks(gib: int, most: int) -> None:
+    asking = elastic(host_memory_bytes=gib * GIB)
+    joined = msgspec.structs.replace(node(fast=4), cpus=8.0, host_memory_bytes=32 * GIB)
+    it = autoscaler().given(joined, scaled(asking)).at(1.0)
+    assert widths(it.when(job("a", asking)).settle())["a"] <= most
+
+
 def sample(gpus: int) -> SamplesRequested:
     asked = Sample(sample_id="s1", kind="fast", iterations=5, gpus=gpus)
     return SamplesRequested(at_s=100.0, key="k", spec=fixed(1), samples=(asked,))

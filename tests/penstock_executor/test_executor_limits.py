@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from penstock_devices import DeviceError
@@ -187,8 +188,8 @@ def test_each_process_on_a_gpu_is_told_what_it_may_hold_by_now(limits: Limits, t
 
 
 def hosted(enforcer: Enforcer, **fields: Any) -> Limits:
-    """Limits of a node whose two devices come with 200 MiB and 2 processors each, with a job on it."""
-    limits = Limits([HOST, GPU], enforcer, Capacity(2.0, 200 * MIB))
+    """Limits of a node whose two devices come with 2 GiB and 2 processors each, with a job on it."""
+    limits = Limits([HOST, GPU], enforcer, Capacity(2.0, 2048 * MIB))
     limits.set_host(Job(id="j1", spec=JobSpec(name="j", command=("x",), **fields), submitted_s=0.0, epoch=1))
     return limits
 
@@ -196,7 +197,7 @@ def hosted(enforcer: Enforcer, **fields: Any) -> Limits:
 def test_by_default_the_kernel_holds_a_process_to_the_shares_of_its_devices(enforcer: Enforcer) -> None:
     enforcer.name = "cgroup"
     limits = hosted(enforcer)
-    assert limits.command(KEY, 0, (0, 1), ("true",))[:3] == ["capped", "j1-1-0", str(400 * MIB)]
+    assert limits.command(KEY, 0, (0, 1), ("true",))[:3] == ["capped", "j1-1-0", str(4096 * MIB)]
     assert enforcer.cpus == {}
 
 
@@ -204,14 +205,22 @@ def test_a_resource_limit_holds_it_to_what_it_asked_for_and_else_to_the_node(enf
     asked = hosted(enforcer, host_memory_bytes=50 * MIB, cpus=1.5)
     assert asked.command(KEY, 0, (0,), ("true",))[2] == str(50 * MIB + HOST_LEAST_BYTES)
     assert enforcer.cpus == {"j1-1-0": 1.5}
-    assert hosted(enforcer).command(KEY, 0, (0,), ("true",))[2] == str(400 * MIB)
+    assert hosted(enforcer).command(KEY, 0, (0,), ("true",))[2] == str(4096 * MIB)
+
+
+def test_no_run_that_asks_for_nothing_is_held_to_less_than_a_gibibyte_a_device(enforcer: Enforcer) -> None:
+    limits = Limits(
+        [msgspec.structs.replace(HOST, index=index) for index in range(16)], enforcer, Capacity(2.0, 200 * MIB)
+    )
+    limits.set_host(Job(id="j1", spec=JobSpec(name="j", command=("x",)), submitted_s=0.0, epoch=1))
+    assert limits.hosted[KEY].memory_bytes == 1024 * MIB
 
 
 def test_what_the_kernel_ended_for_its_hosts_memory_is_told_with_the_limit(enforcer: Enforcer) -> None:
     enforcer.name, enforcer.killed = "cgroup", 1
     words = hosted(enforcer).killed_on_host(KEY, 0, 1, "")
     assert words == (
-        "ended for using more than its 200 MiB of host memory, its devices' share of the node "
+        "ended for using more than its 2 GiB of host memory, its devices' share of the node "
         "(--host-memory asks for more)"
     )
     assert hosted(enforcer, host_memory_bytes=MIB).killed_on_host(KEY, 0, 2, "") == (

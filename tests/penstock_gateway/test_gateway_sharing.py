@@ -85,6 +85,10 @@ def test_a_need_larger_than_every_device_is_warned_of(log: Scenario[machine.Stat
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        (
+            {"sharing": "lane", "cpus": 2.0},
+            "$.cpus: is for a job that has its devices to itself",
+        ),
         ({"sharing": "fraction", "fraction": 0.5, "gpus": 2}, "$.gpus: a fraction is of one device, got 2"),
         ({"fraction": 0.5}, "$.fraction: is for `sharing"),
         ({"memory": MemoryNeed(1, 0, 1)}, "$.memory: is for a job that shares its device"),
