@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import structlog
 
-from penstock_bus import health
+from penstock_bus import clock, health
+from penstock_bus.clock import Clock, ticks
 from penstock_bus.metrics import Metrics
-from penstock_bus.port import Bus
+from penstock_bus.port import Bus, BusError
 from penstock_bus.tasks import background
 
 
@@ -31,7 +31,7 @@ class Shell:
     vitals : Vitals
         What health and heartbeats say; a service without a :class:`~penstock_bus.replica.Replica` sets ``ready``.
     clock : callable
-        Seconds since the epoch.
+        Seconds since the epoch, which only ever go on: the cluster's time, see :mod:`penstock_bus.clock`.
     url : str
         Where the bus is; empty where it has no address.
     monotonic : callable
@@ -47,9 +47,9 @@ class Shell:
     service: str
     replica_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    clock: Callable[[], float] = time.time  # noqa: TID251 - the one place where a service's clock comes from
+    clock: Callable[[], float] = field(default_factory=Clock)
     url: str = ""
-    monotonic: Callable[[], float] = time.monotonic  # noqa: TID251 - likewise
+    monotonic: Callable[[], float] = ticks
     busy: Callable[[], bool] = lambda: False
     examine: Callable[[health.Vitals], None] = lambda vitals: None  # noqa: ARG005
 
@@ -64,12 +64,22 @@ class Shell:
         """Return the time, in seconds since the epoch."""
         return self.clock()
 
+    async def take_time(self, services: Iterable[str]) -> None:
+        """Take over the time that these services decide by, or the log's; this machine's, where nobody can be asked."""
+        if not isinstance(self.clock, Clock):
+            return
+        try:
+            self.clock.start(await clock.cluster_time(self.bus, services))
+        except BusError as error:
+            self.log.warning("cluster_time_unknown", error=str(error), advice="this machine's clock is used")
+
     def peers(self) -> list[str]:
         """Return the ids of this service's live replicas, sorted, this one included."""
         return sorted({self.replica_id, *(vitals.replica for vitals in self._peers.alive())})
 
     def report(self) -> health.Vitals:
         """Return what this replica says of itself by now."""
+        self.vitals.now_s = self.now_s()
         self.examine(self.vitals)
         return self.vitals
 
@@ -78,8 +88,9 @@ class Shell:
         """Answer health requests, say and hear heartbeats while the context is open."""
         metadata = {"replica": self.replica_id, "pid": str(self.vitals.pid), "host": self.vitals.host}
         served = health.endpoints(self.report, self.metrics)
+        steering = [clock.keep(self.bus, self.clock)] if isinstance(self.clock, Clock) else []
         async with (
             self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
-            background(health.beat(self.bus, self.report), self._peers.listen(self.bus, self.service)),
+            background(health.beat(self.bus, self.report), self._peers.listen(self.bus, self.service), *steering),
         ):
             yield

@@ -32,6 +32,8 @@ class Vitals(msgspec.Struct, kw_only=True):
         It has caught up with the log and does its work.
     leading : bool
         It is the one replica that decides; always True where all decide.
+    now_s : float
+        The time that it decides by.
     last_seq : int
         How far its fold is.
     decided_seq : int
@@ -55,6 +57,7 @@ class Vitals(msgspec.Struct, kw_only=True):
     pid: int = msgspec.field(default_factory=os.getpid)
     ready: bool = False
     leading: bool = False
+    now_s: float = 0.0
     last_seq: int = 0
     decided_seq: int = 0
     undecided_s: float = 0.0

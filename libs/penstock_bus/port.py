@@ -206,6 +206,9 @@ class Bus(Protocol):
     async def last_seq(self) -> int:
         """Return the sequence of the log's last message; 0 for an empty log."""
 
+    async def now_s(self) -> float:
+        """Return the time by the server's clock, in seconds since the epoch."""
+
     # --- what the log refused
     async def reject(self, what: str, rejection: Rejection) -> None:
         """Put something that cannot be accepted where people find it (``subjects.rejected(what)``)."""

@@ -74,6 +74,7 @@ async def _main(service: str, connection: Connection, settings: T, run: Run[T]) 
         if bus is None:
             return 0
         shell = Shell(bus, service, replica_id, stopping, url=connection.url)
+        await shell.take_time(permissions.SERVICES)
         log.info("started", url=connection.url, version=health.VERSION)
         try:
             async with shell.serving():

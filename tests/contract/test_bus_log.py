@@ -166,3 +166,11 @@ async def test_a_fact_on_a_subject_that_is_not_its_own_is_heard_by_nobody_and_fo
     ]
     assert found[0].reason.startswith("ranker wrote job.held.v1 on penstock.evt.rank.evil, and that fact belongs on")
     assert found[0].body == forged
+
+
+async def test_the_servers_time_is_that_of_what_it_stores(bus: Bus) -> None:
+    before_s = await bus.now_s()
+    await bus.append(append("j1"))
+    stored = await bus.last(subjects.job("j1"))
+    assert stored is not None
+    assert before_s - 0.001 <= stored.stored_s <= await bus.now_s() + 0.001

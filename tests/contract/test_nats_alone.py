@@ -419,3 +419,23 @@ def foreign(rng: random.Random) -> tuple[bytes, str, dict[str, str] | None]:
         "Nats-Pending-Messages": rng.choice(["", "-1", "9", "²", "x"]),
     }
     return body, reply, rng.choice([None, status, {"Nats-Num-Pending": "x"}, {"Nats-Service-Error-Code": "²"}])
+
+
+async def test_a_lease_that_nobody_renews_is_over_although_the_servers_clock_was_set_back(
+    nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("penstock_bus.nats.lease.ticks", lambda: now[0])
+    async with nats_alone.connect() as one, nats_alone.connect() as other:
+        lease = await one.acquire("matcher", "a", 600.0)  # as long as one of 3 s lasts after a jump of ten minutes back
+        assert lease is not None
+        assert await other.acquire("matcher", "b", 3.0) is None
+        now[0] += 500.0
+        assert await one.renew(lease)
+        now[0] += 500.0
+        assert await other.acquire("matcher", "b", 3.0) is None
+        now[0] += 602.0
+        taken = await other.acquire("matcher", "b", 3.0)
+        assert taken is not None
+        assert taken.token > lease.token
+        assert not await one.renew(lease)

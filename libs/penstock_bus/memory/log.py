@@ -58,6 +58,11 @@ class LogClient(Client):
         await self.ready()
         return len(self.server.streams[names.EVT].messages)
 
+    async def now_s(self) -> float:
+        """Return the time by the server's clock."""
+        await self.ready()
+        return self.server.now()
+
     async def reject(self, what: str, rejection: Rejection) -> None:
         """Put something that cannot be accepted where people find it."""
         await self.ready(len(rejection.body))

@@ -138,7 +138,7 @@ async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> Store
         return Stored(
             seq=found.seq,
             subject=found.subject,
-            stored_s=_seconds(found.time),
+            stored_s=seconds(found.time),
             body=base64.b64decode(found.data),
             headers=_headers(base64.b64decode(found.hdrs).decode(errors="replace")),
         )
@@ -152,7 +152,7 @@ def _of_message(msg: Msg) -> Stored:
         return Stored(
             seq=int(headers["Nats-Sequence"]),
             subject=headers["Nats-Subject"],
-            stored_s=_seconds(headers["Nats-Time-Stamp"]),
+            stored_s=seconds(headers["Nats-Time-Stamp"]),
             body=msg.data,
             headers=headers,
             pending=int(headers.get("Nats-Num-Pending", "0")),
@@ -170,5 +170,6 @@ def _headers(text: str) -> dict[str, str]:
     return {key: value for key, _, value in lines}
 
 
-def _seconds(rfc3339: str) -> float:
+def seconds(rfc3339: str) -> float:
+    """Return a time as the server writes it, in seconds since the epoch."""
     return datetime.fromisoformat(rfc3339).timestamp()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from penstock_bus.clock import ticks
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import get
 from penstock_bus.nats.append import EXPECTED
 from penstock_bus.nats.client import NatsClient
 from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, fault
-from penstock_bus.nats.link import Ack
+from penstock_bus.nats.link import Ack, Link
 from penstock_bus.nats.streams import BUCKET, KEY
 from penstock_bus.port import Lease
 
@@ -22,6 +23,7 @@ _TRIES: Final = 3
 _TTL: Final = "Nats-TTL"
 _SECONDS: Final = re.compile(r"[0-9]{1,4}s")
 _LONGEST_S: Final = 3600
+_MARGIN_S: Final = 1.0
 _log = get_logger("penstock.bus")
 
 
@@ -33,10 +35,11 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The bucket's last word on a name; ``held`` is None where nobody owns it."""
+    """The bucket's last word on a name; ``held`` is None where nobody owns it, else it holds for ``ttl_s``."""
 
     revision: int = 0
     held: Held | None = None
+    ttl_s: float = 0.0
 
 
 class LeaseClient(NatsClient):
@@ -48,17 +51,34 @@ class LeaseClient(NatsClient):
     than a fail-over (10 s), or its holder must stop by its own clock.
     """
 
+    def __init__(self, link: Link, **options: Any) -> None:
+        super().__init__(link, **options)
+        self._looked: dict[str, tuple[int, float]] = {}
+
     async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
         """Become the owner of a name, if nobody is."""
         for _ in range(_TRIES):
             entry = await self._entry(name)
-            if entry.held is not None and entry.held.owner != owner:
+            held = None if self._outlived(name, entry) else entry.held
+            if held is not None and held.owner != owner:
                 return None
-            token = entry.held.token if entry.held else 0
+            token = held.token if held else 0
             ack = await self._put(name, Held(owner, token), entry.revision, ttl_s)
             if ack.error is None:
                 return Lease(name=name, owner=owner, token=token or ack.seq, ttl_s=ttl_s)
         return None
+
+    def _outlived(self, name: str, entry: Entry) -> bool:
+        """
+        Say whether a lease has not been renewed for longer than it lasts, by our own clock.
+
+        The server ends leases by the time of day. Where that was set back, one whose owner is gone would last on.
+        """
+        revision, since = self._looked.get(name, (0, 0.0))
+        if revision != entry.revision:
+            self._looked[name] = entry.revision, ticks()
+            return False
+        return entry.held is not None and ticks() - since > entry.ttl_s + _MARGIN_S
 
     async def renew(self, lease: Lease) -> bool:
         """Stay the owner for another ``ttl_s``; False if the lease is gone."""
@@ -87,7 +107,7 @@ class LeaseClient(NatsClient):
         held = _held(stored)
         if held is None:
             _log.warning("lease_ignored", lease=name, advice=f"it has no owner or no end within {_LONGEST_S} s")
-        return Entry(stored.seq, held)
+        return Entry(stored.seq, held, float(stored.headers[_TTL][:-1]) if held else 0.0)
 
     async def _put(self, name: str, held: Held, revision: int, ttl_s: float) -> Ack:
         """Write if nobody wrote since; the caller looks again after a refusal."""

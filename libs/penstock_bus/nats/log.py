@@ -45,6 +45,7 @@ class _Info(msgspec.Struct, frozen=True):
     """The server's answer about a stream, as far as it is looked at."""
 
     state: _State
+    ts: str = ""
 
 
 class LogClient(NatsClient):
@@ -155,6 +156,14 @@ class LogClient(NatsClient):
         else:
             message = await get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
         return _shadowed(message) if message is not None else None
+
+    async def now_s(self) -> float:
+        """Return the time by the server's clock."""
+        info = await self.link.api(f"STREAM.INFO.{names.EVT}", answer=_Info)
+        try:
+            return get.seconds(info.ts)
+        except ValueError as error:
+            raise BusError(f"the server does not say what time it is: {error}; expected NATS 2.10 or later") from error
 
     async def _last_seq(self, stream: str) -> int:
         if self.as_client:
