@@ -11,6 +11,7 @@ that is in the manifest. What cannot be had is said, and the run goes on from an
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
@@ -38,6 +39,10 @@ SIDE_BY_SIDE: Final = 8
 ANSWER_S: Final = 10.0
 AGAIN_S: Final = 0.5
 LARGEST_MANIFEST: Final = 64 * 2**20
+AWAY: Final = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
+"""What a file system says that cannot be read now: of what lies there nothing is to be concluded from that."""
 _PREFIX: Final = "step-"
 _NODES: Final = ".nodes"
 _COPYING: Final = ".copying-"
@@ -194,7 +199,14 @@ class CheckpointFolder:
         return {path.name for path in (self._root / _NODES).glob("*")}
 
     def held(self, job_id: str) -> list[HeldCheckpoint]:
-        """Return a job's complete checkpoints, the one that counts most first; what is damaged is left out."""
+        """
+        Return a job's complete checkpoints, the one that counts most first; what is damaged is left out.
+
+        Raises
+        ------
+        OSError
+            If the folder cannot be read at present.
+        """
         found = [held for path in self._all(job_id) if (held := _look(path)) is not None]
         return sorted(found, key=lambda held: (held.generation, held.step), reverse=True)
 
@@ -295,7 +307,11 @@ def _look(path: Path) -> HeldCheckpoint | None:
         body = (path / MANIFEST).read_bytes()
         manifest = _manifest(body)
         whole = all((path / name).stat().st_size == size for name, size in manifest.files.items())
-    except (OSError, ValueError):
+    except OSError as error:
+        if error.errno in AWAY:
+            raise
+        return None
+    except ValueError:
         return None
     if manifest.format not in FORMATS or not whole:
         return None

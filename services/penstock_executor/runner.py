@@ -117,6 +117,7 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.resumes: dict[Key, Resume] = {}
         self.finding: dict[Key, asyncio.Task[None]] = {}
+        self.unreadable: set[Key] = set()
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         present = self._is_present
         self.finder = CheckpointFinder(shell.bus, self.host.checkpoints, self.node_id, present, limits)
@@ -242,8 +243,12 @@ class Executor:
         self.finding[key] = self.tasks.create_task(self._look(key, request))
 
     async def _look(self, key: Key, request: ResumeRequest) -> None:
-        resume = await self.finder.find(request)
         log = self.shell.log.bind(job_id=key[0], epoch=key[1])
+        try:
+            resume = await self.finder.find(request)
+        except OSError as error:  # of a disk that is away: what lies there is not lost
+            self._put_off(key, error)
+            return
         if resume.copied_from:
             log.info("checkpoint_copied", step=resume.source.step, node_id=resume.copied_from)
         if resume.lost is not None:
@@ -252,6 +257,20 @@ class Executor:
         for fact in resume.news(request, about):
             self.appender.report(fact)
         self.resumes[key] = resume
+        self.wake()
+
+    def _put_off(self, key: Key, error: OSError) -> None:
+        """Look again later what a run is to go on from."""
+        self.shell.log.warning("checkpoints_not_readable", job_id=key[0], epoch=key[1], error=str(error))
+        if key not in self.unreadable:
+            self.unreadable.add(key)
+            words = f"{self.site.checkpoints} cannot be read: {error.strerror or error}"
+            self.host.warn(key, f"{words}; the run waits until it can, so as not to begin anew")
+        asyncio.get_running_loop().call_later(ROOM_S, self._look_again, key)
+
+    def _look_again(self, key: Key) -> None:
+        self.resumes.pop(key, None)
+        self.finding.pop(key, None)
         self.wake()
 
     async def _hand_over(self) -> None:
@@ -271,6 +290,7 @@ class Executor:
         for key in [key for key in self.resumes if key in self.host.runs or not self._is_wanted(key)]:
             del self.resumes[key]
             self.finding.pop(key).cancel()
+        self.unreadable = {key for key in self.unreadable if self._is_wanted(key)}
 
     def _is_present(self, node_id: str) -> bool:
         node = self.live.state.cluster.nodes.get(node_id)

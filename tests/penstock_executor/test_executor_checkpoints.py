@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import stat
@@ -15,7 +16,7 @@ from executing import Node, World, python
 
 from penstock_bus import Endpoint, Reply
 from penstock_bus.memory import MemoryBus
-from penstock_events import Checkpoint, NodeLeft, RunCheckpointed, RunRewound, RunStarted, subjects
+from penstock_events import Checkpoint, NodeLeft, RunCheckpointed, RunRewound, RunStarted, RunWarned, subjects
 from penstock_executor import machine
 from penstock_executor.checkpoints import (
     MANIFEST,
@@ -218,6 +219,27 @@ async def test_an_executor_that_leaves_hands_out_what_its_jobs_need_elsewhere_be
     begun = await started(world, "j1", 3)
     assert (begun.resumed_step, begun.copied_from) == (steps, "n1")
     await leaving
+
+
+async def test_a_disk_that_is_away_is_waited_for_and_nothing_is_begun_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.node()
+    await world.run("j1", *training())
+    steps = await preempted(world, "j1")
+    held, away = CheckpointFolder.held, [True]
+
+    def stale(folder: CheckpointFolder, job_id: str) -> list[HeldCheckpoint]:
+        if away:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return held(folder, job_id)
+
+    monkeypatch.setattr(CheckpointFolder, "held", stale)
+    await world.place("j1", epoch=2)
+    warned = await world.fact(RunWarned, "j1")
+    assert "cannot be read: Stale file handle" in warned.warning
+    away.clear()
+    assert (await started(world, "j1", 2, "n1")).resumed_step == steps
 
 
 def test_an_executor_waits_for_those_alone_who_need_what_lies_nowhere_else() -> None:
