@@ -123,16 +123,16 @@ async def detach(options: Options, say: Say = lambda _: None) -> folders.Record:
             stderr=log,
             start_new_session=True,
         )
-    began_s, told = time.monotonic(), ""  # noqa: TID251 - it only says how it goes
+    told, tell_at_s = "", time.monotonic() + PATIENT_S  # noqa: TID251 - it only says how it goes
     while True:
         record = folders.read(folder)
         if record is not None and record.pid == process.pid and record.ready:
             _detached.append(process)
             return record
         waits = _waits(record if record is not None and record.pid == process.pid else None)
-        if waits != told and time.monotonic() - began_s > PATIENT_S:  # noqa: TID251 - as above
+        if waits != told and time.monotonic() >= tell_at_s:  # noqa: TID251 - as above
             say(waits)
-            told = waits
+            told, tell_at_s = waits, time.monotonic() + PATIENT_S  # noqa: TID251
         if process.poll() is not None:
             lines = log_file.read_text(errors="replace").splitlines()
             raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")
@@ -166,9 +166,10 @@ def noted(notes: Mapping[str, str]) -> list[str]:
 
 def banner(options: Options, url: str) -> str:
     """Return what is said when all are ready."""
-    count = len(options.processes())
+    number = len(options.processes())
+    count = f"{number} process{'' if number == 1 else 'es'}"
     return (
-        f"Penstock {health.VERSION} is up at {url}: {count} processes, data in {options.folder}\n"
+        f"Penstock {health.VERSION} is up at {url}: {count}, data in {options.folder}\n"
         "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else.\n"
         f"{access(options)}"
     )

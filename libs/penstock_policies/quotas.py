@@ -63,14 +63,15 @@ class Coverage:
 
     def in_use(self, team: str) -> str:
         """Return what a team has, in words."""
-        return (
-            f"{_whose(team)}: {_number(self.held.get(team, 0))} devices in use, {self.quotas.get(team, 0)} of its own"
-        )
+        held = self.held.get(team, 0)
+        in_use = f"{_number(held)} device{'' if held == 1 else 's'} in use"
+        return f"{_whose(team)}: {in_use}, {self.quotas.get(team, 0)} of its own"
 
     def taken(self, team: str) -> str:
         """Return why nothing of a team's quota is left for another of its jobs, in words."""
         quota, covered = self.quotas.get(team, 0), self.covered.get(team, 0)
-        return f"{_whose(team)}: {_number(covered)} of {quota} devices of its own go to jobs before this one"
+        own = f"{quota} device of its own goes" if quota == 1 else f"{quota} devices of its own go"
+        return f"{_whose(team)}: {_number(covered)} of {own} to jobs before this one"
 
 
 NO_QUOTAS = Coverage()

@@ -103,9 +103,10 @@ def _refilled(sweep: Sweep, bound: Bounds, waiting: Sequence[Going], there: Devi
     if not widest or all(one.job.spec.gpus <= widest for one in waiting):
         return
     widths = fill(sweep, bound, [one.left_s for one in waiting], there.idle)
+    idle = "1 device is" if there.idle == 1 else f"{there.idle} devices are"
     for one, width in zip(waiting, widths, strict=True):
         if (form := bound.form(sweep.spec, min(width, widest)))[0] < one.job.spec.gpus:
-            yield _demand(one, form, f"{there.idle} devices are idle, and it waits for {one.job.spec.gpus}")
+            yield _demand(one, form, f"{idle} idle, and it waits for {one.job.spec.gpus}")
 
 
 # --- those that run

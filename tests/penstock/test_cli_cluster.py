@@ -196,7 +196,7 @@ def test_the_doctor_says_who_leads_for_how_long_and_how_far_he_has_decided() -> 
 def test_the_doctor_is_not_green_where_nobody_leads_or_facts_wait_for_a_decision() -> None:
     standby = views.ReplicaView(service="matcher", id="b", heard_s=1.0, ready=True, elected=True, last_seq=120)
     nobody = doctor.leader("matcher", [standby])
-    assert (nobody.level, nobody.detail) == ("fail", "ready, but none of its 1 replicas has the lead")
+    assert (nobody.level, nobody.detail) == ("fail", "ready, but none of its 1 replica has the lead")
     stuck = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, undecided_s=150.0)
     found = doctor.leader("matcher", [stuck, standby])
     assert (found.level, found.remedy) == ("fail", "see the log of matcher a, and restart it")
@@ -236,6 +236,19 @@ def test_the_doctor_compares_clocks_by_the_last_heartbeat() -> None:
     assert ahead is not None
     assert (ahead.level, ahead.detail) == ("warn", "this machine's clock is 1m00s ahead of the gateway's")
     assert doctor.skew(views.NodesView(nodes=(), seq=1), 0.0) is None
+
+
+def test_the_doctor_counts_one_as_one(memory_bus: MemoryBus) -> None:
+    node = node_view()
+    alone = msgspec.structs.replace(node, devices=node.devices[:1])
+    assert doctor.nodes(views.NodesView(nodes=(alone,), seq=1)).detail == "1 up with 1 device"
+
+    async def log() -> doctor.Finding:
+        await memory_bus.reject("x", Rejection(reason="no JSON", origin="inbox", body=b"x"))
+        async with Client(bus=memory_bus) as client:
+            return await doctor._log(client)
+
+    assert "1 message was rejected, the last because no JSON" in asyncio.run(log()).detail
 
 
 def test_the_doctor_warns_of_lost_nodes() -> None:

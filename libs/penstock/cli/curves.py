@@ -74,7 +74,7 @@ def _alone_s(known: Scalability, local_batch: int) -> float:
 
 
 def _said(known: Scalability) -> tuple[str, str]:
-    cap = f"at most {known.per_gpu_cap} examples on a device" if known.per_gpu_cap else ""
+    cap = f"at most {render.count(known.per_gpu_cap, 'example')} on a device" if known.per_gpu_cap else ""
     return f"on {known.kind}", "; ".join(filter(None, (cap, known.note)))
 
 

@@ -164,13 +164,17 @@ async def _log(client: Client) -> Finding:
         return Finding("fail", "log", str(error), "start a service once: it creates the streams")
     dropped = [one for one in rejected if one.origin.startswith(f"{subjects.EVT} ")]
     if dropped:
-        latest = f"{len(dropped)} commits were dropped by all readers, the last because {dropped[-1].reason}"
+        latest = f"{_were(len(dropped), 'commit')} dropped by all readers, the last because {dropped[-1].reason}"
         remedy = "list them with `penstock rejected`; if you know of none, change the passwords"
         return Finding("warn", "log", f"at sequence {seq}; {latest}", remedy)
     if rejected:
-        latest = f"{len(rejected)} messages were rejected, the last because {rejected[-1].reason}"
+        latest = f"{_were(len(rejected), 'message')} rejected, the last because {rejected[-1].reason}"
         return Finding("warn", "log", f"at sequence {seq}; {latest}", "list them with `penstock rejected`")
     return Finding("ok", "log", f"at sequence {seq}")
+
+
+def _were(number: int, noun: str) -> str:
+    return f"{render.count(number, noun)} {'was' if number == 1 else 'were'}"
 
 
 async def _services(client: Client, replicas: Iterable[views.ReplicaView]) -> AsyncIterator[Finding]:
@@ -199,7 +203,9 @@ def leader(service: str, replicas: Iterable[views.ReplicaView]) -> Finding:
     deciding = [replica for replica in replicas if replica.leading or not replica.elected]
     if replicas and not deciding:
         remedy = "it is taken within seconds; if it is not, the logs of its replicas say why"
-        return Finding("fail", service, f"ready, but none of its {len(replicas)} replicas has the lead", remedy)
+        return Finding(
+            "fail", service, f"ready, but none of its {render.count(len(replicas), 'replica')} has the lead", remedy
+        )
     for late in sorted(deciding, key=lambda replica: -replica.undecided_s)[:1]:
         if late.undecided_s > UNDECIDED_S:
             waited = f"facts have waited {span(late.undecided_s)} for a decision"
@@ -240,7 +246,7 @@ def nodes(found: views.NodesView) -> Finding:
     devices = sum(len(node.devices) for node in up)
     if not up:
         return Finding("fail", "nodes", "none is up", "start an executor: `penstock service executor` on each node")
-    detail = f"{len(up)} up with {devices} devices"
+    detail = f"{len(up)} up with {render.count(devices, 'device')}"
     if away:
         remedy = f"restart their executors, or `penstock node remove {' '.join(away)}`"
         return Finding("warn", "nodes", f"{detail}; lost: {', '.join(away)}", remedy)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from penstock.cli.render import seen
+from penstock.cli.render import count, seen
 from penstock.cli.times import span
 
 _EVERY_S: Final = 0.2
@@ -99,7 +99,7 @@ def progress(what: str, ended: int, jobs: int, elapsed_s: float) -> str:
     >>> progress("2d-las", 2000, 8000, 4.0)
     '2d-las: 2,000 of 8,000 jobs, 25 %, 500 jobs/s, 12.0s left'
     """
-    line = f"{what}: {ended:,} of {jobs:,} jobs, {100 * ended // max(jobs, 1)} %"
+    line = f"{what}: {ended:,} of {count(jobs, 'job')}, {100 * ended // max(jobs, 1)} %"
     if not (ended and elapsed_s > 0):
         return line
     rate = ended / elapsed_s

@@ -68,8 +68,10 @@ def memory(need: MemoryNeed | None) -> str:
 def trials(seen: TrialsMeasured) -> list[tuple[str, str]]:
     """Return what trials have shown, in words."""
     unseen = "not measured"
-    packing = f"alpha {seen.alpha:.3g}, at most {seen.packing} trials on a device" if seen.alpha else unseen
-    most = f", at most {seen.widest} devices for a trial" if seen.widest else ""
+    packing = (
+        f"alpha {seen.alpha:.3g}, at most {render.count(seen.packing, 'trial')} on a device" if seen.alpha else unseen
+    )
+    most = f", at most {render.count(seen.widest, 'device')} for a trial" if seen.widest else ""
     guessed = "" if seen.moves else " (nobody has been moved yet: starting, and a guess for stopping)"
     never = "" if seen.saves else "; its script saves no checkpoints, so that trials are never moved"
     return [

@@ -77,7 +77,7 @@ def purge(
         tell("nothing was purged")
         raise typer.Exit(1)
     purged = _asked(data, lambda link: store.purge(link, name, pattern if job else ""))
-    render.say(f"purged {purged} messages")
+    render.say(f"purged {render.count(purged, 'message')}")
 
 
 def _show(data: Path) -> None:
@@ -92,9 +92,9 @@ def _about(what: str, found: StreamUse, count: int, job: str) -> str:
     """Return what would go."""
     most = sorted(found.subjects.items(), key=lambda pair: -pair[1])
     named = ", ".join(f"{number} on {subject}" for subject, number in most[:_NAMED])
-    more = f", and {len(most) - _NAMED} more subjects" if len(most) > _NAMED else ""
+    more = f", and more on {render.count(len(most) - _NAMED, 'other subject')}" if len(most) > _NAMED else ""
     size = "" if job else f" of {render.size(found.bytes)}"
-    return f"{what} ({WHAT[what][1]}): {count} messages{size} would go: {named}{more}"
+    return f"{what} ({WHAT[what][1]}): {render.count(count, 'message')}{size} would go: {named}{more}"
 
 
 def _agreed() -> bool:

@@ -187,6 +187,18 @@ def size(count: int) -> str:
     return f"{value:.4g}TiB"
 
 
+def count(of: int, noun: str) -> str:
+    """
+    Return a number with its noun, in the right number.
+
+    Examples
+    --------
+    >>> count(0, "job"), count(1, "device"), count(12_345, "message")
+    ('0 jobs', '1 device', '12,345 messages')
+    """
+    return f"{of:,} {noun}" if of == 1 else f"{of:,} {noun}s"
+
+
 def number(value: float | None) -> str:
     """Return a number in at most six figures; a dash for none."""
     return "-" if value is None else f"{value:.6g}"

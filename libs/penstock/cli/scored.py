@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli import render
 from penstock.cli.times import clock, span
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def lines(score: Score) -> list[str]:
             f"{score.behind} of these jobs are not done in the shadow; they count as old as they are, at least"
         )
     if score.status.ahead:
+        ahead = render.count(score.status.ahead, "run")
         found.append(
-            f"live, {score.status.ahead} runs held devices after their end, {span(score.status.ahead_gpu_s)} of "
+            f"live, {ahead} held devices after their end, {span(score.status.ahead_gpu_s)} of "
             "GPU-time: their length was not known yet; the times above know it"
         )
     return [*found, _left_out(score.unscored), "it cannot know:", *(f"  - {what}" for what in score.cannot_know)]
@@ -81,10 +83,12 @@ def _settings(settings: dict[str, object]) -> str:
 
 def _agreed(found: Agreement) -> str:
     within = f"within {found.within_s:.0f} s"
+    rounds = f"{render.count(found.rounds, 'round')} {'starts' if found.rounds == 1 else 'start'}"
+    jobs = f"{render.count(found.starts, 'job')} first {'starts' if found.starts == 1 else 'start'}"
     return (
-        f"published live: {found.same} of {found.rounds} rounds start the same jobs {within}, "
-        f"{found.same_starts} of {found.starts} jobs first start {within} on the same kind; "
-        f"{found.preemptions} preemptions measured, {found.shadow_preemptions} published"
+        f"published live: {found.same} of {rounds} the same jobs {within}, "
+        f"{found.same_starts} of {jobs} {within} on the same kind; "
+        f"{render.count(found.preemptions, 'preemption')} measured, {found.shadow_preemptions} published"
     )
 
 

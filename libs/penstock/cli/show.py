@@ -110,7 +110,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("took", span(job.jct_s) if job.jct_s is not None else ""),
         ("steps", str(job.steps)),
         ("metrics", render.mapping(job.metrics)),
-        ("tries", f"{job.attempts}, preempted {job.preemptions} times, retries allowed {spec.retries}"),
+        ("tries", f"{job.attempts}, preempted {render.count(job.preemptions, 'time')}, retries allowed {spec.retries}"),
         ("queue", "" if job.queue is None else str(job.queue)),
         ("reason", job.reason),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
@@ -334,7 +334,7 @@ def sweep_failures(sweep: views.SweepView) -> str:
     if not sweep.failed:
         return ""
     promotions = f", {sweep.failed_promotions} of them promoted" if sweep.failed_promotions else ""
-    of = f"{sweep.failed} of {sweep.done} runs failed{promotions}"
+    of = f"{sweep.failed} of {render.count(sweep.done, 'run')} failed{promotions}"
     return f"{of}; the first, {sweep.first_failed}: {sweep.first_error}"
 
 

@@ -236,7 +236,7 @@ def _export_study(found: views.SweepView, storage: str) -> None:
             made = results.study(found, storage=kept_in)
         except optuna.exceptions.DuplicatedStudyError as error:
             raise Failure(f"{storage} has a study {found.name}-{found.id} already; name another storage") from error
-    render.say(f"{made.study_name}: {len(made.trials)} trials in {storage}")
+    render.say(f"{made.study_name}: {render.count(len(made.trials), 'trial')} in {storage}")
 
 
 def plot(

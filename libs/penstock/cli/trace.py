@@ -194,4 +194,4 @@ def _write(trace: Trace, out: Path, form: str) -> None:
     from penstock_sim import traces
 
     traces.write(trace, out, form)
-    tell(f"wrote {out}: {len(trace)} jobs{tracing.dropped(trace.dropped)}")
+    tell(f"wrote {out}: {render.count(len(trace), 'job')}{tracing.dropped(trace.dropped)}")

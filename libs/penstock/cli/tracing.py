@@ -61,7 +61,7 @@ def about_lines(about: About) -> list[str]:
         *((f"load on {gpus}", f"{load:.3f}") for gpus, load in about.load.items()),
         ("length", _quantiles(about.duration_s)),
         ("GPU-time", _quantiles(about.gpu_time_s)),
-        ("fractions", f"{about.fractional} jobs ask for less than one GPU" if about.fractional else ""),
+        ("fractions", f"{render.count(about.fractional, 'job')} of less than one GPU" if about.fractional else ""),
         ("states", _parties(about.states)),
         ("vcs", _parties(about.vcs)),
         ("users", _parties(about.users)),
