@@ -86,7 +86,7 @@ def test_a_span_is_short(seconds: float) -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=12)), max_size=20))
 def test_a_gangs_lines_are_whole_and_nothing_is_lost(pieces: list[tuple[int, bytes]]) -> None:
     printer = Printer(ranks=True)
-    shown = b"".join(printer.feed(rank, data) for rank, data in pieces) + printer.rest()
+    shown = b"".join(printer.feed((rank, "stdout"), data) for rank, data in pieces) + printer.rest()
     for rank in range(4):
         written = b"".join(data for r, data in pieces if r == rank)
         mine = [line[4:] for line in shown.split(b"\n") if line.startswith(b"[%d] " % rank)]

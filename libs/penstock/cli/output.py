@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.errors import tell
 from penstock.cli.session import JobId, call
 from penstock.output import Output
 from penstock_events.output import Place
@@ -87,7 +88,7 @@ async def stream(
 
 def _shown(printer: Printer, line: LogLine) -> bytes:
     if line.missing:
-        typer.echo(f"penstock: {line.missing}", err=True)
+        tell(line.missing)
     source = line.place.channel.stream if isinstance(line.place, Place) else ""
     return printer.feed((line.rank, source), line.data)
 
