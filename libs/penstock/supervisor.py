@@ -171,19 +171,17 @@ def banner(options: Options, url: str) -> str:
     return (
         f"Penstock {health.VERSION} is up at {url}: {count}, data in {options.folder}\n"
         "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else.\n"
-        f"{access(options)}"
+        f"{access(options, url)}"
     )
 
 
-def access(options: Options) -> str:
+def access(options: Options, url: str) -> str:
     """Return who may use it, and how others get to."""
     login = options.folder / credentials.file_name("client")
-    kept = credentials.kept_in("client", os.environ)
-    found = (
-        f"{credentials.user_name()}'s commands find the password by themselves"
-        if kept
-        else (f"Commands need {credentials.VARIABLE}={login}")
-    )
+    if credentials.is_kept("client", url, os.environ):
+        found = f"{credentials.user_name()}'s commands find the password by themselves"
+    else:
+        found = f"commands need {credentials.VARIABLE}={login}, as this user has no home to keep it in"
     return f"{found}; other users and the nats command line need a copy of {login} (docs/cli.md)."
 
 

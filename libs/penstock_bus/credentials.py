@@ -155,6 +155,12 @@ def keep_login(role: Role, login: Login, environ: Mapping[str, str]) -> Path | N
     return path
 
 
+def is_kept(role: Role, url: str, environ: Mapping[str, str]) -> bool:
+    """Say whether a login for a server lies where its user's programs find it."""
+    path = _kept_at(role, url, environ)
+    return path is not None and os.access(path, os.R_OK)
+
+
 def forget_login(role: Role, login: Login, environ: Mapping[str, str]) -> None:
     """Take away what :func:`keep_login` put there, unless another server has taken its place."""
     path = _kept_at(role, login.url, environ)

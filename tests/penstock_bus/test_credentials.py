@@ -72,6 +72,7 @@ def test_who_has_no_home_or_may_not_write_there_keeps_nothing_and_finds_the_fold
     (tmp_path / "file").touch()
     for environ in ({}, {"HOME": ""}, {"HOME": str(tmp_path / "file")}):
         assert credentials.keep_login("client", login(), environ) is None
+        assert not credentials.is_kept("client", HERE, environ)
         assert found(HERE, environ, tmp_path) == (login(),)
 
 

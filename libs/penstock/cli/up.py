@@ -79,7 +79,7 @@ def up(
             render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
         for line in supervisor.noted(record.notes):
             render.say(line)
-        render.say(supervisor.access(options))
+        render.say(supervisor.access(options, record.url))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
         _supervised(supervisor.up(options, lambda text: render.say_lines(text.splitlines())))
