@@ -45,7 +45,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def replay(penstock: Run, log: Path) -> Run:
-    return lambda *args: penstock("replay", "--log", str(log), *args)
+    return lambda *args: penstock("replay", "--log", str(log), "--recorded", "fifo-backfill", *args)
 
 
 def test_the_table_begins_with_what_really_happened(replay: Run) -> None:
@@ -77,7 +77,7 @@ def test_json_has_exactly_the_documented_form(replay: Run) -> None:
     body = json.loads(out)
     assert code == 0
     assert list(body) == [
-        "log", "cluster", "from_s", "to_s", "jobs", "completed", "unknown", "seed", "policies", "changes",
+        "log", "cluster", "from_s", "to_s", "jobs", "completed", "unknown", "seed", "policies", "changes", "check",
     ]  # fmt: skip
     assert (body["log"], body["from_s"], body["to_s"], body["jobs"], body["seed"]) == ("past", None, None, JOBS, 3)
     assert list(body["policies"]) == ["as it was", "srtf"]
@@ -97,6 +97,33 @@ def test_json_has_exactly_the_documented_form(replay: Run) -> None:
 def test_the_same_settings_again_are_as_it_was(replay: Run) -> None:
     change = json.loads(replay("-p", "fifo-backfill", "-o", "json")[1])["changes"]["fifo-backfill"]
     assert change["all"]["ratio"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_without_its_policy_the_replay_of_a_log_is_off_and_gives_no_verdict_on_any(penstock: Run, log: Path) -> None:
+    """The log is of `fifo-backfill`, and `srtf` has little in common with that."""
+    asked = ("replay", "--log", str(log), "--recorded", "srtf", "-p", "fifo")
+    body = json.loads(penstock(*asked, "-o", "json")[1])
+    check, change = body["check"], body["changes"]["fifo"]
+    assert (check["policy"], check["holds"], check["tolerance"]) == ("srtf", False, 0.05)
+    assert check["off"] == pytest.approx(check["avg_s"] / check["was_avg_s"] - 1)
+    assert abs(check["off"]) > 0.05
+    assert abs(check["differ"][0]["change_s"]) == max(abs(job["change_s"]) for job in check["differ"]) > 1
+    everyone = [change["all"], *change["teams"].values(), *change["users"].values()]
+    assert {one[name] for one in everyone for name in ("avg_interval_s", "p95_interval_s", "ratio_interval")} == {None}
+    out = " ".join(penstock(*asked)[1].split())
+    assert "no verdict: replayed under srtf, as it was recorded, the log has an average JCT of" in out
+    assert f"so replays are off by {check['off']:+.1%}, more than the 5%" in out
+    assert f"These jobs differ most: {check['differ'][0]['id']} (" in out
+    assert "no verdict, for the replay itself is off" in out
+    assert "contain 0" not in out
+    assert "resamples" not in out
+
+
+def test_the_replay_of_what_was_recorded_says_that_there_is_no_difference(replay: Run) -> None:
+    out = " ".join(replay("-p", "fifo-backfill")[1].split())
+    assert "so replays are off by +0.0%; up to 5% there are verdicts" in out.replace("-0.0%", "+0.0%")
+    assert "no difference, over 16 jobs" in out
+    assert "contain 0" not in out
 
 
 def test_more_devices_and_fewer_nodes(replay: Run) -> None:
@@ -228,7 +255,7 @@ def test_the_live_log_is_read_where_no_file_is_named(
 ) -> None:
     assert "no job of the log ever ran" in penstock("replay")[2]
     gateway.past = log
-    live = json.loads(penstock("replay", "-p", "srtf", "-o", "json")[1])
+    live = json.loads(penstock("replay", "--recorded", "fifo-backfill", "-p", "srtf", "-o", "json")[1])
     saved = json.loads(replay("-p", "srtf", "-o", "json")[1])
     assert live["log"] == "cluster"
     assert live["changes"] == saved["changes"]

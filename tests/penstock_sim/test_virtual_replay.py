@@ -29,11 +29,10 @@ from penstock_events import (
 )
 from penstock_events import Outcome as RunOutcome
 from penstock_sim.cluster import parse
-from penstock_sim.history import read_log
+from penstock_sim.history import longest, read_log
 from penstock_sim.outcome import Outcome
 from penstock_sim.replay import replay
 from penstock_sim.replaying import notes
-from penstock_sim.replaying.sized import longest
 from penstock_sim.replaying.worth import Book
 from penstock_sim.trace import Trace
 from penstock_sim.virtual import lines
@@ -278,25 +277,31 @@ def resized() -> list[AnyEvent]:
     ]
 
 
-def test_an_elastic_job_is_replayed_with_the_size_that_it_had_for_longest_and_all_of_its_samples() -> None:
+def test_an_elastic_job_has_all_of_its_samples_to_do_and_is_as_fast_at_each_size_as_it_was_there() -> None:
     text = [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(resized(), start=1)]
     history = read_log(text)
     assert [run.size for run in history.runs["j1"]] == [Size(2, 16), Size(4, 32)]
     assert longest(history.runs["j1"]) == Size(2, 16)
+    book = Book(history, history.replayable())
+    task = book.tasks[0]
+    assert (task.unit, task.work_s) == ("samples", 4800)
+    had = [book.per_s(task, "fast", size) for size in (Size(2, 16), Size(4, 32))]
+    assert had == pytest.approx([160, 640])
+    by_power = (160 * 0.5**0.8, 640 * 0.25**0.8)  # nobody has timed it on one device
+    assert book.per_s(task, "fast", Size(1, 8)) == pytest.approx(4800 / (1600 / by_power[0] + 3200 / by_power[1]))
     found = replay(history, "fifo")
     assert found.measured.end_s.tolist() == [116.0]
     assert found.measured.held_gpu_s is not None
     assert found.measured.held_gpu_s.tolist() == [2 * 10 + 4 * 5]
     assert found.replayed.trace.num_gpus.tolist() == [2]
-    # 4,800 samples in batches of 16, a tenth of a second each.
-    assert found.replayed.end_s.tolist() == pytest.approx([101 + 30])
-    assert next(notes.of_sizes(history)).startswith("1 job is elastic: j1; in the replay each is a gang of the size")
+    assert next(notes.of_sizes(history)).startswith("1 job is elastic: j1; the autoscaler sizes them in the replay")
 
 
 def test_without_samples_the_iterations_of_all_sizes_count_as_equal() -> None:
     facts = [msgspec.structs.replace(fact, samples=0) if isinstance(fact, RunEnded) else fact for fact in resized()]
-    text = [lines.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)]
-    assert replay(read_log(text), "fifo").replayed.end_s.tolist() == pytest.approx([101 + 20])
+    history = read_log([lines.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)])
+    task = Book(history, history.replayable()).tasks[0]
+    assert (task.unit, task.work_s) == ("steps", 200)
 
 
 @pytest.mark.parametrize("cut", range(4, 11))

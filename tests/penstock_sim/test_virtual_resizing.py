@@ -96,11 +96,14 @@ def test_no_device_is_given_twice_and_every_elastic_job_ends(seed: int, gpus: in
     assert checked[0].checked > 10
 
 
-def test_the_log_of_elastic_jobs_can_be_replayed(tmp_path: Path) -> None:
-    outcome = run(load(12), 8, costs=Costs(start_s=3.0, stop_s=1.0), log=tmp_path / "log")
+def test_the_replay_of_elastic_jobs_under_the_same_settings_sizes_them_alike(tmp_path: Path) -> None:
+    outcome = run(load(12), 8, costs=Costs(start_s=3.0, stop_s=1.0, iteration_s=0.1), log=tmp_path / "log")
+    assert outcome.preemptions.sum() > 0
     history = read_log((tmp_path / "log").read_text().splitlines())
     jobs: list[Job] = history.replayable()
     assert all(job.spec.elastic for job in jobs)
-    again = replay(history, "fifo")
+    again = replay(history, "fifo", autoscaler=AT_ONCE)
     assert again.measured.jct_s.mean() == pytest.approx(outcome.jct_s.mean(), abs=0.01)
-    assert again.replayed.finished.all()
+    assert again.replayed.end_s == pytest.approx(again.measured.end_s, abs=0.01)
+    assert again.replayed.preemptions.tolist() == outcome.preemptions.tolist()
+    assert again.replayed.held_gpu_s == pytest.approx(outcome.held_gpu_s, abs=0.1)

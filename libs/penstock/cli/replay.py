@@ -37,6 +37,14 @@ Log = Annotated[
     Path | None,
     typer.Option("--log", help="A log in a file, as `events --after 0 -f -o json` or `sim --log` write it."),
 ]
+Recorded = Annotated[
+    str,
+    typer.Option(
+        "--recorded",
+        metavar="POLICY",
+        help="The policy under which the log was recorded, where that was another one: of a simulation's log.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the intervals; the same seed, the same result.")]
 
 
@@ -56,6 +64,7 @@ def replay(
     without: Without = None,
     config: Config = None,
     log: Log = None,
+    recorded: Recorded = "configured",
     seed: Seed = 0,
     out: Folder = None,
     gantt: Gantt = False,
@@ -79,6 +88,7 @@ def replay(
             settings=pairs(settings or (), "--set"),
             config=config,
             cluster=cluster,
+            recorded=recorded,
             without=tuple(dict.fromkeys(words(without or ()))),
             seed=seed,
         ),

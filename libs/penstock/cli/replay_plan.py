@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from penstock.cli.session import call
 from penstock.cli.times import clock, moment
 from penstock_sim.cluster import Nodes
 from penstock_sim.history import History, Reading, of_deliveries
-from penstock_sim.replay import Replay
+from penstock_sim.replay import CONFIGURED, AutoscalerSettings, Replay
 from penstock_sim.replay import replay as run_again
 from penstock_sim.replaying import fleet, notes
 from penstock_sim.traces.history import facts
@@ -44,6 +44,7 @@ class Asked:
     config: Path | None = None
     cluster: str = ""
     without: tuple[str, ...] = ()
+    recorded: str = CONFIGURED
     seed: int = 0
 
     def words(self) -> Iterator[str]:
@@ -52,6 +53,8 @@ class Asked:
         for option, value in {**given, "--cluster": self.cluster, "--seed": self.seed}.items():
             if value:
                 yield from (option, str(value))
+        if self.recorded != CONFIGURED:
+            yield from ("--recorded", self.recorded)
         for policy in self.policies:
             yield from ("--policy", policy)
         for name in self.without:
@@ -83,6 +86,16 @@ class Plan:
     to_s: float
     added: Nodes | None
     configured: Mapping[str, object]
+    autoscaler: AutoscalerSettings
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether nothing is asked for that the cluster did not have."""
+        return not self.asked.settings and not self.asked.without and self.added is None
+
+    def as_recorded(self) -> Plan:
+        """Return the plan without what the cluster did not have."""
+        return replace(self, asked=replace(self.asked, settings={}, without=()), added=None)
 
     def run(self, policy: str, patience: Patience, wanted: Wanted) -> Replay:
         """Run the log again under one policy."""
@@ -97,6 +110,7 @@ class Plan:
                 from_s=self.from_s,
                 to_s=self.to_s,
                 settings=self.settings(policy),
+                autoscaler=self.autoscaler,
                 timeline=wanted.out is not None,
                 spells=wanted.gantt or wanted.out is not None,
                 progress=progress,
@@ -110,9 +124,9 @@ class Plan:
 
 def plan(ctx: typer.Context, asked: Asked) -> Plan:
     """Read and check everything; whatever makes no sense ends with a message."""
-    configured = _configured(asked.config) if asked.config is not None else {}
+    configured, autoscaler = _configured(asked.config) if asked.config is not None else ({}, AutoscalerSettings())
     with told():
-        for policy in asked.policies:
+        for policy in (*asked.policies, asked.recorded):
             choose(policy, {**configured, **asked.settings})
     history = _history(ctx, asked.log)
     where = str(asked.log) if asked.log is not None else "the log"
@@ -126,24 +140,28 @@ def plan(ctx: typer.Context, asked: Asked) -> Plan:
     with told():
         fleet.check_nodes(asked.without, history)
         added = fleet.parse(asked.cluster, history) if asked.cluster else None
-    return Plan(asked, history, from_s, to_s, added, configured)
+    return Plan(asked, history, from_s, to_s, added, configured, autoscaler)
 
 
-def _configured(path: Path) -> dict[str, object]:
-    """Return the settings of ranker and matcher in a settings file."""
+def _configured(path: Path) -> tuple[dict[str, object], AutoscalerSettings]:
+    """Return the settings of ranker and matcher in a settings file, and those of the autoscaler."""
     try:
         tables_ = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
     except OSError as error:
         bad_input(f"--config {path} cannot be read: {error.strerror}; name the services' settings file")
     except msgspec.MsgspecError as error:
         bad_input(f"--config {path}: {error}; expected TOML with tables such as [ranker] and [matcher]")
-    found: dict[str, object] = {}
-    for name in ("ranker", "matcher"):
+    found: dict[str, dict[str, object]] = {}
+    for name in ("ranker", "matcher", "autoscaler"):
         table = tables_.get(name, {})
         if not isinstance(table, dict):
             bad_input(f"--config {path}: {name} is no table; expected [{name}] with settings")
-        found |= table
-    return found
+        found[name] = table
+    try:
+        autoscaler = msgspec.convert(found["autoscaler"], AutoscalerSettings)
+    except msgspec.MsgspecError as error:
+        bad_input(f"--config {path}: autoscaler: {error}; see docs/autoscaling.md for its settings")
+    return found["ranker"] | found["matcher"], autoscaler
 
 
 def _history(ctx: typer.Context, path: Path | None) -> History:

@@ -11,7 +11,7 @@ from penstock_events import Job
 from penstock_sim.outcome import Summary
 from penstock_sim.replay import Replay
 from penstock_sim.replaying.measured import STATES
-from penstock_sim.replaying.score import Score
+from penstock_sim.replaying.score import Check, Score
 
 
 class Unknown(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Unknown(msgspec.Struct, frozen=True, kw_only=True):
         Jobs without a true length: they were killed, failed in the end, or had not ended when the log did. They run
         as long as they did, and figures leave them out.
     never_ran : tuple of str
-        Jobs that held no device: nothing is known of their length, and they take none in the replay.
+        Jobs that held no device: nothing is known of their length. They wait in the replay as well.
     """
 
     cancelled: tuple[str, ...]
@@ -55,7 +55,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     policies : dict of str to Summary
         ``as it was`` first; jobs without a true length count as not finished.
     changes : dict of str to Score
-        Each policy against what really happened.
+        Each policy against what really happened; without intervals where ``check`` does not hold.
+    check : Check or None
+        How far the replay of what was recorded is off; None where it was interrupted.
     """
 
     log: str
@@ -68,6 +70,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     policies: dict[str, Summary]
     changes: dict[str, Score]
+    check: Check | None
 
 
 def unknown(replay: Replay) -> Unknown:

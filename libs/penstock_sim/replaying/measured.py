@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_events import Job, State
-from penstock_sim.history import History
+from penstock_sim.history import History, longest
 from penstock_sim.outcome import Outcome, Spells, Timeline
 from penstock_sim.trace import Floats, Trace
 
@@ -24,7 +24,7 @@ def trace_of(history: History, jobs: list[Job]) -> Trace:
         name="log",
         job_ids=[job.id for job in jobs],
         submit_s=np.array([job.submitted_s for job in jobs], dtype=np.float64),
-        num_gpus=np.array([job.spec.gpus for job in jobs], dtype=np.int64),
+        num_gpus=np.array([longest(history.runs[job.id]).gpus for job in jobs], dtype=np.int64),
         duration_s=np.array([job.executed_by(history.last_s) for job in jobs], dtype=np.float64),
         vcs=[job.spec.team for job in jobs],
         users=[job.spec.user for job in jobs],

@@ -8,7 +8,7 @@ from typing import Final
 from penstock_sim.history import History
 from penstock_sim.replay import CONFIGURED, Replay
 from penstock_sim.replaying.document import fates, unknown
-from penstock_sim.replaying.score import Score
+from penstock_sim.replaying.score import Check, Score
 
 _NAMED: Final = 5
 
@@ -39,8 +39,19 @@ def of_sizes(history: History) -> Iterator[str]:
     if ran:
         number = f"{len(ran):,} job{'s are' if len(ran) > 1 else ' is'}"
         yield (
-            f"{number} elastic: {_names(ran)}; in the replay each is a gang of the size that it had for longest, with "
-            "as many samples to do, and nobody resizes it"
+            f"{number} elastic: {_names(ran)}; the autoscaler sizes them in the replay, and with a size that one never "
+            "had it is as fast as its profile says"
+        )
+
+
+def of_trials(history: History) -> Iterator[str]:
+    """Yield what a replay makes of the trials of sweeps."""
+    ran = [job.id for job in history.jobs if job.spec.parent and job.sample is None and history.runs.get(job.id)]
+    if ran:
+        number = f"{len(ran):,} job{'s are trials' if len(ran) > 1 else ' is a trial'}"
+        yield (
+            f"{number} of a sweep: {_names(ran)}; they are submitted when they were, also where those before them end "
+            "at other times"
         )
 
 
@@ -58,21 +69,22 @@ def of_replay(replay: Replay) -> Iterator[str]:
         told = ", ".join(f"{count:,} {what}" for what, count in fates(replay.never_ran).items())
         yield (
             f"{len(replay.never_ran):,} jobs never ran ({told}): {_names(list(found.never_ran))}; nothing is known of "
-            "their length, and they take no devices in the replay, which makes it look better than it is"
+            "their length; they wait in the replay as well, and are cancelled when they were, or with the log's end"
         )
 
 
-def of_scores(scores: Mapping[str, Score], seed: int) -> Iterator[str]:
+def of_scores(scores: Mapping[str, Score], seed: int, check: Check | None = None) -> Iterator[str]:
     """Yield how the figures were found."""
     first = next(iter(scores.values()))
-    yield (
-        f"intervals: {first.level:.0%}, percentiles of {first.resamples:,} resamples of the jobs, paired, seed {seed}; "
-        "they do not cover what a replay itself gets wrong"
-    )
+    if check is None or check.holds:
+        yield (
+            f"intervals: {first.level:.0%}, percentiles of {first.resamples:,} resamples of the jobs, paired, "
+            f"seed {seed}; they do not cover what a replay itself gets wrong"
+        )
     for policy, score in scores.items():
         if score.unfinished:
             yield f"{policy}: {len(score.unfinished):,} jobs that completed do not here: {_names(score.unfinished)}"
-    if CONFIGURED not in scores:
+    if CONFIGURED not in scores and check is None:
         yield f"how far a replay is off shows --policy {CONFIGURED}: the settings of the services once more"
 
 

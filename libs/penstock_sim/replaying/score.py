@@ -14,6 +14,8 @@ from penstock_sim.replaying.censoring import Estimate, estimate
 from penstock_sim.report.intervals import LEVEL, RESAMPLES, Change, change
 from penstock_sim.trace import Floats
 
+TOLERANCE: Final = 0.05
+"""Share by which the average JCT of a replay may be off under the policy that was recorded."""
 MOST: Final = 10
 """Jobs that gain and that lose most, of each."""
 _EVEN_S: Final = 0.05
@@ -73,6 +75,66 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: tuple[str, ...]
     resamples: int = RESAMPLES
     level: float = LEVEL
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The log replayed under the policy and with the settings under which it was recorded: how far its replays are off.
+
+    Attributes
+    ----------
+    policy : str
+    jobs : int
+        That completed in both.
+    was_avg_s, avg_s : float
+    off : float or None
+        Average JCT, replayed over measured, less 1; None where no job completed in both.
+    tolerance : float
+        How far it may be off for a verdict on other policies.
+    holds : bool
+    differ : tuple of JobChange
+        The jobs whose completion times differ most, the most first.
+    """
+
+    policy: str
+    jobs: int
+    was_avg_s: float
+    avg_s: float
+    off: float | None
+    tolerance: float
+    holds: bool
+    differ: tuple[JobChange, ...]
+
+
+def check(found: Score, policy: str) -> Check:
+    """Return how far a replay is off, by the score of the one under the recorded policy."""
+    change = found.all
+    off = change.ratio - 1.0 if change.ratio is not None else None
+    holds = off is not None and (abs(off) <= TOLERANCE or abs(change.avg_change_s) < _EVEN_S)
+    return Check(
+        policy=policy,
+        jobs=change.jobs,
+        was_avg_s=change.was_avg_s,
+        avg_s=change.avg_s,
+        off=off,
+        tolerance=TOLERANCE,
+        holds=holds and not found.unfinished,
+        differ=tuple(sorted((*found.gained, *found.lost), key=lambda job: -abs(job.change_s))[:MOST]),
+    )
+
+
+def without_intervals(found: Score) -> Score:
+    """Return a score that says nothing of how sure its differences are."""
+
+    def bare(one: Change) -> Change:
+        return msgspec.structs.replace(one, avg_interval_s=None, ratio_interval=None, p95_interval_s=None)
+
+    return msgspec.structs.replace(
+        found,
+        all=bare(found.all),
+        teams={name: bare(one) for name, one in found.teams.items()},
+        users={name: bare(one) for name, one in found.users.items()},
+    )
 
 
 def score(

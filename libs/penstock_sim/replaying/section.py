@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from typing import Final
 
 from penstock_sim.replaying import tables
-from penstock_sim.replaying.score import JobChange, Score
+from penstock_sim.replaying.score import Check, JobChange, Score
 from penstock_sim.replaying.tables import Span
 
+_NAMED: Final = 5
 
-def sections(scores: Mapping[str, Score], span: Span) -> list[str]:
+
+def sections(scores: Mapping[str, Score], span: Span, check: Check | None = None) -> list[str]:
     """Return HTML: a heading and three tables for each policy."""
-    return [line for policy, score in scores.items() for line in _section(policy, score, span)]
+    return [line for policy, score in scores.items() for line in _section(policy, score, span, check)]
 
 
-def _section(policy: str, score: Score, span: Span) -> Iterator[str]:
+def _section(policy: str, score: Score, span: Span, check: Check | None) -> Iterator[str]:
     yield f"<h2>{escape(policy)} against what really happened</h2>"
-    yield f"<p>{escape(finding(policy, score, span))}</p>"
+    yield f"<p>{escape(finding(policy, score, span, check))}</p>"
     if score.all.jobs:
-        yield from _table(tables.CHANGES, tables.changes(score, span, most=None), words=1)
+        rows = tables.changes(score, span, most=None, verdict=check is None or check.holds)
+        yield from _table(tables.CHANGES, rows, words=1)
     if score.everybody.censored:
         sentence = tables.everybody(score.everybody, span)
         yield f'<p class="faint">{escape(sentence[0].upper() + sentence[1:])}.</p>'
@@ -29,21 +33,56 @@ def _section(policy: str, score: Score, span: Span) -> Iterator[str]:
     yield "</div>"
 
 
-def finding(policy: str, score: Score, span: Span) -> str:
+def finding(policy: str, score: Score, span: Span, check: Check | None = None) -> str:
     """Return in a sentence whether jobs complete earlier, and how sure that is."""
     found = score.all
     if not found.jobs:
         return f"No job completed both really and under {policy}: there is nothing to compare."
-    ratio = f" ({found.ratio:.2f} of what it was)" if found.ratio is not None else ""
-    figures = f"average JCT {span(found.avg_s)} instead of {span(found.was_avg_s)}{ratio}"
+    over = f"over {found.jobs:,} job{'s' if found.jobs > 1 else ''}"
+    if span(found.avg_s) == span(found.was_avg_s):
+        figures = f"average JCT {span(found.avg_s)}, no difference, {over}"
+    else:
+        ratio = f" ({_ratio(found.ratio)} of what it was)" if found.ratio is not None else ""
+        figures = f"average JCT {span(found.avg_s)} instead of {span(found.was_avg_s)}{ratio} {over}"
+    if check is not None and not check.holds:
+        return f"{policy}: {figures}; no verdict, for the replay itself is off."
     if found.avg_interval_s is None:
-        return f"{policy}: {figures} over {found.jobs} jobs, too few to say how sure that is."
+        return f"{policy}: {figures}, too few to say how sure that is."
+    if span(found.avg_s) == span(found.was_avg_s):
+        low, high = (tables.signed(bound, span) for bound in (found.avg_interval_s.low, found.avg_interval_s.high))
+        return f"{policy}: {figures}" + (f"; the interval is from {low} to {high}." if low != high else ".")
     sure = (
         "the interval of the difference does not contain 0"
         if found.certain
         else "the interval of the difference contains 0, so neither is shown to be better"
     )
-    return f"{policy}: {figures} over {found.jobs:,} jobs; {sure}."
+    return f"{policy}: {figures}; {sure}."
+
+
+def off(check: Check, span: Span) -> str:
+    """Return in a sentence how far the replay of what was recorded is off, and what follows from it."""
+    if check.off is None:
+        return (
+            f"no verdict: no job completed both really and in the replay under {check.policy}, so nobody knows how far "
+            "replays of this log are off"
+        )
+    figures = (
+        f"replayed under {check.policy}, as it was recorded, the log has an average JCT of {span(check.avg_s)}; it was "
+        f"{span(check.was_avg_s)}, so replays are off by {check.off:+.1%}"
+    )
+    if check.holds:
+        return f"{figures}; up to {check.tolerance:.0%} there are verdicts"
+    most = ", ".join(f"{job.id} ({job.name}) {tables.signed(job.change_s, span)}" for job in check.differ[:_NAMED])
+    return (
+        f"no verdict: {figures}, more than the {check.tolerance:.0%} up to which it is said how sure a difference is"
+        + (f". These jobs differ most: {most}" if most else "")
+        + ". If the cluster had other settings than this, name its file (--config) or its policy (--recorded)"
+    )
+
+
+def _ratio(ratio: float) -> str:
+    """Return a ratio in as many digits as tell it from 1."""
+    return next((text for digits in (2, 3, 4) if float(text := f"{ratio:.{digits}f}") != 1.0), "about 1.00")
 
 
 def _jobs(what: str, jobs: tuple[JobChange, ...], span: Span) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock_sim.replaying.score import Everybody, JobChange, Score
-from penstock_sim.report.intervals import Change, Interval
+from penstock_sim.report.intervals import Change
 
 Span = Callable[[float], str]
 """Says how lengths of time read."""
@@ -17,7 +17,7 @@ JOBS: Final = ("JOB", "NAME", "GPUS", "USER", "WAS", "NOW", "CHANGE")
 _LARGEST: Final = 10
 
 
-def changes(score: Score, span: Span, most: int | None = _LARGEST) -> Iterator[Row]:
+def changes(score: Score, span: Span, most: int | None = _LARGEST, *, verdict: bool = True) -> Iterator[Row]:
     """
     Yield two rows for all jobs, and for each team and user: averages and 95th percentiles.
 
@@ -25,9 +25,11 @@ def changes(score: Score, span: Span, most: int | None = _LARGEST) -> Iterator[R
     ----------
     most : int or None
         Of the teams, and of the users; None for all of them.
+    verdict : bool
+        Whether it may be said how sure a difference is.
     """
     for who, one in parties(score, most):
-        yield from _change(who, one, span)
+        yield from _change(who, one, span, "too few jobs" if verdict else "no verdict")
 
 
 def parties(score: Score, most: int | None = _LARGEST) -> Iterator[tuple[str, Change]]:
@@ -64,19 +66,17 @@ def signed(seconds: float, span: Span) -> str:
 
     Examples
     --------
-    >>> signed(-1.25, "{:.1f}s".format), signed(2.0, "{:.1f}s".format)
-    ('-1.2s', '+2.0s')
+    >>> signed(-1.25, "{:.1f}s".format), signed(2.0, "{:.1f}s".format), signed(-0.01, "{:.1f}s".format)
+    ('-1.2s', '+2.0s', '0.0s')
     """
+    if span(abs(seconds)) == span(0.0):
+        return span(0.0)
     return ("-" if seconds < 0 else "+") + span(abs(seconds))
 
 
-def _change(who: str, one: Change, span: Span) -> Iterator[Row]:
+def _change(who: str, one: Change, span: Span, unsaid: str) -> Iterator[Row]:
     average = (one.was_avg_s, one.avg_s, one.avg_change_s, one.avg_interval_s)
     p95 = (one.was_p95_s, one.p95_s, one.p95_change_s, one.p95_interval_s)
-    yield (who, str(one.jobs), "avg", *_figures(*average, span))
-    yield (who, str(one.jobs), "p95", *_figures(*p95, span))
-
-
-def _figures(was_s: float, now_s: float, change_s: float, bounds: Interval | None, span: Span) -> Row:
-    words = f"{signed(bounds.low, span)} to {signed(bounds.high, span)}" if bounds is not None else "too few jobs"
-    return (span(was_s), span(now_s), signed(change_s, span), words)
+    for what, (was_s, now_s, change_s, bounds) in (("avg", average), ("p95", p95)):
+        words = f"{signed(bounds.low, span)} to {signed(bounds.high, span)}" if bounds is not None else unsaid
+        yield (who, str(one.jobs), what, span(was_s), span(now_s), signed(change_s, span), words)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from penstock_bus import Decider, Delivery
 from penstock_events import AnyEvent, Event
 from penstock_sim.virtual.agenda import Agenda
 from penstock_sim.virtual.log import Log
-from penstock_sim.virtual.station import Station
+from penstock_sim.virtual.station import Delays, Station
 
 E = TypeVar("E", bound=Event)
 
@@ -36,13 +37,17 @@ class Engine:
     deciders : sequence of Decider
         In the order in which they are asked at one time.
     log : Log
+    delays : mapping of str to Delays, optional
+        By a decider's name; one that is not named is asked at once.
     """
 
-    def __init__(self, deciders: Sequence[Decider[Any]], log: Log) -> None:
+    def __init__(
+        self, deciders: Sequence[Decider[Any]], log: Log, delays: Mapping[str, Delays] = MappingProxyType({})
+    ) -> None:
         self.agenda = Agenda()
         self.now_s = 0.0
         self.instants = 0
-        self._stations = [Station(decider) for decider in deciders]
+        self._stations = [Station(decider, delays.get(decider.name)) for decider in deciders]
         self._heard = [station.heard for station in self._stations]
         self._heeding = cache(self._who_heeds)
         self._log = log
@@ -51,8 +56,8 @@ class Engine:
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a decider has asked to be asked again."""
-        return any(station.wake_at_s < math.inf for station in self._stations)
+        """Whether a decider is to be asked again."""
+        return any(station.next_s < math.inf for station in self._stations)
 
     def follow(self, kind: type[E], follower: Callable[[E], None]) -> None:
         """Have a function called with every fact of a kind that a decider has proposed, once it is true."""
@@ -69,7 +74,7 @@ class Engine:
     def wake(self) -> None:
         """Have every decider asked at this time: something changed that is not in the log, such as a node's silence."""
         for station in self._stations:
-            station.woken = True
+            station.wake(self.now_s)
 
     def run(self, more: Callable[[], bool] = lambda: True) -> None:
         """Let time pass until nothing more is to come, or until ``more``, asked after every instant, says so."""
@@ -83,10 +88,8 @@ class Engine:
     def _next_s(self) -> float:
         next_s = self.agenda.next_s
         for station in self._stations:
-            if station.woken:
-                return self.now_s
-            next_s = min(next_s, station.wake_at_s)
-        return next_s
+            next_s = min(next_s, station.next_s)
+        return max(self.now_s, next_s)
 
     def _settle(self) -> None:
         for _ in range(_RESTLESS):
@@ -98,7 +101,7 @@ class Engine:
     def _ask_all(self) -> int:
         proposed, now_s = 0, self.now_s
         for station in self._stations:
-            if station.woken or station.wake_at_s <= now_s:
+            if station.next_s <= now_s:
                 for proposal in station.decide(now_s):
                     proposed += 1
                     delivery = self._log.append(
@@ -118,11 +121,11 @@ class Engine:
     def _spread(self, delivery: Delivery) -> None:
         for heard in self._heard:
             heard.append(delivery)
-        for fact in delivery.commit.facts:
-            for station in self._heeding(type(fact)):
-                station.woken = True
         for witness in self._witnesses:
             witness(delivery)
+        for fact in delivery.commit.facts:
+            for station in self._heeding(type(fact)):
+                station.wake(self.now_s)
 
     def _who_heeds(self, kind: type[Event]) -> tuple[Station, ...]:
         """Return whom to ask after a fact of a kind."""

@@ -15,7 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from penstock_events import (
+    JobCancelled,
     NodeJoined,
     NodeLeft,
     Outcome,
@@ -125,6 +128,22 @@ class Executors:
             self._end_all(run, reason)
         self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
 
+    def cancel(self, fact: JobCancelled) -> None:
+        """Have somebody cancel a job; a run of it is stopped."""
+        task, now_s = self.tasks.get(fact.job_id), self._engine.now_s
+        if task is None or task.over or task.cancelled:
+            return
+        task.cancelled = True
+        run = self.runs.get(task.id)
+        self._append(subjects.job(task.id), msgspec.structs.replace(fact, at_s=now_s), "gateway/sim")
+        if run is None:
+            self._note_over(task)
+        elif not run.asked:
+            run.asked = True
+            if not run.stands:
+                self._stand(run, now_s, saved=True)
+            self._agenda.at(now_s + self._stop_s(run), self._end_cancelled, run)
+
     # --- the beginning of a run
     def _place(self, placement: Placement) -> None:
         task, kind = self.tasks[placement.job_id], placement.kind
@@ -136,7 +155,11 @@ class Executors:
         self.running += task.row >= 0
         for node_id in slots:
             self._here[node_id][task.id] = run
-        self._agenda.at(self._engine.now_s, self._start, run)
+        self._agenda.at(self._engine.now_s + self._launch_s(run), self._start, run)
+
+    def _launch_s(self, _run: Run) -> float:
+        """Return the time from a placement to the start of its processes."""
+        return 0.0
 
     def _pace(self, task: Task, kind: str) -> float:
         """Return how much work a run of a task does in a second."""
@@ -177,6 +200,7 @@ class Executors:
             return
         task = run.task
         run.done_s = task.next_s - task.kept_s
+        outcome: Outcome = "failed" if task.failures else "completed"
         if task.failures:
             reached_s, kept_s = task.failures.pop(0)
             task.lost_s += reached_s - kept_s
@@ -184,7 +208,7 @@ class Executors:
         else:
             task.kept_s = task.work_s
         for node_id in list(run.open):
-            self._end(run, node_id, "completed" if task.kept_s == task.work_s else "failed")
+            self._end(run, node_id, outcome)
 
     def _preempt(self, preemption: Preemption) -> None:
         run = self.runs.get(preemption.job_id)
@@ -193,7 +217,11 @@ class Executors:
         run.asked = True
         if not run.stands:
             self._stand(run, self._engine.now_s, saved=True)
-        self._agenda.at(self._engine.now_s + self.costs.stop_s, self._end_all, run, preemption.reason)
+        self._agenda.at(self._engine.now_s + self._stop_s(run), self._end_all, run, preemption.reason)
+
+    def _stop_s(self, _run: Run) -> float:
+        """Return how long a run that is asked to stop still holds its devices."""
+        return self.costs.stop_s
 
     def _stand(self, run: Run, now_s: float, *, saved: bool) -> None:
         """Have a run come to a stop, with its work saved, or what the last checkpoint has; nothing if it saves none."""
@@ -222,10 +250,20 @@ class Executors:
         for node_id in [node_id for node_id in run.open if node_id not in self.down_s]:
             self._end(run, node_id, "preempted", reason)
 
+    def _end_cancelled(self, run: Run) -> None:
+        for node_id in [node_id for node_id in run.open if node_id not in self.down_s]:
+            self._end(run, node_id, "cancelled", "cancelled")
+
     def _end(self, run: Run, node_id: str, outcome: Outcome, reason: str = "") -> None:
-        now_s, task = self._engine.now_s, run.task
-        ended = RunEnded(
-            at_s=now_s,
+        ended = self._ended(run, node_id, outcome, reason)
+        self._append(subjects.run(run.task.id), ended, f"executor/{node_id}")
+        self._leave(run, node_id, outcome)
+
+    def _ended(self, run: Run, node_id: str, outcome: Outcome, reason: str) -> RunEnded:
+        """Return what a node says at the end of its part of a run."""
+        task = run.task
+        return RunEnded(
+            at_s=self._engine.now_s,
             job_id=task.id,
             epoch=run.epoch,
             node_id=node_id,
@@ -237,8 +275,6 @@ class Executors:
             loop_s=run.done_s / run.speed,
             **self._said(run),
         )
-        self._append(subjects.run(task.id), ended, f"executor/{node_id}")
-        self._leave(run, node_id, outcome)
 
     def _said(self, _run: Run) -> dict[str, Any]:
         """Return what a run says of itself at its end, beside its steps."""
@@ -263,11 +299,14 @@ class Executors:
             task.executed_s += held_s
             task.held_gpu_s += held_s * task.gpus
             task.idle_s += held_s - run.done_s / run.speed
-        if run.outcome == "completed":
-            task.end_s = now_s
-            self.ended += task.row >= 0
+        if run.outcome == "completed" or task.cancelled:
+            self._note_over(task)
         elif run.outcome == "preempted":
             task.preemptions += 1
+
+    def _note_over(self, task: Task) -> None:
+        task.end_s = self._engine.now_s
+        self.ended += task.row >= 0
 
     def _is_on(self, run: Run) -> bool:
         return self.runs.get(run.task.id) is run

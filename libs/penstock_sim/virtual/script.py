@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock_events import AnyEvent, JobSubmitted, NodeJoined, Sample, SamplesRequested
 from penstock_sim.cluster import Nodes
@@ -48,6 +49,8 @@ class Script:
     sampled : Sampled
     shift_s : float
         Virtual time less the trace's.
+    executors : callable or None
+        Makes the executors, where they are not the plain ones.
     """
 
     trace: Trace
@@ -59,6 +62,7 @@ class Script:
     shift_s: float
     facts: Sequence[tuple[str, AnyEvent, str]] = ()
     outages: Sequence[Outage] = field(default_factory=tuple)
+    executors: Callable[..., Any] | None = None
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock_autoscaler.machine import decider as autoscaler
+from penstock_autoscaler.settings import Settings as AutoscalerSettings
 from penstock_bus import Decider
 from penstock_events import JobsRanked, RoundDecided, SamplesRequested, SweepCancelled
 from penstock_gateway.announcements import announcer
@@ -39,6 +40,7 @@ from penstock_sim.virtual.records import Records
 from penstock_sim.virtual.resizing import Elastic, ElasticExecutors, elastic
 from penstock_sim.virtual.script import Script, of_trace
 from penstock_sim.virtual.speedups import Speedups, relative
+from penstock_sim.virtual.station import Delays
 from penstock_sim.virtual.workload import Telling
 from penstock_sim.virtual.world import World
 
@@ -76,6 +78,10 @@ class Options:
         Whether the production profiler samples unseen workloads; otherwise their speeds are known from the beginning.
     elastic : Elastic, optional
         Makes all jobs elastic, for the production autoscaler to size.
+    autoscaler : settings of the autoscaler, optional
+        Has it size those of the script's jobs that are elastic by themselves.
+    delays : mapping of str to Delays
+        By service: what keeps it from deciding at once.
     seed : int
         Of failures and errors.
     log : Path, optional
@@ -97,6 +103,8 @@ class Options:
     length_error: float = 0.0
     profile: bool = False
     elastic: Elastic | None = None
+    autoscaler: AutoscalerSettings | None = None
+    delays: Mapping[str, Delays] = field(default_factory=dict)
     seed: int = 0
     log: Path | None = None
     timeline: bool = False
@@ -188,9 +196,10 @@ class _Simulation:
         shapes: Mapping[str, Shape] = {}
         if options.elastic is not None:
             script, shapes = elastic(script, options.elastic)
-        self.records = Records(script, resizes=bool(shapes))
-        self.engine = Engine(self._deciders(), Log(written.add if written is not None else None))
-        self._executors = (partial(ElasticExecutors, shapes=shapes) if shapes else Executors)(
+        self.records = Records(script, resizes=bool(shapes) or options.autoscaler is not None)
+        self.engine = Engine(self._deciders(), Log(written.add if written is not None else None), options.delays)
+        make = script.executors or (partial(ElasticExecutors, shapes=shapes) if shapes else Executors)
+        self._executors: Executors = make(
             self.engine,
             speed=script.speed,
             costs=options.costs,
@@ -219,6 +228,8 @@ class _Simulation:
         ]
         if options.elastic is not None:
             found.append(autoscaler(options.elastic.settings))
+        elif options.autoscaler is not None:
+            found.append(autoscaler(options.autoscaler))
         if options.log is None:
             return found
         return [*found, gateway(GatewaySettings()) if self._cancels_sweeps else announcer()]

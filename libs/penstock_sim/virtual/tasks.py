@@ -31,6 +31,8 @@ class Task:
         specification says.
     iteration_s : float
         Of an iteration, on the fastest kind: what steps count.
+    cancelled : bool
+        Somebody has cancelled it: its present run, if it has one, is its last.
     saves : bool
         Whether what a run has done is kept when it is stopped; else it all is to do once more.
     kept_s : float
@@ -57,6 +59,7 @@ class Task:
     startings_s: list[float] = field(default_factory=list)
     failures: list[tuple[float, float]] = field(default_factory=list)
     saves: bool = True
+    cancelled: bool = False
     runs: int = 0
     kept_s: float = 0.0
     lost_s: float = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from penstock_events import JobSubmitted, NodeJoined, NodeLeft, subjects
+from penstock_events import JobCancelled, JobSubmitted, NodeJoined, NodeLeft, subjects
 from penstock_sim.virtual.costs import Failures
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
@@ -38,6 +38,8 @@ class World:
                 at(fact.at_s, self._executors.leave, fact)
             elif isinstance(fact, NodeJoined):
                 at(fact.at_s, self._executors.repair, fact)
+            elif isinstance(fact, JobCancelled):
+                at(fact.at_s, self._executors.cancel, fact)
             else:
                 at(fact.at_s, append, subject, fact, actor)
         for outage in script.outages:
