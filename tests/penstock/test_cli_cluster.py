@@ -251,6 +251,14 @@ def test_the_doctor_counts_one_as_one(memory_bus: MemoryBus) -> None:
     assert "1 message was rejected, the last because no JSON" in asyncio.run(log()).detail
 
 
+def test_the_doctor_says_how_runs_are_held_to_their_part_of_the_hosts_memory() -> None:
+    nodes = [node_view(f"n{i}", held_by=held_by) for i, held_by in enumerate(("cgroup", "rlimit", "cgroup", ""))]
+    found = doctor.host_memory(views.NodesView(nodes=tuple(nodes), seq=1))
+    assert found is not None
+    assert found.detail == "runs are held to their part by cgroup on 2 nodes and by rlimit on 1 node"
+    assert doctor.host_memory(views.NodesView(nodes=(node_view(),), seq=1)) is None
+
+
 def test_the_doctor_warns_of_lost_nodes() -> None:
     found = views.NodesView(nodes=(node_view(), node_view("n2", state="lost")), seq=1)
     assert doctor.nodes(found).detail == "1 up with 2 devices; lost: n2"

@@ -234,7 +234,7 @@ async def _gateway(client: Client) -> AsyncIterator[Finding]:
     backlog = status.backlog
     if backlog > 1000:
         yield Finding("warn", "gateway", f"{backlog} facts behind the log", "wait, or start more replicas")
-    for finding in (nodes(found), skew(found, now_s())):
+    for finding in (nodes(found), host_memory(found), skew(found, now_s())):
         if finding:
             yield finding
 
@@ -251,6 +251,16 @@ def nodes(found: views.NodesView) -> Finding:
         remedy = f"restart their executors, or `penstock node remove {' '.join(away)}`"
         return Finding("warn", "nodes", f"{detail}; lost: {', '.join(away)}", remedy)
     return Finding("ok", "nodes", detail)
+
+
+def host_memory(found: views.NodesView) -> Finding | None:
+    """Tell how runs are held to their part of the hosts' memory; nothing where no node says so."""
+    held: dict[str, list[str]] = {}
+    for node in found.nodes:
+        if node.state == "up" and node.held_by:
+            held.setdefault(node.held_by, []).append(node.id)
+    words = (f"by {how} on {len(ids)} node{'s' if len(ids) > 1 else ''}" for how, ids in sorted(held.items()))
+    return Finding("ok", "host memory", f"runs are held to their part {' and '.join(words)}") if held else None
 
 
 def skew(found: views.NodesView, now: float) -> Finding | None:
