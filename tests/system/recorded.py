@@ -26,6 +26,7 @@ from penstock_events import (
     NodeDrained,
     NodeJoined,
     NodeLeft,
+    NodeRemoved,
     NodeResumed,
     Outcome,
     Placement,
@@ -36,6 +37,7 @@ from penstock_events import (
     RunCheckpointed,
     RunEnded,
     RunMeasured,
+    RunRewound,
     RunStarted,
     RunWarned,
     Sample,
@@ -126,6 +128,7 @@ def _gang() -> list[AnyEvent]:
         RoundDecided(at_s=0, pool="default", preemptions=(Preemption(job_id="g1", epoch=1, reason="rank"),)),
         _ended("g1", outcome="preempted", steps=12),
         _placed("g1", epoch=2, devices=(0, 1)),
+        RunRewound(at_s=0, job_id="g1", epoch=2, node_id="n1", step=5, generation=1, lost_step=10, lost_generation=1),
         _started("g1", epoch=2, devices=(0, 1)),
         _ended("g1", epoch=2, steps=30, metrics={"accuracy": 0.9}),
         _finished("g1", "completed"),
@@ -228,6 +231,7 @@ def _node_lost() -> list[AnyEvent]:
         _placed("l1", epoch=2),
         _started("l1", epoch=2),
         NodeLeft(at_s=0, node_id="n2", reason="gone"),
+        NodeRemoved(at_s=0, node_id="n2", by="ada"),
     ]
 
 
