@@ -235,7 +235,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def widths(self) -> range:
         """The numbers of devices that it may be given, feasible or not."""
-        return range(self.min_gpus, self.max_gpus + 1) if self.max_gpus else range(self.gpus, self.gpus + 1)
+        least, most = (self.min_gpus, self.max_gpus) if self.max_gpus else (self.gpus, self.gpus)
+        least = max(1, least)  # neither empty nor of no devices, whatever a foreign fact says
+        return range(least, max(least, most) + 1)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):

@@ -410,7 +410,8 @@ def _may_resume(job: Job) -> bool:
 
 def first_node(job: Job) -> str:
     """Return the node of a job's first process; empty where it has no lease."""
-    return job.placement.slots[0].node_id if job.placement is not None else ""
+    slots = job.placement.slots if job.placement is not None else ()
+    return slots[0].node_id if slots else ""
 
 
 def devices_of(job: Job, node_id: str) -> tuple[int, ...]:

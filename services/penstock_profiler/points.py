@@ -114,7 +114,7 @@ def batches(spec: JobSpec) -> tuple[int, int]:
     """Return the smallest and the largest batch over all devices that a job may be given."""
     if spec.batch is None:
         return max(1, spec.batch_size), max(1, spec.batch_size)
-    return spec.batch.min, spec.batch.max
+    return max(1, spec.batch.min), max(1, spec.batch.max)
 
 
 def most(spec: JobSpec, devices: int) -> int:
