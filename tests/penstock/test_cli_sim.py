@@ -12,14 +12,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE, Popen
+from typing import Any
 
 import pytest
 
 from penstock.cli import choosing, patience, planning, render, simulating
 from penstock.cli.asking import Asked
 from penstock.cli.comparing import Wanted
+from penstock_policies.levels import compiled as matching
 from penstock_sim import refusal
 from penstock_sim.cluster import load
+from penstock_sim.counted.kernels import compiled as counting
 from penstock_sim.outcome import Outcome
 from penstock_sim.report import table
 
@@ -107,6 +110,25 @@ def test_a_compressed_log_is_read_as_one_that_is_not(sim: Run, penstock: Run, tm
 def test_a_log_that_is_not_there_is_bad_input(penstock: Run) -> None:
     code, _, err = penstock("story", "j1", "--log", "none.jsonl")
     assert (code, err) == (2, "penstock: there is no file none.jsonl; check the path\n")
+
+
+@pytest.mark.parametrize(
+    ("policies", "compiled"),
+    [(("fifo",), ["counting"]), (("srtf", "allox"), ["matching"]), (("elastic",), ["counting"])],
+)
+def test_the_first_simulation_on_a_machine_says_that_it_compiles(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policies: Any, compiled: list[str]
+) -> None:
+    kept: list[str] = []
+    for name, kernels in (("counting", counting.KERNELS), ("matching", matching.KERNELS)):
+        monkeypatch.setattr(kernels, "are_kept", lambda: False)
+        monkeypatch.setattr(kernels, "keep_all", lambda _, name=name: kept.append(name))
+    planned = planning.plan(Asked(Path(jobs), cluster="1x4", policies=policies), timeline=False, spells=False)
+    simulating.compile_kernels(planned, says=True)
+    assert kept == compiled
+    assert capsys.readouterr().err == "penstock: compiling the simulator, once on this machine: about 40 s\n"
+    simulating.compile_kernels(planned, says=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
@@ -13,11 +14,13 @@ import typer
 
 from penstock.cli import comparing, render
 from penstock.cli.asking import Asked
+from penstock.cli.choosing import sized
 from penstock.cli.comparing import Wanted
 from penstock.cli.errors import Exit, tell
 from penstock.cli.patience import Patience
 from penstock.cli.planning import Plan, plan
 from penstock.cli.times import span
+from penstock_policies.kernels import Kernels
 from penstock_sim.outcome import Outcome
 from penstock_sim.report import seeds
 from penstock_sim.report.addition import Addition
@@ -41,6 +44,7 @@ def simulate(asked: Asked, wanted: Wanted) -> None:
     """Simulate every policy, and show and keep what came out; Ctrl-C leaves the results so far."""
     wanted.check()
     planned = plan(asked, timeline=wanted.out is not None, spells=wanted.gantt)
+    compile_kernels(planned, says=sys.stderr is not None and sys.stderr.isatty())
     with Patience() as patience:
         found = list(_one_by_one(planned, patience) if asked.processes == 1 else _at_once(planned, patience))
     if found:
@@ -50,6 +54,25 @@ def simulate(asked: Asked, wanted: Wanted) -> None:
             "stopped by Ctrl-C" + ("; what is shown are the results so far" if found else " before there was a result")
         )
         raise typer.Exit(Exit.INTERRUPTED)
+
+
+def compile_kernels(planned: Plan, *, says: bool) -> None:
+    """Have what is compiled ready before anything is timed; where that takes long, ``says`` so."""
+    from penstock_policies.levels import compiled as matching
+    from penstock_policies.levels import warming
+    from penstock_sim.counted.engine import warm
+    from penstock_sim.counted.kernels import compiled as counting
+
+    found: list[tuple[Kernels, Callable[[], None]]] = []
+    if planned.engine == "counted" or sized(planned.asked):
+        found.append((counting.KERNELS, warm))
+    if planned.engine == "deciders":
+        found.append((matching.KERNELS, warming.compile_kernels))
+    for kernels, compile_all in found:
+        if not kernels.are_kept():
+            if says:
+                tell("compiling the simulator, once on this machine: about 40 s")
+            kernels.keep_all(compile_all)
 
 
 def _present(planned: Plan, found: Sequence[Ran], wanted: Wanted, *, over: bool) -> None:

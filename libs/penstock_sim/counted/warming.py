@@ -1,4 +1,4 @@
-"""Compile the kernels before they are needed: ``python -m penstock_sim.counted.warming``."""
+"""Compile the kernels before they are needed, and keep them: ``python -m penstock_sim.counted.warming``."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from penstock_sim.counted.engine import warm
 from penstock_sim.counted.kernels.compiled import KERNELS
 
 if __name__ == "__main__":
-    warm()
+    KERNELS.keep_all(warm)
     KERNELS.forget_older()
