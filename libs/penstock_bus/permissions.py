@@ -39,6 +39,7 @@ _TOLD: Final = tuple(f"{subjects.ROOT}.{kind}.>" for kind in ("evt", "log", "sha
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
+        subjects.OUTPUTS,  # and no other service: an executor's answer is what a job wrote, sent where the asker says
         *(f"{_API}.CONSUMER.{call}.{subjects.INBOX}.*" for call in ("DURABLE.CREATE", "INFO", "MSG.NEXT")),
         f"$JS.ACK.{subjects.INBOX}.>",
     ],

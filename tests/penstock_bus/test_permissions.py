@@ -200,3 +200,23 @@ async def test_a_wrong_password_is_refused(server: Server) -> None:
     with pytest.raises(Unauthorized, match="check PENSTOCK_USER and PENSTOCK_PASSWORD"):
         async with connect(server.url, user="matcher", password="guess"):
             pass
+
+
+@pytest.mark.parametrize("user", [CLIENT, "gateway"])
+async def test_a_command_line_may_ask_executors_for_output_as_a_client_or_beside_the_gateway(
+    server: Server, user: str
+) -> None:
+    async def answer(_: bytes) -> Reply:
+        return Reply(body=b"output")
+
+    asked = client_of(server) if user == CLIENT else as_user(server, user)
+    subject = subjects.OUTPUTS.replace("*", "n1")
+    async with (
+        as_user(server, "executor") as executor,
+        asked as bus,
+        as_user(server, "ranker") as ranker,
+        executor.serve("output", "1.0.0", [Endpoint(name="output", subject=subject, handler=answer)]),
+    ):
+        assert await bus.request(subject, b"") == b"output"
+        with pytest.raises(Unauthorized):
+            await ranker.request(subject, b"")
