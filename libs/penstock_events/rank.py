@@ -56,9 +56,12 @@ class JobsRanked(Event, frozen=True, kw_only=True, tag="rank.jobs_ranked.v1"):
         Whether, in this order, jobs behind one that does not fit may start.
     preempts : {"never", "queue", "position"}
         Which jobs a running one makes way for: none, those of a lower queue, or all that come before it.
+    order : str
+        Its name: it tells which place a job would get that comes now.
     """
 
     pool: str
     ranks: tuple[Rank, ...]
     backfills: bool = True
     preempts: Literal["never", "queue", "position"] = "queue"
+    order: str = "2d-las"

@@ -160,11 +160,14 @@ class Manner(msgspec.Struct, frozen=True):
         Which jobs a running one makes way for: none, those of a lower queue, or all that come before it.
     in_order : bool
         Whether positions bind although jobs make way for lower queues.
+    order : str
+        Name of the order: one of :data:`penstock_policies.orders.ORDERS`.
     """
 
     backfills: bool = True
     preempts: Literal["never", "queue", "position"] = "queue"
     in_order: bool = False
+    order: str = "2d-las"
 
     @property
     def positions_bind(self) -> bool:

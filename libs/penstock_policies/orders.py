@@ -35,6 +35,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock_events import JobSpec
 from penstock_policies import gittins, las
 from penstock_policies.order import Manner
 
@@ -250,6 +251,31 @@ def rank(
     jobs.queue = queue.astype(np.float64)
     position = order.position(jobs, learnt)
     return queue, position, np.lexsort((jobs.entered_s, position, queue))
+
+
+def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
+    """
+    Return the position that a job gets which comes now, in queue 0; that of an order which is not known is the time.
+
+    Examples
+    --------
+    >>> job = JobSpec(name="a", command=("x",), gpus=2, duration_s=60.0)
+    >>> [newcomer(name, job, 7.0) for name in ("fifo", "srtf", "srsf", "2d-gittins")]
+    [7.0, 60.0, 120.0, -1.0]
+    """
+    known = next((each for name, each in ORDERS.items() if name == order), None)
+    if known is None:
+        return now_s
+    standing: Standing[float] = Standing(
+        gpus=float(spec.gpus),
+        submitted_s=now_s,
+        entered_s=now_s,
+        executed_s=0.0,
+        served_s=0.0,
+        length_s=spec.duration_s or UNKNOWN_S,
+        queue=0.0,
+    )
+    return known.position(standing, NOTHING)
 
 
 def by_submission(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions

@@ -50,7 +50,7 @@ class Ordering(msgspec.Struct, frozen=True, kw_only=True):
 
     def ladder(self) -> Ladder:
         """Return it as a ranking takes it."""
-        return Ladder(ORDERS[self.order], self.thresholds_gpu_s, self.promote_knob)
+        return Ladder(ORDERS[self.order], self.thresholds_gpu_s, self.promote_knob, self.order)
 
 
 _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from penstock_policies import las
+from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.orders import NOTHING, UNKNOWN_S, Learnt, Order, Standing
 from penstock_policies.sortedkeys import SortedKeys
 
@@ -59,11 +62,19 @@ class Ladder:
     thresholds_gpu_s : (K - 1,) floats, GPU-seconds, rising; seconds for an order that demotes by time
     promote_knob : float or None
         A job that has waited this many times what it has executed goes back to queue 0; None: never.
+    name : str
+        Of the order.
     """
 
     order: Order
     thresholds_gpu_s: Sequence[float] = ()
     promote_knob: float | None = None
+    name: str = BY_QUEUE.order
+
+    @property
+    def manner(self) -> Manner:
+        """How it is walked, and what it is called."""
+        return msgspec.structs.replace(self.order.manner, order=self.name)
 
     @property
     def limits(self) -> Sequence[float]:

@@ -21,7 +21,7 @@ _WAITS_FOR_DEVICES = {"capacity", "gang", "host_cpus", "host_memory", "later_pla
 
 def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None = None) -> DryRunView:
     """
-    Return where the job would start in the next round, or why it would wait and for how long about.
+    Return where the job would start in the next rounds, or why it would wait and for how long about.
 
     Parameters
     ----------
@@ -40,12 +40,18 @@ def dry_run(state: State, spec: JobSpec, now_s: float, settings: Settings | None
     if too_large := smallest.problem(spec, caps, kinds, spec.pool):
         warnings = (*warnings, too_large)
     least = smallest.fixed(spec, caps, kinds)
-    size, key = smallest.told(state, spec, least, rules.await_profile_s), workload.key(spec)
-    with trial.submitted(state.pool(spec.pool, state.jobs, rules.topology), least, now_s, key=key) as pool:
+    key, waits = workload.key(spec), smallest.awaits_scaling(state, spec)
+    size = smallest.told(spec, least, rules.await_profile_s if waits else 0.0)
+    asks, sized = (spec, False) if waits else (least, spec.elastic)
+    pool_now = state.pool(spec.pool, state.jobs, rules.topology)
+    with trial.submitted(pool_now, asks, now_s, key=key, sized=sized) as pool:
         placement = trial.start_of(pool, trial.TRIED, now_s, rules)
         if placement is not None:
             told = (*warnings, *_sampled_first(state, spec), *_alone_at_first(pool))
-            return msgspec.structs.replace(_starts(state, placement, told), size=size)
+            found = msgspec.structs.replace(_starts(state, placement, told), size=size)
+            if spec.elastic and len(kinds) > 1:  # on which of them, the autoscaler says when it comes
+                return msgspec.structs.replace(found, kind="", devices=())
+            return found
         wait = trial.wait_of(pool, trial.TRIED, now_s, rules)
         estimate: Estimate = (None, "")
         if wait is not None and wait.cause in _WAITS_FOR_DEVICES:

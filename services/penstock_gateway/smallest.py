@@ -89,13 +89,22 @@ def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> 
     )
 
 
-def told(state: State, spec: JobSpec, trial: JobSpec, await_s: float) -> str:
-    """Return what is said of the size that a dry run has tried for an elastic job; empty for others."""
+def awaits_scaling(state: State, spec: JobSpec) -> bool:
+    """Return whether a job would wait for its first size until its workload is measured."""
+    job = Job(id="", spec=spec, submitted_s=0.0)
+    return sampling.awaits_scaling(job, known=workload.key(spec) in state.scaled)
+
+
+def told(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
+    """
+    Return what is said of the size that a dry run has tried for an elastic job; empty for others.
+
+    ``await_s`` is for how long it waits for its workload to be measured at most; 0 where it does not.
+    """
     if not spec.elastic:
         return ""
     batch = f" and a batch of {trial.batch_size}" if trial.batch_size else ""
-    known = workload.key(spec) in state.scaled
-    when = "when it comes" if known else f"once its workload is measured, or after {await_s:g} s"
+    when = f"once its workload is measured, or after {await_s:g} s" if await_s else "when it comes"
     return (
         f"tried with {count(trial.gpus, 'device')}{batch}, the fewest that do; it may be given {range_words(spec)}, "
         f"and what it gets of that is decided {when}"

@@ -136,9 +136,16 @@ def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
     for pool, ranking in sorted(book.rankings.items()):
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
-        manner = ranking.ladder.order.manner
+        manner = ranking.ladder.manner
         if ranks or (manner != state.manners.get(pool, BY_QUEUE) and len(ranking)):
-            fact = JobsRanked(at_s=now_s, pool=pool, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
+            fact = JobsRanked(
+                at_s=now_s,
+                pool=pool,
+                ranks=ranks,
+                backfills=manner.backfills,
+                preempts=manner.preempts,
+                order=manner.order,
+            )
             proposals.append(Proposal(subject=subjects.rank(pool), facts=(fact,), cause=state.seq))
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
@@ -167,7 +174,7 @@ def _conclude(state: State, job: Job, book: Book | None) -> None:
 
 
 def _note_ranks(state: State, event: JobsRanked) -> None:
-    state.manners[event.pool] = Manner(event.backfills, event.preempts)
+    state.manners[event.pool] = Manner(event.backfills, event.preempts, order=event.order)
     book = _open_book(state)
     for rank in event.ranks:
         job = state.jobs.by_id.get(rank.job_id)

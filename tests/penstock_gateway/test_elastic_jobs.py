@@ -432,8 +432,14 @@ def test_a_dry_run_tries_the_smallest_size_and_says_so(log: Scenario[machine.Sta
     assert (view.starts, view.devices) == (True, ("n1/fast0",))
     assert view.size == (
         "tried with 1 device and a batch of 64, the fewest that do; it may be given 1 to 8 devices with a batch of 64 "
-        "to 512, and what it gets of that is decided once its workload is measured, or after 10 s"
+        "to 512, and what it gets of that is decided when it comes"
     )
+
+
+def test_a_dry_run_of_one_that_is_sampled_says_that_it_waits_for_its_size(log: Scenario[machine.State]) -> None:
+    view = asked(log, profile="on")
+    assert (view.starts, view.cause) == (False, "profiling")
+    assert view.size.endswith("what it gets of that is decided once its workload is measured, or after 10 s")
 
 
 def test_of_a_known_workload_it_says_that_nothing_is_waited_for(log: Scenario[machine.State]) -> None:

@@ -41,7 +41,9 @@ def ended(job_id: str, at_s: float, epoch: int = 1, outcome: Outcome = "preempte
 
 def ranked(at_s: float, *ranks: Rank, pool: str = "default", order: Name = "2d-las") -> JobsRanked:
     manner = ORDERS[order].manner
-    return JobsRanked(pool=pool, at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
+    return JobsRanked(
+        pool=pool, at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts, order=order
+    )
 
 
 def rank(  # noqa: PLR0917 - short words

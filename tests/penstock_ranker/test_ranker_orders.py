@@ -36,7 +36,7 @@ def finished(scenario: Scenario[machine.State], lengths_s: list[float], start_s:
 def test_by_index_new_jobs_come_in_the_order_of_their_submission():
     scenario = ranker(order="2d-gittins")
     scenario.at(3.0).when(submitted("a", 2.0), submitted("b", 1.0))
-    scenario.then(ranked(3.0, rank("b", 0, -1.0, since_s=1.0), rank("a", 0, -1.0, since_s=2.0)))
+    scenario.then(ranked(3.0, rank("b", 0, -1.0, since_s=1.0), rank("a", 0, -1.0, since_s=2.0), order="2d-gittins"))
 
 
 def test_by_index_a_job_that_comes_nearer_to_a_likely_end_is_ranked_before_those_that_have_not_run():
@@ -53,7 +53,7 @@ def test_by_index_a_job_that_comes_nearer_to_a_likely_end_is_ranked_before_those
 def test_by_index_the_last_queue_is_first_come_first_served():
     scenario = ranker(order="2d-gittins")
     scenario.given(submitted("a", 10.0), *running("a", 10.0)).at(19.0)
-    scenario.then(ranked(19.0, rank("a", 2, -1.0, 9.0, since_s=18.0)))
+    scenario.then(ranked(19.0, rank("a", 2, -1.0, 9.0, since_s=18.0), order="2d-gittins"))
 
 
 def test_what_is_learnt_moves_those_that_have_run_and_nobody_else():

@@ -210,7 +210,8 @@ def dry_run_lines(view: views.DryRunView) -> list[str]:
     """Return where the job would start at once, or why it would wait, and for how long about."""
     if view.starts:
         beside = f", beside {', '.join(view.beside)}" if view.beside else ""
-        head = f"would start at once on {render.devices(view.devices)} ({view.kind}){beside}"
+        where = f" on {render.devices(view.devices)} ({view.kind})" if view.devices else ""
+        head = f"would start at once{where}{beside}"
     else:
         head = f"would wait: {_words(view.cause)}"
     pairs = [

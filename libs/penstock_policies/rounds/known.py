@@ -29,6 +29,7 @@ from penstock_events import State as JobState
 from penstock_policies.cluster import OF_NODES, Cluster
 from penstock_policies.estimates import Finished
 from penstock_policies.order import BY_QUEUE, Manner
+from penstock_policies.orders import newcomer
 from penstock_policies.rounds.books import Books
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.roster import Roster
@@ -205,7 +206,7 @@ def _learn_ranks(known: Known, jobs: Jobs, event: JobsRanked) -> bool:  # noqa: 
     for rank in event.ranks:
         if rank.job_id in keys:
             ranks[rank.job_id] = rank
-    known.manners[event.pool] = Manner(event.backfills, event.preempts)
+    known.manners[event.pool] = Manner(event.backfills, event.preempts, order=event.order)
     return True
 
 
@@ -271,10 +272,18 @@ def _sort_in(known: Known, jobs: Iterable[Job], kind: str, at_s: float) -> None:
                 known.keys[job.id] = job.profile_key or workload.key(job.spec)
                 known.live.setdefault(job.spec.pool, {})[job.id] = None
                 known.books.arrive(job, at_s)
+                _rank_newcomer(known, job)
             known.books.note(job, at_s, known.cluster, known.speeds.of, known.keys[job.id])
         elif job.id in known.keys:
             known.books.leave(job, at_s)
             _forget(known, job, kind)
+
+
+def _rank_newcomer(known: Known, job: Job) -> None:
+    """Give a new job the place that the ranker will: until then, orders that go by lengths would have it come first."""
+    position = newcomer(known.manners.get(job.spec.pool, BY_QUEUE).order, job.spec, job.submitted_s)
+    if job.sample is None and position != job.submitted_s:
+        known.ranks[job.id] = Rank(job_id=job.id, queue=0, position=position, since_s=job.submitted_s)
 
 
 def _forget(known: Known, job: Job, kind: str) -> None:

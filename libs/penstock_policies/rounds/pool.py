@@ -48,7 +48,7 @@ class Pool(msgspec.Struct, frozen=True):
     name: str
     cluster: Cluster
     roster: Roster
-    ranks: Mapping[str, Rank]
+    ranks: dict[str, Rank]
     keys: Mapping[str, str]
     speeds: Speeds
     finished_s: Finished

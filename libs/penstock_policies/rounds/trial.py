@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
-from penstock_events import Job, Jobs, JobSpec, Placement, RoundDecided, State, Wait, workload
+from penstock_events import Job, Jobs, JobSpec, Placement, Rank, RoundDecided, State, Wait, workload
 from penstock_policies.order import Rules
+from penstock_policies.orders import newcomer
 from penstock_policies.progress import Progress
 from penstock_policies.rounds.decide import decide_pool
 from penstock_policies.rounds.pool import Pool
@@ -57,20 +58,36 @@ def changed(pool: Pool, *jobs: Job) -> Iterator[Pool]:
 
 @contextmanager
 def submitted(
-    pool: Pool, spec: JobSpec, now_s: float, instead_of: Job | None = None, *, key: str = ""
+    pool: Pool,
+    spec: JobSpec,
+    now_s: float,
+    instead_of: Job | None = None,
+    *,
+    key: str = "",
+    sized: bool | None = None,
 ) -> Iterator[Pool]:
     """
     Be the pool with one more job, called :data:`TRIED` and submitted now; without the one it is ``instead_of``.
 
-    ``key`` is that of its workload, where its specification is not what tells it. An elastic job is tried with the size
-    that it asks for, as if that had been decided.
+    Parameters
+    ----------
+    key : str
+        That of its workload, where its specification is not what tells it.
+    sized : bool, optional
+        Whether the job is tried as if what it asks for had been decided by the autoscaler; None: if it is elastic.
+
+    Notes
+    -----
+    It has the place that the ranker gives to a job that comes now.
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
-    job.epoch = int(spec.elastic)
+    job.epoch = int(spec.elastic if sized is None else sized)
+    position = newcomer(pool.manner.order, spec, now_s)
+    rank = Rank(job_id=TRIED, queue=0, position=position, since_s=None if position == now_s else now_s)
     progress = _with_user(pool.progress, spec.user, now_s, again=instead_of is not None)
     books = msgspec.structs.replace(pool.books, progress={**pool.books.progress, pool.name: progress})
     gone = [_gone(instead_of)] if instead_of is not None else []
-    with changed(msgspec.structs.replace(pool, books=books), *gone, job) as tried:
+    with _ranked(pool, rank), changed(msgspec.structs.replace(pool, books=books), *gone, job) as tried:
         yield tried
 
 
@@ -85,6 +102,20 @@ def decided(pool: Pool, found: RoundDecided) -> Iterator[Pool]:
     books = msgspec.structs.replace(pool.books, staying={**pool.books.staying, pool.name: found.keeps})
     with changed(msgspec.structs.replace(pool, promised=promised, books=books), *jobs) as then:
         yield then
+
+
+@contextmanager
+def _ranked(pool: Pool, rank: Rank) -> Iterator[None]:
+    """Let a job that is not there have a rank for as long as the context lasts."""
+    before = pool.ranks.get(rank.job_id)
+    pool.ranks[rank.job_id] = rank
+    try:
+        yield
+    finally:
+        if before is not None:
+            pool.ranks[rank.job_id] = before
+        else:
+            del pool.ranks[rank.job_id]
 
 
 def _gone(job: Job) -> Job:
