@@ -40,7 +40,7 @@ from penstock_gateway.settings import Settings
 from penstock_gateway.sweeps import Sweep
 from penstock_policies.rounds.known import Known, fold
 
-SCHEMA: Final = "gateway.v9"
+SCHEMA: Final = "gateway.v10"
 
 
 class State(Known):

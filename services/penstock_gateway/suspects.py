@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -19,11 +19,24 @@ _FOR_DEVICES = {"capacity", "gang", "order"}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a waiting job stands: its pool, the rules of its rounds, and its rank (None where it does not matter)."""
+    """
+    Where a waiting job stands.
+
+    Attributes
+    ----------
+    pool : Pool
+    rules : Rules
+        Of its rounds.
+    rank : RankView or None
+        None where it does not matter.
+    borrowers : collection of str
+        Jobs of the pool that no quota covers.
+    """
 
     pool: Pool
     rules: Rules
     rank: RankView | None
+    borrowers: Collection[str] = ()
 
 
 def cleared(job: Job, cause: str, place: Place) -> Iterator[str]:
@@ -34,10 +47,25 @@ def cleared(job: Job, cause: str, place: Place) -> Iterator[str]:
         yield "not its priority: no waiting job stands before it"
     yield from _what_it_asks_for(job, cause, place.pool)
     if cause in _FOR_DEVICES:
-        yield f"not a quota: {'its team has one that covers it' if place.rules.quotas else 'there is none'}"
-        everybody = "every user's jobs enter each round"
-        yield f"not fairness: {everybody if place.rules.alpha >= 1.0 else 'its user is not kept back for others'}"
+        yield f"not a quota: {_quota(job, place)}"
+        yield f"not fairness: {_fairness(place)}"
     yield from _what_is_known(job, cause, place.pool)
+
+
+def _quota(job: Job, place: Place) -> str:
+    if not place.rules.quotas:
+        return "there is none"
+    if job.id in place.borrowers:
+        return "its team's is used up, and a larger one would not start it now"
+    return "its team has one that covers it"
+
+
+def _fairness(place: Place) -> str:
+    if place.rules.alpha >= 1.0:
+        return "every user's jobs enter each round"
+    if place.pool.alpha(place.rules) >= 1.0:
+        return "its user is not kept back for others"
+    return "it would not start now if every user's jobs entered the round"
 
 
 def _what_it_asks_for(job: Job, cause: str, pool: Pool) -> Iterator[str]:

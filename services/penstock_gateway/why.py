@@ -17,6 +17,7 @@ from penstock_gateway.words import count, duration, listed
 from penstock_policies.order import Rules
 from penstock_policies.rounds import trial
 from penstock_policies.rounds.alternatives import Alternatives
+from penstock_policies.rounds.decide import borrowers_of
 from penstock_policies.rounds.pool import Pool
 from penstock_policies.rounds.settings import Settings, rules_of
 
@@ -82,13 +83,14 @@ class Why:
             view = self._asked(job, view, pool, rules)  # the round spoke of the first in the order alone
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job) if view.cause not in _NO_PLACE else None
+        borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
         start_in_s, basis = None, ""
         if best is None and view.cause in _FOR_DEVICES:
             start_in_s, basis = expected_start(self._state, pool, job.id, self._now_s)
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in _FOR_DEVICES else view.remedy,
-            not_causes=tuple(suspects.cleared(job, view.cause, suspects.Place(pool, rules, rank))),
+            not_causes=tuple(suspects.cleared(job, view.cause, suspects.Place(pool, rules, rank, borrowers))),
             rank=rank,
             alternative=best,
             start_in_s=start_in_s,
@@ -165,7 +167,7 @@ def _without_a_round(state: State, job: Job) -> Said:
     done = sum(sample.state in TERMINAL for sample in samples)
     if done < len(samples):
         evidence = f"{done} of {count(len(samples), 'sample')} of its workload {key} are done"
-        return "profiling", evidence, "penstock submit --profile off skips the sampling"
+        return "profiling", evidence, "submit it with `--profile off`, and it is not sampled"
     evidence = "no round of the matcher has spoken of it yet"
     return UNDECIDED, evidence, "wait a moment; if it stays so, see with `penstock doctor` whether the matcher runs"
 

@@ -56,7 +56,7 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     return Decider(
         name="matcher",
         state=State,
-        schema="matcher.12",
+        schema="matcher.13",
         apply=apply,
         decide=decide_now,
         ignores=frozenset({JobFinished, RunWarned}),

@@ -89,7 +89,7 @@ def decider(
     return Decider(
         name="ranker",
         state=State,
-        schema="ranker.8",
+        schema="ranker.9",
         apply=apply,
         decide=partial(decide, chosen=chosen),
         ignores=frozenset({JobFinished, RunWarned, WorkloadProfiled}),

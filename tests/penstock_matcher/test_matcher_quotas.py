@@ -95,10 +95,32 @@ def test_within_a_team_the_order_holds():
 
 
 def test_those_who_wait_beyond_their_quota_are_told_so():
-    one = shared().given(*(job(f"{team}{i}", team=team) for team in "ab" for i in range(2)), job("a2", 1.5, team="a"))
+    one = shared().given(*(job(f"a{i}", team="a") for i in range(3)), *(job(f"b{i}", 1.5, team="b") for i in range(2)))
     (wait,) = rounds(one.at(2.0).settle())[-1].waits
     assert (wait.job_id, wait.cause) == ("a2", "fairness")
     assert "team `a`: 2 of 2 devices of its own go to jobs before this one" in wait.evidence
+
+
+def test_a_quota_is_no_cause_where_a_larger_one_would_not_start_the_job_either():
+    one = shared().given(*(job(f"{team}{i}", team=team) for team in "ab" for i in range(2)), job("a2", 1.5, team="a"))
+    (wait,) = rounds(one.at(2.0).settle())[-1].waits
+    assert (wait.job_id, wait.cause) == ("a2", "capacity")
+
+
+def test_nor_is_it_where_a_team_has_all_devices_to_itself():
+    one = matcher(quotas={"vision": 1}).given(node("n1", fast=4))
+    one.given(*(job(f"v{i}", 1.0 + i, team="vision") for i in range(5)))
+    (wait,) = rounds(one.at(6.0).settle())[-1].waits
+    assert (wait.job_id, wait.cause) == ("v4", "capacity")
+
+
+def test_it_is_where_others_have_borrowed_what_it_would_cover():
+    one = matcher(min_run_s=1.0, quotas={"a": 1}).given(node("n1", fast=4))
+    one.given(job("a0", team="a"), *(job(f"x{i}", team="x") for i in range(3)))
+    run_all(one, 2.0)
+    one.given(job("a1", 9.0, team="a"), job("x3", 9.0, team="x"))
+    waits = {wait.job_id: wait.cause for wait in rounds(one.at(9.0).settle())[-1].waits}
+    assert waits == {"a1": "fairness", "x3": "capacity"}
 
 
 def test_jobs_that_share_a_device_use_one_of_their_teams_together():

@@ -29,6 +29,12 @@ from penstock_policies.runs import Runs, Shape
 from penstock_policies.sharing import tied
 from penstock_policies.waiting import Reason, Scene
 
+_ALL: Final = 1 << 30
+"""Devices: a quota that covers everything."""
+
+TRIED_JOBS: Final = 2_000
+"""Bounds what a round spends on the truth about who is kept back: its tries, times the jobs of its pool."""
+
 STOPPING_S: Final = 1.0
 """Expected time until a stopping run is gone."""
 
@@ -86,11 +92,22 @@ class _Draft(msgspec.Struct, frozen=True):
     outlook: Outlook
     busy: Busy
 
+    @property
+    def taken(self) -> list[Located]:
+        """What was taken from the devices that are free."""
+        started = [located for _, _, devices in (*self.admitted.gangs, *self.matched.starts) for located in devices]
+        return [*started, *self.admitted.opened, *self.admitted.kept]
+
     def undo(self) -> None:
         """Give back all that was taken from what is free: it comes true, or does not, in the log."""
-        for _, _, devices in (*self.admitted.gangs, *self.matched.starts):
-            self.supply.free.give(devices)
-        self.supply.free.give((*self.admitted.opened, *self.admitted.kept))
+        self.supply.free.give(self.taken)
+
+    @property
+    def served(self) -> set[str]:
+        """The jobs that start, or that will when others have stopped."""
+        found = self.admitted
+        keeping = found.keeps.keys() - found.patient.keys()
+        return {ranked.job_id for ranked, _, _ in self.started} | {job.job_id for _, job in found.preempted} | keeping
 
     @property
     def acts(self) -> bool:
@@ -130,6 +147,14 @@ def decide_pool(pool: Pool, now_s: float, rules: Rules) -> tuple[RoundDecided | 
         draft.undo()
 
 
+def borrowers_of(pool: Pool, now_s: float, rules: Rules) -> Collection[str]:
+    """Return the jobs of a pool that no quota covers, those left out that nothing could start."""
+    outlook, supply = pool.outlook(now_s, rules), pool.supply()
+    scene = Scene(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
+    looked_at = candidates(explain.Moment(pool, scene, now_s, rules), supply, outlook)
+    return covering.of_pool(pool, looked_at.ready, outlook).borrowers
+
+
 def _ready(pool: Pool, ready: list[Ranked], covered: Coverage) -> list[Ranked]:
     """Return waiting jobs in rank order, borrowers last."""
     borrowers = covered.borrowers
@@ -165,7 +190,7 @@ def _decided(
 
 
 def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
-    """Return the first try that starts something, and the users who were left out at first."""
+    """Return the first try that starts something, and the users who were left out of it."""
     pool, supply, outlook = field.pool, field.supply, field.outlook
     alpha = pool.alpha(outlook.rules)
     left_out: Mapping[str, int] = {}
@@ -175,7 +200,7 @@ def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
         return _try(field, field.ready), left_out
     for turn in _turns(field, alpha):
         draft = _try(field, turn.entering)
-        left_out = left_out or turn.left_out
+        left_out = turn.left_out
         if draft.acts or len(turn.entering) == len(field.ready):
             break
         draft.admitted.undo(supply)
@@ -243,7 +268,7 @@ def _waits(moment: Moment, field: _Field, draft: _Draft, left_out: Mapping[str, 
     if not left:
         return ()
     hindered = explain.hindered(left, moment)
-    own = {**_passed_over(left, left_out, draft, rules), **covering.reasons(left, field.covered), **hindered.reasons}
+    own = {**_kept_back(field, draft, left, left_out), **hindered.reasons}
     reasons = explain.Reasons(own, draft.matched.later, _scene_after(moment.scene, pool.roster.runs(), draft))
     return explain.waits(left, reasons, rules.max_waits)
 
@@ -259,13 +284,72 @@ def _left(pool: Pool, started: Collection[str], most: int) -> Iterator[Ranked]:
     yield from roster.ranked(chain(open_to, held))
 
 
-def _passed_over(left: Sequence[Ranked], left_out: Mapping[str, int], draft: _Draft, rules: Rules) -> dict[str, Reason]:
-    """Return why those wait that could have started, had their users had less."""
-    if not left_out:
-        return {}
-    known = {*draft.matched.later, *draft.admitted.keeps}
-    free = (r for r in left if r.job.spec.user in left_out and not r.sample and r.job_id not in known)
-    return {r.job_id: _behind(left_out[r.job.spec.user], rules.alpha) for r in islice(free, rules.max_waits)}
+def _kept_back(field: _Field, draft: _Draft, left: Sequence[Ranked], left_out: Mapping[str, int]) -> dict[str, Reason]:
+    """
+    Return why those wait that would be served without fairness, or with a larger quota of their team.
+
+    Notes
+    -----
+    One more try of the round for fairness, and one for each team whose jobs wait beyond its quota and whom a larger one
+    could help at all. In a large pool (:data:`TRIED_JOBS`) none is made, and these are taken to be kept back.
+    """
+    left = [ranked for ranked in left if not ranked.sample and ranked.job_id not in draft.served]
+    behind = [r for r in left if r.job.spec.user in left_out and r.job_id not in draft.matched.later]
+    beyond = [ranked for ranked in left if ranked.job_id in field.covered.borrowers]
+    teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(field, team)]
+    beyond = [ranked for ranked in beyond if ranked.job.spec.team in teams]
+    if len(field.pool.roster) * (bool(behind) + len(teams)) <= TRIED_JOBS:
+        behind, beyond = _tried(field, draft, behind, beyond)
+    alpha = field.outlook.rules.alpha
+    return {
+        **{ranked.job_id: _behind(left_out[ranked.job.spec.user], alpha) for ranked in behind},
+        **covering.reasons(beyond, field.covered),
+    }
+
+
+def _tried(
+    field: _Field, draft: _Draft, behind: Sequence[Ranked], beyond: Sequence[Ranked]
+) -> tuple[list[Ranked], list[Ranked]]:
+    """Return those who would be served if all users' jobs entered, and those who would with a larger quota."""
+    draft.undo()
+    try:
+        entered = _served(msgspec.structs.replace(field, supply=field.pool.supply()), field.ready) if behind else set()
+        covered = {
+            team: _served(_with_quota(field, team), None)
+            for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond)
+        }
+    finally:
+        draft.supply.free.take(draft.taken)
+    return (
+        [ranked for ranked in behind if ranked.job_id in entered],
+        [ranked for ranked in beyond if ranked.job_id in covered[ranked.job.spec.team]],
+    )
+
+
+def _served(field: _Field, entering: Sequence[Ranked] | None) -> set[str]:
+    """Return who is served in a round that is not to be; None enters by turns."""
+    draft = _try(field, entering) if entering is not None else _draft(field)[0]
+    draft.undo()
+    return draft.served
+
+
+def _helps(field: _Field, team: str) -> bool:
+    """Say whether there is anything that a team could have with a larger quota: idle, borrowed, or made way for."""
+    if field.pool.manner.preempts != "never":
+        return True
+    roster, borrowers = field.pool.roster, field.covered.borrowers
+    lent = (roster.entries[key[3]].ranked for key in roster.leased if key[3] in borrowers)
+    return len(roster.free) > 0 or any(ranked.job.spec.team != team for ranked in lent)
+
+
+def _with_quota(field: _Field, team: str) -> _Field:
+    """Return a round with a quota that covers all jobs of a team."""
+    pool, outlook = field.pool, field.outlook
+    rules = msgspec.structs.replace(outlook.rules, quotas={**outlook.rules.quotas, team: _ALL})
+    outlook = msgspec.structs.replace(outlook, rules=rules)
+    covered = covering.of_pool(pool, field.looked_at.ready, outlook)
+    ready = _ready(pool, field.looked_at.ready, covered)
+    return _Field(pool, field.looked_at, pool.supply(), outlook, covered, ready)
 
 
 def _behind(others: int, alpha: float) -> Reason:
