@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from virtual_cluster import VirtualCluster, node, random_cluster
+from virtual_cluster import Settings, VirtualCluster, job, node, random_cluster
 
-from penstock_events import Job, JobHeld, State
+from penstock_events import Job, JobHeld, JobReleased, NodeDrained, PolicySet, State
 from penstock_events.views import WhyView
 from penstock_gateway.why import Why
+from penstock_matcher.settings import Settings as MatcherSettings
+from penstock_ranker.settings import Settings as RankerSettings
 
 CASES = 10
 SOON_S = 1.2
@@ -103,3 +106,98 @@ def disagreements(seed: int) -> list[str]:
 @pytest.mark.parametrize("seed", range(CASES))
 def test_what_keeps_a_job_waiting_is_what_why_names(seed: int) -> None:
     assert disagreements(seed) == []
+
+
+# --- each cause: alone, and where it is there and keeps nobody waiting
+def small(**rules: Any) -> VirtualCluster:
+    """Return two fast devices and two slow ones, of a pool in which who fits may overtake."""
+    settings = MatcherSettings(explain_every_s=0.0, min_run_s=0.0, **rules)
+    cluster = VirtualCluster(Settings(RankerSettings(order="fifo-backfill"), settings))
+    cluster.now(node("n0", fast=2, slow=2))
+    return cluster
+
+
+def cause(cluster: VirtualCluster, **fields: Any) -> str:
+    """Submit a job; return why it waits, or `running`."""
+    return why(cluster, cluster.submit(job(**fields)).id).cause
+
+
+def test_a_held_job_waits_for_its_release_and_a_released_one_does_not() -> None:
+    cluster = small()
+    assert cause(cluster, hold=True) == "held"
+    cluster.now(JobReleased(at_s=cluster.now_s, job_id="new"))
+    assert why(cluster, "new").cause == "running"
+
+
+def test_a_failed_job_waits_for_its_next_try_and_not_after_it_is_due() -> None:
+    cluster = small()
+    cluster.submit(job(retries=1, backoff_s=10.0, kinds=("fast",)), 5.0, failures=[(1.0, 0.0)])
+    cluster.run_until(cluster.now_s + 2.0)
+    assert why(cluster, "new").cause == "backoff"
+    cluster.submit(job("wide", gpus=2, kinds=("fast",)), 50.0)
+    cluster.run_until(cluster.now_s + 12.0)
+    assert why(cluster, "new").cause == "capacity"
+
+
+def test_a_new_workload_waits_for_its_speeds_and_no_longer_than_it_may() -> None:
+    sampled = {"profile": "on"}
+    assert cause(small(), **sampled) == "profiling"
+    assert cause(small(), kinds=("fast",), **sampled) == "running"
+    assert cause(small(await_profile_s=0.0), **sampled) == "running"
+
+
+def test_no_nodes_are_a_cause_where_none_takes_jobs() -> None:
+    cluster = small()
+    assert cause(cluster, pool="lab") == "no_nodes"
+    cluster.now(node("n1", pool="far", fast=1), NodeDrained(at_s=cluster.now_s, node_id="n1"))
+    assert cause(cluster, job_id="far", pool="far") == "no_nodes"
+    assert cause(cluster, job_id="here") == "running"
+
+
+@pytest.mark.parametrize("fields", [{"gpus": 3}, {"kinds": ("tpu",)}, {"memory_bytes": 2**50}])
+def test_what_no_node_holds_never_fits_and_what_one_does_waits_for_it(fields: dict[str, Any]) -> None:
+    cluster = small()
+    assert cause(cluster, **fields) == "never_fits"
+    cluster.now(node("n1", 2**21, at_s=cluster.now_s, fast=3, tpu=1))
+    assert why(cluster, "new").cause == "running"
+
+
+def test_capacity_is_the_cause_where_all_are_busy_and_gang_where_too_few_are_idle() -> None:
+    cluster = small()
+    cluster.submit(job("one", kinds=("fast",)))
+    assert cause(cluster, job_id="gang", gpus=2, kinds=("fast",)) == "gang"
+    cluster.submit(job("two", kinds=("fast",)))
+    assert why(cluster, "gang").cause == "capacity"
+    assert cause(cluster, job_id="more", kinds=("fast",)) == "capacity"
+    assert cause(cluster, job_id="slow", gpus=2, kinds=("slow",)) == "running"
+
+
+def test_order_is_the_cause_only_where_nobody_overtakes() -> None:
+    for order, said in (("fifo", "order"), ("fifo-backfill", "running")):
+        cluster = small()
+        cluster.now(PolicySet(at_s=cluster.now_s, pool="default", settings={"order": order}))
+        cluster.submit(job("one", kinds=("fast",)))
+        cluster.submit(job("gang", gpus=2, kinds=("fast",)))
+        assert cause(cluster) == said
+
+
+def test_a_quota_is_the_cause_where_others_have_borrowed_what_a_larger_one_would_cover() -> None:
+    cluster = small(quotas={"vision": 1})
+    for number, team in enumerate(["vision", "speech", "speech", "speech"]):
+        cluster.submit(job(f"j{number}", team=team))
+    cluster.run_until(cluster.now_s + 1.0)
+    assert cause(cluster, team="vision") == "fairness"
+    assert cause(cluster, job_id="other", team="speech") == "capacity"
+    cluster.rule_by(quotas={"vision": 2})
+    cluster.run_until(cluster.now_s + SOON_S)
+    assert why(cluster, "new").cause == "running"
+
+
+def test_it_is_not_where_the_team_has_all_devices_to_itself() -> None:
+    cluster = small(quotas={"vision": 1})
+    for number in range(4):
+        cluster.submit(job(f"j{number}", team="vision"))
+    assert cause(cluster, team="vision") == "capacity"
+    view = why(cluster, "new")
+    assert "not a quota: its team's is used up, and a larger one would not start it now" in view.not_causes
+    assert view.remedy == ""
