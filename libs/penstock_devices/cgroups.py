@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,6 +20,8 @@ ROOTS: Final = "penstock"
 _PERIOD_US: Final = 100_000
 _JOB: Final = "penstock-job-"
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_LOOKS: Final = 50
+_LOOK_S: Final = 0.002
 _ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
 
 
@@ -106,6 +111,18 @@ class Cgroups:
             peak_bytes=int(read(group / "memory.peak") or 0),  # Linux 5.19 and later
             killed=_fields(read(group / "memory.events")).get("oom_kill", 0),
         )
+
+    def end(self, key: str) -> None:
+        """Kill all that is in the group, and what it starts meanwhile: nobody leaves a group by himself."""
+        for _ in range(_LOOKS):
+            named = [int(pid) for pid in read(self._group(key) / "cgroup.procs").split()]
+            pids = [pid for pid in named if pid > 0]  # 0 stands for processes that cannot be seen from here
+            if not pids:
+                return
+            for pid in pids:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_LOOK_S)
 
     def forget(self, key: str) -> None:
         """Remove the group; one that still holds processes stays."""

@@ -128,5 +128,8 @@ class Caps(Protocol):
     def usage(self, key: str, leader: int) -> Usage:
         """Return what they hold; zeros where nobody is left."""
 
+    def end(self, key: str) -> None:
+        """End those that are left of them, where that can be known."""
+
     def forget(self, key: str) -> None:
         """Clean up after the last of them has ended."""

@@ -57,6 +57,10 @@ class Rlimit:
         del key
         return Usage(current_bytes=total(family(leader)).data_bytes)
 
+    def end(self, key: str) -> None:
+        """Limits know no members."""
+        del key
+
     def forget(self, key: str) -> None:
         """Nothing is left of a limit whose process has ended."""
         del key

@@ -277,6 +277,8 @@ class Host:
         process = self._processes.get(place)
         where = self.rank_dir(place)
         code = processes.exit_code(where) if process is None else processes.bury(process, where)
+        if code is None:
+            self.limits.end(*place)  # the shim, which would have ended all, was killed itself
         return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
 
     def ended(self, place: Place, code: int | None) -> None:

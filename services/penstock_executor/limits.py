@@ -215,6 +215,10 @@ class Limits:
             f"{self.host_words(key, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
         )
 
+    def end(self, key: Key, rank: int) -> None:
+        """End what a process has left in its control group, where it has one."""
+        self.enforcer.end(_name(key, rank))
+
     def forget_host(self, key: Key, ranks: Iterable[int]) -> None:
         """Remove what was made for a run that had its devices alone, and has ended."""
         if self.hosted.pop(key, None):

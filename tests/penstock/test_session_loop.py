@@ -155,3 +155,15 @@ def test_an_unknown_name_is_refused_as_in_any_module() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'sesion'"):
         penstock.sesion  # noqa: B018 - this is the mistake
     assert "session" in dir(penstock)
+
+
+def test_metrics_beyond_those_that_are_kept_are_left_out_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with penstock.session() as session:
+        session.report(**{f"m{i}": i for i in range(1000)})
+        session.report(**{"x" * 200: 1.0, "m0": 7.0})
+        kept = session._boundary.metrics
+        assert (len(kept), kept["m0"]) == (256, 7.0)
+    (said,) = [record.getMessage() for record in caplog.records if "metric_left_out" in record.getMessage()]
+    assert said.startswith("metric_left_out name=m256; 256 are kept, by names of at most 128 characters")

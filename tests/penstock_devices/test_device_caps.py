@@ -199,6 +199,20 @@ def test_kernels_that_do_not_sum_their_own_memory_have_it_summed() -> None:
     assert least("anon 100\nkernel_stack 10\npagetables 5\nslab_unreclaimable 1\n") == 116
 
 
+def test_all_that_is_in_a_group_is_ended_and_nobody_else(delegated: Path) -> None:
+    caps = Cgroups.open(delegated)
+    caps.command("j1-1-0", ["true"], 64 * MIB)
+    sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    inside, other = subprocess.Popen(sleeping, start_new_session=True), subprocess.Popen(sleeping)
+    (delegated / "penstock-job-j1-1-0/cgroup.procs").write_text(f"0\n{inside.pid}\n")
+    caps.end("j1-1-0")
+    assert inside.wait() == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    caps.end("unknown")
+
+
 def test_swap_does_not_stretch_a_cap(delegated: Path) -> None:
     caps = Cgroups.open(delegated)
     group = delegated / "penstock-job-j1-1-0"

@@ -38,6 +38,7 @@ class Enforcer:
     def __init__(self) -> None:
         self.changes: list[tuple[str, int, int]] = []
         self.forgotten: list[str] = []
+        self.ended: list[str] = []
         self.killed = 0
         self.cpus: dict[str, float] = {}
 
@@ -53,6 +54,9 @@ class Enforcer:
     def usage(self, key: str, leader: int) -> Usage:
         del key, leader
         return Usage(killed=self.killed)
+
+    def end(self, key: str) -> None:
+        self.ended.append(key)
 
     def forget(self, key: str) -> None:
         self.forgotten.append(key)

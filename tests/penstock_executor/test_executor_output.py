@@ -228,3 +228,36 @@ async def test_output_checkpoints_and_run_folders_are_open_to_the_executors_user
         assert path.stat().st_mode & 0o077 == 0, path
     assert (data / "output/j1/1/0/stdout").stat().st_mode & 0o077 == 0
     await world.cancel("j1")
+
+
+UNFLUSHED = """
+import json, os, socket, sys
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["PENSTOCK_SOCKET"])
+def say(kind, **fields):
+    agent.sendall(json.dumps({"type": kind, **fields}).encode() + b"\\n")
+say("hello", version=1, job_id=os.environ["PENSTOCK_JOB_ID"], epoch=1, rank=0, pid=os.getpid())
+if sys.argv[1] == "done":
+    say("done", step=40, loop_steps=40, loop_s=1.0)
+os._exit(int(sys.argv[2]))
+"""
+"""Leaves as Python does when it cannot flush its standard output."""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "expected"),
+    [
+        ("done", 120, ("completed", 0, 40)),
+        ("nothing", 120, ("failed", 120, 0)),
+        ("done", 1, ("failed", 1, 40)),
+    ],
+)
+async def test_a_job_that_had_done_all_and_could_not_flush_its_output_is_completed(
+    world: World, said: str, code: int, expected: tuple[str, int, int]
+) -> None:
+    await world.node()
+    await world.run("j1", *python(UNFLUSHED, said, str(code)))
+    ended = await world.ended("j1")
+    assert (ended.outcome, ended.exit_code, ended.steps) == expected
+    warned = "RunWarned" in await world.facts("j1")
+    assert warned == (expected == ("completed", 0, 40))
