@@ -123,6 +123,7 @@ def _bucket(limits: Limits) -> dict[str, Any]:
         "discard": "new",
         "max_bytes": limits.leases_bytes,
         "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,  # which the server wants for its markers
         "deny_delete": True,
         "allow_msg_ttl": True,
         "subject_delete_marker_ttl": 3600 * _S,
@@ -150,16 +151,14 @@ async def _ensure_one(link: Link, name: str, config: dict[str, Any]) -> None:
             raise
         await _create(link, name, config)
     else:
-        await _update(link, name, found, _outdated(found, config))
+        await _update(link, name, found, outdated(found, config))
 
 
-def _outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """Return what an earlier version had made otherwise."""
     changed: dict[str, Any] = {
         key: True for key in ("deny_delete", "deny_purge") if wanted.get(key) and not found.get(key)
     }
-    if found.get("allow_rollup_hdrs") and not wanted.get("allow_rollup_hdrs"):
-        changed["allow_rollup_hdrs"] = False
     if sorted(found["subjects"]) != sorted(wanted["subjects"]):
         changed["subjects"] = wanted["subjects"]
     if found["max_bytes"] in _UNLIMITED and "max_bytes" in wanted:
