@@ -115,7 +115,7 @@ async def test_where_no_gateway_ever_was_nothing_is_unknown() -> None:
 
 async def test_a_gateway_that_restarts_is_waited_for() -> None:
     gateway = Answers(CREATED)
-    async with MemoryBus() as bus, Client(bus=bus, again_s=0.01) as asked:
+    async with MemoryBus() as bus, Client(bus=bus, timeout_s=60.0, again_s=0.01, nobody_s=60.0) as asked:
         asking = asyncio.ensure_future(asked.submit(**JOB))
         await asyncio.sleep(0)
         async with gateway.serve(bus):
