@@ -70,6 +70,7 @@ class Free:
         hosts: Iterable[Node] | None = None,
     ) -> None:
         self.hosts = Hosts(hosts) if hosts is not None else None
+        self._limits: dict[tuple[object, ...], dict[str, int]] = {}  # until anything is taken or given
         self._shelves: dict[Device, _Shelf] = {}  # by class
         self._size = 0
         self._paths = paths or {}
@@ -95,7 +96,7 @@ class Free:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
         found: dict[str, int] = {}
         if self.is_tight(spec):
-            return {kind: count for kind in self._kinds_of(spec) if (count := sum(self._limited(spec, kind).values()))}
+            return {kind: count for kind in self._kinds_of(spec) if (count := self._count_within(spec, kind))}
         for like, shelf in self._shelves.items():
             if shelf.count and fits(spec, like):
                 found[like.kind] = found.get(like.kind, 0) + shelf.count
@@ -113,7 +114,7 @@ class Free:
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
         if self.is_tight(spec):
-            return sum(self._limited(spec, kind).values())
+            return self._count_within(spec, kind)
         return sum([shelf.count for shelf in self._fitting(spec, kind)])
 
     def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
@@ -122,12 +123,12 @@ class Free:
         for shelf in self._fitting(spec, kind):
             for node_id, held in shelf.held.items():
                 found[node_id] += held.values()
-        limits = self._limited(spec, kind) if self.is_tight(spec) else {}
-        return {
+        limits = self._limited(spec, kind) if self.is_tight(spec) else _NO_LIMITS
+        some = {
             node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))[: limits.get(node_id)]
             for node_id, held in found.items()
-            if not limits or node_id in limits
         }
+        return {node_id: held for node_id, held in some.items() if held}
 
     def choose(
         self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None, first_fit: bool = False
@@ -150,12 +151,10 @@ class Free:
         """
         if count < 1 or not (shelves := self._fitting(spec, kind)):
             return []
-        limits: Mapping[str, int] = {}
+        rooms, limits = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves), _NO_LIMITS
         if self.is_tight(spec):
             limits = self._limited(spec, kind)
-            rooms = _by_room(limits)
-        else:
-            rooms = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves)
+            rooms = _by_room(limits) if asks(spec) else _with(rooms, limits)
         enough = min([room for room in rooms if room >= count], default=0)
         if first_fit:
             nodes = _first_nodes(rooms, count)
@@ -173,8 +172,10 @@ class Free:
         if shelf is None or not shelf.count:
             return []
         rooms = shelf.rooms
-        if self.hosts is not None and self.hosts.beyond and not (rooms := self._rooms_for_others(shelf)):
-            return []
+        if self.hosts is not None and self.hosts.beyond:
+            rooms = _with(rooms, self._limits_of([shelf]))
+            if not rooms:
+                return []
         node_id = min(map(min, rooms.values())) if first_fit else self._tightest(rooms[min(rooms)])
         held = shelf.held[node_id]
         return [(node_id, held[min(held)])]
@@ -211,6 +212,7 @@ class Free:
     def charge(self, devices: Iterable[Located], spec: JobSpec) -> None:
         """Note what a job asks for of the hosts of its devices, which are not free."""
         if self.hosts is not None:
+            self._limits.clear()
             self.hosts.charge(((node_id, device.index) for node_id, device in devices), spec)
 
     def is_tight(self, spec: JobSpec) -> bool:
@@ -242,27 +244,52 @@ class Free:
         return sum(len(shelf.held.get(node_id, ())) for shelf in self._shelves.values())
 
     def _limited(self, spec: JobSpec, kind: str) -> dict[str, int]:
-        """Return node → how many free devices of a kind the job can have there, for nodes with any."""
-        found: Counter[str] = Counter()
-        for shelf in self._fitting(spec, kind):
-            for node_id, held in shelf.held.items():
-                found[node_id] += len(held)
-        rooms = {node_id: min(count, self._room(node_id, spec)) for node_id, count in found.items()}
-        return {node_id: room for node_id, room in rooms.items() if room}
+        """
+        Return node → how many free devices of a kind the job can have there: of one that asks for something all nodes
+        with any such device, else those on which others have left less room than devices.
+        """
+        return self._limits_of(self._fitting(spec, kind), spec)
 
-    def _room(self, node_id: str, spec: JobSpec) -> int:
-        free = self._free_on(node_id)
-        return free if self.hosts is None else self.hosts.room(node_id, free, spec)
+    def _limits_of(self, shelves: Sequence[_Shelf], spec: JobSpec | None = None) -> dict[str, int]:
+        hosts = self.hosts
+        if hosts is None:
+            return {}
+        asking = spec is not None and asks(spec)
+        key = (*map(id, shelves), spec.cpus if spec else 0.0, spec.host_memory_bytes if spec else 0)
+        if (known := self._limits.get(key)) is not None:
+            return known
+        nodes = dict.fromkeys(node_id for shelf in shelves for node_id in shelf.held) if asking else hosts.beyond
+        limits: dict[str, int] = {}
+        for node_id in nodes:
+            count = sum(len(shelf.held.get(node_id, ())) for shelf in shelves)
+            room = min(count, hosts.room(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
+            if asking or room < count:
+                limits[node_id] = room
+        self._limits[key] = limits
+        return limits
+
+    def _count_within(self, spec: JobSpec, kind: str) -> int:
+        """Return how many free devices of one kind the job can have as far as hosts have room."""
+        shelves = self._fitting(spec, kind)
+        limits = self._limits_of(shelves, spec)
+        if asks(spec):
+            return sum(limits.values())
+        return sum(shelf.count for shelf in shelves) - self._withheld(shelves, limits)
 
     def _for_others(self, like: Device) -> int:
         """Return how many free devices of a class jobs that ask for nothing can have."""
-        return sum(count * len(nodes) for count, nodes in self._rooms_for_others(self._shelves[like]).items())
+        shelf = self._shelves[like]
+        return shelf.count - self._withheld([shelf], self._limits_of([shelf]))
 
-    def _rooms_for_others(self, shelf: _Shelf) -> dict[int, set[str]]:
-        return _by_room({n: min(len(held), self._room(n, _ASKING_NOTHING)) for n, held in shelf.held.items()})
+    def _withheld(self, shelves: Sequence[_Shelf], limits: Mapping[str, int]) -> int:
+        """Return how many devices of limited nodes nobody can have."""
+        held = sum(len(shelf.held.get(node_id, ())) for node_id in limits for shelf in shelves)
+        return held - sum(limits.values())
 
     def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
         """Note that nodes have another number of devices of a class than before."""
+        if self._limits:
+            self._limits.clear()
         for (node_id, like), had in before.items():
             more = self._shelves[like].move(node_id, had)
             self._size += more
@@ -331,6 +358,16 @@ def _rooms_of(shelves: Iterable[_Shelf]) -> dict[int, set[str]]:
             for node_id in nodes:
                 by_node[node_id] += room
     return _by_room(by_node)
+
+
+def _with(rooms: Mapping[int, set[str]], limits: Mapping[str, int]) -> dict[int, set[str]]:
+    """Return rooms with those nodes moved that can give less than they have."""
+    if not limits:
+        return dict(rooms)
+    found = {room: nodes - limits.keys() for room, nodes in rooms.items()}
+    for room, nodes in _by_room(limits).items():
+        found[room] = found.get(room, set()) | nodes
+    return {room: nodes for room, nodes in found.items() if nodes}
 
 
 def _by_room(by_node: Mapping[str, int]) -> dict[int, set[str]]:
