@@ -159,8 +159,8 @@ class Ran:
 
     @property
     def stop_s(self) -> float:
-        """How long it took to stop when it was asked to; 0 where it was not, or ended by itself."""
-        asked = self.asked_s and self.outcome not in {"completed", "failed"}
+        """How long it took to stop when it was asked to; 0 where it was not, ended by itself, or was lost."""
+        asked = self.asked_s and self.outcome in {"preempted", "cancelled"}
         return max(0.0, self.ended_s - self.asked_s) if asked else 0.0
 
     @property
@@ -191,6 +191,8 @@ class History:
     gone : list of (float, str, NodeJoined or None, bool)
         When a node went, its id, what it said when it was back, and whether it had left in good order. One with which
         the log ends is no departure: the cluster was shut down.
+    spoke_s : dict of (str, float) to float
+        Node that was lost, and when that was said → when it last said something of a run.
     said : list of (str, fact)
         What people set and asked beside jobs, and subjects.
     statements : list of Statement
@@ -220,6 +222,7 @@ class History:
     cancelled_s: dict[str, float] = field(default_factory=dict)
     joined: list[NodeJoined] = field(default_factory=list)
     gone: list[tuple[float, str, NodeJoined | None, bool]] = field(default_factory=list)
+    spoke_s: dict[tuple[str, float], float] = field(default_factory=dict)
     said: list[tuple[str, AnyEvent]] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
     speeds: Speeds = field(default_factory=Speeds)
@@ -290,6 +293,7 @@ class Reading:
         self._here: dict[str, NodeJoined] = {}
         self._away: dict[str, tuple[float, bool]] = {}
         self._last_start_s = 0.0
+        self._spoke_s: dict[str, float] = {}
         self._causes = _Causes()
 
     def add(self, delivery: Delivery) -> None:
@@ -351,6 +355,7 @@ class Reading:
         found.jobs.apply(fact)
 
     def _add_run(self, fact: RunStarted | RunEnded | RunCheckpointed | RunMeasured | RunRewound) -> None:
+        self._spoke_s[fact.node_id] = fact.at_s
         match fact:
             case RunStarted():
                 self._start(fact)
@@ -452,6 +457,7 @@ class Reading:
     def _lose(self, fact: RoundDecided) -> None:
         for node_id in fact.lost_nodes:
             self._away.setdefault(node_id, (fact.at_s, False))
+            self._found.spoke_s[node_id, fact.at_s] = self._spoke_s.get(node_id, 0.0)
             for job in self._found.jobs:
                 if node_id in job.open_nodes and job.started_s:
                     run = self._found.runs[job.id][-1]

@@ -69,6 +69,8 @@ CONFIGURED: Final = "configured"
 """The policy of the services' own settings; what was set live is set again."""
 
 _LONG_S: Final = 0.02
+_AFTER_S: Final = 1e-3
+"""A node that said something was there at that moment."""
 _APART_S: Final = 5.0
 """Clocks that differ by more are not of one time."""
 
@@ -242,11 +244,23 @@ def _script(book: Book, jobs: list[Job], policy: str, nodes: list[NodeJoined], s
             *_departures(history, known, shift_s),
         ],
         outages=[
-            Outage(node_id, max(0.0, at_s - silence_s + shift_s), _moved(back, shift_s) if back is not None else None)
-            for at_s, node_id, back, orderly in history.gone
-            if not orderly and node_id in known
+            _outage(history, departure, silence_s, shift_s)
+            for departure in history.gone
+            if not departure[3] and departure[1] in known
         ],
         executors=partial(PastExecutors, book=book),
+    )
+
+
+def _outage(
+    history: History, departure: tuple[float, str, NodeJoined | None, bool], silence_s: float, shift_s: float
+) -> Outage:
+    """Return the failure of a node: it was last heard of so long before it was lost, and may have said more since."""
+    lost_s, node_id, back, _ = departure
+    heard_s = max(0.0, lost_s - silence_s + shift_s)
+    spoke_s = history.spoke_s.get((node_id, lost_s), 0.0) + shift_s
+    return Outage(
+        node_id, max(heard_s, spoke_s + _AFTER_S), _moved(back, shift_s) if back is not None else None, heard_s
     )
 
 

@@ -60,7 +60,7 @@ class Executors:
     runs : dict of str to Run
         Job → the lease in force.
     down_s : dict of str to float
-        Nodes that have failed, and when.
+        Nodes that have failed, and when they were last heard of.
     busy : int
         Devices that leases hold.
     running, ended : int
@@ -97,9 +97,10 @@ class Executors:
         for placement in fact.placements:
             self._place(placement)
 
-    def fail(self, node_id: str) -> None:
-        """Take a node down."""
-        self.down_s[node_id] = now_s = self._engine.now_s
+    def fail(self, node_id: str, heard_s: float | None = None) -> None:
+        """Take a node down that was last heard of at a time, by default now."""
+        now_s = self._engine.now_s
+        self.down_s[node_id] = now_s if heard_s is None else heard_s
         for run in self._here[node_id].values():
             if not run.stands:
                 self._stand(run, now_s, saved=False)

@@ -21,11 +21,19 @@ Sampled = Callable[[SamplesRequested, Sample], Task]
 
 @dataclass(frozen=True)
 class Outage:
-    """A node fails at ``at_s``; what it says when it is back, None if it does not come back."""
+    """
+    A node fails at ``at_s``; what it says when it is back, None if it does not come back.
+
+    Attributes
+    ----------
+    heard_s : float or None
+        When it was last heard of, if not at ``at_s``.
+    """
 
     node_id: str
     at_s: float
     back: NodeJoined | None
+    heard_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class Station:
         self.heard: list[Delivery] = []
         self.wake_at_s = math.inf
         self.delays, self.woken_s = delays or _NONE, 0.0
+        self._wakes: list[tuple[float, int]] = []  # when it is asked, and how many of those heard it goes by then
         self._decide = decider.decide
 
     @property
@@ -86,20 +87,32 @@ class Station:
         return min(self.woken_s, self.wake_at_s)
 
     def wake(self, now_s: float) -> None:
-        """Have it asked, as long after now as it takes."""
-        self.woken_s = min(self.woken_s, self.delays.end_s(now_s))
+        """Have it asked, as long after now as it takes; it goes by what it has heard up to now."""
+        at_s = self.delays.end_s(now_s)
+        self.woken_s = min(self.woken_s, at_s)
+        if self.delays is not _NONE:
+            self._wakes.append((at_s, len(self.heard)))
 
     def decide(self, now_s: float) -> Sequence[Proposal]:
         """Ask it; return its proposals."""
-        apply = self.fold.apply
-        for delivery in self.heard:
+        apply, known = self.fold.apply, self._known(now_s)
+        for delivery in self.heard[:known]:
             apply(delivery)
-        self.heard.clear()
+        del self.heard[:known]
+        self._wakes = [(at_s, count - known) for at_s, count in self._wakes if count > known]
         decision = self._decide(self.fold.state, now_s)
-        self.woken_s = math.inf
+        self.woken_s = min((max(at_s, now_s) for at_s, _ in self._wakes), default=math.inf)
         wake_s = decision.wake_at_s
         if wake_s is None:
             self.wake_at_s = math.inf
         else:  # as the shell: a time that has passed is taken up after a moment
             self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
         return decision.proposals
+
+    def _known(self, now_s: float) -> int:
+        """Return how many of the commits heard a decision goes by: what came while it was made is for the next one."""
+        if self.delays is _NONE or self.wake_at_s <= now_s:
+            return len(self.heard)
+        asked = max((count for at_s, count in self._wakes if at_s <= now_s), default=len(self.heard))
+        own = max((at + 1 for at, one in enumerate(self.heard) if one.commit.actor == self.actor), default=0)
+        return max(asked, own)

@@ -43,7 +43,7 @@ class World:
             else:
                 at(fact.at_s, append, subject, fact, actor)
         for outage in script.outages:
-            at(outage.at_s, self._go_down, outage.node_id)
+            at(outage.at_s, self._go_down, outage.node_id, outage.heard_s)
             if outage.back is not None:
                 at(outage.back.at_s, self._executors.repair, outage.back)
         self._expect()
@@ -81,8 +81,8 @@ class World:
         self._go_down(joined.node_id)
         self._engine.agenda.at(self._engine.now_s + repair_s, self._repair, joined, uptimes_s, repair_s)
 
-    def _go_down(self, node_id: str) -> None:
-        self._executors.fail(node_id)
+    def _go_down(self, node_id: str, heard_s: float | None = None) -> None:
+        self._executors.fail(node_id, heard_s)
         self._engine.wake()  # real ones look at heartbeats every few seconds
 
     def _repair(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
