@@ -51,6 +51,16 @@ LANES: Final = {
 }
 
 
+NASTY: Final = (
+    b'{"type": "saved", "step": 1, "digest": "\xd8"}',
+    b'{"type": "save_failed", "step": 1, "error": "\xff\xfe"}',
+    b'{"kind": "join", "version": 1, "job_id": "j1", "epoch": Infinity, "rank": 0}',
+    b'{"kind": "sat", "number": 1e999}',
+    b"[" * 60_000,
+)
+"""What did end executors, before anything that is drawn."""
+
+
 def value_of(rng: random.Random) -> Any:
     return rng.choice(VALUES)(rng)
 
@@ -112,8 +122,9 @@ async def test_whatever_comes_on_the_agents_socket_is_no_end_of_the_executor(hos
                 agent.sendall(hello)
             with contextlib.suppress(OSError):  # it is hung up on
                 for _ in range(rng.randrange(1, 20)):
+                    message = NASTY[sent] if sent < len(NASTY) else input_of(rng, AGENT, "type")
+                    agent.sendall(message + b"\n" * (rng.random() < 0.95))
                     sent += 1
-                    agent.sendall(input_of(rng, AGENT, "type") + b"\n" * (rng.random() < 0.95))
                     door.catch_up()
             if rng.random() < 0.2:
                 host.ask(("j1", 1), "preempted")
@@ -198,9 +209,10 @@ def test_whatever_comes_on_the_lanes_socket_is_no_end_of_the_executor(tmp_path: 
             member.connect(str(tmp_path / "lanes"))
             with contextlib.suppress(OSError):
                 for _ in range(rng.randrange(1, 8)):
+                    message = NASTY[sent] if sent < len(NASTY) else input_of(rng, LANES, "kind")
                     sent += 1
                     with descriptors(rng) as fds:
-                        socket.send_fds(member, [input_of(rng, LANES, "kind")[:60_000] or b"x"], fds)
+                        socket.send_fds(member, [message[:60_000] or b"x"], fds)
                     for news in keeper.poll():
                         if isinstance(news, Knocked) and rng.random() < 0.7:
                             with contextlib.suppress(ValueError):  # it is gone already
