@@ -102,6 +102,12 @@ class _Draft(msgspec.Struct, frozen=True):
         """Give back all that was taken from what is free: it comes true, or does not, in the log."""
         self.supply.free.give(self.taken)
 
+    def redo(self) -> None:
+        """Take all of it again, with what those that start ask of their hosts."""
+        for ranked, _, devices in (*self.admitted.gangs, *self.matched.starts):
+            self.supply.free.take(devices, ranked.job.spec)
+        self.supply.free.take((*self.admitted.opened, *self.admitted.kept))
+
     @property
     def served(self) -> set[str]:
         """The jobs that start, or that will when others have stopped."""
@@ -319,7 +325,7 @@ def _tried(
             for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond)
         }
     finally:
-        draft.supply.free.take(draft.taken)
+        draft.redo()
     return (
         [ranked for ranked in behind if ranked.job_id in entered],
         [ranked for ranked in beyond if ranked.job_id in covered[ranked.job.spec.team]],
