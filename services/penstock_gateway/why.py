@@ -79,8 +79,10 @@ class Why:
         rules = rules_of(self._state, job.spec.pool, self._settings)
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
-        if view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s:
-            view = self._asked(job, view, pool, rules)  # the round spoke of the first in the order alone
+        unsaid = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
+        aged = view.cause == "fairness" or (bool(rules.quotas) and view.cause in _FOR_DEVICES)
+        if unsaid or aged:  # the round spoke of the first in the order alone; or others may be stopped by now
+            view = self._asked(job, view, pool, rules)
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job) if view.cause not in _NO_PLACE else None
         borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
