@@ -15,12 +15,14 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Final, Literal, TypedDict, TypeVar
+from typing import Annotated, BinaryIO, Final, Literal, TypedDict, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +31,7 @@ from penstock_bus import Bus, BusError, Delivery, Endpoint, Reply, ServiceError
 from penstock_bus.port import NoResponders, Timeout, Unavailable
 from penstock_bus.retry import until_available
 from penstock_events import Checkpoint, RunCheckpointed, RunRewound, RunStarted, last_checkpoint, subjects
+from penstock_events.agent import Count
 
 T = TypeVar("T")
 FORMATS: Final = (1, 2)
@@ -159,17 +162,21 @@ class CopyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- what is here
 class _SamplerPlace(msgspec.Struct, frozen=True):
-    samples: int | None = None
+    samples: Count | None = None
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the session has written beside the files of a checkpoint, as far as copying it goes."""
+    """
+    What the session has written beside the files of a checkpoint, as far as copying it goes.
+
+    Any job may write any other: numbers are those that the log takes.
+    """
 
     format: int
-    step: int
-    files: dict[str, int]
+    step: Count
+    files: dict[str, Count]
     digests: dict[str, str] = {}
-    generation: int = 0
+    generation: Count = 0
     place: _SamplerPlace | None = None
 
 
@@ -270,21 +277,21 @@ class CheckpointFolder:
             raise CheckpointUnavailable(f"{ask.job_id!r} is no job's id")
         path, length = self.path(ask.job_id, ask.step), min(ask.length, most_bytes)
         try:
-            body = (path / MANIFEST).read_bytes()
+            body = _body(path)
             if ask.digest and hashlib.sha256(body).hexdigest() != ask.digest:
                 raise CheckpointUnavailable(
                     f"what lies here of job {ask.job_id} after step {ask.step} is another checkpoint"
                 )
             if not ask.name:
                 return FilePiece(size=len(body), data=body[ask.offset : ask.offset + length])
-            if ask.name not in _manifest(body).files:
+            if ask.name not in _manifest(body).files or not _is_inside(ask.name):
                 raise CheckpointUnavailable(f"the checkpoint has no file {ask.name!r}")
-            with (path / ask.name).open("rb") as file:
+            with _open(path / ask.name) as file:
                 file.seek(ask.offset)
                 return FilePiece(size=os.fstat(file.fileno()).st_size, data=file.read(length))
         except FileNotFoundError as error:
             raise CheckpointUnavailable(f"no checkpoint of job {ask.job_id} after step {ask.step} lies here") from error
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointUnavailable(
                 f"the checkpoint of job {ask.job_id} after step {ask.step} cannot be read: {error}"
             ) from error
@@ -304,9 +311,9 @@ class CheckpointFolder:
 def _look(path: Path) -> HeldCheckpoint | None:
     """Return the checkpoint in a folder, if all of its files are as long as they were written."""
     try:
-        body = (path / MANIFEST).read_bytes()
+        body = _body(path)
         manifest = _manifest(body)
-        whole = all((path / name).stat().st_size == size for name, size in manifest.files.items())
+        whole = all(_size_of(path / name) == size for name, size in manifest.files.items())
     except OSError as error:
         if error.errno in AWAY:
             raise
@@ -320,8 +327,42 @@ def _look(path: Path) -> HeldCheckpoint | None:
     return HeldCheckpoint(step=manifest.step, generation=manifest.generation, digest=digest, samples=samples)
 
 
+def _body(path: Path) -> bytes:
+    """Return the manifest of a checkpoint's folder, as it is written there."""
+    with _open(path / MANIFEST) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_MANIFEST:
+            raise ValueError(f"its manifest has {_size(size)}")
+        return file.read(LARGEST_MANIFEST)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file; anything else that a job has put in its place might never give or take a byte."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"{path} is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a regular file; -1 for anything else."""
+    status = path.stat()
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
 def _manifest(body: bytes) -> CheckpointManifest:
-    return msgspec.json.decode(body, type=CheckpointManifest)
+    """
+    Return what a manifest says.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    try:
+        return msgspec.json.decode(body, type=CheckpointManifest)
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply: {error}") from error
 
 
 def _is_name(text: str) -> bool:
@@ -369,7 +410,7 @@ async def serving(bus: Bus, folder: CheckpointFolder, node_id: str) -> AsyncIter
         try:
             ask = msgspec.msgpack.decode(body, type=PieceRequest)
             piece = await asyncio.to_thread(folder.read, ask, bus.max_body_bytes // 2)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             return Reply(code=400, error=f"expected the name of a piece of a checkpoint: {error}")
         except CheckpointUnavailable as error:
             return Reply(code=404, error=str(error))
@@ -400,7 +441,7 @@ class CheckpointFinder:
     ) -> None:
         self._bus, self._folder, self._node_id, self._present = bus, folder, node_id, present
         self._limits = limits
-        self._copying: dict[tuple[str, int], asyncio.Lock] = {}
+        self._copying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def find(self, wanted: ResumeRequest) -> Resume:
         """Return what a run goes on from, once it is here."""
@@ -464,18 +505,13 @@ class CheckpointFinder:
         CheckpointUnavailable
             If it can be had nowhere.
         """
-        at = (job_id, wanted.step)
-        turn = self._copying.setdefault(at, asyncio.Lock())
-        try:
-            async with turn:  # two jobs may begin from the same one
-                held = await asyncio.to_thread(self._folder.find, job_id, wanted)
-                if held is not None:
-                    return held, ""
-                node_id = await self._copy(job_id, wanted)
-                held = await asyncio.to_thread(self._folder.find, job_id, wanted)
-        finally:
-            if not turn.locked():
-                self._copying.pop(at, None)
+        turn = self._copying.setdefault(job_id, asyncio.Lock())
+        async with turn:  # two jobs may begin from the same one; and a copy clears away what others have left
+            held = await asyncio.to_thread(self._folder.find, job_id, wanted)
+            if held is not None:
+                return held, ""
+            node_id = await self._copy(job_id, wanted)
+            held = await asyncio.to_thread(self._folder.find, job_id, wanted)
         if held is None:
             raise CheckpointUnavailable(
                 f"the copy of the checkpoint after step {wanted.step} from {node_id} was removed meanwhile"
@@ -556,7 +592,7 @@ class _Copy:
             If the node does not answer.
         """
         body = b"".join([piece async for piece in self._file(node_id, "", None)])
-        manifest = self._check(body)
+        manifest = await asyncio.to_thread(self._check, body)
         fresh = await self._io(self._folder.begin_copy, self._job_id)
         try:
             for name, size in manifest.files.items():
@@ -571,7 +607,7 @@ class _Copy:
             raise CheckpointUnavailable("what came is not what its digest says")
         try:
             manifest = _manifest(body)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise CheckpointUnavailable(f"its manifest cannot be read: {error}") from error
         if manifest.format not in FORMATS or manifest.step != self._wanted.step:
             raise CheckpointUnavailable(f"its manifest is of format {manifest.format} and after step {manifest.step}")
@@ -640,7 +676,7 @@ class _Copy:
             return msgspec.msgpack.decode(body, type=FilePiece)
         except ServiceError as error:
             raise CheckpointUnavailable(str(error)) from error
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointUnavailable(f"what came is no piece of a file: {error}") from error
 
     async def _io(self, call: Callable[..., T], *arguments: object) -> T:

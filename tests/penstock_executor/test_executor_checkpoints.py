@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from penstock_executor.checkpoints import (
     ResumeRequest,
     serving,
 )
+from penstock_testing import eventually
 
 TRAINING = """
 import sys, penstock
@@ -378,6 +380,69 @@ async def test_a_damaged_checkpoint_is_none(tmp_path: Path) -> None:
     wanted = write_checkpoint(tmp_path, "j", 7, {"weights": b"whole"})
     (tmp_path / "j" / "step-7" / "weights").write_bytes(b"torn")
     assert CheckpointFolder(tmp_path, "n1").find("j", wanted) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"format":2,"step":7,"files":{},"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"format":2,"step":1180591620717411303424,"files":{}}',
+        b'{"format":2,"step":-7,"files":{}}',
+        b'{"format":2,"step":7,"files":{},"generation":1180591620717411303424}',
+        b'{"format":2,"step":7,"files":{},"place":{"samples":1180591620717411303424}}',
+        b'{"format":2,"step":7,"files":{"weights":-1}}',
+        b'{"format":2,"step":7,"files":{"a\\u0000b":1}}',
+        b"\xff",
+        b"",
+    ],
+)
+async def test_whatever_a_job_writes_as_a_manifest_is_no_end_of_the_executor(
+    memory_bus: MemoryBus, tmp_path: Path, body: bytes
+) -> None:
+    path = tmp_path / "n1" / "j" / "step-7"
+    path.mkdir(parents=True)
+    (path / MANIFEST).write_bytes(body)
+    folder = CheckpointFolder(tmp_path / "n1", "n1")
+    assert folder.held("j") == []
+    wanted = Checkpoint(generation=1, step=7, digest=hashlib.sha256(body).hexdigest(), node_ids=("n1",))
+    async with serving(memory_bus, folder, "n1"):
+        found = await finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted))
+    assert (found.held, found.lost) == (None, wanted)
+
+
+async def test_a_manifest_without_an_end_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "j" / "step-7"
+    path.mkdir(parents=True)
+    with (path / MANIFEST).open("wb") as file:
+        file.truncate(1 << 42)  # of which nothing is on the disk
+    assert CheckpointFolder(tmp_path, "n1").held("j") == []
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "weights"])
+async def test_nobody_waits_for_a_pipe_in_a_files_place(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, "j", 7, {"weights": b""})
+    path = tmp_path / "j" / "step-7" / name
+    path.unlink()
+    os.mkfifo(path)
+    folder = CheckpointFolder(tmp_path, "n1")
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(folder.held, "j") == []
+        with pytest.raises(CheckpointUnavailable, match="no regular file"):
+            await asyncio.to_thread(folder.read, PieceRequest(job_id="j", step=7, name="weights"), 100)
+
+
+async def test_two_checkpoints_of_one_job_are_copied_one_after_the_other(memory_bus: MemoryBus, tmp_path: Path) -> None:
+    both = [write_checkpoint(tmp_path / "n1", "j", step, {"weights": bytes(32 << 20)}) for step in (7, 8)]
+    copying = finder(memory_bus, tmp_path / "n2")
+    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"), asyncio.timeout(10):
+        first = asyncio.ensure_future(copying.find(ResumeRequest(job_id="j", own=both[0])))
+        await eventually(lambda: bool(list((tmp_path / "n2").glob("j/.copying-*/weights"))))
+        second = await copying.find(ResumeRequest(job_id="j", own=both[1]))
+        found = [await first, second]
+    assert [(resume.source.step, resume.copied_from, resume.reason) for resume in found] == [
+        (7, "n1", ""),
+        (8, "n1", ""),
+    ]
 
 
 async def test_a_checkpoint_without_a_digest_is_whatever_lies_there_of_its_job(tmp_path: Path) -> None:
