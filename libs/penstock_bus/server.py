@@ -75,6 +75,8 @@ class Server:
         self.process: asyncio.subprocess.Process | None = None
         self._access = access
         self._least_bytes = 0
+        self.store_bytes = 0
+        """How much all streams may hold, since it was started."""
         self._port = settings.port
         self._home = settings.data_dir / "nats"
 
@@ -82,12 +84,6 @@ class Server:
     def url(self) -> str:
         """Where clients find it, without credentials."""
         return f"nats://{self.settings.host}:{self._port}"
-
-    @property
-    def store_bytes(self) -> int:
-        """How much all streams may hold: as set, or what they hold and three quarters of what the disk has free."""
-        wanted = self.settings.max_store_bytes or _held_bytes(self._home) + _free_bytes(self.settings.data_dir) * 3 // 4
-        return max(wanted, self._least_bytes)
 
     async def widen(self, store_bytes: int) -> None:
         """Start anew with room for at least so much: a full store takes not even what says that it is full."""
@@ -146,12 +142,18 @@ class Server:
             self.passwords = credentials.ensure(self._home / "passwords.json", permissions.USERS)
         for stale in self._home.glob("nats-server_*.ports"):
             stale.unlink()
+        self.store_bytes = self._wanted_bytes()
         config = self._home / "server.conf"
         credentials.write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
         with self.log_file.open("ab") as log:  # what it says before it has read its configuration
             return await asyncio.create_subprocess_exec(
                 binary(), "-c", str(config), stderr=log, preexec_fn=dies_with_parent(), start_new_session=True
             )
+
+    def _wanted_bytes(self) -> int:
+        """Return how much streams may hold: as set, or what they hold and three quarters of what the disk has free."""
+        wanted = self.settings.max_store_bytes or held_bytes(self._home) + _free_bytes(self.settings.data_dir) * 3 // 4
+        return max(wanted, self._least_bytes)
 
     def _move_store(self) -> None:
         """Give the streams of earlier versions, which had one account for all, to the services' account."""
@@ -234,11 +236,13 @@ def binary() -> str:
     return found
 
 
-def _held_bytes(folder: Path) -> int:
+def held_bytes(folder: Path) -> int:
+    """Return how much a server's folder holds, also while a server changes it."""
     held = 0
-    for path in (folder / "jetstream").rglob("*"):
-        with suppress(FileNotFoundError):  # an earlier server may be ending
-            held += path.stat().st_size if path.is_file() else 0
+    for where, _, names in os.walk(folder / "jetstream"):  # which passes over what has gone
+        for name in names:
+            with suppress(OSError):
+                held += os.stat(os.path.join(where, name)).st_size
     return held
 
 

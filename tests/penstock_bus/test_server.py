@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock_bus import credentials, permissions, standalone
-from penstock_bus.server import BINARY_VARIABLE, Server, ServerError, ServerSettings, binary, running
+from penstock_bus.server import BINARY_VARIABLE, Server, ServerError, ServerSettings, binary, held_bytes, running
 from penstock_testing.waiting import eventually
 
 
@@ -36,6 +36,24 @@ async def test_after_a_crash_it_comes_back_on_the_same_port(tmp_path: Path) -> N
         await server.start()
         assert server.url == url
         assert await listens(server)
+
+
+def test_a_folder_that_goes_while_the_store_is_measured_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that runs makes folders for consumers, and takes them away."""
+    going = tmp_path / "jetstream" / "consumer"
+    going.mkdir(parents=True)
+    (tmp_path / "jetstream" / "block").write_bytes(b"1234567")
+    look = os.scandir
+
+    def look_too_late(path: str) -> object:
+        if Path(path) == going:
+            going.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", look_too_late)
+    assert held_bytes(tmp_path) == 7
 
 
 async def test_passwords_are_random_kept_and_for_the_owner_only(tmp_path: Path) -> None:
