@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def test_a_checkpoint_is_complete_and_the_last_two_are_kept(tmp_path: Path) -> N
         checkpoints.save(step, History(), write(str(step)))
     assert texts(checkpoints) == ["10", "9"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["notes.txt", "step-10", "step-9"]
+
+
+def test_checkpoints_are_for_their_owner_only(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "j").save(1, History(), write("x"))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "j", tmp_path / "j" / "step-1")] == [0o700] * 2
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_untouched(tmp_path: Path) -> None:

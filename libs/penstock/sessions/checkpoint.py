@@ -224,7 +224,6 @@ class Checkpoints:
     def _seal(self, fresh: Path, manifest: Manifest) -> str:
         body = msgspec.json.encode(manifest)
         (fresh / MANIFEST).write_bytes(body)
-        fresh.chmod(0o755)
         for path in [*_files(fresh), *(path for path in fresh.rglob("*") if path.is_dir()), fresh]:
             _flush(path)
         return hashlib.sha256(body).hexdigest()
