@@ -384,8 +384,11 @@ class Client:
         detail = await self.job(job_id)
         reader = Output(self.bus, detail.job.id)
         if tail is not None:
-            for line in deque([line async for line in reader.stored()], maxlen=tail):
-                yield line
+            last: deque[LogLine] = deque(maxlen=tail)
+            async for line in reader.stored():
+                last.append(line)
+            while last:
+                yield last.popleft()
         if follow:
             async for line in self.follow_output(detail, reader):
                 yield line
