@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -304,17 +304,21 @@ class Host:
             if why := self.limits.killed_on_host(run.key, index, devices, rank.last_line):
                 run.ending, run.why = "host_memory", why
 
-    def end_hogs(self) -> None:
-        """End the runs that hold more of the host's memory than they may, where the kernel does not."""
-        places = {
+    def places(self) -> dict[Place, tuple[int, int]]:
+        """Return the session and the number of devices of each process that runs."""
+        return {
             (run.key, index): (self.leader((run.key, index)), len(run.devices_of[index]))
             for run in self.runs.values()
             for index, rank in run.ranks.items()
             if rank.alive and not run.killed_s
         }
-        for key, why in self.limits.over_host(places).items():
-            _log.warning("run_over_host_memory", job_id=key[0], epoch=key[1], reason=why)
-            self.end(key, "host_memory", why)
+
+    def end_hogs(self, over: Mapping[Key, str]) -> None:
+        """End the runs that hold more of the host's memory than they may, where the kernel does not."""
+        for key, why in over.items():
+            if key in self.runs and self.runs[key].alive:  # it may have ended while it was looked at
+                _log.warning("run_over_host_memory", job_id=key[0], epoch=key[1], reason=why)
+                self.end(key, "host_memory", why)
 
     def clean(self, key: Key) -> None:
         """Remove a run whose end is in the log."""

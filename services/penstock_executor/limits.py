@@ -113,22 +113,21 @@ class Limits:
         places : mapping
             Run and rank → its session, and how many devices it has.
         """
-        watched = {at: found for at, found in places.items() if at[0] in self.hosted and found[0]}
+        hosted = dict(self.hosted)  # asked in a thread of its own, while runs come and go
+        watched = {at: found for at, found in places.items() if at[0] in hosted and found[0]}
         if not watched or self.enforcer.name == "cgroup":
             return {}
         families = by_session({session for session, _ in watched.values()})
         over: dict[Key, str] = {}
         for (key, _), (session, devices) in watched.items():
-            cap_bytes, pids = self.hosted[key].memory_bytes * devices, families.get(session, ())
+            cap_bytes, pids = hosted[key].memory_bytes * devices, families.get(session, ())
             if total(pids).resident_bytes > cap_bytes and own_bytes(pids) > cap_bytes:
-                over[key] = self.host_words(key, devices)
+                over[key] = _host_words(hosted[key], devices)
         return over
 
     def host_words(self, key: Key, devices: int) -> str:
         """Say what a run was ended for that used more of its host than it may."""
-        hosted = self.hosted[key]
-        whose = "" if hosted.asked else ", its devices' share of the node (--host-memory asks for more)"
-        return f"ended for using more than its {gibibytes(hosted.memory_bytes * devices)} of host memory{whose}"
+        return _host_words(self.hosted[key], devices)
 
     def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
         """Return what tells a process how much it may hold of each of its devices; empty where it has them alone."""
@@ -245,6 +244,11 @@ class Limits:
         known = self.caps.get(key, {})
         on_host = [known[i] for i in devices if i in known and self._devices[i].backend != "cuda"]
         return sum(on_host) + HOST_LEAST_BYTES if on_host else 0
+
+
+def _host_words(hosted: Hosted, devices: int) -> str:
+    whose = "" if hosted.asked else ", its devices' share of the node (--host-memory asks for more)"
+    return f"ended for using more than its {gibibytes(hosted.memory_bytes * devices)} of host memory{whose}"
 
 
 def _name(key: Key, rank: int) -> str:

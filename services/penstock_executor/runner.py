@@ -440,7 +440,8 @@ class Executor:
     async def _look_after_host(self) -> None:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
-            self.host.end_hogs()
+            over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
+            self.host.end_hogs(over)
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
@@ -458,7 +459,11 @@ class Executor:
         while True:
             live = {job_id for job_id, _ in self.host.runs}
             keep = (settings.output_age_s, settings.output_disk_bytes)
-            gone = await asyncio.to_thread(self.host.outputs.expire, self.shell.now_s(), live, *keep)
+            try:
+                gone = await asyncio.to_thread(self.host.outputs.expire, self.shell.now_s(), live, *keep)
+            except OSError as error:  # somebody tidies up there too
+                self.shell.log.warning("output_not_looked_at", error=str(error))
+                gone = []
             if gone:
                 self.shell.log.info("output_removed", jobs=gone)
             await asyncio.sleep(EXPIRE_LOOK_S)
