@@ -197,8 +197,7 @@ class CheckpointFolder:
     def enter(self) -> None:
         """Leave this node's name in the folder, so that others can see that they share it."""
         with suppress(OSError):  # where it cannot be written, jobs that save are warned
-            names = self._root / _NODES
-            names.mkdir(parents=True, exist_ok=True, mode=0o700)
+            names = self._make(_NODES)
             (names / self._node_id).touch()
 
     def sharing(self) -> set[str]:
@@ -241,13 +240,12 @@ class CheckpointFolder:
 
     def free_bytes(self) -> int:
         """Return the room on the disk."""
-        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make()
         return shutil.disk_usage(self._root).free
 
     def begin_copy(self, job_id: str) -> Path:
         """Return a fresh folder to copy a checkpoint into; what a copy left that was killed is removed."""
-        where = self._root / job_id
-        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        where = self._make(job_id)
         prefix = f"{_COPYING}{self._node_id}-"
         for left in where.glob(f"{prefix}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -295,6 +293,15 @@ class CheckpointFolder:
             raise CheckpointUnavailable(
                 f"the checkpoint of job {ask.job_id} after step {ask.step} cannot be read: {error}"
             ) from error
+
+    def _make(self, name: str = "") -> Path:
+        """Return the folder, or one in it, which is there then; for a parent, mkdir would not heed the mode."""
+        path = self._root
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if name:
+            path = path / name
+            path.mkdir(exist_ok=True, mode=0o700)
+        return path
 
     def _all(self, job_id: str) -> Iterator[Path]:
         return (
