@@ -127,7 +127,8 @@ def _start_run(job: Job, event: RunStarted) -> bool:
         job.started_s = event.at_s
         job.attempts += 1
         job.first_started_s = job.first_started_s or event.at_s
-        job.steps = event.resumed_step  # those behind its last checkpoint are done again, and counted again
+        # those behind its last checkpoint are done again, and counted again
+        job.steps = job.resumed_step = event.resumed_step
     job.checkpoint = _lies_here_too(job.checkpoint, event)
     return True
 
@@ -163,7 +164,8 @@ def _rewind(job: Job, event: RunRewound) -> bool:
         return False
     job.checkpoint = _instead(event)
     job.checkpoint_step = job.checkpoint.step if job.checkpoint is not None else 0
-    job.steps, job.samples, job.run_steps = event.step, event.samples, 0
+    job.steps = job.resumed_step = event.step
+    job.samples, job.run_steps = event.samples, 0
     job.rewound, job.begins_anew = event.epoch, event.step == 0
     return True
 

@@ -110,6 +110,8 @@ class Job(msgspec.Struct, kw_only=True):
     unfit : tuple of Size
         Sizes with which a run failed at once or for want of memory; it went back to the one before, and is given none
         of these again. With a batch of 0 it is that many devices, with any batch.
+    resumed_step : int
+        The step after which the present run began, or else the last one.
     run_steps : int
         Steps that the present run has done at least, or else the last one.
     lost_steps : int
@@ -176,6 +178,7 @@ class Job(msgspec.Struct, kw_only=True):
     failures: int = 0
     preemptions: int = 0
     steps: int = 0
+    resumed_step: int = 0
     checkpoint_step: int = 0
     checkpointed_s: float = 0.0
     checkpoint: Checkpoint | None = None

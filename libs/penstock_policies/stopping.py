@@ -65,13 +65,10 @@ class Costs(msgspec.Struct):
         Workload key → cost; the one measured last comes last.
     asked_s : dict of str to float
         Job → when its present run was asked to stop.
-    before : dict of str to int
-        Job of which nodes have ended → its steps before its present run.
     """
 
     by_key: dict[str, Cost] = msgspec.field(default_factory=dict)
     asked_s: dict[str, float] = msgspec.field(default_factory=dict)
-    before: dict[str, int] = msgspec.field(default_factory=dict)
 
     def of(self, key: str) -> Cost:
         """Return what is known of a workload."""
@@ -83,7 +80,6 @@ class Costs(msgspec.Struct):
 
     def end(self, job: Job, key: str, event: RunEnded) -> None:
         """Learn from the end of a run on one node; ``job`` is as it was before it."""
-        self.before.setdefault(job.id, job.steps)
         preempted = event.outcome == "preempted"
         if event.outcome == "lost" or not (event.loop_steps or preempted) or not _leads(job, event.node_id):
             return
@@ -95,7 +91,6 @@ class Costs(msgspec.Struct):
     def forget(self, job_id: str) -> None:
         """Note that no run of the job is there any more."""
         self.asked_s.pop(job_id, None)
-        self.before.pop(job_id, None)
 
     def _preempted(self, before: Cost, job: Job, event: RunEnded) -> Cost:
         asked_s = self.asked_s.get(job.id)
@@ -103,7 +98,7 @@ class Costs(msgspec.Struct):
         stop_s = None if asked_s is None else min(run_s, max(0.0, event.at_s - asked_s))
         if not event.loop_steps:  # nothing of it was kept; one that only started up shows nothing about saving
             return Cost(_mean(before.stop_s, stop_s), before.resume_s, _mean(before.redo_s, run_s), before.saves)
-        behind = min(event.loop_steps, max(0, self.before[job.id] + event.loop_steps - event.steps))
+        behind = min(event.loop_steps, max(0, job.resumed_step + event.loop_steps - event.steps))
         return Cost(
             stop_s=_mean(before.stop_s, stop_s),
             resume_s=_mean(before.resume_s, max(0.0, run_s - event.loop_s - (stop_s or 0.0))),

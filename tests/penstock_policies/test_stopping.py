@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from penstock_events import Job, JobSpec, Placement, RunEnded, Slot
+from penstock_events import (
+    Job,
+    Jobs,
+    JobSpec,
+    JobSubmitted,
+    Placement,
+    RoundDecided,
+    RunCheckpointed,
+    RunEnded,
+    RunStarted,
+    Slot,
+)
 from penstock_policies.stopping import WORKLOADS, Cost, Costs
 
 
@@ -53,8 +64,20 @@ def test_a_command_without_a_loop_does_all_of_it_again():
 def test_steps_behind_the_checkpoint_are_done_again():
     cost = learnt(ended(40.0, steps=15, loop_steps=20, loop_s=20.0))
     assert (cost.redo_s, cost.saves) == (5.0, False)
-    resumed = learnt(ended(40.0, steps=35, loop_steps=20, loop_s=20.0), job=running(steps=15))
+    resumed = learnt(ended(40.0, steps=35, loop_steps=20, loop_s=20.0), job=running(resumed_step=15))
     assert (resumed.redo_s, resumed.saves) == (0.0, True)
+
+
+def test_checkpoints_of_the_run_itself_are_not_steps_that_it_began_with():
+    jobs = Jobs()
+    spec, slots = JobSpec(name="j", command=("true",)), (Slot(node_id="n1", devices=(0,)),)
+    jobs.apply(JobSubmitted(at_s=0.0, job_id="j", spec=spec))
+    placement = Placement(job_id="j", epoch=1, kind="fast", slots=slots)
+    jobs.apply(RoundDecided(at_s=1.0, pool="default", placements=(placement,)))
+    jobs.apply(RunStarted(at_s=10.0, job_id="j", epoch=1, node_id="n1", devices=(0,)))
+    jobs.apply(RunCheckpointed(at_s=20.0, job_id="j", epoch=1, node_id="n1", step=10))
+    cost = learnt(ended(40.0, steps=20, loop_steps=20, loop_s=20.0), job=jobs["j"])
+    assert (cost.redo_s, cost.saves) == (0.0, True)
 
 
 @pytest.mark.parametrize("steps_there", [0, 20])
@@ -66,7 +89,7 @@ def test_of_a_gang_on_several_nodes_the_one_of_its_first_process_tells(steps_the
     costs.end(job, "key", ended(40.0, steps=20, loop_steps=20, loop_s=20.0))
     assert costs.of("key") == Cost(stop_s=3.0, resume_s=7.0, redo_s=0.0, saves=True)
     costs.forget("j")
-    assert (costs.asked_s, costs.before) == ({}, {})
+    assert costs.asked_s == {}
 
 
 def test_the_last_run_counts_half():
