@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -390,20 +391,27 @@ class Client:
             while last:
                 yield last.popleft()
         if follow:
-            async for line in self.follow_output(detail, reader):
-                yield line
+            async with aclosing(self.follow_output(detail, reader)) as lines:
+                async for line in lines:
+                    yield line
         elif tail is None:
             async for line in reader.stored():
                 yield line
 
-    async def follow_output(self, detail: views.JobDetail, reader: Output) -> AsyncIterator[LogLine]:
+    async def follow_output(self, detail: views.JobDetail, reader: Output) -> AsyncGenerator[LogLine, None]:
         """Yield what a reader of a job's output has not given out yet, until the job has ended."""
         if detail.job.state in TERMINAL or detail.job.sample:
-            lines = reader.stored()
-        else:
-            lines = reader.follow(asyncio.ensure_future(self._announced(subjects.job(detail.job.id), JobFinished)))
-        async for line in lines:
-            yield line
+            async for line in reader.stored():
+                yield line
+            return
+        end = asyncio.ensure_future(self._announced(subjects.job(detail.job.id), JobFinished))
+        try:
+            async with aclosing(reader.follow(end)) as lines:
+                async for line in lines:
+                    yield line
+        finally:  # who reads no further waits for nobody's end
+            end.cancel()
+            await asyncio.gather(end, return_exceptions=True)
 
     async def _announced(self, subject: str, end: type[Event]) -> int:
         """Return the sequence at which an entity's last fact stands, once it does."""

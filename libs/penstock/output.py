@@ -98,7 +98,7 @@ class Output:
             found.extendleft(reversed(pieces))
         return list(found)
 
-    async def follow(self, end: asyncio.Future[Any]) -> AsyncIterator[LogLine]:
+    async def follow(self, end: asyncio.Future[Any]) -> AsyncGenerator[LogLine, None]:
         """Yield what there is and what comes until ``end`` is done, and then what is left."""
         async for line in self.stored():
             yield line

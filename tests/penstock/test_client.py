@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import hashlib
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ async def test_followed_logs_end_with_the_job_and_miss_nothing() -> None:
                 await gateway.bus.write_log("j1", 0, b"three\n")
     assert found[:2] == [b"one\n", b"two\n"]
     assert found == sorted(set(found), key=found.index)
+
+
+async def test_whoever_stops_following_leaves_nothing_behind() -> None:
+    gateway = FakeGateway(job_view("j1", state="R"))
+    async with gateway.client() as client:
+        await gateway.bus.write_log("j1", 0, b"one\n")
+        before = asyncio.all_tasks()
+        async with aclosing(client.logs("j1", follow=True)) as lines:
+            assert (await anext(lines)).data == b"one\n"
+        assert asyncio.all_tasks() <= before
 
 
 async def test_the_tail_of_a_finished_jobs_output_is_what_was_asked_for() -> None:
