@@ -392,7 +392,7 @@ def _flush(path: Path) -> None:
 
 # --- from node to node
 class PieceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """PieceRequest for a piece of a checkpoint's file; without a name, of its manifest."""
+    """Request for a piece of a checkpoint's file; without a name, of its manifest."""
 
     job_id: str
     step: int

@@ -313,7 +313,7 @@ class Host:
             if rank.alive and not run.killed_s
         }
 
-    def end_hogs(self, over: Mapping[Key, str]) -> None:
+    def end_over_memory(self, over: Mapping[Key, str]) -> None:
         """End the runs that hold more of the host's memory than they may, where the kernel does not."""
         for key, why in over.items():
             if key in self.runs and self.runs[key].alive:  # it may have ended while it was looked at

@@ -7,6 +7,7 @@ over, until they are older than the operator wants or there are too many. They a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -157,10 +158,8 @@ class OutputStore:
             return Reply(code=BAD_REQUEST, error=f"not an OutputAsk: {error}")
         if not subjects.is_token(ask.job_id) or "/" in ask.job_id:
             return Reply(code=BAD_REQUEST, error=f"{ask.job_id!r} is no job's id")
-        if not ask.epoch:
-            return Reply(body=msgspec.msgpack.encode(OutputAnswer(sizes=self.channels(ask.job_id))))
         try:
-            answer = self._read(ask)
+            answer = await asyncio.to_thread(self._read, ask)  # the disk may be slow, and jobs go on meanwhile
         except FileNotFoundError:
             said = f"node {self.node_id} has no {ask.stream} of rank {ask.rank} in run {ask.epoch} of job {ask.job_id}"
             return Reply(code=NOT_FOUND, error=said)
@@ -192,6 +191,8 @@ class OutputStore:
         return gone
 
     def _read(self, ask: OutputAsk) -> OutputAnswer:
+        if not ask.epoch:
+            return OutputAnswer(sizes=self.channels(ask.job_id))
         channel = Channel(ask.epoch, self.node_id, ask.rank, ask.stream)
         fd = os.open(self.rank_path((ask.job_id, ask.epoch), ask.rank) / ask.stream, os.O_RDONLY | os.O_CLOEXEC)
         try:

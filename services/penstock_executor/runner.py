@@ -441,7 +441,7 @@ class Executor:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
             over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
-            self.host.end_hogs(over)
+            self.host.end_over_memory(over)
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
