@@ -387,7 +387,7 @@ class Host:
             case Progress() | Done():
                 if index == 0:
                     self.fresh.add(key)
-                    self._note_begin(run, message.step - message.loop_steps)
+                    self._note_begin(run, max(0, message.step - message.loop_steps))
                 if run.ranks[index].crowded and "crowded" not in run.told:
                     run.told.add("crowded")
                     kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
@@ -404,8 +404,11 @@ class Host:
         """Tell the log where a run has begun, if that is before the checkpoint that it was to load."""
         if step >= run.resumed_step or "rewound" in run.told:
             return
+        try:
+            held = self.checkpoints.of_step(run.job_id, step) if step else None
+        except OSError:  # of a disk that is away: looked at again when the process says how far it is next
+            return
         run.told.add("rewound")
-        held = self.checkpoints.of_step(run.job_id, step) if step else None
         self._report(
             RunRewound(
                 step=step,

@@ -9,6 +9,8 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import deciding
 import msgspec
@@ -17,7 +19,17 @@ from executing import Node, World, python
 
 from penstock_bus import Endpoint, Reply
 from penstock_bus.memory import MemoryBus
-from penstock_events import Checkpoint, NodeLeft, RunCheckpointed, RunRewound, RunStarted, RunWarned, subjects
+from penstock_events import (
+    AnyEvent,
+    Checkpoint,
+    NodeLeft,
+    RunCheckpointed,
+    RunRewound,
+    RunStarted,
+    RunWarned,
+    subjects,
+)
+from penstock_events.agent import Hello, Progress
 from penstock_executor import machine
 from penstock_executor.checkpoints import (
     MANIFEST,
@@ -32,6 +44,9 @@ from penstock_executor.checkpoints import (
     ResumeRequest,
     serving,
 )
+from penstock_executor.host import Host
+from penstock_executor.launch import Site
+from penstock_executor.local import Rank, Run
 from penstock_testing import eventually
 
 TRAINING = """
@@ -242,6 +257,41 @@ async def test_a_disk_that_is_away_is_waited_for_and_nothing_is_begun_anew(
     assert "cannot be read: Stale file handle" in warned.warning
     away.clear()
     assert (await started(world, "j1", 2, "n1")).resumed_step == steps
+
+
+def test_where_a_run_began_is_told_once_the_disk_says_what_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[AnyEvent] = []
+    nothing: Any = lambda *_: None  # noqa: E731 - one for each callable that plays no part here
+    site = Site(node_id="n1", devices=(), socket="", checkpoints=tmp_path, cwd="/")
+    host = Host(site, tmp_path / "runs", clock=lambda: 0.0, watch=nothing, report=told.append, wake=nothing)
+    host.runs["j", 2] = Run(job_id="j", epoch=2, ranks={0: Rank()}, resumed_step=20, resumed_generation=1)
+    line: Any = SimpleNamespace(hello=Hello(version=1, job_id="j", epoch=2, rank=0, pid=1))
+    wanted = write_checkpoint(tmp_path, "j", 7, {"weights": b"x"})
+    of_step, away = CheckpointFolder.of_step, [True]
+
+    def stale(folder: CheckpointFolder, job_id: str, step: int) -> HeldCheckpoint | None:
+        if away:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return of_step(folder, job_id, step)
+
+    monkeypatch.setattr(CheckpointFolder, "of_step", stale)
+    for step in (8, 9, 10):
+        host.hear(line, Progress(step=step, loop_steps=step - 7, loop_s=1.0))
+        away = away if step == 8 else []
+    assert [(fact.step, fact.digest) for fact in told if isinstance(fact, RunRewound)] == [(7, wanted.digest)]
+
+
+def test_no_run_begins_before_its_first_step(tmp_path: Path) -> None:
+    told: list[AnyEvent] = []
+    nothing: Any = lambda *_: None  # noqa: E731 - as above
+    site = Site(node_id="n1", devices=(), socket="", checkpoints=tmp_path, cwd="/")
+    host = Host(site, tmp_path / "runs", clock=lambda: 0.0, watch=nothing, report=told.append, wake=nothing)
+    host.runs["j", 1] = Run(job_id="j", epoch=1, ranks={0: Rank()})
+    line: Any = SimpleNamespace(hello=Hello(version=1, job_id="j", epoch=1, rank=0, pid=1))
+    host.hear(line, Progress(step=1, loop_steps=10, loop_s=1.0))
+    assert told == []
 
 
 def test_an_executor_waits_for_those_alone_who_need_what_lies_nowhere_else() -> None:
