@@ -44,7 +44,7 @@ class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1
     generation : int
         Epoch of the run that wrote it, where that is not ``epoch``: an executor has found it later.
     digest : str
-        SHA-256 of its manifest, which has those of all of its files; empty where the script did not say.
+        SHA-256 of its manifest, which has a checksum of each of its files; empty where the script did not say.
     """
 
     job_id: str

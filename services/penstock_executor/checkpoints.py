@@ -4,7 +4,7 @@ The checkpoints that lie on this node: which of them a run goes on from, and how
 Where all nodes share a checkpoint folder, every checkpoint is here. Where each has a folder of its own, the log says on
 which nodes a job's last checkpoint lies (:class:`penstock_events.states.Checkpoint`), and an executor that is to start
 the job copies it from one of them: over the bus, since nodes need not reach each other, in pieces, and first into a
-folder that bears no checkpoint's name. The manifest must have the digest that is in the log, and every file the digest
+folder that bears no checkpoint's name. The manifest must have the digest that is in the log, and each file the checksum
 that is in the manifest. What cannot be had is said, and the run goes on from an earlier step.
 """
 
@@ -17,6 +17,7 @@ import os
 import shutil
 import stat
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -175,7 +176,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     step: Count
     files: dict[str, Count]
-    digests: dict[str, str] = {}
+    checksums: dict[str, Count] = {}
     generation: Count = 0
     place: _SamplerPlace | None = None
 
@@ -603,7 +604,7 @@ class _Copy:
         fresh = await self._io(self._folder.begin_copy, self._job_id)
         try:
             for name, size in manifest.files.items():
-                await self._fetch(node_id, fresh / name, name, size, manifest.digests.get(name, ""))
+                await self._fetch(node_id, fresh / name, name, size, manifest.checksums.get(name))
             await self._io((fresh / MANIFEST).write_bytes, body)
             await self._io(self._folder.publish, fresh, self._job_id, self._wanted.step)
         finally:
@@ -631,14 +632,14 @@ class _Copy:
             raise CheckpointUnavailable(f"it has {_size(whole)}, and the disk has room for {_size(free)}")
         return manifest
 
-    async def _fetch(self, node_id: str, path: Path, name: str, size: int, digest: str) -> None:
-        seen = hashlib.sha256()
+    async def _fetch(self, node_id: str, path: Path, name: str, size: int, checksum: int | None) -> None:
+        seen = 0
         await self._io(partial(path.parent.mkdir, parents=True, exist_ok=True, mode=0o700))
         with await self._io(path.open, "xb") as file:
             async for data in self._file(node_id, name, size):
                 await self._io(file.write, data)
-                seen.update(data)
-        if digest and seen.hexdigest() != digest:
+                seen = zlib.crc32(data, seen)
+        if checksum is not None and seen != checksum:
             raise CheckpointUnavailable(f"its file {name} came with other bytes than were written")
 
     async def _file(self, node_id: str, name: str, size: int | None) -> AsyncIterator[bytes]:

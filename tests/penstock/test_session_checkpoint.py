@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import logging
 import stat
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def test_a_checkpoint_is_complete_and_the_last_two_are_kept(tmp_path: Path) -> N
         checkpoints.save(step, History(), write(str(step)))
     assert texts(checkpoints) == ["10", "9"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["notes.txt", "step-10", "step-9"]
+
+
+def test_each_file_has_a_checksum_by_which_a_copy_is_checked(tmp_path: Path) -> None:
+    text = "x" * (3 << 20)
+    Checkpoints(tmp_path).save(1, History(), write(text))
+    ((_, manifest),) = Checkpoints(tmp_path).complete()
+    assert manifest.checksums == {"state": zlib.crc32(text.encode())}
 
 
 def test_checkpoints_are_for_their_owner_only(tmp_path: Path) -> None:

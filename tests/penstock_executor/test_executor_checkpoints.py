@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -324,7 +325,7 @@ def write_checkpoint(root: Path, job_id: str, step: int, files: dict[str, bytes]
         "generation": generation,
         "history": {},
         "files": {name: len(body) for name, body in files.items()},
-        "digests": {name: hashlib.sha256(body).hexdigest() for name, body in files.items()},
+        "checksums": {name: zlib.crc32(body) for name, body in files.items()},
     }
     body = json.dumps(manifest).encode()
     (folder / MANIFEST).write_bytes(body)
