@@ -395,14 +395,16 @@ class Client:
                 async for line in lines:
                     yield line
         elif tail is None:
-            async for line in reader.stored():
-                yield line
+            async with aclosing(reader.stored()) as lines:
+                async for line in lines:
+                    yield line
 
     async def follow_output(self, detail: views.JobDetail, reader: Output) -> AsyncGenerator[LogLine, None]:
         """Yield what a reader of a job's output has not given out yet, until the job has ended."""
         if detail.job.state in TERMINAL or detail.job.sample:
-            async for line in reader.stored():
-                yield line
+            async with aclosing(reader.stored()) as lines:
+                async for line in lines:
+                    yield line
             return
         end = asyncio.ensure_future(self._announced(subjects.job(detail.job.id), JobFinished))
         try:

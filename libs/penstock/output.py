@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -57,14 +57,13 @@ class Output:
         self._unplaced = False
         self._unheard: dict[str, str] = {}
 
-    async def stored(self) -> AsyncIterator[LogLine]:
+    async def stored(self) -> AsyncGenerator[LogLine, None]:
         """Yield what there is by now, then end."""
-        async for item in self._items():
-            if isinstance(item, Gap):
-                async for line in self._fetch(item):
-                    yield line
-            else:
-                yield item
+        async with aclosing(self._items()) as items:
+            async for item in items:
+                async with aclosing(self._pieces(item)) as pieces:
+                    async for line in pieces:
+                        yield line
 
     async def last(self, lines: int, rank: int | None = None) -> list[LogLine]:
         """
@@ -100,24 +99,31 @@ class Output:
 
     async def follow(self, end: asyncio.Future[Any]) -> AsyncGenerator[LogLine, None]:
         """Yield what there is and what comes until ``end`` is done, and then what is left."""
-        async for line in self.stored():
-            yield line
+        async with aclosing(self.stored()) as lines:
+            async for line in lines:
+                yield line
         async with aclosing(self._news(end)) as heard:
             async for news in heard:
-                if isinstance(news, OutputGrown):
-                    async for line in self._fetch_grown(news):
+                async with aclosing(self._told(news)) as pieces:
+                    async for line in pieces:
                         yield line
-                    continue
-                for item in self._place(news):
-                    if isinstance(item, Gap):
-                        async for line in self._fetch(item):
-                            yield line
-                    else:
-                        yield item
         end.result()
         self._unheard.clear()
-        async for line in self.stored():
-            yield line
+        async with aclosing(self.stored()) as lines:
+            async for line in lines:
+                yield line
+
+    async def _told(self, news: LogLine | OutputGrown) -> AsyncGenerator[LogLine, None]:
+        """Yield what is new by a piece of the stream, or by what a node tells."""
+        if isinstance(news, OutputGrown):
+            async with aclosing(self._fetch_grown(news)) as lines:
+                async for line in lines:
+                    yield line
+            return
+        for item in self._place(news):
+            async with aclosing(self._pieces(item)) as lines:
+                async for line in lines:
+                    yield line
 
     async def _news(self, end: asyncio.Future[Any]) -> AsyncGenerator[LogLine | OutputGrown, None]:
         """Yield pieces and telemetry as they come, until ``end`` is done."""
@@ -152,12 +158,22 @@ class Output:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- what there is, and what is missing
-    async def _items(self) -> AsyncIterator[LogLine | Gap]:
-        async for line in self._bus.read_logs(self._job_id, after_seq=self._seq):
-            for item in self._place(line):
-                yield item
-        async for gap in self._rest():
-            yield gap
+    async def _items(self) -> AsyncGenerator[LogLine | Gap, None]:
+        async with aclosing(self._bus.read_logs(self._job_id, after_seq=self._seq)) as lines:
+            async for line in lines:
+                for item in self._place(line):
+                    yield item
+        async with aclosing(self._rest()) as gaps:
+            async for gap in gaps:
+                yield gap
+
+    async def _pieces(self, item: LogLine | Gap) -> AsyncGenerator[LogLine, None]:
+        if isinstance(item, LogLine):
+            yield item
+            return
+        async with aclosing(self._fetch(item)) as lines:
+            async for line in lines:
+                yield line
 
     def _place(self, line: LogLine) -> Iterable[LogLine | Gap]:
         """Yield what of a piece is new, after the gap before it."""
@@ -184,7 +200,7 @@ class Output:
         begin, self._next[channel] = self._next.get(channel, 0), end
         return Gap(channel=channel, begin=begin, end=end)
 
-    async def _rest(self) -> AsyncIterator[LogLine | Gap]:
+    async def _rest(self) -> AsyncGenerator[LogLine | Gap, None]:
         """Yield what nodes have of those runs of which the stream does not tell that it has all."""
         for epoch, node_id in await self._runs():
             ends = self._ends.get((epoch, node_id), {})
@@ -210,7 +226,7 @@ class Output:
         return sorted({(fact.epoch, fact.node_id) for fact in facts if isinstance(fact, RunStarted)})
 
     # --- asking nodes
-    async def _fetch(self, gap: Gap) -> AsyncIterator[LogLine]:
+    async def _fetch(self, gap: Gap) -> AsyncGenerator[LogLine, None]:
         """Yield a part of a channel from the node that has it, or what is missing."""
         at, channel = gap.begin, gap.channel
         while at < gap.end:
@@ -223,7 +239,7 @@ class Output:
             yield self._line(channel, at, data)
             at += len(data)
 
-    async def _fetch_grown(self, news: OutputGrown) -> AsyncIterator[LogLine]:
+    async def _fetch_grown(self, news: OutputGrown) -> AsyncGenerator[LogLine, None]:
         """Yield what a channel has more than was given out, as far as it is to be had now."""
         channel, at = news.channel, self._next.get(news.channel, 0)
         while at < news.size:

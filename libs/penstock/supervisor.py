@@ -103,7 +103,8 @@ async def detach(options: Options, say: Say = lambda _: None) -> folders.Record:
     Parameters
     ----------
     say : callable
-        Told which processes it still waits for, as they become fewer, if that takes longer than :data:`PATIENT_S`.
+        Told that it begins, and which processes it still waits for, as they become fewer, if that takes longer than
+        :data:`PATIENT_S`.
 
     Raises
     ------
@@ -123,6 +124,7 @@ async def detach(options: Options, say: Say = lambda _: None) -> folders.Record:
             stderr=log,
             start_new_session=True,
         )
+    say(beginning(options))
     told, tell_at_s = "", time.monotonic() + PATIENT_S  # noqa: TID251 - it only says how it goes
     while True:
         record = folders.read(folder)
@@ -137,6 +139,11 @@ async def detach(options: Options, say: Say = lambda _: None) -> folders.Record:
             lines = log_file.read_text(errors="replace").splitlines()
             raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")
         await asyncio.sleep(_LOOK_S)
+
+
+def beginning(options: Options) -> str:
+    """Return what is said before anything runs."""
+    return f"starting NATS and the services, data in {options.folder}"
 
 
 def _waits(record: folders.Record | None) -> str:

@@ -6,7 +6,7 @@ Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -280,7 +280,7 @@ class Bus(Protocol):
 
     def read_logs(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         """
         Yield what the stream holds of a job's output, then end, or go on with ``follow``.
 

@@ -197,8 +197,7 @@ class Victims:
             group = self._groups[self._looked.rows[run.ranked.job_id][0]]
             _drop(group.members, taken)
             left[group.queue] -= 1
-        while self._lowest >= 0 and not left[self._lowest]:
-            self._lowest -= 1
+        self._lowest = max((queue for queue, runs in left.items() if runs), default=-1)
 
     def _yields(self, group: _Group, ranked: Ranked) -> bool:
         """Say whether a group's first run makes way for the job, as far as ranks go."""

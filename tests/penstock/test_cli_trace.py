@@ -163,7 +163,7 @@ def exported(out: Path) -> list[dict[str, object]]:
 def test_export_writes_the_live_log_with_hashes_for_names(penstock: Run, tmp_path: Path) -> None:
     out = tmp_path / "mine.jsonl.gz"
     code, _, err = penstock("trace", "export", str(out))
-    assert (code, err) == (0, f"penstock: wrote {out}: 1 jobs (dropped: 1 never started)\n")
+    assert (code, err) == (0, f"penstock: wrote {out}: 1 job (dropped: 1 never started)\n")
     _, job = exported(out)
     assert (job["submit_s"], job["num_gpus"], job["duration_s"], job["state"]) == (0.0, 1, 30.0, "completed")
     assert not {"ann", "bert", "j1"} & {str(value) for value in job.values()}

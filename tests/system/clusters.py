@@ -69,9 +69,9 @@ class Cluster:
         return self.running["url"]
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[penstock.Client]:
+    async def client(self, timeout_s: float = PATIENCE_S) -> AsyncIterator[penstock.Client]:
         """Connect as everybody does."""
-        async with penstock.Client(self.url, timeout_s=PATIENCE_S) as client:
+        async with penstock.Client(self.url, timeout_s=timeout_s) as client:
             yield client
 
     def pids(self, service: str) -> list[int]:

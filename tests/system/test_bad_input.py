@@ -416,8 +416,7 @@ async def test_what_was_accepted_before_the_store_was_full_ends_once_there_is_ro
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:2@1.0:4GiB", "--max-store", "8MiB")
     cluster.up()
     try:
-        async with cluster.client() as client:
-            accepted = await fill(client, env={"PADDING": "x" * 100_000})
+        accepted = await fill(cluster, env={"PADDING": "x" * 100_000})
         cluster.down()
         cluster.options = ("--emulate", "fast:2@1.0:4GiB")
         cluster.up()
@@ -451,7 +450,7 @@ async def test_on_a_full_disk_nothing_is_accepted_or_lost_and_all_goes_on_by_its
         async with cluster.client() as client:
             accepted = [(await submit(client, f"before-{i}", command=("sleep", "0.2"))).id for i in range(6)]
             use_up(small_disk / "ballast")
-            accepted += await fill(client, env={"PADDING": "x" * 5_000})
+            accepted += await fill(cluster, env={"PADDING": "x" * 5_000})
             (small_disk / "ballast").unlink()
             await eventually(lambda: accepts(client))
         await each_ends_once(cluster, [*accepted, "after"])
@@ -474,13 +473,13 @@ async def submit(client: penstock.Client, job_id: str, **more: object) -> pensto
     return await client.submit(JobSpec(**spec))  # type: ignore[arg-type]
 
 
-async def fill(client: penstock.Client, **more: object) -> list[str]:
+async def fill(cluster: Cluster, **more: object) -> list[str]:
     """Submit until the gateway says that there is no room; return what it accepted."""
     accepted: list[str] = []
-    with pytest.raises(
-        ServiceError, match=r"the log has no room left|the log did not answer .* disk full\?"
-    ) as refused:
-        await submit_until_refused(client, accepted, **more)
+    full = r"the log has no room left|the log did not answer .* disk full\?"
+    async with cluster.client(timeout_s=6.0) as client:  # else it would go on asking for a minute
+        with pytest.raises(ServiceError, match=full) as refused:
+            await submit_until_refused(client, accepted, **more)
     assert refused.value.code == 503
     return accepted
 

@@ -134,8 +134,9 @@ async def test_detached_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: p
     said: list[str] = []
     await supervisor.detach(chosen, said.append)
     await supervisor.down(chosen.data_dir)
-    assert said[0] == "waiting for NATS"
-    assert set(said) <= {"waiting for NATS", "waiting for tuner-1"}
+    assert said[0] == f"starting NATS and the services, data in {chosen.folder}"
+    assert said[1] == "waiting for NATS"
+    assert set(said[1:]) <= {"waiting for NATS", "waiting for tuner-1"}
 
 
 async def test_detached_its_failure_is_told(tmp_path: Path) -> None:
@@ -221,10 +222,10 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
         await client.bus.submit(subjects.INBOX_JOBS, b"{}")
         assert "the log itself: never purged" in await purge()
         said = await purge("submissions", code=1)
-        assert "submissions (submissions that no gateway has taken yet): 1 messages of " in said
+        assert "submissions (submissions that no gateway has taken yet): 1 message of " in said
         assert "would go: 1 on penstock.inbox.jobs" in said
         assert "nothing was purged" in said
-        assert "purged 1 messages" in await purge("submissions", "--yes")
+        assert "purged 1 message\n" in await purge("submissions", "--yes")
         assert "nothing to purge" in await purge("submissions")
         assert "expected one of output, submissions" in await purge("log", code=2)
         assert "nothing to purge: no output of j1" in await purge("output", "--job", "j1")

@@ -71,7 +71,6 @@ def up(
     )
     with _told():
         options.processes()  # or say now what is wrong with them
-    tell(f"starting NATS and the services, data in {options.folder}")
     if detach:
         record = _supervised(supervisor.detach(options, tell))
         render.say(f"penstock is up at {record.url}; its log is {options.folder / 'penstock.log'}")
@@ -82,6 +81,7 @@ def up(
         render.say(supervisor.access(options, record.url))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
+        tell(supervisor.beginning(options))
         _supervised(supervisor.up(options, lambda text: render.say_lines(text.splitlines())))
 
 

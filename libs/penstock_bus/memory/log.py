@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
 from penstock_bus.memory.client import Client
@@ -83,7 +83,7 @@ class LogClient(Client):
 
     async def read_logs(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         """Yield what the stream holds of a job's output."""
         await self.ready()
         stored = list(self.server.streams[names.LOG].after(after_seq, [names.logs(job_id)]))

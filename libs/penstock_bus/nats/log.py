@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -118,7 +118,7 @@ class LogClient(NatsClient):
 
     async def read_logs(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         """Yield what the stream holds of a job's output."""
         pattern, seen = names.logs(job_id), after_seq
         newest: deque[LogLine] = deque(maxlen=tail)
