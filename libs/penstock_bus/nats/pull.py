@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,9 +25,11 @@ _S: Final = 10**9
 _log = get_logger("penstock.bus")
 
 
-_ACK: Final = "$JS.ACK."
-_NUMBERS: Final = 5  # of an acknowledgement's subject: deliveries, two sequences, a time, messages behind
-_LENGTHS: Final = {9: 2, 11: 4, 12: 4}  # of such a subject, without and with a domain: where the stream's name stands
+# In a domain, its name and the account's come before the stream's, and a token may be the end.
+_ACK: Final = re.compile(
+    r"\$JS\.ACK\.(?:(?P<stream>[^.]+)|[^.]+\.[^.]+\.(?P<stream_in_domain>[^.]+))\.(?P<consumer>[^.]+)"
+    r"(?:\.[0-9]+){5}(?(stream)|(?:\.[^.]+)?)"
+)
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -45,12 +48,13 @@ def is_of(reply: str, stream: str, consumer: str) -> bool:
     --------
     >>> is_of("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2", "EVT", "c1"), is_of("x", "EVT", "c1")
     (True, False)
+    >>> is_of("$JS.ACK.hub.account.EVT.c1.1.7.3.1700000000250000000.2.token", "EVT", "c1")
+    True
+    >>> is_of("$JS.ACK.EVT.c1.1.7..1700000000250000000.2", "EVT", "c1")
+    False
     """
-    tokens = reply.split(".")
-    at = _LENGTHS.get(len(tokens))
-    if at is None or not reply.startswith(_ACK) or tokens[at : at + 2] != [stream, consumer]:
-        return False
-    return all(token.isascii() and token.isdigit() for token in tokens[at + 2 : at + 2 + _NUMBERS])
+    found = _ACK.fullmatch(reply)
+    return found is not None and (found[1] or found[2]) == stream and found[3] == consumer
 
 
 class Stalled(Exception):
