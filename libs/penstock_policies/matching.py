@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
 if TYPE_CHECKING:
     from penstock_policies.kernels import Kernels
@@ -168,6 +167,8 @@ def assign_lsa(processing_us: Ints, ready_us: Sequence[Ints], depth: int | None 
     if not fitting.size:
         return Assignment(kind=kind, machine=machine, place=place, total_us=0)
     cost = slots.cost(processing_us[fitting])
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - half a second, which services do not need
+
     rows, columns = linear_sum_assignment(_with_tie_break(cost, slots.place, spare=depth is not None))
     matched = columns < slots.kind.size
     rows, columns = rows[matched], columns[matched]
