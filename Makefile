@@ -5,6 +5,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := libs services
 PYTEST := $(BIN)/python -m pytest
 
+# Clusters start eight processes each: without bytecode every one of them would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format lint types imports docs docs-check bench compose-test tree clean
 
@@ -63,11 +66,13 @@ $(VENV)/.made: tools/make-venv
 $(VENV)/.examples: $(VENV)/.made pyproject.toml
 	@echo "Installing Penstock into $(VENV) ..."
 	@$(PIP) -e '.[examples]'
+	@$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "Installing Penstock and its tools into $(VENV) ..."
 	@$(PIP) -e '.[dev]'
+	@$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@ $(VENV)/.examples
 
 # The kernels of matching and simulating, so that nobody's first round waits for the compiler; after .dev or .examples.

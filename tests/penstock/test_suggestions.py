@@ -26,6 +26,8 @@ HOLE = "1"
 """In place of what is put into a message: it does for names and for numbers."""
 
 _QUOTED = re.compile(r"`(penstock [^`]+)`|'(penstock [^']+)'|: (penstock (?:run|submit) -- [^;()]+)")
+_NAMED = re.compile(r"[`']penstock\b|: penstock\b")
+"""What a source has in which :data:`_QUOTED` finds anything: all are read at each collection, and few are parsed."""
 _ANY_OF = {"NAME": HOLE, "…": HOLE, "...": HOLE, "ID": HOLE, "N": HOLE, "COMMAND": "ps"}
 
 
@@ -40,7 +42,10 @@ class Suggestion(NamedTuple):
 def suggestions() -> Iterator[Suggestion]:
     """Yield all that stand in quotes in the sources, and all that documents show behind a prompt or in quotes."""
     for path in sorted([*ROOT.glob("libs/**/*.py"), *ROOT.glob("services/**/*.py")]):
-        tree = ast.parse(path.read_text())
+        source = path.read_text()
+        if not _NAMED.search(source):
+            continue
+        tree = ast.parse(source)
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if text := _text(node):
