@@ -42,10 +42,10 @@ def scale(job: Job, demand: Demand) -> bool:
 
 
 def _may_have(job: Job, demand: Demand) -> bool:
-    """Say whether an elastic job has said that it takes this size, and it was not found unfit; others take any."""
+    """Say whether an elastic job has said that it takes this size, not found unfit since; others take any but none."""
     spec, batch = job.spec, job.spec.batch
     if not spec.elastic:
-        return True
+        return demand.gpus > 0
     size = _asked(job, demand)
     kept = size.batch_size == spec.batch_size
     batch_fits = kept or (batch is not None and batch.min <= size.batch_size <= batch.max)

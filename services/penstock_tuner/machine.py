@@ -52,7 +52,7 @@ _FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory",
 
 def decider(_settings: Settings | None = None) -> Decider[State]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.7", apply=apply, decide=remembering())
+    return Decider(name="tuner", state=State, schema="tuner.8", apply=apply, decide=remembering())
 
 
 def apply(state: State, event: Event, seq: int) -> None:
@@ -134,9 +134,9 @@ def _drop_unaccepted(state: State, sweep: Sweep) -> None:
 
 def _report(state: State, event: TrialFinished, seq: int) -> None:
     sweep = state.sweeps.get(event.sweep_id)
-    if sweep is None or state.sweep_of.pop(event.job_id, None) is None:
+    if sweep is None or state.sweep_of.get(event.job_id) != sweep.id or not sweep.report(event):
         return
-    sweep.report(event)
+    del state.sweep_of[event.job_id]
     state.unaccepted.pop(event.job_id, None)
     sweep.cause = seq
 

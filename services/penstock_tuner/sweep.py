@@ -197,10 +197,16 @@ class Sweep(msgspec.Struct, kw_only=True):
         if trial is not None:
             self.ended[job_id] = Ended(trial, state, value, problem, reason)
 
-    def report(self, event: TrialFinished) -> None:
-        """Note that a trial's end was reported; only completed ones can be the best, the first of equal ones is."""
+    def report(self, event: TrialFinished) -> bool:
+        """
+        Note that a trial's end was reported, and say whether it is one of those that are open.
+
+        Only completed ones can be the best, the first of equal ones is.
+        """
         ended = self.ended.pop(event.job_id, None)
-        trial = ended.trial if ended is not None else self.running.pop(event.job_id)
+        trial = ended.trial if ended is not None else self.running.pop(event.job_id, None)
+        if trial is None:
+            return False
         how = _ENDS.get(event.problem, event.state)
         self.reported[how] = self.reported.get(how, 0) + 1
         value = event.value if event.state == "completed" else None
@@ -209,6 +215,7 @@ class Sweep(msgspec.Struct, kw_only=True):
             self.refusal = f"; {event.job_id}: {event.reason}"
         if value is not None and self._beats(value, trial.budget):
             self.best_job_id, self.best_value, self.best_budget = event.job_id, value, trial.budget
+        return True
 
     def finish(self, now_s: float) -> SweepFinished:
         """Return the end of a sweep all of whose trials are reported."""

@@ -25,6 +25,11 @@ def test_a_waiting_job_asks_for_its_new_width_at_once_and_an_older_placement_is_
     assert [job.id for job in jobs.apply(placed(epoch=2))] == ["j1"]
 
 
+@pytest.mark.parametrize("gpus", [0, -1])
+def test_no_job_comes_to_have_no_device_at_all(gpus):
+    assert fold(submitted(gpus=2), scaled(0, gpus=gpus))["j1"].spec.gpus == 2
+
+
 def test_a_running_job_has_its_new_width_from_its_next_run_on():
     jobs = fold(submitted(gpus=2), placed(), started(at_s=2), scaled(1, gpus=1, sharing="lane", sharers=3))
     assert (jobs["j1"].state, jobs["j1"].spec.gpus, jobs["j1"].spec.sharing) == (State.RUNNING, 2, "exclusive")

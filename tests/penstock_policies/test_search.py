@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_events import Choice, Dimension, Integers, JobSpec, SweepSpec, Uniform
+from penstock_events import Budget, Choice, Dimension, Integers, JobSpec, SweepSpec, Uniform
 from penstock_policies.search import BadSpace, check, points, size
 
 LR = Uniform(low=1e-4, high=1.0, log=True)
@@ -92,6 +92,10 @@ def test_a_grid_in_pieces_is_the_grid_in_one(start, count):
         (sweep(seed=2**63), "seed is beyond 64 bits; expected whole numbers of 64 bits"),
         (sweep(trials=0), "trials is 0; expected 1 or more for search = 'random'"),
         (sweep({"n": Integers(low=0, high=2**40)}, search="grid", trials=0), "the grid has 1099511627777 points"),
+        *(
+            (sweep(search=search, trials=0, budget=Budget(least=1, most=10**9, eta=2)), r"budget: .* trials; expected")
+            for search in ("halving", "hyperband", "bohb")
+        ),
     ],
 )
 def test_a_space_that_makes_no_sense_is_refused_by_name(spec, message):

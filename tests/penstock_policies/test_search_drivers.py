@@ -124,7 +124,7 @@ def test_what_is_known_of_each_rung_agrees_with_the_runs(spec, chance):
         assert past.unfinished(bracket, rung) == past.unfinished(bracket) == 0
     past = Past()
     open_runs(past, spec)
-    assert sum(past.unfinished(bracket) for bracket in range(len(past.levels))) == past.running == len(past.runs)
+    assert sum(past.unfinished(int(bracket)) for bracket in past.levels) == past.running == len(past.runs)
 
 
 # --- early stopping

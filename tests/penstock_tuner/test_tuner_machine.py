@@ -285,3 +285,22 @@ def test_no_trial_is_wider_than_allowed_or_than_the_cluster(trials, gpus, max_gp
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="resubmit_s is 0; expected a number of seconds above 0"):
         Settings(resubmit_s=0)
+
+
+# --- facts that this tuner would not write
+
+
+def test_a_trial_of_any_rung_and_bracket_takes_no_more_room_than_another(tuner):
+    trial = msgspec.structs.replace(opened().trials[0], rung=2**62, bracket=2**62)
+    group = TrialGroupOpened(at_s=1.0, sweep_id="s1", group=0, trials=(trial,))
+    tuner.given(SweepSubmitted(at_s=1.0, sweep_id="s1", spec=random_spec(2, sampler="tpe")), group)
+    assert tuner.state.sweeps["s1"].past.unfinished(2**62) == 1
+
+
+def test_the_end_of_another_sweeps_trial_is_not_this_ones(tuner):
+    taken = msgspec.structs.replace(opened("s2"), trials=opened("s1").trials)
+    tuner.given(
+        swept(), swept("s2"), opened(), taken, reported(FIRST), msgspec.structs.replace(reported(FIRST), sweep_id="s2")
+    )
+    assert FIRST in tuner.state.sweeps["s1"].running
+    assert FIRST not in tuner.state.sweeps["s2"].running

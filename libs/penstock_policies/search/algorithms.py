@@ -11,6 +11,7 @@ from penstock_events.spec import Budget, SweepSpec
 from penstock_policies.search import drivers, samplers, space
 from penstock_policies.search.drivers import Driver
 from penstock_policies.search.past import Params, Past, Wanted
+from penstock_policies.search.plan import planned
 from penstock_policies.search.population import generations
 from penstock_policies.search.pruning import check_pruner, climbing
 from penstock_policies.search.space import BadSpace, NotInstalled
@@ -153,6 +154,11 @@ def _check_budget(spec: SweepSpec, budget: Budget) -> None:
         raise BadSpace(f"budget.least is {budget.least}, above most = {budget.most}; expected least <= most")
     if budget.param in spec.space:
         raise BadSpace(f"space.{budget.param} is the budget as well; expected it in one of them: rename budget.param")
+    if not drivers.limit(spec) and (plan := planned(spec)) is not None and plan.trials > space.MOST_TRIALS:
+        raise BadSpace(
+            f"budget: from {budget.least} to {budget.most} by {budget.eta}, search = {spec.search!r} begins "
+            f"{plan.trials} trials; expected {space.MOST_TRIALS} at most: set trials, or raise least or eta"
+        )
 
 
 def _installed(name: str) -> Algorithm:

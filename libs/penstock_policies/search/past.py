@@ -78,12 +78,13 @@ class Past(msgspec.Struct, kw_only=True):
         Empty where the search does not look back (:attr:`Algorithm.looks_back`).
     trials, running, ended : int
         How many points were opened, how many runs are not over, and how many are.
-    levels : list of list of Level
-        By bracket and rung: looked up after every fact, and a long sweep has hundreds of them.
+    levels : dict of str to dict of str to Level
+        By bracket and rung, in digits for the snapshot: looked up after every fact, and a long sweep has hundreds of
+        them.
     """
 
     runs: list[Tried] = msgspec.field(default_factory=list)
-    levels: list[list[Level]] = msgspec.field(default_factory=list)
+    levels: dict[str, dict[str, Level]] = msgspec.field(default_factory=dict)
     trials: int = 0
     running: int = 0
     ended: int = 0
@@ -107,17 +108,22 @@ class Past(msgspec.Struct, kw_only=True):
         self.running -= 1
         if number >= 0:
             run = self.runs[number]
-            self.levels[run.bracket][run.rung].running -= 1
+            self.levels[str(run.bracket)][str(run.rung)].running -= 1
             run.ended, run.value = self.ended, value
 
     def level(self, bracket: int, rung: int) -> Sequence[int]:
         """Return the numbers of the runs of one rung, in the order in which they were opened."""
-        rungs = self._rungs(bracket)
-        return rungs[rung].numbers if 0 <= rung < len(rungs) else ()
+        found = self.levels.get(str(bracket), {}).get(str(rung))
+        return found.numbers if found is not None else ()
+
+    def rungs(self, bracket: int) -> int:
+        """Return how many rungs of a bracket have been begun."""
+        return len(self.levels.get(str(bracket), {}))
 
     def unfinished(self, bracket: int, rung: int | None = None) -> int:
         """Return how many runs of a rung, or of a whole bracket, are not over."""
-        return sum(level.running for number, level in enumerate(self._rungs(bracket)) if rung in {None, number})
+        rungs = self.levels.get(str(bracket), {})
+        return sum(level.running for number, level in rungs.items() if rung is None or number == str(rung))
 
     def ranked(self, numbers: Iterable[int], mode: Literal["max", "min"]) -> list[int]:
         """Return those of the runs that gave a value, the best first; of equal ones the first."""
@@ -125,14 +131,7 @@ class Past(msgspec.Struct, kw_only=True):
         valued = [(sign * value, i) for i in numbers if (value := self.runs[i].value) is not None]
         return [i for _, i in sorted(valued)]
 
-    def _rungs(self, bracket: int) -> Sequence[Level]:
-        return self.levels[bracket] if bracket < len(self.levels) else ()
-
     def _note(self, wanted: Wanted, number: int) -> None:
-        while len(self.levels) <= wanted.bracket:
-            self.levels.append([])
-        rungs = self.levels[wanted.bracket]
-        while len(rungs) <= wanted.rung:
-            rungs.append(Level())
-        rungs[wanted.rung].numbers.append(number)
-        rungs[wanted.rung].running += 1
+        level = self.levels.setdefault(str(wanted.bracket), {}).setdefault(str(wanted.rung), Level())
+        level.numbers.append(number)
+        level.running += 1

@@ -30,7 +30,7 @@ def generations(spec: SweepSpec, past: Past, devices: int, sample: Sample) -> li
     """
     budget = budget_of(spec)
     last = budget.most // budget.least - 1
-    now = len(past.levels[0]) - 1 if past.levels else 0
+    now = max(0, past.rungs(0) - 1)
     if past.trials < spec.trials and not now:
         drawn = sample(spec.trials - past.trials)
         return [Wanted(trial=past.trials + i, params=p, budget=budget.least) for i, p in enumerate(drawn)]
