@@ -88,9 +88,14 @@ class Shell:
         """Answer health requests, say and hear heartbeats while the context is open."""
         metadata = {"replica": self.replica_id, "pid": str(self.vitals.pid), "host": self.vitals.host}
         served = health.endpoints(self.report, self.metrics)
-        steering = [clock.keep(self.bus, self.clock)] if isinstance(self.clock, Clock) else []
         async with (
             self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
-            background(health.beat(self.bus, self.report), self._peers.listen(self.bus, self.service), *steering),
+            background(
+                health.beat(self.bus, self.report), self._peers.listen(self.bus, self.service), self._keep_time()
+            ),
         ):
             yield
+
+    async def _keep_time(self) -> None:
+        if isinstance(self.clock, Clock):
+            await clock.keep(self.bus, self.clock)

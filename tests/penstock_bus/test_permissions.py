@@ -188,6 +188,7 @@ async def test_only_the_admin_deletes_snapshots(server: Server) -> None:
         assert await bus.load_snapshot("matcher") is None
 
 
+@pytest.mark.filterwarnings("error")  # of a coroutine that is made and never awaited
 async def test_a_client_that_would_serve_as_a_service_learns_it_at_once(server: Server) -> None:
     async with as_user(server, "client") as bus:
         shell = Shell(bus, "matcher")
