@@ -59,6 +59,8 @@ class Standing(msgspec.Struct, Generic[N], kw_only=True):
     Attributes
     ----------
     gpus : devices
+    least : devices
+        Those that it needs at least: what counts where its place would else change with what it is given for its place.
     submitted_s, entered_s : seconds
         When it was submitted, and when it entered its queue.
     executed_s, served_s : seconds
@@ -69,6 +71,7 @@ class Standing(msgspec.Struct, Generic[N], kw_only=True):
     """
 
     gpus: N
+    least: N
     submitted_s: N
     entered_s: N
     executed_s: N
@@ -88,8 +91,10 @@ def columns(
 ) -> Standing[Floats]:
     """Return J jobs as columns, from arrays; those left out mean: not declared, never promoted, never demoted."""
     submitted, executed = np.asarray(submitted_s, dtype=np.float64), np.asarray(executed_s, dtype=np.float64)
+    devices = np.asarray(gpus, dtype=np.float64)
     return Standing(
-        gpus=np.asarray(gpus, dtype=np.float64),
+        gpus=devices,
+        least=devices,
         submitted_s=submitted,
         entered_s=submitted if entered_s is None else np.asarray(entered_s, dtype=np.float64),
         executed_s=executed,
@@ -143,11 +148,11 @@ class Order:
         makes_way: Literal["queue", "position"] = "position" if self.within_queue else "queue"
         return Manner(backfills=self.backfills, preempts=makes_way if self.preempts else "never")
 
-    def falls_per_s(self, gpus: int) -> float:
-        """Return how much a job's position falls with each second that it executes."""
+    def falls_per_s(self, gpus: int, least: int) -> float:
+        """Return how much the position of a job, which needs ``least`` devices, falls with each second on ``gpus``."""
         if self.falls_by == "nothing":
             return 0.0
-        return float(gpus) if self.falls_by == "gpu-time" else 1.0
+        return float(gpus) if self.falls_by == "gpu-time" else gpus / least
 
     def weight(self, gpus: N) -> N:
         """Return what a second of execution counts against the thresholds."""
@@ -268,6 +273,7 @@ def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
         return now_s
     standing: Standing[float] = Standing(
         gpus=float(spec.gpus),
+        least=float(spec.widths[0]),
         submitted_s=now_s,
         entered_s=now_s,
         executed_s=0.0,
@@ -290,22 +296,27 @@ def by_entry(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the f
 
 def by_devices(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
     """Smallest gang first."""
-    return jobs.gpus
+    return jobs.least
 
 
 def by_time_left(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
     """Shortest remaining time first."""
-    return jobs.length_s - jobs.executed_s
+    return _left_s(jobs)
 
 
 def by_service_left(jobs: Standing[N], learnt: Learnt, /) -> N:  # noqa: ARG001 - the form of all positions
     """Shortest remaining service first."""
-    return jobs.gpus * (jobs.length_s - jobs.executed_s)
+    return jobs.least * _left_s(jobs)
 
 
 def by_index(jobs: Standing[N], learnt: Learnt, /) -> N:
     """Highest Gittins index first."""
     return -learnt.merit(jobs.queue, jobs.gpus * jobs.served_s)
+
+
+def _left_s(jobs: Standing[N]) -> N:
+    """Return what is left of a job on as many devices as it needs."""
+    return jobs.length_s - jobs.gpus / jobs.least * jobs.executed_s
 
 
 ORDERS: Final[dict[Name, Order]] = {

@@ -173,11 +173,18 @@ class Ranking:
     def __iter__(self) -> Iterator[str]:
         return (key[3] for key in self._keys)
 
-    def add(self, job_id: str, *, gpus: int, submitted_s: float, length_s: float = 0.0) -> None:
-        """Take in a waiting job, which is due for a place at once; ``length_s`` is 0 where it declares none."""
+    def add(
+        self, job_id: str, *, gpus: int, submitted_s: float, length_s: float = 0.0, least: int | None = None
+    ) -> None:
+        """
+        Take in a waiting job, which is due for a place at once.
+
+        ``length_s`` is 0 where it declares none, and ``least`` the devices that it needs at least, if not ``gpus``.
+        """
         entry = Entry(
             id=job_id,
             gpus=float(gpus),
+            least=float(least or gpus),
             submitted_s=submitted_s,
             entered_s=submitted_s,
             since_s=submitted_s,
@@ -308,6 +315,7 @@ class Ranking:
     def _to(self, entry: Entry, queue: int, entered_s: float, *, promoted: bool = False) -> Move:
         standing: Standing[float] = Standing(
             gpus=entry.gpus,
+            least=entry.least,
             submitted_s=entry.submitted_s,
             entered_s=entered_s,
             executed_s=entry.executed_s,

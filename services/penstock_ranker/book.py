@@ -71,7 +71,13 @@ class Book:
         """Follow a job that came, started or stopped."""
         ranking = self._ranking(job.spec.pool)
         if job.id not in ranking:
-            ranking.add(job.id, gpus=job.spec.gpus, submitted_s=job.submitted_s, length_s=job.spec.duration_s)
+            ranking.add(
+                job.id,
+                gpus=job.spec.gpus,
+                submitted_s=job.submitted_s,
+                length_s=job.spec.duration_s,
+                least=job.spec.widths[0],
+            )
         phase, since_s = _phase(job)
         carried_s = job.carried_gpu_s / job.spec.gpus
         served_s = job.executed_s - job.forgone_s

@@ -51,5 +51,5 @@ def rank_of(move: Move, job: Job, now_s: float, order: Order) -> Rank:
         position=move.position,
         since_s=None if move.entered_s == move.position else move.entered_s,
         attained_gpu_s=job.attained_gpu_s(now_s),
-        falls_per_s=order.falls_per_s(job.spec.gpus),
+        falls_per_s=order.falls_per_s(job.spec.gpus, job.spec.widths[0]),
     )

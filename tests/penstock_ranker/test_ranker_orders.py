@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranking_facts import ended, rank, ranked, running, submitted
+from ranking_facts import ended, rank, ranked, running, spec, submitted
 
 from penstock_bus import Decision
 from penstock_bus.fold import Fold
 from penstock_bus.settings import SettingsError, load
-from penstock_events import AnyEvent, JobCancelled
+from penstock_events import AnyEvent, Demand, JobCancelled, JobSubmitted, ScaleDecided
 from penstock_policies.orders import ORDERS, Name
 from penstock_ranker import machine
 from penstock_ranker.settings import PoolSettings, Settings
@@ -231,3 +232,16 @@ def test_a_standby_that_takes_over_at_any_moment_decides_as_the_leader_would(ord
     for _ in range(3):
         leader.settle()
     assert not leader.decide().proposals, "it does not come to rest"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_place_depends_on_how_many_devices_an_elastic_job_is_given(order: Name):
+    """What it is given depends on its place: else the ranker and the autoscaler would go on for ever."""
+    scenario = ranker(order=order, thresholds_gpu_s=(1e6,))
+    asked = msgspec.structs.replace(spec(duration_s=60.0), min_gpus=1, max_gpus=4, batch_size=64)
+    scenario.given(JobSubmitted(job_id="a", at_s=0.0, spec=asked)).at(0.0).settle()
+    scenario.given(*running("a", 0.0), ended("a", 2.5)).at(3.0).settle()
+    for gpus in (2, 4, 1):
+        demand = Demand(job_id="a", epoch=scenario.state.jobs["a"].epoch, gpus=gpus, batch_size=64)
+        scenario.given(ScaleDecided(at_s=3.0, pool="default", demands=(demand,))).then()
+        assert scenario.state.jobs["a"].spec.gpus == gpus, "the demand was not heeded"
