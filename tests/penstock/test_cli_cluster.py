@@ -223,7 +223,7 @@ async def test_the_doctor_passes_on_what_a_service_says_of_itself(memory_bus: Me
     vitals = Vitals(service="matcher", replica="r1", ready=True, note="compiles its kernels")
     async with (
         memory_bus.serve("penstock-matcher", "1", endpoints(lambda: vitals, Metrics())),
-        Client(bus=memory_bus) as client,
+        Client(bus=memory_bus, nobody_s=0.0) as client,
     ):
         found = [finding async for finding in doctor.ask(client)]
     assert doctor.Finding("ok", "matcher", "ready; it compiles its kernels") in found

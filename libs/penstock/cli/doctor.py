@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -94,7 +95,8 @@ async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
     if findings[-1].level == "fail" and findings[-1].what == "server":
         return findings
     try:
-        async with ctx.obj.get("client", Client)(url) as client:
+        asking = partial(Client, nobody_s=0.0)  # what is not there now is what it is to find
+        async with ctx.obj.get("client", asking)(url) as client:
             findings += [finding async for finding in ask(client)]
     except BusError as error:
         findings.append(Finding("fail", "connection", str(error)))
@@ -144,12 +146,15 @@ async def ask(client: Client) -> AsyncIterator[Finding]:
 
     yield await _log(client)
     try:
-        status = await client.status()
-    except BusError:  # said below, in the line about the gateway
-        status = None
-    async for finding in _services(client, status.services if status else ()):
+        found, status = await client.nodes(), await client.status()
+    except BusError as error:
+        async for finding in _services(client, ()):
+            yield finding
+        yield Finding("fail", "gateway", str(error), "see the line about the gateway above")
+        return
+    async for finding in _services(client, status.services):
         yield finding
-    async for finding in _gateway(client):
+    for finding in _gateway(found, status):
         yield finding
 
 
@@ -223,14 +228,7 @@ def _of_leader(replica: views.ReplicaView) -> str:
     return f"{replica.id} has led for {span(replica.term_s)}{lease}, {decided}"
 
 
-async def _gateway(client: Client) -> AsyncIterator[Finding]:
-    from penstock_bus.port import BusError
-
-    try:
-        found, status = await client.nodes(), await client.status()
-    except BusError as error:
-        yield Finding("fail", "gateway", str(error), "see the line about the gateway above")
-        return
+def _gateway(found: views.NodesView, status: views.StatusView) -> Iterator[Finding]:
     backlog = status.backlog
     if backlog > 1000:
         yield Finding("warn", "gateway", f"{backlog} facts behind the log", "wait, or start more replicas")
