@@ -48,7 +48,7 @@ _MORE: Final[dict[str, list[str]]] = {
     "executor": [
         f"{subjects.ROOT}.log.>",
         f"{subjects.ROOT}.tel.*.*",
-        f"{subjects.ROOT}.state.*",  # one for each node
+        f"{subjects.state('executor')}.*",  # one for each node
         subjects.CHECKPOINTS,
     ],
     EXTENSION: [

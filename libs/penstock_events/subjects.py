@@ -182,8 +182,16 @@ def rejected(what: str) -> str:
 
 
 def state(name: str) -> str:
-    """Return the subject of a service's snapshots."""
-    return f"{ROOT}.state.{_token(name)}"
+    """
+    Return the subject of a service's snapshots; a service that has several names them ``SERVICE.WHOSE``.
+
+    Examples
+    --------
+    >>> state("matcher"), state("executor.n1")
+    ('penstock.state.matcher', 'penstock.state.executor.n1')
+    """
+    service, dot, whose = name.partition(".")
+    return f"{ROOT}.state.{_token(service)}{dot}{_token(whose) if dot else ''}"
 
 
 SHADOWS: Final = f"{ROOT}.shadow.*"

@@ -87,7 +87,7 @@ class Executor:
         self.live = LiveFold(
             shell.bus,
             machine.decider(),
-            name=f"executor-{self.node_id}",
+            name=f"executor.{self.node_id}",
             subjects=FOLLOWED,
             on_delivery=lambda delivery: shell.progress.read(delivery.seq, matters=True),
         )

@@ -155,6 +155,7 @@ async def test_an_extension_can_write_no_facts_and_nothing_of_penstocks_own_serv
         *writing(
             *(subjects.entity(kind, "evil") for kind in subjects.WRITERS),
             subjects.state("matcher"),
+            subjects.state("executor.n1"),
             f"{LEASE}matcher",
             subjects.log("j1", 0),
             "penstock.inbox.trash",
@@ -168,8 +169,9 @@ async def test_an_extension_can_write_no_facts_and_nothing_of_penstocks_own_serv
 async def test_a_services_password_writes_nothing_of_another_service(server: Server) -> None:
     before = await picture(server)
     theirs = [subjects.entity(kind, "evil") for kind, writer in subjects.WRITERS.items() if writer != "ranker"]
+    states = [subjects.state("matcher"), subjects.state("executor.n1"), subjects.state("an-extension")]
     attempts = [
-        *writing(*theirs, subjects.state("matcher"), f"{LEASE}matcher", subjects.log("j1", 0), "penstock.inbox.jobs"),
+        *writing(*theirs, *states, f"{LEASE}matcher", subjects.log("j1", 0), "penstock.inbox.jobs"),
         *(one for one in of_the_api() if one[0] != "$JS.API.CONSUMER.CREATE.EVT"),
     ]
     await attack(server, "ranker", iter(attempts))

@@ -178,6 +178,17 @@ async def test_clients_ask_nodes_for_output_and_nobody_answers_in_their_place(se
         assert {await client.request(subjects.output("n1"), b"") for _ in range(20)} == {b"printed"}
 
 
+async def test_each_executor_keeps_a_state_of_its_own_that_no_extension_can_replace(server: Server) -> None:
+    snapshot = Snapshot(schema="s", last_seq=1, state=b"x")
+    async with as_user(server, "executor") as executor, as_user(server, "extension") as extension:
+        await executor.save_snapshot("executor.n1", snapshot)
+        await extension.save_snapshot("webhook", snapshot)
+        for bus, name in ((extension, "executor.n1"), (extension, "executor"), (executor, "webhook")):
+            with pytest.raises(Unauthorized):
+                await bus.save_snapshot(name, Snapshot(schema="forged", last_seq=9, state=b""))
+        assert await executor.load_snapshot("executor.n1") == snapshot
+
+
 async def test_only_the_admin_deletes_snapshots(server: Server) -> None:
     async with as_user(server, "matcher") as bus, client_of(server) as client, as_user(server, ADMIN) as admin:
         await bus.save_snapshot("matcher", Snapshot(schema="s", last_seq=1, state=b"x"))
