@@ -73,6 +73,19 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
     assert folders.holder(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    ("beside", "mode"), [((), 0o700), (("nats", "executor-2", "penstock.log"), 0o700), (("nats", "photos"), 0o1777)]
+)
+def test_a_data_folder_is_its_users_alone_unless_it_holds_other_things(
+    tmp_path: Path, beside: tuple[str, ...], mode: int
+) -> None:
+    for name in beside:
+        (tmp_path / name).mkdir()
+    tmp_path.chmod(0o1777)
+    with folders.locked(tmp_path):
+        assert tmp_path.stat().st_mode & 0o7777 == mode
+
+
 async def test_a_supervisor_that_has_not_said_who_it_is_is_waited_for_and_nobody_is_stopped(
     tmp_path: Path,
 ) -> None:

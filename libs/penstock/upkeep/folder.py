@@ -19,6 +19,8 @@ from penstock_bus.credentials import write_private
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
 _OWNER_ONLY: Final = 0o700
+_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension.json")
+"""What the names begin with of all that is in a data folder."""
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
 _LOOK_S: Final = 0.01
@@ -88,8 +90,8 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
-        if folder.stat().st_uid == os.getuid():
-            folder.chmod(_OWNER_ONLY)  # one of an earlier version was open to all
+        if folder.stat().st_uid == os.getuid() and all(path.name.startswith(_OURS) for path in folder.iterdir()):
+            folder.chmod(_OWNER_ONLY)  # one of an earlier version was open to all; with others' things in it, it stays
         lock = os.open(folder / "penstock.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise UpError(
