@@ -7,22 +7,30 @@ round itself has to say: see :mod:`penstock_policies.rounds.alternatives`.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from penstock_events import Cause, Device, JobSpec
 from penstock_policies.cluster import Node, fits
-from penstock_policies.hosts import NOTHING, need_of, share_of
+from penstock_policies.hosts import NOTHING, Amount, need_of, share_of
 from penstock_policies.order import Running
 from penstock_policies.placement import Free
 
 if TYPE_CHECKING:
     from penstock_policies.sharing.choice import Sharing
+
+
+_DIGITS: Final = 4
+"""How many digits of a size are told."""
+
+_MOST_DEMANDS: Final = 15
+"""How many smaller demands on hosts are looked at, and the one that all nodes can meet."""
 
 
 class Reason(NamedTuple):
@@ -115,8 +123,9 @@ def capacity(spec: JobSpec, scene: Scene, ahead: int) -> Reason:
     if idle:
         free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
         return Reason("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}")
-    kinds = scene.whole.kinds(spec)
-    return Reason("capacity", "; ".join(_use(kind, count, scene) for kind, count in kinds.items()) + place)
+    there = scene.whole.kinds_without_hosts(spec)  # all that its runs are counted for, also where hosts bind it
+    use = (_use(kind, there[kind], scene) for kind in scene.whole.kinds(spec))
+    return Reason("capacity", "; ".join(use) + place)
 
 
 def host(spec: JobSpec, scene: Scene, ahead: int) -> Reason | None:
@@ -163,12 +172,44 @@ def _less_of_a_host(spec: JobSpec, devices: Free) -> str:
 
 
 def less_of_a_host(spec: JobSpec, devices: Free) -> Iterator[tuple[dict[str, int | float], str]]:
-    """Yield smaller demands on the host that some node can meet, and how they are said: memory, then processors."""
-    shares = devices.hosts.shares.values() if devices.hosts is not None else ()
-    if spec.host_memory_bytes and (least := min((share.memory_bytes for share in shares), default=0)):
-        yield {"host_memory_bytes": least}, f"ask for at most {gibibytes(least)} of the host's memory a device"
-    if spec.cpus and (fewest := min((share.cpus for share in shares), default=0)):
-        yield {"cpus": fewest / 1000}, f"ask for at most {fewest / 1000:g} cpus a device"
+    """
+    Yield smaller demands on the host that some nodes can meet, and how they are said: memory, then processors.
+
+    Parameters
+    ----------
+    spec : JobSpec
+    devices : Free
+        The devices whose hosts are looked at: what is left of a node, for one device of the job there or for several.
+
+    Notes
+    -----
+    The largest come first: whoever takes the first with which the job fits says the most that it may ask for. Of nodes
+    that are all different, the smallest share is looked at as well, which all of them have.
+    """
+    if devices.hosts is None:
+        return
+    shares = devices.hosts.shares.values()
+    least = Amount(*(min((share[part] for share in shares), default=0) for part in range(len(Amount._fields))))
+    rooms = {
+        (devices.left_of(node_id), count)
+        for node_id, held in devices.by_node().items()
+        for count in range(1, min(len(held), spec.gpus) + 1)
+    }
+    if spec.host_memory_bytes:
+        parts = {rounded_down(left.memory_bytes // count) for left, count in rooms}
+        for size in _largest_below(parts, rounded_down(least.memory_bytes), spec.host_memory_bytes):
+            yield {"host_memory_bytes": size}, f"ask for at most {gibibytes(size)} of the host's memory a device"
+    if spec.cpus:
+        parts = {left.cpus // count for left, count in rooms}
+        for cpus in _largest_below(parts, least.cpus, round(spec.cpus * 1000)):
+            yield {"cpus": cpus / 1000}, f"ask for at most {cpus / 1000:g} cpus a device"
+
+
+def _largest_below(parts: Iterable[int], least: int, asked: int) -> list[int]:
+    """Return the largest amounts that are less than what is asked, and the least."""
+    below = {part for part in parts if 0 < part < asked}
+    found = heapq.nlargest(_MOST_DEMANDS, below)
+    return found if not 0 < least < asked or least in found else [*found, least]
 
 
 def passed_by(idle: Mapping[str, int], scene: Scene, first: str) -> Reason:
@@ -317,6 +358,23 @@ def gibibytes(size_bytes: int) -> str:
         if size_bytes >= size:
             return f"{size_bytes / size:.4g} {unit}"
     return f"{size_bytes} B"
+
+
+def rounded_down(size_bytes: int) -> int:
+    """
+    Return the largest size not above another of which :func:`gibibytes` says all, so that it may be copied.
+
+    Examples
+    --------
+    >>> size = rounded_down(23_128_000_000)
+    >>> gibibytes(23_128_000_000), gibibytes(size), size == int(21.53 * 2**30)
+    ('21.54 GiB', '21.53 GiB', True)
+    """
+    for unit in (2**30, 2**20, 2**10):
+        if size_bytes >= unit:
+            scale: int = 10 ** max(0, _DIGITS - len(str(size_bytes // unit)))
+            return (size_bytes * scale // unit) * unit // scale
+    return size_bytes
 
 
 def _count(number: int, what: str) -> str:

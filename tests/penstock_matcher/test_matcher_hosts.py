@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -22,6 +23,17 @@ def hosted(node_id: str, cpus: float = 8.0, memory_gib: float = 32.0, **kinds: i
 
 def big(job_id: str, gib: float = 20.0, **fields: Any) -> Any:
     return job(job_id, host_memory_bytes=int(gib * GIB), **fields)
+
+
+asked = st.fixed_dictionaries(
+    {
+        "gpus": st.integers(1, 3),
+        "cpus": st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]),
+        "host_memory_bytes": st.sampled_from([0, 0, 2 * GIB, 12 * GIB, 30 * GIB]),
+        "kinds": st.sampled_from([(), ("fast",), ("slow",)]),
+        "user": st.sampled_from(["ann", "bob"]),
+    }
+)
 
 
 def evidence(one: Matcher) -> dict[str, str]:
@@ -76,7 +88,38 @@ def test_a_job_that_no_host_can_hold_is_told_how_much_less_would_do() -> None:
     assert wait.evidence == (
         "needs 40 GiB of the host's memory; the largest node of pool `default` with such devices has 32 GiB and 8 cpus"
     )
-    assert wait.remedy == "ask for at most 8 GiB of the host's memory a device"
+    assert wait.remedy == "ask for at most 32 GiB of the host's memory a device"
+
+
+def test_a_gang_that_no_hosts_can_hold_is_told_how_much_each_of_its_devices_may_have() -> None:
+    one = matcher(max_tries=0).given(hosted("n1", fast=4), hosted("n2", fast=2), job("a", cpus=9.0, gpus=5)).at(2.0)
+    (fact,) = rounds(one.settle())
+    assert fact.waits[0].remedy == "ask for at most 2.666 cpus a device"
+
+
+@settings(max_examples=60)
+@given(
+    fields=asked,
+    nodes=st.lists(st.tuples(st.sampled_from([0.0, 2.0, 7.5]), st.sampled_from([0.0, 7.3, 21.54]), st.integers(1, 4))),
+)
+def test_what_a_remedy_says_may_be_asked_of_a_host_fits_and_no_more_does(fields: Any, nodes: Any) -> None:
+    joined = [hosted(f"n{i}", cpus, gib, fast=count) for i, (cpus, gib, count) in enumerate(nodes)]
+    one = matcher(max_tries=0).given(*joined, job("a", **{**fields, "kinds": ()})).at(2.0)
+    waits = [wait for fact in rounds(one.settle()) for wait in fact.waits if "a device" in wait.remedy]
+    for wait in waits:
+        number, unit = re.fullmatch(r"ask for at most (\S+) (GiB|MiB|cpus) .*a device", wait.remedy).groups()
+        for more, starts in ((0.0, True), (0.02, False)):
+            size = float(number) + more
+            change = {"cpus": size} if unit == "cpus" else {"host_memory_bytes": int(size * 2**30)}
+            again = matcher(max_tries=0).given(*joined, job("a", **{**fields, "kinds": (), **change}))
+            assert bool(run_all(again, 2.0)) is starts
+
+
+def test_who_asks_much_of_its_host_is_told_who_has_all_devices_that_it_waits_for() -> None:
+    one = matcher(max_tries=0).given(hosted("n1", fast=2), job("a"), job("b"))
+    run_all(one, 2.0)
+    found = evidence(one.given(big("c", at_s=3.0, gib=30.0)).at(3.0))
+    assert found["c"] == "2 fast busy with 2 jobs of queue 0; it is next"
 
 
 def test_the_evidence_says_what_is_left_where() -> None:
@@ -93,7 +136,7 @@ def test_an_alternative_with_less_of_the_host_is_named_because_it_starts() -> No
     (fact,) = rounds(one.given(big("b", at_s=3.0)).at(3.0).settle())
     (wait,) = fact.waits
     assert wait.alternative is not None
-    assert wait.alternative.change == {"host_memory_bytes": 8 * GIB}
+    assert wait.alternative.change == {"host_memory_bytes": 12 * GIB}
 
 
 def test_a_node_that_tells_nothing_of_its_host_takes_all_who_find_a_device() -> None:
@@ -116,17 +159,6 @@ def test_who_waits_for_a_host_past_its_patience_has_it_kept_free() -> None:
     assert run_all(one, 41.0) == {}
     one.given(ended("b", 50.0))
     assert run_all(one, 50.0) == {"c": "fast"}
-
-
-asked = st.fixed_dictionaries(
-    {
-        "gpus": st.integers(1, 3),
-        "cpus": st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]),
-        "host_memory_bytes": st.sampled_from([0, 0, 2 * GIB, 12 * GIB, 30 * GIB]),
-        "kinds": st.sampled_from([(), ("fast",), ("slow",)]),
-        "user": st.sampled_from(["ann", "bob"]),
-    }
-)
 
 
 @settings(max_examples=40)

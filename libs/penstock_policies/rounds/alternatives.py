@@ -68,6 +68,8 @@ class Alternatives:
         """Return the change with which the job is fastest among those with which it starts at once."""
         if job.sample is not None or job.state is not JobState.PENDING or job.not_before_s > self._now_s:
             return None
+        if self._left <= 0:
+            return None
         if job.held:
             return self._released(job)
         for change in sorted(self._changes(job), key=lambda change: -change.gain):
@@ -79,7 +81,7 @@ class Alternatives:
         return None
 
     def _released(self, job: Job) -> Alternative | None:
-        if self._left <= 0 or not self._holds(job.spec):
+        if not self._holds(job.spec):
             return None
         self._left -= 1
         with trial.changed(self._pool, msgspec.structs.replace(job, held=False)) as pool:
@@ -111,7 +113,7 @@ class Alternatives:
                 gain = (self._speed(job, kind) or 1.0) * count / spec.gpus
                 yield _narrower(spec, count, gain)
         if self._idle.is_tight(spec) and not self._idle.kinds(spec):
-            for fields, say in less_of_a_host(spec, self._whole):
+            for fields, say in less_of_a_host(spec, self._idle):
                 yield Change({**fields}, say, 1.0)
         if spec.memory_bytes and not accepted.keys() & self._idle.kinds(spec).keys():
             yield from self._less_memory(spec)
