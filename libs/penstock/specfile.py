@@ -70,6 +70,8 @@ def read(path: str, stdin: Callable[[], str]) -> Source:
         return Source(name="<stdin>", text=text, format=sniff(text), folder=Path.cwd())
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
+        if not Path(path).exists():
+            raise SpecError(f"there is no file {path}; check the path; expected one in {', '.join(SUFFIXES)}")
         command = shlex.join(workload.run_by((path,), is_executable=os.access(path, os.X_OK)) or (path,))
         raise SpecError(
             f"{path} has the suffix {suffix or 'nothing'!r}; expected {', '.join(SUFFIXES)}; "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -178,9 +178,10 @@ def find_logins(role: Role, url: str, environ: Mapping[str, str], data: Path = D
     if folder is None:
         looked.append("this user has no home folder to keep any in")
     else:
-        found = list(_in_folder(folder, url))
+        found, spoilt = _in_folder(folder, url)
         logins += found
         looked.append(f"{len(found) or 'none'} for this server in {folder}")
+        looked += spoilt
     path = data.absolute() / file_name(role)
     try:
         login = read_login(path)
@@ -274,16 +275,27 @@ def _kept_at(role: Role, url: str, environ: Mapping[str, str]) -> Path | None:
     return folder / f"{parts.hostname}-{parts.port or _PORT}.json" if folder is not None else None
 
 
-def _in_folder(folder: Path, url: str) -> Iterator[Login]:
-    """Yield the logins for a server, the newest first: an earlier run that was killed may have left one."""
+def _in_folder(folder: Path, url: str) -> tuple[list[Login], list[str]]:
+    """
+    Return the logins for a server, and what is wrong with files that hold none.
+
+    The newest come first: an earlier run that was killed may have left one.
+    """
     dated: list[tuple[float, Path]] = []
     with suppress(OSError):
         dated = [(path.stat().st_mtime, path) for path in folder.glob("*.json")]
+    found: list[Login] = []
+    spoilt: list[str] = []
     for _, path in sorted(dated, reverse=True):
-        with suppress(OSError, ValueError):
+        try:
             login = read_login(path)
-            if is_same(login.url, url):
-                yield login
+        except PermissionError:
+            spoilt.append(f"{path} may not be read by {user_name()}")
+        except (OSError, ValueError) as error:
+            spoilt.append(str(error))
+        else:
+            found += [login] if is_same(login.url, url) else []
+    return found, spoilt
 
 
 def _servers(url: str) -> set[tuple[str, int]]:

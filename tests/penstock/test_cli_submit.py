@@ -177,6 +177,10 @@ def test_a_dry_run_submits_nothing(penstock: Run, gateway: FakeGateway) -> None:
             "there is no script {here}/nope.py; check the path, or give --no-check",
         ),
         (("submit", "train.py"), "train.py has the suffix '.py'; expected .toml, .yaml, .yml, .json; for a plain"),
+        (
+            ("submit", "nope.sh"),
+            "there is no file nope.sh; check the path (a job file ends in .toml, .yaml, .yml, .json",
+        ),
         (("submit", "a", "b"), "'a b': expected one file; put -- before a command: penstock submit -- a b"),
         (("submit", "none.toml"), "none.toml cannot be read (No such file or directory); check the path"),
         (("submit", "--memory", "lots", "--", "true"), "'lots' is no amount of memory; expected a number and a unit"),

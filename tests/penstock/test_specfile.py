@@ -148,9 +148,12 @@ def test_a_file_that_is_not_there_or_not_text_is_said_to_be(tmp_path: Path) -> N
         specfile.read(str(tmp_path / "a.json"), lambda: "")
 
 
-def test_a_script_in_place_of_a_file_is_told_about_the_dashes() -> None:
-    with pytest.raises(SpecError, match=r"penstock submit -- python train\.py"):
-        specfile.read("train.py", lambda: "")
+def test_a_script_in_place_of_a_file_is_told_about_the_dashes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(SpecError, match=r"penstock submit -- python \S*/train\.py"):
+        specfile.read(str(tmp_path / "train.py"), lambda: "")
+    with pytest.raises(SpecError, match=r"there is no file sweep\.tml"):
+        specfile.read("sweep.tml", lambda: "")
 
 
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])

@@ -92,6 +92,8 @@ def test_a_file_that_is_no_login_is_passed_over(tmp_path: Path, environ: dict[st
         (folder / f"{name}.json").write_bytes(body)
     credentials.keep_login("client", login(), environ)
     assert found(HERE, environ, tmp_path) == (login(),)
+    said = credentials.find_logins("client", HERE, environ, tmp_path).looked
+    assert [name for name in "abcd" if any(f"{folder}/{name}.json holds no" in one for one in said)] == list("abcd")
 
 
 async def test_the_first_login_that_the_server_takes_is_used() -> None:

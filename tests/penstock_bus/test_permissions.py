@@ -67,6 +67,13 @@ async def test_a_client_cannot_write_a_fact(server: Server, kind: str) -> None:
         assert await bus.last_seq() == 0
 
 
+async def test_who_is_refused_by_the_password_in_the_address_is_told_so(server: Server) -> None:
+    url = server.url.replace("://", f"://{CLIENT}:wrong@")
+    with pytest.raises(Unauthorized, match=f"refused user '{CLIENT}'; check the password in the address"):
+        async with connect(url, as_client=True):
+            pass
+
+
 async def test_a_client_reads_the_log_and_the_output_and_submits(server: Server) -> None:
     async with as_user(server, "gateway") as gateway, as_user(server, "executor") as executor, client_of(server) as bus:
         await gateway.append(commit_to(subjects.job("x1")))

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import penstock
 import penstock_bus.credentials
 from penstock import supervisor
+from penstock.cli import hoisted
 from penstock.cli.app import app
 from penstock.supervisor import Options, UpError
 from penstock.upkeep import folder as folders
@@ -214,7 +215,7 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
     data = str(tmp_path / "data")
 
     async def purge(*words: str, code: int = 0) -> str:
-        invoked = await asyncio.to_thread(CliRunner().invoke, app, ["purge", "--data", data, *words])
+        invoked = await asyncio.to_thread(CliRunner().invoke, app, hoisted(["purge", "--data", data, *words]))
         assert invoked.exit_code == code, invoked.output
         return invoked.output
 
@@ -229,3 +230,5 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
         assert "nothing to purge" in await purge("submissions")
         assert "expected one of output, submissions" in await purge("log", code=2)
         assert "nothing to purge: no output of j1" in await purge("output", "--job", "j1")
+        said = await purge("--url", "nats://127.0.0.1:1", "output", "--yes", code=2)
+        assert f"{data} is the folder of {record(tmp_path).url} and not of nats://127.0.0.1:1" in said

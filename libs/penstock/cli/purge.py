@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def purge(
+    ctx: typer.Context,
     what: Annotated[
         str, typer.Argument(metavar="[WHAT]", help="output, submissions, rejected, snapshots or shadows.")
     ] = "",
@@ -58,7 +59,7 @@ def purge(
     if job and what != "output":
         bad_input("--job is for `penstock purge output`")
     if not what:
-        _show(data)
+        _show(_login(data, ctx.obj["url"]))
         return
     from penstock_bus.nats import store
     from penstock_events import subjects
@@ -67,7 +68,8 @@ def purge(
     if job and not subjects.is_token(job):
         bad_input(f"{job!r} is no job id; `penstock ps` lists them")
     pattern = subjects.logs(job) if job else ">"
-    found = _asked(data, lambda link: store.stream(link, name, pattern))
+    login = _login(data, ctx.obj["url"])
+    found = _asked(login, lambda link: store.stream(link, name, pattern))
     count = sum(found.subjects.values())
     if not count:
         render.say(f"there is nothing to purge: no {what}{f' of {job}' if job else ''}")
@@ -76,14 +78,14 @@ def purge(
     if not yes and not _agreed():
         tell("nothing was purged")
         raise typer.Exit(1)
-    purged = _asked(data, lambda link: store.purge(link, name, pattern if job else ""))
+    purged = _asked(login, lambda link: store.purge(link, name, pattern if job else ""))
     render.say(f"purged {render.count(purged, 'message')}")
 
 
-def _show(data: Path) -> None:
+def _show(login: dict[str, str]) -> None:
     from penstock_bus.nats import store
 
-    found = _asked(data, store.streams)
+    found = _asked(login, store.streams)
     rows = [(_name(one), str(one.messages), render.size(one.bytes), _limit(one), _meaning(one)) for one in found]
     render.show_table(("WHAT", "MESSAGES", "SIZE", "LIMIT", "IS"), rows, wide=True)
 
@@ -116,12 +118,25 @@ def _limit(one: StreamUse) -> str:
     return render.size(one.max_bytes) if one.max_bytes else "none"
 
 
-def _asked(data: Path, use: Callable[[Link], Awaitable[T]]) -> T:
-    """Run something as the data folder's administrator."""
+def _login(data: Path, url: str) -> dict[str, str]:
+    """Return the administrator's login: as is set, else that of the data folder, which has to be this server's."""
     from penstock.cli.up import environment_of
-    from penstock_bus.nats import connect
+    from penstock_bus import credentials
+    from penstock_bus.settings import LOCAL, Connection, load
 
-    login = environment_of("admin", data)
+    connection = load(Connection, "")
+    if connection.user == "admin":
+        return {"PENSTOCK_URL": url, "PENSTOCK_USER": connection.user, "PENSTOCK_PASSWORD": connection.secret()}
+    otherwise = "name it with --data, or set PENSTOCK_USER to admin and PENSTOCK_PASSWORD"
+    login = environment_of("admin", data, otherwise)
+    if url != LOCAL and not credentials.is_same(url, login["PENSTOCK_URL"]):
+        bad_input(f"{data} is the folder of {login['PENSTOCK_URL']} and not of {url}; {otherwise}")
+    return login
+
+
+def _asked(login: dict[str, str], use: Callable[[Link], Awaitable[T]]) -> T:
+    """Run something as the administrator."""
+    from penstock_bus.nats import connect
 
     async def asked() -> T:
         async with connect(

@@ -278,5 +278,8 @@ def _require_job_file(words: list[str], verb: str) -> None:
     said = shlex.join(words if is_program or not as_file else as_file)
     if len(words) > 1:
         bad_input(f"{shlex.join(words)!r}: expected one file; put -- before a command: penstock {verb} -- {said}")
+    if not is_program and not first.exists():
+        form = f"a job file ends in {', '.join(specfile.SUFFIXES)}, and a command stands behind --"
+        bad_input(f"there is no file {words[0]}; check the path ({form}: penstock {verb} -- python train.py)")
     found = f"{words[0]} has the suffix {first.suffix or 'nothing'!r}; expected {', '.join(specfile.SUFFIXES)}"
     bad_input(f"{found}; for a plain command put -- before it: penstock {verb} -- {said}")

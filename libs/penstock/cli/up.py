@@ -136,15 +136,17 @@ def login_of(name: str, folder: Path, url: str) -> dict[str, str]:
     return {**here, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
 
 
-def environment_of(name: str, folder: Path) -> dict[str, str]:
-    """Return where the server of a data folder is, and as whom a service goes there."""
+def environment_of(
+    name: str, folder: Path, otherwise: str = "expected one, or set PENSTOCK_URL without --data"
+) -> dict[str, str]:
+    """Return where the server of a data folder is, and as whom a service goes there; else say what to do."""
     from penstock.upkeep import folder as folders
     from penstock_bus import credentials
 
     record = folders.read(folder)
     password = credentials.read(folder / "nats" / "passwords.json").get(name)
     if record is None or password is None:
-        bad_input(f"{folder} is no data folder of `penstock up`; expected one, or set PENSTOCK_URL without --data")
+        bad_input(f"{folder} is no data folder of `penstock up`; {otherwise}")
     return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
 
 

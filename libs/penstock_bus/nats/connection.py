@@ -22,8 +22,9 @@ _SCHEMES: Final = ("nats", "tls", "ws", "wss")
 class _Attempts:
     """What went wrong while connecting; afterwards errors are the link's."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, named: str) -> None:
         self.link = link
+        self.named = named  # the user in the address
         self.count = 0
         self.last: Exception | None = None
         self.refused = asyncio.Event()
@@ -53,7 +54,7 @@ async def linked(
     """
     servers = [_server(one) for one in url.split(",")]
     link = Link(Client(), ", ".join(map(_shown, servers)), timeout_s)
-    attempts = _Attempts(link)
+    attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
     connecting = asyncio.ensure_future(
         link.client.connect(
             servers,
@@ -87,7 +88,11 @@ async def _connected(
         both: set[asyncio.Future[Any]] = {connecting, refused}
         await asyncio.wait(both, timeout=connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
-            raise _refused(address, user) if refused.done() else _absent(address, attempts, connect_timeout_s)
+            raise (
+                _refused(address, user, attempts.named)
+                if refused.done()
+                else _absent(address, attempts, connect_timeout_s)
+            )
         connecting.result()
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(f"cannot connect to {address}: {error}; is it a NATS server?") from error
@@ -130,6 +135,8 @@ def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
     )
 
 
-def _refused(address: str, user: str) -> Unauthorized:
+def _refused(address: str, user: str, named: str) -> Unauthorized:
+    if named and not user:
+        return Unauthorized(f"the NATS server at {address} refused user {named!r}; check the password in the address")
     who, do = (f"user {user!r}", "check") if user else ("a client without a user", "set")
     return Unauthorized(f"the NATS server at {address} refused {who}; {do} PENSTOCK_USER and PENSTOCK_PASSWORD")
