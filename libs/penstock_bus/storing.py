@@ -76,5 +76,5 @@ async def with_room(server: Server) -> str:
     of = "".join(f", {one.bytes >> 20} MiB of it in {one.name}" for one in largest if one.bytes >> 20)
     purge = f"`penstock purge --data {server.settings.data_dir}`"
     told = f"is full: {used >> 20} of {limit >> 20} MiB{of}; {purge} says what can go, `--max-store` gives more"
-    _log.error("store_full", used_bytes=used, limit_bytes=limit, reserve_bytes=reserve, advice="penstock purge")
+    _log.error("store_full", used_bytes=used, limit_bytes=limit, reserve_bytes=reserve, advice=purge)
     return told

@@ -22,6 +22,8 @@ from penstock.supervisor import Options, UpError
 from penstock.upkeep import folder as folders
 from penstock_bus import Append, NoResponders, ServiceError, Unavailable
 from penstock_bus.nats import connect
+from penstock_bus.server import ServerSettings
+from penstock_bus.server import running as running_server
 from penstock_events import Commit, JobHeld, subjects
 from penstock_testing import eventually
 
@@ -232,3 +234,14 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
         assert "nothing to purge: no output of j1" in await purge("output", "--job", "j1")
         said = await purge("--url", "nats://127.0.0.1:1", "output", "--yes", code=2)
         assert f"{data} is the folder of {record(tmp_path).url} and not of nats://127.0.0.1:1" in said
+
+
+async def test_the_store_of_a_server_by_itself_is_purged_by_its_data_folder_too(tmp_path: Path) -> None:
+    async with running_server(ServerSettings(data_dir=tmp_path)) as server:
+        async with connect(server.url, user="admin", password=server.passwords["admin"]) as bus:
+            await bus.submit(subjects.INBOX_JOBS, b"{}")
+        words = ["--url", server.url, "purge", "submissions", "--yes", "--data"]
+        purged = await asyncio.to_thread(CliRunner().invoke, app, [*words, str(tmp_path)])
+        elsewhere = await asyncio.to_thread(CliRunner().invoke, app, [*words, str(tmp_path / "elsewhere")])
+    assert (purged.exit_code, purged.output.splitlines()[-1]) == (0, "purged 1 message")
+    assert (elsewhere.exit_code, "is no data folder of `penstock up`; name it" in elsewhere.output) == (2, True)

@@ -119,14 +119,23 @@ def _limit(one: StreamUse) -> str:
 
 
 def _login(data: Path, url: str) -> dict[str, str]:
-    """Return the administrator's login: as is set, else that of the data folder, which has to be this server's."""
+    """
+    Return the administrator's login: as is set, else that of the data folder, which has to be this server's.
+
+    The folder of a server that runs by itself, as in a container, does not tell its address: it is at the one that is
+    set, or else on this machine.
+    """
     from penstock.cli.up import environment_of
+    from penstock.upkeep import folder as folders
     from penstock_bus import credentials
     from penstock_bus.settings import LOCAL, Connection, load
 
     connection = load(Connection, "")
     if connection.user == "admin":
         return {"PENSTOCK_URL": url, "PENSTOCK_USER": connection.user, "PENSTOCK_PASSWORD": connection.secret()}
+    password = credentials.read(data / "nats" / "passwords.json").get("admin")
+    if password is not None and folders.read(data) is None:
+        return {"PENSTOCK_URL": url, "PENSTOCK_USER": "admin", "PENSTOCK_PASSWORD": password}
     otherwise = "name it with --data, or set PENSTOCK_USER to admin and PENSTOCK_PASSWORD"
     login = environment_of("admin", data, otherwise)
     if url != LOCAL and not credentials.is_same(url, login["PENSTOCK_URL"]):
