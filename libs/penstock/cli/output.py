@@ -101,8 +101,12 @@ def last_lines(data: bytes, count: int) -> bytes:
     --------
     >>> last_lines(b"a\\nb\\nc\\n", 2), last_lines(b"a\\nb", 1), last_lines(b"a", 0)
     (b'b\\nc\\n', b'b', b'')
+    >>> last_lines(b"10 %\\r20 %\\ndone\\n", 2)
+    b'10 %\\r20 %\\ndone\\n'
     """
-    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
+    lines = [line + b"\n" for line in data.split(b"\n")]  # and not where a progress bar returns to its line's beginning
+    lines[-1] = lines[-1].removesuffix(b"\n")
+    return b"".join(list(filter(None, lines))[-count:]) if count else b""
 
 
 def _write(data: bytes) -> None:
