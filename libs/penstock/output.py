@@ -88,9 +88,10 @@ class Output:
             item = items.pop()
             if isinstance(item, Gap):
                 begin = max(item.begin, item.end - MOST_BYTES)
-                if begin > item.begin:
+                part = msgspec.structs.replace(item, begin=begin)
+                pieces = [line async for line in self._fetch(part, whole=item)]
+                if begin > item.begin and not pieces[0].missing:
                     items.append(msgspec.structs.replace(item, end=begin))
-                pieces = [line async for line in self._fetch(msgspec.structs.replace(item, begin=begin))]
             else:
                 pieces = [item]
             ends += sum(map(_line_ends, pieces))
@@ -226,14 +227,15 @@ class Output:
         return sorted({(fact.epoch, fact.node_id) for fact in facts if isinstance(fact, RunStarted)})
 
     # --- asking nodes
-    async def _fetch(self, gap: Gap) -> AsyncGenerator[LogLine, None]:
-        """Yield a part of a channel from the node that has it, or what is missing."""
+    async def _fetch(self, gap: Gap, whole: Gap | None = None) -> AsyncGenerator[LogLine, None]:
+        """Yield a part of a channel from the node that has it, or what is missing: all of the ``whole``, if any is."""
         at, channel = gap.begin, gap.channel
         while at < gap.end:
             try:
                 data = await self._read(channel, at, min(MOST_BYTES, gap.end - at))
             except BusError as error:
-                what = f"{gap.end - at} bytes of {channel.stream} of rank {channel.rank} in run {channel.epoch}"
+                begin = whole.begin if whole is not None and at == gap.begin else at
+                what = f"{gap.end - begin} bytes of {channel.stream} of rank {channel.rank} in run {channel.epoch}"
                 yield self._lost(channel, what, str(error))
                 return
             yield self._line(channel, at, data)

@@ -19,7 +19,7 @@ from penstock_bus import Append
 from penstock_bus.memory import MemoryBus
 from penstock_bus.port import Endpoint, LogLine
 from penstock_events import Commit, RunStarted, subjects
-from penstock_events.output import Channel, End, OutputGrown, Place
+from penstock_events.output import MOST_BYTES, Channel, End, OutputGrown, Place
 from penstock_executor.output import OutputStore
 
 OUT, ERR = Channel(1, "n1", 0, "stdout"), Channel(1, "n1", 0, "stderr")
@@ -106,6 +106,15 @@ async def test_what_is_nowhere_to_be_had_is_said_where_it_would_be(memory_bus: M
     gone = "no executor of node n1 answers; it may be down, or gone for good"
     missing = f"missing here: 94 bytes of stdout of rank 0 in run 1: {gone}"
     assert [(line.data, line.missing) for line in lines] == [(b"begin\n", ""), (b"", missing), (b"end\n", "")]
+
+
+async def test_the_end_of_output_most_of_which_is_nowhere_says_so_once(memory_bus: MemoryBus) -> None:
+    await started(memory_bus)
+    await memory_bus.write_log("j1", 0, b"end\n", Place(OUT, 10 * MOST_BYTES))
+    await memory_bus.write_log("j1", 0, b"", End(1, "n1", 0, 10 * MOST_BYTES + 4, 0))
+    missing, end = await Output(memory_bus, "j1").last(5)
+    assert missing.missing.startswith(f"missing here: {10 * MOST_BYTES} bytes of stdout of rank 0 in run 1: ")
+    assert end.data == b"end\n"
 
 
 async def test_output_that_its_node_does_not_keep_any_more_is_said_to_be_gone(
