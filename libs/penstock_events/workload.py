@@ -14,6 +14,9 @@ import msgspec
 
 from penstock_events.spec import JobSpec
 
+ARRAY_INDEX: Final = "PENSTOCK_ARRAY_INDEX"
+"""The variable that says to a job of an array which one it is."""
+
 _INTERPRETERS: Final = {".py": "python", ".sh": "sh", ".bash": "bash", ".R": "Rscript", ".jl": "julia"}
 
 
@@ -34,6 +37,24 @@ def key(spec: JobSpec) -> str:
     """
     program = spec.command[:2] if spec.model else spec.command
     return _digest((spec.model, 0 if spec.batch is not None else spec.batch_size, spec.digest, program))
+
+
+def work(spec: JobSpec) -> str:
+    """
+    Return a key of all that says how much work a whole run is: 16 hexadecimal digits.
+
+    Jobs of one workload may be of different length; those of an array count as equal.
+
+    Examples
+    --------
+    >>> a = JobSpec(name="a", command=("python", "train.py", "--epochs", "3"), model="mlp")
+    >>> b = JobSpec(name="b", command=("python", "train.py", "--epochs", "9"), model="mlp")
+    >>> key(a) == key(b), work(a) == work(b)
+    (True, False)
+    """
+    env = {name: value for name, value in spec.env.items() if name != ARRAY_INDEX}
+    said = msgspec.json.encode((spec.command, spec.params, env), order="deterministic")
+    return hashlib.sha256(said).hexdigest()[:16]
 
 
 def is_opaque(command: Sequence[str], read: Callable[[str], bytes]) -> bool:

@@ -75,7 +75,7 @@ def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lamb
     return Decider(
         name="profiler",
         state=State,
-        schema="profiler.6",
+        schema="profiler.7",
         apply=apply,
         decide=partial(decide, settings=settings or Settings(), mine=mine),
         leads=False,

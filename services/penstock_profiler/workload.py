@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, Scalability, State
+from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, Scalability, State, workload
 from penstock_policies import speedups
 from penstock_policies.sampling import is_sampled
 from penstock_profiler.curve import Curve, usual_batch
@@ -78,6 +78,8 @@ class Workload(msgspec.Struct, kw_only=True):
         By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
     run_s : dict of str to float
         By kind: the seconds of a whole run, where its runs have no iterations.
+    run_of : str
+        The work of these runs (:func:`penstock_events.workload.work`): more of it takes longer on any kind.
     gpus : int
         Devices of the runs that these times are of; 0 before the first.
     curves : dict of str to Curve
@@ -102,6 +104,7 @@ class Workload(msgspec.Struct, kw_only=True):
     sampled_s: float = 0.0
     iteration_s: dict[str, float] = msgspec.field(default_factory=dict)
     run_s: dict[str, float] = msgspec.field(default_factory=dict)
+    run_of: str = ""
     gpus: int = 0
     memory_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     failures: dict[str, str] = msgspec.field(default_factory=dict)
@@ -160,7 +163,7 @@ class Workload(msgspec.Struct, kw_only=True):
         """Learn from a real run of a job that had this size, which took so many seconds in all."""
         self._note_memory(kind, event.peak_memory_bytes)
         if not spec.elastic:
-            self._refine(kind, spec.gpus, event, run_s)
+            self._refine(kind, spec, event, run_s)
         elif event.loop_steps >= LEAST_STEPS or event.out_of_memory:
             self.curve(kind).ran(spec, event)
             self._compare(kind)
@@ -231,15 +234,18 @@ class Workload(msgspec.Struct, kw_only=True):
         elif sampling.kind not in self.iteration_s:
             self.failures[sampling.kind] = next((other.failure for other in of_kind if other.failure), "")
 
-    def _refine(self, kind: str, gpus: int, event: RunEnded, run_s: float) -> None:
+    def _refine(self, kind: str, spec: JobSpec, event: RunEnded, run_s: float) -> None:
         if event.loop_steps >= LEAST_STEPS and math.isfinite(event.loop_s) and event.loop_s > 0:
             times_s, seen_s = self.iteration_s, event.loop_s / event.loop_steps
         elif event.outcome == "completed" and not event.steps and not event.loop_steps and run_s >= LEAST_RUN_S:
             times_s, seen_s = self.run_s, run_s
         else:
             return
-        if not self.gpus or gpus <= self.gpus:
-            self._compare_at(gpus)
+        if not self.gpus or spec.gpus <= self.gpus:
+            self._compare_at(spec.gpus)
+            if times_s is self.run_s and self.run_of != (work := workload.work(spec)):
+                self.run_s.clear()
+                self.run_of = work
             times_s[kind] = speedups.refined_s(times_s.get(kind, seen_s), seen_s, REFINE_WEIGHT)
 
     def _compare_at(self, gpus: int) -> None:

@@ -350,6 +350,29 @@ def test_whole_runs_tell_the_kinds_apart_where_a_command_has_no_iterations(profi
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"command": ("python", "train.py", "--epochs", "9"), "model": "mlp"},
+        {"params": {"epochs": 9}},
+        {"env": {"EPOCHS": "9"}},
+    ],
+)
+def test_whole_runs_of_other_work_are_not_compared(profiler, other):
+    same = {"profile": "auto", "opaque": True, **({"model": "mlp"} if "model" in other else {})}
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted("j1", **same)).settle()
+    profiler.given(submitted("j2", **{**same, **other})).settle()
+    profiler.when(*whole_run("j1", "slow", 30.0)).settle()
+    profiler.when(*whole_run("j2", "fast", 60.0))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (1.0, True)}
+
+
+def test_whole_runs_of_an_array_are_compared(profiler):
+    unnamed(profiler, env={"PENSTOCK_ARRAY_INDEX": "0"}).when(*whole_run("j1", "slow", 30.0)).settle()
+    unnamed(profiler, "j2", env={"PENSTOCK_ARRAY_INDEX": "1"}).when(*whole_run("j2", "fast", 12.0))
+    assert speeds(the_answer(profiler)) == {"fast": (1.0, False), "slow": (0.4, False)}
+
+
+@pytest.mark.parametrize(
     ("run_s", "more"),
     [(0.5, {}), (30.0, {"outcome": "failed"}), (30.0, {"outcome": "preempted"}), (30.0, {"steps": 9})],
 )

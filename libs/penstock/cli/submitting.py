@@ -16,8 +16,8 @@ from penstock.cli.output import stream
 from penstock.cli.session import call
 from penstock.client import Client
 from penstock_events import JobSpec, State, views
+from penstock_events.workload import ARRAY_INDEX
 
-ARRAY_INDEX: Final = "PENSTOCK_ARRAY_INDEX"
 _AT_ONCE: Final = 32
 """Submissions under way at a time: the gateway answers one request after the other anyway."""
 
