@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from penstock_autoscaler.asking import Asked, asked
 from penstock_autoscaler.settings import Settings
 from penstock_autoscaler.state import Because, State
 from penstock_bus import Decision, Proposal
 from penstock_events import Demand, Job, ScaleDecided, Size, subjects
 from penstock_policies import elastic
-from penstock_policies.autoscale import Sized, Sizing, Wish, decide
-from penstock_policies.order import Manner
+from penstock_policies.autoscale import Sized, Sizing, Wish
+from penstock_policies.autoscale.asking import Asked, asked
 
 MOST_DEMANDS: Final = 1_000
 """In one fact, which has to fit in a message of the log: the others follow in the next ones."""
@@ -52,8 +51,9 @@ def _pool(
     state: State, name: str, now_s: float, because: Because, settings: Settings
 ) -> tuple[ScaleDecided | None, float]:
     """Return what is to be changed in a pool, and when to look again if that is nothing."""
-    wanted = asked(state, name, now_s, settings)
-    sizing = _sizing(wanted, settings, state.pools[name].manner)
+    pool = state.pools[name]
+    wanted = asked(state, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
+    sizing = wanted.sizing(settings, pool.manner)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
     demands = tuple(islice(_demands(state, wanted, sizing, set(dropped)), MOST_DEMANDS))
     if not demands and not dropped:
@@ -69,20 +69,6 @@ def _pool(
         scaling=sizing.scaling,
     )
     return fact, now_s
-
-
-def _sizing(wanted: Asked, settings: Settings, manner: Manner) -> Sizing:
-    """
-    Return what is decided.
-
-    While the profiler samples, runs are resized only to let others in: for what comes free between two samples nobody
-    is to grow, and shrink again for the next one.
-    """
-    if wanted.sampled:
-        sizing = decide(wanted.still(), wanted.devices, settings, manner)
-        if wanted.is_met(sizing):
-            return sizing
-    return decide(wanted.order, wanted.devices, settings, manner)
 
 
 def _demands(state: State, wanted: Asked, sizing: Sizing, dropped: set[str]) -> Iterator[Demand]:

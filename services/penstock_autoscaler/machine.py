@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from penstock_autoscaler.deciding import remembering
 from penstock_autoscaler.settings import Settings
-from penstock_autoscaler.state import WORKLOADS, Because, State, key_of
+from penstock_autoscaler.state import WORKLOADS, Because, State
 from penstock_bus import Decider
 from penstock_events import (
     TERMINAL,
@@ -35,6 +35,7 @@ from penstock_events import (
     WorkloadScaled,
 )
 from penstock_events import State as JobState
+from penstock_policies.autoscale.knows import key_of
 from penstock_policies.cluster import OF_NODES
 from penstock_policies.order import Manner
 

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_autoscaler.shown import Shown
-from penstock_events import Demand, Job, Jobs, Rank, Scalability, workload
+from penstock_events import Demand, Jobs, Rank, Scalability
+from penstock_policies.autoscale.shown import Shown
 from penstock_policies.cluster import Cluster
 from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.speeds import Speeds
@@ -88,8 +88,3 @@ class State(msgspec.Struct):
         """Note that a pool's sizes may come out otherwise; None: for no reason but that a run got on."""
         pool = self.pool(name)
         pool.change = Change(seq, because or pool.change.because)
-
-
-def key_of(job: Job) -> str:
-    """Return a job's workload key."""
-    return job.profile_key or workload.key(job.spec)

@@ -35,6 +35,7 @@ from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
 from penstock_gateway.machine import State as ReadModel
 from penstock_gateway.presence import Presence
 from penstock_gateway.show import Scene
+from penstock_policies.autoscale.settings import Settings as Sizes
 from penstock_policies.rounds.settings import Settings
 
 _SHOWN_BYTES: Final = 2_000
@@ -59,6 +60,8 @@ class Queries:
         Bounds how long one question keeps the next of its kind waiting, in seconds.
     settings : Settings
         By which the matcher decides.
+    sizes : Sizes, optional
+        By which the autoscaler does.
     """
 
     def __init__(
@@ -72,10 +75,11 @@ class Queries:
         most_bytes: int,
         most_s: float,
         settings: Settings | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
-        self._settings, self._may_match = settings or Settings(), may_match
+        self._settings, self._may_match, self._sizes = settings or Settings(), may_match, sizes
         self._looking_back = asyncio.Lock()
 
     def endpoints(self) -> list[Endpoint]:
@@ -156,7 +160,7 @@ class Queries:
         accept.check(asked.spec)
         await self._may_match()
         await moments.catch_up(self._bus, self._live)
-        return dryrun.dry_run(self._live.state, asked.spec, self._now_s(), self._settings)
+        return dryrun.dry_run(self._live.state, asked.spec, self._now_s(), self._settings, self._sizes)
 
     async def _rejected(self, body: bytes) -> RejectedListView:
         ask(body, asks.NothingAsk)

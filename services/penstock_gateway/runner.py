@@ -18,6 +18,7 @@ from penstock_gateway.commands import Commands
 from penstock_gateway.presence import Presence
 from penstock_gateway.queries import Queries
 from penstock_gateway.settings import Settings
+from penstock_policies.autoscale.settings import Settings as Sizes
 from penstock_policies.rounds.settings import Settings as Rounds
 
 
@@ -44,6 +45,7 @@ async def run(shell: Shell, settings: Settings) -> None:
         most_bytes=commands.most_bytes,
         most_s=settings.query_timeout_s,
         settings=load(Rounds, "matcher"),
+        sizes=load(Sizes, "autoscaler"),
     )
     async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot

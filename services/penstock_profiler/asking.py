@@ -1,23 +1,15 @@
-"""Which samples a workload still needs, and what they are called."""
+"""Which samples a workload still needs."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
 
 from penstock_events import Sample
+from penstock_policies import points
+from penstock_policies.points import Point, Wanted, between, missing
 from penstock_policies.sampling import is_sampled
-from penstock_profiler.points import Point, between, missing
 from penstock_profiler.settings import Settings
 from penstock_profiler.workload import Workload
-
-_NAME: Final = 30
-"""Characters for a kind within a sample's id, which is at most 63 characters long."""
-
-Wanted = tuple[str, Point | None]
-"""A kind, and the size at which an elastic workload is to be sampled there; None: to be compared with other kinds."""
 
 
 def wanted(known: Workload, devices: Mapping[str, int], elastic: Mapping[str, int]) -> list[Wanted]:
@@ -45,8 +37,8 @@ def wanted(known: Workload, devices: Mapping[str, int], elastic: Mapping[str, in
 
 
 def samples(key: str, asked: Iterable[Wanted], settings: Settings) -> tuple[Sample, ...]:
-    """Return the samples for what is wanted: one for each size, and two of different length to compare kinds."""
-    return tuple(sample for kind, size in asked for sample in _samples(key, kind, size, settings))
+    """Return the samples for what is wanted."""
+    return points.samples(key, asked, (settings.short_iterations, settings.long_iterations))
 
 
 def _sizes(known: Workload, kind: str, devices: int) -> list[Point]:
@@ -62,21 +54,3 @@ def _sizes(known: Workload, kind: str, devices: int) -> list[Point]:
 
 def _was_compared(known: Workload, kind: str) -> bool:
     return (kind in known.iteration_s and known.gpus <= 1) or kind in known.sampled_kinds()
-
-
-def _samples(key: str, kind: str, size: Point | None, settings: Settings) -> Iterator[Sample]:
-    if size is not None:
-        name = _id(key, kind, f"{size.gpus}x{size.batch_size}")
-        iterations = settings.long_iterations
-        yield Sample(sample_id=name, kind=kind, iterations=iterations, gpus=size.gpus, batch_size=size.batch_size)
-        return
-    lengths = (settings.short_iterations, settings.long_iterations)
-    for number, iterations in enumerate(lengths, start=1):
-        yield Sample(sample_id=_id(key, kind, str(number)), kind=kind, iterations=iterations)
-
-
-def _id(key: str, kind: str, which: str) -> str:
-    """Return a sample's id: lower case, and another one for each kind, also where two differ in what has no place."""
-    name = re.sub(r"[^a-z0-9_-]+", "-", kind.lower())[:_NAME]
-    mark = "" if name == kind else f"-{hashlib.sha256(kind.encode()).hexdigest()[:4]}"
-    return f"s-{key[:8]}-{name}{mark}-{which}"

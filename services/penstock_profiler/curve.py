@@ -10,7 +10,7 @@ import msgspec
 
 from penstock_events import JobSpec, RunEnded, Timing
 from penstock_policies import scaling
-from penstock_profiler.points import Point
+from penstock_policies.points import Point
 
 MOST_TIMINGS: Final = 64
 """Sizes that are kept of a workload on one kind: beyond them, only what is known is refined."""

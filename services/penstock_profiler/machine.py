@@ -31,8 +31,9 @@ from penstock_events import (
     workload,
 )
 from penstock_policies.cluster import Cluster
+from penstock_policies.points import Wanted
 from penstock_profiler.answer import answer
-from penstock_profiler.asking import Wanted, samples, wanted
+from penstock_profiler.asking import samples, wanted
 from penstock_profiler.curve import Curve
 from penstock_profiler.offers import Offers, fitting, of_cluster, sorts
 from penstock_profiler.scaled import differs, judge, scalability, scaled
@@ -146,6 +147,8 @@ def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:
     """Say whether there is news of how an elastic workload goes; what is still being sampled is none in time."""
     if known.elastic is None:
         return False
+    if known.scaled is None and known.open_kinds() and not late and not any(c.timings for c in known.curves.values()):
+        return False  # jobs wait for the first answer, which would say nothing
     devices, said = fitting(state.offers, known.elastic), known.scaled or {}
     if known.scaled is None and not devices and not known.curves:
         return True

@@ -9,8 +9,8 @@ from typing import Final
 
 from penstock_events import JobSpec, Scalability, Timing, WorkloadScaled
 from penstock_policies import scaling, speedups
+from penstock_policies.points import batches, most
 from penstock_profiler.curve import Curve
-from penstock_profiler.points import batches, most
 from penstock_profiler.workload import MOVED, Workload
 
 MOST_WORDS: Final = 400

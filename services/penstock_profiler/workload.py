@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock_events import Job, JobSpec, KindSpeed, RunEnded, Sample, Scalability, State, workload
 from penstock_policies import speedups
+from penstock_policies.points import Point
 from penstock_policies.sampling import is_sampled
 from penstock_profiler.curve import Curve, usual_batch
-from penstock_profiler.points import Point
 
 REFINE_WEIGHT: Final = 0.3
 """Weight of the newest real run against what is known."""

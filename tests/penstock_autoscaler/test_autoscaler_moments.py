@@ -21,8 +21,8 @@ from scaling_facts import (
     widths,
 )
 
-from penstock_autoscaler import deciding
 from penstock_events import KindSpeed, RunCheckpointed, RunStarted, Sample, SamplesRequested, WorkloadProfiled, workload
+from penstock_policies.autoscale import asking
 
 WORK = elastic()
 
@@ -119,7 +119,7 @@ def test_a_job_that_the_matcher_stops_for_another_is_told_nothing_until_it_waits
 def test_nothing_is_worked_out_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     it, asked = seasoned(interval_s=60.0), []
     it.then()
-    monkeypatch.setattr(deciding, "decide", lambda *given: asked.append(given))
+    monkeypatch.setattr(asking, "decide", lambda *given: asked.append(given))
     it.at(110.0)
     for fact in (RunCheckpointed(at_s=105.0, job_id="a", epoch=4, node_id="n1", step=9), job("l", fixed(pool="far"))):
         assert not it.when(fact).decision().proposals

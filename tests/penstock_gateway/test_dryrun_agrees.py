@@ -14,7 +14,23 @@ from penstock_gateway.why import Why
 from penstock_matcher.settings import Settings as MatcherSettings
 from penstock_ranker.settings import Settings as RankerSettings
 
-CASES = 40
+CASES = 30
+SEEN_TO_DIFFER = {
+    5019: "its samples take what is idle",
+    5454: "the same, before a gang",
+    23642: "it is not sampled, but another job of its workload is, and now on a second kind",
+    21018: "the profiler said nothing of how it scales while its samples were open, and it was sized by that",
+    21836: "the ranker and the autoscaler went on for ever",
+    5277: "the autoscaler chooses a kind on which it waits",
+    21054: "the same, and it waits for those before it",
+    21310: "the autoscaler chooses another kind than the matcher would",
+    22391: "the same, and a quota keeps it waiting there",
+    21934: "an elastic workload that is known is sampled at further sizes",
+    22325: "a round stops a run for it, and the next one starts it on what is idle",
+    22869: "the same, for its quota",
+}
+"""Seeds whose dry run, or whose end, was another once: why."""
+
 DECLARED_CASES = 25
 
 
@@ -62,7 +78,7 @@ def both(seed: int) -> tuple[Answer, Answer]:
     return before, seen(cluster, spec, work_s, sized=spec.elastic)
 
 
-@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.parametrize("seed", [*range(CASES), *SEEN_TO_DIFFER])
 def test_a_dry_run_says_what_the_deciders_then_do(seed: int) -> None:
     said, became = both(seed)
     assert said == became

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from profiling import ELASTIC, ended, spec
 
 from penstock_events import RunEnded
+from penstock_policies.points import Point
 from penstock_profiler.curve import MOST_TIMINGS, Curve
-from penstock_profiler.points import Point
 
 
 def run(**fields: Any) -> RunEnded:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from profiling import spec
 
 from penstock_events import Batch, JobSpec
-from penstock_profiler import points as module
-from penstock_profiler.points import MOST_ALONE, MOST_WIDTHS, Point, batches, between, missing, most, points
+from penstock_policies import points as module
+from penstock_policies.points import MOST_ALONE, MOST_WIDTHS, Point, batches, between, missing, most, points
 
 
 @st.composite

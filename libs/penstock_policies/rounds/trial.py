@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import msgspec
@@ -18,6 +18,9 @@ from penstock_policies.rounds.pool import Pool
 TRIED: Final = "what-if"
 """Id of a job that is not there."""
 
+MOST_ROUNDS: Final = 8
+"""Rounds of one moment that are tried one after the other."""
+
 _ALL_WAITS: Final = 1_000_000
 
 
@@ -26,6 +29,28 @@ def start_of(pool: Pool, job_id: str, now_s: float, rules: Rules) -> Placement |
     found, _ = decide_pool(pool, now_s, msgspec.structs.replace(rules, max_waits=0))
     placements = found.placements if found is not None else ()
     return next((placement for placement in placements if placement.job_id == job_id), None)
+
+
+@contextmanager
+def settled(pool: Pool, job_id: str, now_s: float, rules: Rules) -> Iterator[tuple[Pool, Placement | None]]:
+    """
+    Be the pool after the rounds of this moment, with where a job of it starts in them; None if it does not.
+
+    Notes
+    -----
+    A round may stop others for a job, and the next one start it on what is idle, since it comes first from then on.
+    """
+    unexplained = msgspec.structs.replace(rules, max_waits=0)
+    with ExitStack() as stack:
+        for _ in range(MOST_ROUNDS):
+            found, _again_s = decide_pool(pool, now_s, unexplained)
+            if found is None:
+                break
+            if placed := next((each for each in found.placements if each.job_id == job_id), None):
+                yield pool, placed
+                return
+            pool = stack.enter_context(decided(pool, found))
+        yield pool, None
 
 
 def wait_of(pool: Pool, job_id: str, now_s: float, rules: Rules) -> Wait | None:

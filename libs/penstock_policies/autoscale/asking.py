@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 
 import msgspec
 
-from penstock_autoscaler.profiles import profiles
-from penstock_autoscaler.settings import Settings
-from penstock_autoscaler.state import State, key_of
 from penstock_events import Device, Job, JobSpec, Size
 from penstock_events import State as JobState
 from penstock_policies import hosts
-from penstock_policies.autoscale import Fixed, Sizing, Wish
+from penstock_policies.autoscale.decide import decide
+from penstock_policies.autoscale.knows import Knows, key_of
+from penstock_policies.autoscale.profiles import profiles
+from penstock_policies.autoscale.settings import Settings
+from penstock_policies.autoscale.wish import Fixed, Rules, Sizing, Wish
 from penstock_policies.cluster import fits
+from penstock_policies.order import Manner
 from penstock_policies.rounds.roster import key_of as place_of
 from penstock_policies.sampling import awaits_scaling
 
@@ -71,18 +73,29 @@ class Asked(msgspec.Struct):
             jobs[asking.job_id].gpus > 0 if isinstance(asking, Wish) else asking.job_id in fixed for asking in waiting
         )
 
+    def sizing(self, rules: Rules, manner: Manner) -> Sizing:
+        """
+        Return what is decided.
 
-def asked(state: State, name: str, now_s: float, settings: Settings) -> Asked:
-    """Return what a pool's jobs ask for now."""
-    return _Asking(state, name, now_s, settings).all()
+        While the profiler samples, runs are resized only to let others in: for what comes free between two samples
+        nobody is to grow, and shrink again for the next one.
+        """
+        if self.sampled:
+            sizing = decide(self.still(), self.devices, rules, manner)
+            if self.is_met(sizing):
+                return sizing
+        return decide(self.order, self.devices, rules, manner)
+
+
+def asked(state: Knows, jobs: Iterable[Job], name: str, now_s: float, settings: Settings) -> Asked:
+    """Return what a pool's jobs, those that are not over, ask for now."""
+    return _Asking(state, jobs, name, now_s, settings).all()
 
 
 class _Asking:
-    def __init__(self, state: State, name: str, now_s: float, settings: Settings) -> None:
+    def __init__(self, state: Knows, jobs: Iterable[Job], name: str, now_s: float, settings: Settings) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings
-        self._jobs = sorted(
-            (state.jobs[job_id] for job_id in state.pools[name].jobs), key=lambda job: place_of(job, state.ranks)
-        )
+        self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks))
         self._there: Places = {
             (node.id, device.index): device for node in state.cluster.usable(name) for device in node.devices
         }

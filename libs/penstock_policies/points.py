@@ -7,12 +7,14 @@ least that any width leaves to the most, and a few widths at one of them, hold e
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from penstock_events import JobSpec
+from penstock_events import JobSpec, Sample
 
 WIDE_APART: Final = 4.0
 """Local batches whose ratio is less need none between them: iterations go nearly along a line."""
@@ -28,6 +30,12 @@ MOST_ALONE: Final = 5
 
 ENOUGH: Final = 1.5
 """What a device holds is known well enough when what fits and what does not differ by no more than this factor."""
+
+LENGTHS: Final = (5, 25)
+"""Iterations of the two samples that compare kinds, unless others are set."""
+
+_NAME: Final = 30
+"""Characters for a kind within a sample's id, which is at most 63 characters long."""
 
 
 class Point(NamedTuple):
@@ -46,6 +54,10 @@ class Point(NamedTuple):
         where = "one device" if self.gpus == 1 else f"{self.gpus} devices"
         each = "" if self.gpus == 1 else " each"
         return f"{where} with {self.local_batch} sample{'s' if self.local_batch > 1 else ''}{each}"
+
+
+Wanted = tuple[str, Point | None]
+"""A kind, and the size at which an elastic workload is to be sampled there; None: to be compared with other kinds."""
 
 
 def points(spec: JobSpec, devices: int) -> list[Point]:
@@ -110,6 +122,18 @@ def between(fits: int, too_large: int, asked: Iterable[Point]) -> list[Point]:
     return [Point(1, _middle(fits, too_large))]
 
 
+def samples(key: str, asked: Iterable[Wanted], lengths: tuple[int, int] = LENGTHS) -> tuple[Sample, ...]:
+    """
+    Return a workload's samples for what is wanted: one for each size, and two of different length to compare kinds.
+
+    Examples
+    --------
+    >>> [(each.sample_id, each.iterations) for each in samples("0123456789", [("fast", None), ("slow", Point(2, 64))])]
+    [('s-01234567-fast-1', 5), ('s-01234567-fast-2', 25), ('s-01234567-slow-2x64', 25)]
+    """
+    return tuple(sample for kind, size in asked for sample in _samples(key, kind, size, lengths))
+
+
 def batches(spec: JobSpec) -> tuple[int, int]:
     """Return the smallest and the largest batch over all devices that a job may be given."""
     if spec.batch is None:
@@ -159,3 +183,19 @@ def _outside(value: int, known: set[int]) -> bool:
 
 def _middle(low: int, high: int) -> int:
     return round(math.sqrt(low * high))
+
+
+def _samples(key: str, kind: str, size: Point | None, lengths: tuple[int, int]) -> Iterator[Sample]:
+    if size is not None:
+        name = _id(key, kind, f"{size.gpus}x{size.batch_size}")
+        yield Sample(sample_id=name, kind=kind, iterations=lengths[1], gpus=size.gpus, batch_size=size.batch_size)
+        return
+    for number, iterations in enumerate(lengths, start=1):
+        yield Sample(sample_id=_id(key, kind, str(number)), kind=kind, iterations=iterations)
+
+
+def _id(key: str, kind: str, which: str) -> str:
+    """Return a sample's id: lower case, and another one for each kind, also where two differ in what has no place."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", kind.lower())[:_NAME]
+    mark = "" if name == kind else f"-{hashlib.sha256(kind.encode()).hexdigest()[:4]}"
+    return f"s-{key[:8]}-{name}{mark}-{which}"

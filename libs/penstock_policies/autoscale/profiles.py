@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock_autoscaler.state import State, key_of
 from penstock_events import Batch, Job, JobSpec, Scalability
 from penstock_policies import scaling
+from penstock_policies.autoscale.knows import Knows, key_of
 from penstock_policies.elastic import Profile
 
 
-def profiles(state: State, job: Job, kinds: tuple[str, ...]) -> dict[str, Profile]:
+def profiles(state: Knows, job: Job, kinds: tuple[str, ...]) -> dict[str, Profile]:
     """
     Return what is known, or else assumed, of a job on each of some kinds; without what was seen not to fit there.
 
