@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from penstock_bus import Append, Bus, Conflict
 from penstock_bus.live import LiveFold
 from penstock_bus.retry import until_available
-from penstock_events import AnyEvent, Commit, NodeJoined, NodeLeft, subjects
+from penstock_events import AnyEvent, Commit, NodeJoined, NodeLeft, RunEnded, subjects
 from penstock_executor import reporter
 from penstock_executor.machine import State
+
+PACE_S: Final = 0.5
+"""How long the next commit waits about a run that has said the same a thousand times."""
 
 
 class Appender:
@@ -41,6 +44,8 @@ class Appender:
         self._bus, self._live, self._actor, self._spawn = bus, live, actor, spawn
         self._giving_up = giving_up
         self._outboxes: dict[str, reporter.Outbox] = {}
+        self._delivered: set[str] = set()
+        """Jobs of which nothing waits; their outboxes know how much they have said, until a run ends."""
         self._heads: dict[str, int] = {}
 
     def report(self, fact: AnyEvent) -> None:
@@ -51,8 +56,17 @@ class Appender:
         if outbox is None:
             most_bytes = min(reporter.MOST_BYTES, self._bus.max_body_bytes // 2)
             outbox = self._outboxes[fact.job_id] = reporter.Outbox(self._actor, most_bytes)
-            self._spawn(self._deliver(fact.job_id, outbox))
+            self._delivered.add(fact.job_id)
         outbox.put(fact, self._live.state.leased.get(fact.job_id, 0))
+        if fact.job_id in self._delivered:
+            self._delivered.discard(fact.job_id)
+            self._spawn(self._deliver(fact.job_id, outbox))
+
+    def forget(self, job_id: str) -> None:
+        """Forget how much a job has said whose run is over, unless more of it is on its way."""
+        if job_id in self._delivered:
+            self._delivered.remove(job_id)
+            del self._outboxes[job_id]
 
     async def append_node(self, fact: NodeJoined | NodeLeft) -> None:
         """Append a fact about this node, and wait until the fold has it."""
@@ -61,10 +75,16 @@ class Appender:
         await self._live.reached(self._heads[subject])
 
     async def _deliver(self, job_id: str, outbox: reporter.Outbox) -> None:
+        ended = False
         while (commit := outbox.next()) is not None:
             await self._append(subjects.run(job_id), commit)
             outbox.done()
-        del self._outboxes[job_id]
+            ended = ended or any(isinstance(fact, RunEnded) for fact in commit.facts)
+            if outbox.has_time and not self._giving_up.is_set():
+                await asyncio.sleep(PACE_S)
+        self._delivered.add(job_id)
+        if ended:
+            self.forget(job_id)
 
     async def _append(self, subject: str, commit: Commit) -> None:
         """Append; where somebody was faster, read what they wrote first. Facts that it overtook, folds ignore."""

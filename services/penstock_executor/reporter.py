@@ -26,10 +26,13 @@ from penstock_events import (
 
 RunFact = RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned | RunMeasured | LaneChanged
 
-
+_SAID: Final = (RunCheckpointed, RunWarned)
+"""What a job's process brings about by saying so."""
 _SHORT: Final = 200
 MOST_WAITING: Final = 1000
 """Facts of one kind about one run that wait at the same time; of more, those in the middle are superseded."""
+MOST_TOLD: Final = 1000
+"""Of what a job may say as often as it likes, so many facts of a kind about one run are told as fast as they come."""
 MOST_BYTES: Final = 256 * 1024
 """Of one commit: a quarter of what a server takes in one message by default."""
 
@@ -53,6 +56,8 @@ class Outbox:
         self._actor, self._most_bytes = actor, most_bytes
         self._waiting: deque[RunFact] = deque()
         self._counts: Counter[tuple[str, int]] = Counter()
+        self._told: Counter[tuple[str, int]] = Counter()
+        self._has_time = False
         self._offered: list[RunFact] = []
         self._cause = 0
 
@@ -61,15 +66,24 @@ class Outbox:
         Add a fact; ``cause`` is the sequence of the commit that gave the lease.
 
         A job may say faster that it has saved, or could not, than the log takes it. The first few hundred of each kind
-        are kept, and of the later ones the newest, which makes those before it matter no more.
+        are kept, and of the later ones the newest, which makes those before it matter no more. Of one that has said so
+        often enough for a whole run, only the newest waits.
         """
         kind = (tag_of(fact), fact.epoch)
-        if self._counts[kind] >= MOST_WAITING:
+        if self._counts[kind] >= (1 if self._is_worn_out(fact) else MOST_WAITING):
             del self._waiting[_newest(self._waiting, kind)]
         else:
             self._counts[kind] += 1
         self._waiting.append(fact)
         self._cause = cause or self._cause
+
+    @property
+    def has_time(self) -> bool:
+        """Whether what was told last, and all that waits, was said so often that a moment may pass: the log is kept."""
+        return self._has_time and all(map(self._is_worn_out, self._waiting))
+
+    def _is_worn_out(self, fact: RunFact) -> bool:
+        return isinstance(fact, _SAID) and self._told[tag_of(fact), fact.epoch] >= MOST_TOLD
 
     def next(self) -> Commit | None:
         """Return what waits longest as one commit; None where nothing does. The same until :meth:`done`."""
@@ -89,6 +103,8 @@ class Outbox:
 
     def done(self) -> None:
         """What :meth:`next` returned is in the log, or will never be."""
+        self._told.update((tag_of(fact), fact.epoch) for fact in self._offered)
+        self._has_time = all(map(self._is_worn_out, self._offered))
         gone = {id(fact) for fact in self._offered}  # equal ones may wait behind them
         self._waiting = deque(fact for fact in self._waiting if id(fact) not in gone)
         self._counts = Counter((tag_of(fact), fact.epoch) for fact in self._waiting)

@@ -213,6 +213,7 @@ class Executor:
                 self._tell_end_or_start(action.fact)
             case machine.Clean():
                 host.clean((action.job_id, action.epoch))
+                self.appender.forget(action.job_id)
             case machine.Join():
                 await self._join()
             case machine.Leave():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_events import AnyEvent, RunCheckpointed, RunEnded, RunStarted, RunWarned, encode
-from penstock_executor.reporter import MOST_WAITING, Outbox, RunFact
+from penstock_executor.reporter import MOST_TOLD, MOST_WAITING, Outbox, RunFact
 
 
 def saved(step: int, epoch: int = 1) -> RunCheckpointed:
@@ -51,6 +51,25 @@ def test_of_twenty_thousand_checkpoints_that_wait_the_first_and_the_last_are_tol
     assert told == [*range(MOST_WAITING - 1), 19_999]
     assert isinstance(last, RunEnded)
     assert (last.outcome, len(last.reason), last.metrics) == ("completed", 200, {})
+
+
+def test_who_has_said_the_same_a_thousand_times_is_heard_less_often_and_its_end_at_once() -> None:
+    outbox = Outbox("executor/n1")
+    for step in range(MOST_TOLD):
+        outbox.put(saved(step), 7)
+    assert len(sent(outbox, 1 << 20)) == MOST_TOLD
+    for step in range(5_000):
+        outbox.put(saved(step), 7)
+    assert sent(outbox, 1 << 20) == [saved(4_999)]
+    assert outbox.has_time
+    outbox.put(saved(1, epoch=2), 7)
+    assert not outbox.has_time
+    assert sent(outbox, 1 << 20) == [saved(1, epoch=2)]
+    outbox.put(saved(6_000), 7)
+    outbox.put(ENDED, 7)
+    assert not outbox.has_time
+    assert [type(fact) for fact in sent(outbox, 1 << 20)] == [RunCheckpointed, RunEnded]
+    assert not outbox.has_time
 
 
 def test_a_fact_that_comes_while_another_is_appended_waits_for_its_own_commit() -> None:
