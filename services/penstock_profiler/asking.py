@@ -22,7 +22,8 @@ def wanted(known: Workload, devices: Mapping[str, int], elastic: Mapping[str, in
     Parameters
     ----------
     devices, elastic : mapping of str to int
-        Kind → devices of it that the workload's last job fits, and those that its last elastic job does.
+        Kind → devices of it that the last job fits whose workload may be sampled, and those that the last elastic job
+        does.
     """
     if not known.sampled_active or known.unsampleable():
         return []

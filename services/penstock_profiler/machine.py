@@ -76,7 +76,7 @@ def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lamb
     return Decider(
         name="profiler",
         state=State,
-        schema="profiler.7",
+        schema="profiler.8",
         apply=apply,
         decide=partial(decide, settings=settings or Settings(), mine=mine),
         leads=False,
@@ -117,7 +117,8 @@ def _next_facts(state: State, known: Workload, now_s: float, settings: Settings)
     """Return what is to be said about a workload now; nothing while its samples are waited for."""
     if asked := _wanted(state, known):
         chosen = samples(known.key, asked, settings)
-        spec = known.elastic if known.elastic is not None and any(size for _, size in asked) else known.spec
+        sized = known.elastic if any(size for _, size in asked) else None
+        spec = sized or known.sampled or known.spec
         return (SamplesRequested(at_s=now_s, key=known.key, spec=spec, samples=chosen),)
     late = now_s >= _until_s(state, known, settings)
     facts: list[AnyEvent] = []
@@ -170,7 +171,7 @@ def _is_awaited(state: State, known: Workload) -> bool:
 
 
 def _wanted(state: State, known: Workload) -> list[Wanted]:
-    return wanted(known, fitting(state.offers, known.spec), fitting(state.offers, known.elastic))
+    return wanted(known, fitting(state.offers, known.sampled or known.spec), fitting(state.offers, known.elastic))
 
 
 def _unsaid_kinds(state: State, known: Workload) -> set[str]:

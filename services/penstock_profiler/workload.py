@@ -62,6 +62,8 @@ class Workload(msgspec.Struct, kw_only=True):
     ----------
     spec : JobSpec
         Of the job submitted last.
+    sampled : JobSpec or None
+        Of the job submitted last for which it may be sampled: what samples run.
     elastic : JobSpec or None
         Of the elastic job submitted last, if there has been one.
     active, elastic_active, sampled_active : int
@@ -94,6 +96,7 @@ class Workload(msgspec.Struct, kw_only=True):
 
     key: str
     spec: JobSpec
+    sampled: JobSpec | None = None
     elastic: JobSpec | None = None
     active: int = 0
     elastic_active: int = 0
@@ -118,7 +121,8 @@ class Workload(msgspec.Struct, kw_only=True):
         """A job of it was submitted."""
         self.spec = spec
         self.active += 1
-        self.sampled_active += is_sampled(spec)
+        if is_sampled(spec):
+            self.sampled, self.sampled_active = spec, self.sampled_active + 1
         if spec.elastic:
             self.elastic, self.elastic_active = spec, self.elastic_active + 1
 

@@ -121,9 +121,7 @@ def test_a_script_without_a_name_is_answered_at_once_and_never_sampled_whatever_
 
 def test_one_job_that_asks_has_its_workload_sampled_whoever_else_submits_it(profiler):
     profiler.given(node("n1", *FAST_AND_SLOW), submitted("j1", profile="auto")).settle()
-    profiler.given(submitted("j2")).when(submitted("j3", profile="auto")).then(
-        requested("fast", "slow", profile="auto")
-    )
+    profiler.given(submitted("j2")).when(submitted("j3", profile="auto")).then(requested("fast", "slow"))
 
 
 # --- answering at once
@@ -190,6 +188,13 @@ def test_a_command_that_its_client_found_to_be_opaque_is_answered_without_sample
     answer = the_answer(profiler)
     assert speeds(answer) == {"fast": (1.0, True), "slow": (1.0, True)}
     assert "fast: taken as 1.0, no other workload to go by; not sampled" in answer.note
+
+
+@pytest.mark.parametrize("fields", [{"profile": "off"}, {"profile": "auto", "opaque": True}])
+def test_what_must_not_be_sampled_is_not_run_as_another_jobs_sample(profiler, fields):
+    """Both are of one workload, and the one that came last is not to be tried."""
+    profiler.given(node("n1", *FAST_AND_SLOW), submitted("j1"))
+    profiler.when(submitted("j2", env={"ACCOUNT": "real"}, **fields)).then(requested(*FAST_AND_SLOW))
 
 
 def test_an_opaque_command_is_not_sampled_on_kinds_that_come_later(profiler):
