@@ -21,21 +21,22 @@ def coming(state: machine.State, spec: JobSpec, now_s: float) -> list[Job]:
     The search for what a device holds is left out: its samples come one by one, as others end.
     """
     key = workload.key(spec)
-    wanted = list(_wanted(state, spec, key)) if sampling.is_sampled(spec) or _is_sampled_for(state, key) else []
-    if not wanted:
+    tried = spec if sampling.is_sampled(spec) else _sampled_for(state, key)
+    wanted = list(_wanted(state, spec, tried, key)) if tried is not None else []
+    if tried is None or not wanted:
         return []
-    asked = SamplesRequested(at_s=now_s, key=key, spec=spec, samples=samples(key, wanted))
+    asked = SamplesRequested(at_s=now_s, key=key, spec=tried, samples=samples(key, wanted))
     return list(Jobs().apply(asked))
 
 
-def _wanted(state: machine.State, spec: JobSpec, key: str) -> Iterator[Wanted]:
+def _wanted(state: machine.State, spec: JobSpec, tried: JobSpec, key: str) -> Iterator[Wanted]:
     before = [state.jobs[sample_id] for sample_id in state.samples.get(key, ())]
     measured = _measured(state, key)
     if not measured and any(job.state is State.FAILED for job in before):
         return
     told = [job.sample for job in before if job.sample is not None]
     devices = Counter(
-        device.kind for node in state.cluster.usable(spec.pool) for device in node.devices if fits(spec, device)
+        device.kind for node in state.cluster.usable(tried.pool) for device in node.devices if fits(tried, device)
     )
     for kind in sorted(devices):
         of_kind = [sample for sample in told if sample.kind == kind]
@@ -50,10 +51,11 @@ def _sizes(spec: JobSpec, devices: int, asked: list[Sample]) -> list[Point]:
     return missing(spec, devices, before) if spec.elastic and sampling.is_sampled(spec) else []
 
 
-def _is_sampled_for(state: machine.State, key: str) -> bool:
-    """Say whether a workload is sampled for another job of it, on kinds of devices that are new to it as well."""
+def _sampled_for(state: machine.State, key: str) -> JobSpec | None:
+    """Return the last other job for which a workload is sampled, on kinds of devices that are new to it as well."""
     same = (state.jobs[job_id] for ids in state.live.values() for job_id in ids if state.keys.get(job_id) == key)
-    return any(job.sample is None and sampling.is_sampled(job.spec) for job in same)
+    asking = [job for job in same if job.sample is None and sampling.is_sampled(job.spec)]
+    return max(asking, key=lambda job: job.submitted_s).spec if asking else None
 
 
 def _measured(state: machine.State, key: str) -> set[str]:
