@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final, get_args
@@ -102,9 +101,9 @@ class Misplaced(CodecError):
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Commit)
-_LONG_NUMBER: Final = re.compile(rb'(?<![\w."])[0-9]{19}')
 _TO_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
-_ZEROS: Final = b"0" * 19  # found faster than any expression finds nineteen digits
+_ZEROS: Final = b"0" * 19  # no whole number of fewer digits needs more than 64 bits
+_BEFORE_NUMBERS: Final = frozenset(b":,[- \t\r\n")
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what msgspec raises on foreign bytes
 
 
@@ -155,11 +154,7 @@ def decode_at(subject: str, body: bytes) -> Commit:
         commit = _decoder.decode(body)
     except _UNREADABLE:
         commit = _decode_upcast(body)
-    if (
-        _ZEROS in body.translate(_TO_ZEROS)
-        and _LONG_NUMBER.search(body)
-        and (path := _too_large(msgspec.to_builtins(commit), "commit"))
-    ):
+    if _has_long_number(body) and (path := _too_large(msgspec.to_builtins(commit), "commit")):
         raise CodecError(f"{path} is a whole number of more than 64 bits; no snapshot and no answer could hold it")
     for fact in commit.facts:
         prefix, id_of = _PLACES[fact.__class__]
@@ -167,6 +162,17 @@ def decode_at(subject: str, body: bytes) -> Commit:
         if prefix + entity_id != subject or "." in entity_id:
             raise Misplaced(_misplaced(subject, fact))
     return commit
+
+
+def _has_long_number(body: bytes) -> bool:
+    """Say whether there may be a whole number of 19 digits or more: a few tenths of a microsecond for each message."""
+    digits = body.translate(_TO_ZEROS)
+    at = digits.find(_ZEROS)
+    while at > 0:
+        if body[at - 1] in _BEFORE_NUMBERS:
+            return True
+        at = digits.find(_ZEROS, at + len(_ZEROS))
+    return False
 
 
 def subject_of(fact: Event) -> str:
