@@ -239,6 +239,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the logs; those that are there are replayed again")
     parser.add_argument("--again", action="store_true", help="only replay the logs that are kept")
     given = parser.parse_args()
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
     for seed in range(given.first_seed, given.first_seed + given.clusters):
         kept = given.keep / f"stream-{seed}.log.gz" if given.keep else None
         if kept is not None and kept.exists():
