@@ -61,7 +61,7 @@ def join(bodies: Sequence[bytes]) -> Snapshot:
     """
     chunks = [open_chunk(body) for body in bodies]
     count, crc = (chunks[0].count, chunks[0].crc) if chunks else (1, 0)
-    if [chunk.index for chunk in chunks] != list(range(count)):
+    if len(chunks) != count or any(chunk.index != at for at, chunk in enumerate(chunks)):
         raise Damaged(f"{len(chunks)} pieces of {count}, or not in order")
     packed = b"".join(chunk.data for chunk in chunks)
     if zlib.crc32(packed) != crc:

@@ -66,6 +66,12 @@ def test_no_pieces_are_no_snapshot() -> None:
         join([])
 
 
+@pytest.mark.parametrize("count", [-1, 0, 2, 2**62])
+def test_a_piece_of_however_many_is_no_whole(count: int) -> None:
+    with pytest.raises(Damaged, match=f"1 pieces of {count}"):
+        join([msgspec.msgpack.encode(Chunk(0, count, 0, b""))])
+
+
 @given(st.binary(max_size=200) | ODD.map(msgspec.msgpack.encode))
 def test_random_bytes_are_damaged_pieces_and_nothing_worse(body: bytes) -> None:
     with suppress(Damaged):
