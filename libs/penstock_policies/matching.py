@@ -159,6 +159,8 @@ def assign_lsa(processing_us: Ints, ready_us: Sequence[Ints], depth: int | None 
     >>> found.total_us, found.kind.tolist(), found.place.tolist()
     (85, [1, 1, 0, 0], [1, 1, 1, 1])
     """
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - half a second, which services do not need
+
     jobs = processing_us.shape[0]
     slots = _Slots.expand(ready_us, jobs if depth is None else min(depth, jobs))
     none = np.full(jobs, -1, dtype=np.int64)
@@ -167,8 +169,6 @@ def assign_lsa(processing_us: Ints, ready_us: Sequence[Ints], depth: int | None 
     if not fitting.size:
         return Assignment(kind=kind, machine=machine, place=place, total_us=0)
     cost = slots.cost(processing_us[fitting])
-    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - half a second, which services do not need
-
     rows, columns = linear_sum_assignment(_with_tie_break(cost, slots.place, spare=depth is not None))
     matched = columns < slots.kind.size
     rows, columns = rows[matched], columns[matched]

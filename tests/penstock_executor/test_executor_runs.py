@@ -324,3 +324,9 @@ async def test_heartbeats_name_node_and_incarnation(world: World) -> None:
     assert (beat["node_id"], beat["incarnation"]) == ("n1", (await world.joined())[0].incarnation)
     assert beat["at_s"] > 0
     await node.stop()
+
+
+async def test_what_it_knows_is_kept_where_only_executors_may_write(world: World) -> None:
+    node = await world.node()
+    await node.stop()
+    assert await world.bus.load_snapshot("executor.n1") is not None
