@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import networkx as nx
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from penstock_policies.matching import IMPOSSIBLE_US
-
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "matching.json"
-
-
-def reference():
-    """Return the reference values, or skip the test."""
-    if not REFERENCE.exists():
-        pytest.skip(f"the reference values are not here: {REFERENCE} is missing")
-    return json.loads(REFERENCE.read_text())
 
 
 def arrays(case):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,18 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+import published
 from penstock_policies import elastic
 from penstock_policies.elastic import Floats, Profile, added, allocate, best_batch, scaling, smallest, table
-
-REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "elastic.json"
 
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE} is missing: it stands in the shared reference folder, beside the repository")
-    found: dict[str, Any] = json.loads(REFERENCE.read_text())["elastic_dp"]
-    return found
+    return published.reference("elastic.json")["elastic_dp"]
 
 
 def profile(reference: dict[str, Any], name: str, fixed: int | None = None) -> Profile:
@@ -77,9 +71,7 @@ def test_allotments_are_those_of_the_reference(reference: dict[str, Any]) -> Non
 
 
 def test_who_joins_and_leaves_is_given_what_the_published_autoscaler_gives() -> None:
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE} is missing")
-    body = json.loads(REFERENCE.read_text())
+    body = published.reference("elastic.json")
     one = scaling(profile(body["elastic_dp"], "compute_bound"), 4)
     for tick in body["autoscaler_trace_K4"]:
         wanted = {**tick["running_gpus_batch"], **dict.fromkeys(tick["queued_or_dropped"], (0, 0))}

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import published
 from penstock_policies import gittins
-
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "tiresias"
 
 lengths = st.lists(st.one_of(st.integers(1, 12).map(float), st.floats(0.01, 1e6)), min_size=1, max_size=25)
 services = st.lists(st.one_of(st.integers(0, 13).map(float), st.floats(0.0, 1.1e6)), min_size=1, max_size=10)
@@ -117,10 +115,7 @@ def test_the_order_of_the_samples_does_not_matter(samples, seed):
 
 
 def test_the_table_of_the_public_simulator_is_met_to_the_last_digit():
-    path = REFERENCE / "gpu_time_s_1000.csv"
-    if not path.exists():
-        pytest.skip(f"{path} is not there: the published GPU-times are kept beside the project")
-    with path.open() as file:
+    with (published.REFERENCE / "tiresias" / "gpu_time_s_1000.csv").open() as file:
         samples = [int(row["duration"]) for row in csv.DictReader(file)]
     stored = gittins.published(samples, 3250)
     found = gittins.published_of(samples, stored, [0.0, 500.0, 3250.0, 20000.0, 1e6])

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_cases import arrays, by_flow, instances, reference
+from matching_cases import arrays, by_flow, instances
 
 from penstock_policies.levels.compiled import KERNELS
 from penstock_policies.levels.warming import compile_kernels
 from penstock_policies.matching import IMPOSSIBLE_US, KeptMatching, assign, assign_lsa, starts_us
+from published import reference
 
 
 def test_the_worked_example_has_its_total_and_its_makespan():
-    case = reference()["worked_example"]
+    case = reference("matching.json")["worked_example"]
     p, ready = arrays(case)
     found = assign(p, ready)
     ends = starts_us(p, ready, found) + p[np.arange(len(p)), found.kind]
@@ -27,7 +28,7 @@ def test_the_worked_example_has_its_total_and_its_makespan():
 
 
 def test_the_random_cases_have_their_totals():
-    for case in reference()["random"]:
+    for case in reference("matching.json")["random"]:
         p, ready = arrays(case)
         found = assign(p, ready)
         assert (found.total_us, found.gap_us) == (case["total_completion"], 0), case["seed"]

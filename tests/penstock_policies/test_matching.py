@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import published
 from penstock_policies.matching import IMPOSSIBLE_US, assign_lsa, savings_us, starts_us
-
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "matching.json"
 
 
 @pytest.fixture(scope="module")
 def reference():
-    if not REFERENCE.exists():
-        pytest.skip(f"the reference values are not here: {REFERENCE} is missing")
-    return json.loads(REFERENCE.read_text())
+    return published.reference("matching.json")
 
 
 def arrays(case):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import published
 from penstock_policies.waterfill import packing_c
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "fluid.json"
 times = st.lists(st.floats(min_value=0.1, max_value=100.0), min_size=1, max_size=8).map(np.array)
 
 
 def test_both_readings_of_the_rule_give_what_they_should_for_the_published_times():
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE.name} is not beside the repository: the published case is not checked")
-    case = json.loads(REFERENCE.read_text())["packing_c"]
+    case = published.reference("fluid.json")["packing_c"]
     iteration_s = np.array(list(case["avg_time_per_iter_by_p"].values()))
     assert packing_c(iteration_s, case["O_th"]) == case["c_last_p_above"]
     assert packing_c(iteration_s, case["O_th"], stop_at_first_below=True) == case["c_stop_at_first_below"]

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweeping import LR, budget, hill, open_runs, play, rungs, sweep
 
+import published
 from penstock_events import Choice, Integers
 from penstock_events.spec import Budget
 from penstock_policies.search import ALGORITHMS, BadSpace, Past, Wanted, check, next_runs, pruning
 from penstock_policies.search.population import perturbed
 from penstock_policies.search.rungs import halving, hyperband
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "fluid.json"
 SPECS = {
     "random": sweep("random", trials=7),
     "grid": sweep("grid", space={"lr": Choice(values=(0.1, 0.01)), "momentum": Choice(values=(0.5, 0.9))}),
@@ -40,9 +38,7 @@ searches = st.sampled_from(list(SPECS.values()))
 
 
 def test_successive_halving_has_the_published_rungs():
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE.name} is not beside the repository: the published cases are not checked")
-    for case in json.loads(REFERENCE.read_text())["sha_rungs"]:
+    for case in published.reference("fluid.json")["sha_rungs"]:
         spec = Budget(least=case["init_res"], most=case["max_res"], eta=case["eta"])
         found = halving(case["max_trials"], spec)
         assert [[rung.trials, rung.budget] for rung in found] == case["rungs"], case

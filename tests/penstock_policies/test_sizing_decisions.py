@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import published
 from penstock_events import Size
 from penstock_policies import elastic
 from penstock_policies.autoscale import Fixed, Rules, Sizing, Wish, decide
@@ -23,7 +22,6 @@ from penstock_policies.autoscale.wish import Asking
 from penstock_policies.elastic import Profile
 from penstock_policies.order import Manner
 
-REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "elastic.json"
 FREE = Rules(least_gain=0.0)
 FAST = Profile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s={32: 0.1, 64: 0.18, 128: 0.34})
 """Scales with its devices, up to four."""
@@ -31,10 +29,7 @@ FAST = Profile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s={32
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE} is missing: it stands in the shared reference folder, beside the repository")
-    found: dict[str, Any] = json.loads(REFERENCE.read_text())
-    return found
+    return published.reference("elastic.json")
 
 
 def profile(reference: dict[str, Any], name: str, fixed: int | None = None) -> Profile:

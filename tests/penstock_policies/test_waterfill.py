@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import published
 from penstock_policies.waterfill import (
     Mechanisms,
     allot,
@@ -28,15 +27,11 @@ from penstock_policies.waterfill import (
     worth_resizing,
 )
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "fluid.json"
-
 run_times = st.lists(st.floats(min_value=1e-6, max_value=1e9), min_size=1, max_size=50).map(np.array)
 
 
 def reference(table: str) -> list[dict[str, Any]]:
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE.name} is not beside the repository: the published cases are not checked")
-    cases = json.loads(REFERENCE.read_text())[table]
+    cases = published.reference("fluid.json")[table]
     return cases if isinstance(cases, list) else [cases]
 
 

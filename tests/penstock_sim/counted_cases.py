@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from penstock_sim.trace import Floats, Trace
+from published import REFERENCE, TRACES
 
-SHARED = Path(__file__).parents[3] / "shared"
-TIRESIAS = SHARED / "reference" / "tiresias"
-TRACES = SHARED / "traces"
-
-
-def shared(path: Path) -> Path:
-    if not path.exists():
-        pytest.skip(f"{path} is not there: the published traces are not part of the repository")
-    return path
+TIRESIAS = REFERENCE / "tiresias"
 
 
 def trace_of(rows: Sequence[tuple[float, int, float]], name: str = "small") -> Trace:
@@ -38,7 +29,7 @@ def trace_of(rows: Sequence[tuple[float, int, float]], name: str = "small") -> T
 
 def golden() -> tuple[Trace, dict[str, Floats]]:
     """Return the 3,000 jobs and each column of end times."""
-    with gzip.open(shared(TRACES / "bench_S3000_golden_256gpu.csv.gz"), "rt") as file:
+    with gzip.open(TRACES / "bench_S3000_golden_256gpu.csv.gz", "rt") as file:
         names = file.readline().strip().split(",")
         table = [line.strip().split(",") for line in file]
     columns = dict(zip(names, zip(*table, strict=True), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from counted_cases import TIRESIAS, TRACES, golden, shared, trace_of, traces
+from counted_cases import TIRESIAS, golden, trace_of, traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from penstock_sim.counted.published import run
 from penstock_sim.counted.rooms import Count
 from penstock_sim.outcome import summary
 from penstock_sim.traces import read
+from published import large_trace
 
 FEW = settings(max_examples=40, deadline=None)
 PREEMPTIVE = ("fewest-gpus", "srtf", "srsf", "las", "2d-las", "2d-gittins")
@@ -45,20 +46,20 @@ def test_the_published_end_times_are_those_of_every_job(column, policy):
     ],
 )
 def test_the_philly_trace_on_1600_devices_takes_as_long_as_others_found(policy, thresholds, mean_s):
-    trace = read(shared(TRACES / "philly_12vc_109532.csv.gz"), "csv")
+    trace = read(large_trace("philly_12vc_109532.csv.gz"), "csv")
     found = simulate(trace, parse("400x4"), policy, settings={"thresholds_gpu_s": thresholds})
     assert round(found.jct_s.mean()) == mean_s
 
 
 def test_the_gittins_order_of_the_philly_trace_is_within_two_percent_of_what_others_found():
-    trace = read(shared(TRACES / "philly_12vc_109532.csv.gz"), "csv")
+    trace = read(large_trace("philly_12vc_109532.csv.gz"), "csv")
     for devices, mean_s in ((2_000, 29_041), (1_200, 50_152)):
         found = simulate(trace, parse(f"1x{devices}"), "2d-gittins")
         assert found.jct_s.mean() == pytest.approx(mean_s, rel=0.02)
 
 
 def test_punctual_demotion_changes_the_published_mean_as_was_found():
-    trace = read(shared(TIRESIAS / "60_job_x10.csv"), "tiresias")
+    trace = read(TIRESIAS / "60_job_x10.csv", "tiresias")
     assert round(simulate(trace, parse("2x4"), "2d-las").jct_s.mean(), 3) == 8729.667
     assert round(simulate(trace, parse("2x4"), "2d-las", compat="tiresias-2019").jct_s.mean(), 3) == 7620.75
 

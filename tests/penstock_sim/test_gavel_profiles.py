@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from penstock_policies.elastic import best_batch
 from penstock_sim.traces.gavel import throughputs
 from penstock_sim.traces.gavel_profiles import LEAST_S, profiles
-
-MEASURED = Path(__file__).parents[3] / "shared" / "reference" / "gavel_throughputs.json"
+from published import REFERENCE
 
 
 @pytest.fixture(scope="module")
 def p100() -> dict[tuple[str, int], float]:
-    if not MEASURED.exists():
-        pytest.skip(f"no {MEASURED}: the published measurements are not here")
-    return throughputs(MEASURED, "p100")
+    return throughputs(REFERENCE / "gavel_throughputs.json", "p100")
 
 
 def test_models_with_several_batches_on_several_devices_have_a_profile(p100: dict[tuple[str, int], float]) -> None:

@@ -21,6 +21,7 @@ from penstock_sim.quotas import Quotas
 from penstock_sim.trace import Trace
 from penstock_sim.traces import read
 from penstock_sim.virtual.simulation import simulate
+from published import TRACES, large_trace
 
 JOBS = trace_of([(0, 2, 100), (0, 2, 100), (0, 1, 50), (5, 2, 10)], vcs=("a", "a", "b", "b"))
 
@@ -128,17 +129,12 @@ def test_nothing_is_merged_from_no_part() -> None:
     assert np.isnan(merged(JOBS, "fifo", 4, []).end_s).all()
 
 
-PHILLY = Path(__file__).parents[3] / "shared" / "traces" / "philly_12vc_109532.csv.gz"
-PHILLY_NODES = PHILLY.with_name("philly_vc_nodes.orig.csv.gz")
-
-
 def test_the_quotas_of_the_philly_cluster_give_the_published_queueing() -> None:
     """Eleven virtual clusters of 8 GPUs a node; the twelfth has none, and its 63 jobs are left out."""
-    if not PHILLY.exists():
-        pytest.skip(f"{PHILLY} is missing: it stands in the shared traces folder, beside the repository")
-    with gzip.open(PHILLY_NODES, "rt") as file:
+    trace = read(large_trace("philly_12vc_109532.csv.gz"), "auto")
+    with gzip.open(TRACES / "philly_vc_nodes.orig.csv.gz", "rt") as file:
         gpus = {row["vc"]: 8 * int(row["node num"]) for row in csv.DictReader(file)}
-    found = counted.simulate(read(PHILLY, "auto"), parse("352x8"), "fifo", quotas=Quotas(gpus={**gpus, "51b7ef": 0}))
+    found = counted.simulate(trace, parse("352x8"), "fifo", quotas=Quotas(gpus={**gpus, "51b7ef": 0}))
     figures = summary(found)
     assert figures.jobs - figures.finished == 63
     assert round(figures.avg_queue_s) == 3388
