@@ -47,7 +47,7 @@ from penstock_shadow.plan import Plan
 from penstock_sim.history import of_deliveries
 from penstock_sim.replay import replay
 from penstock_sim.virtual.costs import Costs, Failures
-from penstock_sim.virtual.invariants import Invariants
+from virtual_invariants import Invariants
 
 SMALL = (
     node(),

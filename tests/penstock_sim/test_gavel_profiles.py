@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gavel_profiles import LEAST_S, profiles
 from penstock_policies.elastic import best_batch
 from penstock_sim.traces.gavel import throughputs
-from penstock_sim.traces.gavel_profiles import LEAST_S, profiles
 from published import REFERENCE
 
 

@@ -26,11 +26,11 @@ from penstock_sim.trace import Trace
 from penstock_sim.virtual.costs import Costs
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
-from penstock_sim.virtual.invariants import Broken, Invariants
 from penstock_sim.virtual.log import Log
 from penstock_sim.virtual.simulation import simulate
 from penstock_sim.virtual.tasks import Task
 from penstock_testing import delivery
+from virtual_invariants import Broken, Invariants
 
 
 def joined() -> NodeJoined:

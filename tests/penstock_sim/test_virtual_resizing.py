@@ -25,9 +25,9 @@ from penstock_sim.virtual import lines
 from penstock_sim.virtual.costs import Costs, Failures
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
-from penstock_sim.virtual.invariants import Invariants
 from penstock_sim.virtual.resizing import Elastic
 from penstock_sim.virtual.simulation import simulate
+from virtual_invariants import Invariants
 
 NET = Profile(b_min=8, b_max=64, per_gpu_cap=16, batch_step=8, t_proc_s={8: 1.0, 16: 1.6}, t_comm_s={2: 0.4, 4: 0.4})
 AT_ONCE = Settings(horizon_s=3600.0, min_run_s=0.0, unseen_cost_s=0.0)

@@ -24,10 +24,10 @@ from penstock_sim.trace import Trace
 from penstock_sim.virtual.costs import Costs, Failures
 from penstock_sim.virtual.engine import Engine
 from penstock_sim.virtual.executors import Executors
-from penstock_sim.virtual.invariants import Invariants
 from penstock_sim.virtual.lines import decode
 from penstock_sim.virtual.policies import POLICIES
 from penstock_sim.virtual.simulation import simulate
+from virtual_invariants import Invariants
 
 QUICK = {"min_run_s": 0.0, "overhead_share": 1.0}
 
