@@ -1,19 +1,14 @@
-"""What came of the demo: figures for each job, for the whole, and beside them what FIFO would have given."""
+"""What came of the demo: figures for each job and for the whole, and what ended other than it should."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 import msgspec
-import numpy as np
 
 from demo.workload import SWEEP_STEPS, TRIALS, Arrival
-from penstock_events import KindSpeed, views
-from penstock_policies import fifo
-
-KINDS = {"fast": 2, "slow": 2, "cpu": 1}
+from penstock_events import views
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,39 +40,33 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole demo. ``wrong`` says what ended other than it should."""
+    """
+    The whole demo.
+
+    Attributes
+    ----------
+    avg_jct_s : float
+        Average completion time as measured.
+    virtual_avg_jct_s, fifo_avg_jct_s : float
+        The same under virtual time (:mod:`demo.comparison`), by the demo's deciders and by the same ones under FIFO.
+    wrong : tuple of str
+        What ended other than it should.
+    """
 
     ok: bool
     avg_jct_s: float
+    virtual_avg_jct_s: float
     fifo_avg_jct_s: float
     wrong: tuple[str, ...]
     jobs: tuple[JobOutcome, ...]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    One run of a job as it was measured.
+    """One run of a job: how it ended, and how many steps it did on how many devices."""
 
-    ``loop_s`` of its ``run_s`` seconds went into ``loop_steps`` steps, and these into ``samples`` images.
-    """
-
-    kind: str
     ended: str
-    run_s: float
-    loop_s: float
     loop_steps: int
     gpus: int = 1
-    samples: int = 0
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One completed job as it was measured: its runs, and its speeds on the kinds of devices."""
-
-    submitted_s: float
-    gpus: int
-    kinds: tuple[str, ...]
-    speeds: tuple[KindSpeed, ...]
-    runs: tuple[Run, ...]
 
 
 def of_job(view: views.JobView, runs: Sequence[Run] = ()) -> JobOutcome:
@@ -157,40 +146,3 @@ def step_faults(outcome: JobOutcome, runs: Sequence[Run]) -> list[str]:
     if done == outcome.steps or (crashed and done > outcome.steps):
         return []
     return [f"{outcome.name}: expected {outcome.steps} steps done over all of its runs, got {done}"]
-
-
-def fifo_avg_jct_s(jobs: Sequence[Measured]) -> float:
-    """
-    Return the average completion time that FIFO would have given the same jobs on the same devices, in seconds.
-
-    What a job's steps took is carried over to the other kinds by its measured speed-ups. The time around them (start,
-    end, what a busy host takes) is taken as it is, less one start and end for each preemption: FIFO preempts nobody.
-    The profiler's samples and the job that was cancelled cost it nothing either. An elastic job has its narrowest width
-    there, at the pace that it had on it.
-    """
-    if not jobs:
-        return 0.0
-    jobs = sorted(jobs, key=lambda job: job.submitted_s)
-    submit_s = np.array([job.submitted_s for job in jobs])
-    gpus = np.array([job.gpus for job in jobs])
-    run_s = np.array([[_on(job, kind) for kind in KINDS] for job in jobs])
-    _, end_s = fifo.schedule(submit_s, gpus, run_s, np.array(list(KINDS.values())))
-    return float(np.mean(end_s - submit_s))
-
-
-def _on(job: Measured, kind: str) -> float:
-    allowed = kind in job.kinds if job.kinds else kind != "cpu"
-    if not allowed:
-        return math.inf
-    speed = {entry.kind: entry.speed for entry in job.speeds}
-    narrow = [run for run in job.runs if run.gpus == job.gpus] or job.runs
-    work_s = _times(job, narrow) * sum(run.loop_s * speed.get(run.kind, 1.0) for run in narrow)
-    around_s = [run.run_s - run.loop_s for run in job.runs]
-    preemptions = sum(run.ended == "preempted" for run in job.runs)
-    return work_s / speed.get(kind, 1.0) + sum(around_s) - preemptions * min(around_s, default=0.0)
-
-
-def _times(job: Measured, narrow: Sequence[Run]) -> float:
-    """Return how often some of a job's runs would have to be done for all that it did."""
-    done = sum(run.samples for run in narrow)
-    return sum(run.samples for run in job.runs) / done if done else 1.0

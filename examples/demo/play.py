@@ -1,95 +1,138 @@
-"""Submit the demo's workload to a running Penstock, watch it, and collect what came of it."""
+"""Submit the demo's workload to a running Penstock, show what happens, and collect what came of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
-
-import msgspec
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
 import penstock
 from demo import outcome, workload
-from demo.outcome import JobOutcome, Measured, Run, Summary
+from demo.events import facts_after
+from demo.outcome import JobOutcome, Run, Summary
 from demo.workload import Arrival
 from penstock_bus import ServiceError
-from penstock_events import AnyEvent, Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, ScaleDecided, views
+from penstock_events import Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, ScaleDecided, views
 
-Show = Callable[[Iterable[views.JobView]], None]
-REFRESH_S = 0.5
 PAGE = 1000
+AverageJct = Callable[[str], float]
+"""Returns the average completion time of the workload under a policy by name, in seconds."""
+Sleep = Callable[[float], Awaitable[object]]
 
 
-async def play(client: penstock.Client, show: Show, limit_s: float) -> Summary:
+class Display(Protocol):
+    """Shows what happens while it does."""
+
+    async def watch(self, client: penstock.Client) -> None:
+        """Show what happens until cancelled."""
+
+    async def finish(self, client: penstock.Client) -> None:
+        """Show what has happened since; called once everything is over."""
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Show that a job was not accepted."""
+
+
+async def play(client: penstock.Client, display: Display, limit_s: float, average_jct_s: AverageJct) -> Summary:
     """Run the whole workload; jobs that have not ended after ``limit_s`` seconds are reported as they are."""
-    ids: dict[str, str] = {}
-    lines: list[JobOutcome] = []
-    watching = asyncio.ensure_future(_watch(client, show))
+    watching = asyncio.ensure_future(display.watch(client))
+    playing = Playing(client, display)
     try:
-        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
-            sweep = group.create_task(_sweep(client))
-            for arrival in workload.arrivals():
-                group.create_task(_one(client, arrival, ids, lines))
-        sweep_state = sweep.result()
+        async with asyncio.timeout(limit_s):
+            sweep_state = await playing.run()
     except TimeoutError:
         sweep_state = f"unfinished after {limit_s:.0f} s"
     finally:
         watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)  # what it did not show, the display does in the end
+    await display.finish(client)
     found = (await client.jobs(limit=PAGE)).jobs
-    show(found)
-    return await _summary(client, found, lines, sweep_state)
+    return await _summary(client, found, playing.refusals, sweep_state, average_jct_s)
 
 
-async def _one(client: penstock.Client, arrival: Arrival, ids: dict[str, str], refusals: list[JobOutcome]) -> None:
-    """Submit one job at its time and wait for its end; the one to be cancelled is cancelled once it runs."""
-    await asyncio.sleep(arrival.at_s)
-    try:
-        answer = await client.submit(arrival.spec, strict=arrival.end == "refused")
-    except ServiceError as error:
-        refusals.append(outcome.refused(arrival.spec.name, str(error)))
-        return
-    ids[arrival.spec.name] = answer.id
-    if arrival.end == "CA":
-        await _until(client, answer.id, "run.started.v1")
-        await client.cancel(answer.id, reason="the demo cancels it once it runs")
-    await client.wait(answer.id)
+class Playing:
+    """
+    The workload in its order: what a claim of the demo rests on is waited for until it has happened.
 
+    Parameters
+    ----------
+    sleep : callable
+        Waits for a number of seconds.
+    """
 
-async def _sweep(client: penstock.Client) -> str:
-    await asyncio.sleep(workload.SWEEP_AT_S)
-    answer = await client.tune(workload.sweep())
-    finished_seq = await _until(client, answer.id, "sweep.finished.v1")
-    return (await client.sweep(answer.id, at=finished_seq)).state
+    def __init__(self, client: penstock.Client, display: Display, sleep: Sleep = asyncio.sleep) -> None:
+        self._client, self._display, self._sleep = client, display, sleep
+        self.refusals: list[JobOutcome] = []
 
+    async def run(self) -> str:
+        """Submit everything and wait for its end; return the sweep's state."""
+        long_id = await self._submit(workload.first())
+        await self._until(long_id, "run.started.v1")
+        async with asyncio.TaskGroup() as group:
+            sweep = group.create_task(self._sweep())
+            group.create_task(self._wait(long_id))
+            for arrival in workload.crowd():
+                group.create_task(self._one(arrival))
+        await self._grow()
+        return sweep.result()
 
-async def _until(client: penstock.Client, entity_id: str, tag: str) -> int:
-    async for event in client.follow_events(entity_id):
-        if event.type == tag:
-            return event.seq
-    raise AssertionError("a followed log does not end")
+    async def _one(self, arrival: Arrival) -> None:
+        await self._sleep(arrival.at_s)
+        await self._wait(await self._submit(arrival))
 
+    async def _sweep(self) -> str:
+        await self._sleep(workload.SWEEP_AT_S)
+        answer = await self._client.tune(workload.sweep())
+        finished_seq = await self._until(answer.id, "sweep.finished.v1")
+        return (await self._client.sweep(answer.id, at=finished_seq)).state
 
-async def _watch(client: penstock.Client, show: Show) -> None:
-    while True:
-        show((await client.jobs(limit=PAGE)).jobs)
-        await asyncio.sleep(REFRESH_S)
+    async def _grow(self) -> None:
+        """Have the elastic job train on one device, and take the other one away from its holder then."""
+        holder_id = await self._submit(workload.holder())
+        await self._until(holder_id, "run.started.v1")
+        elastic_id = await self._submit(workload.elastic())
+        await self._until(elastic_id, "run.checkpointed.v1")
+        await self._client.cancel(holder_id, reason=f"the demo cancels it so that {workload.ELASTIC} can grow")
+        await self._wait(holder_id)
+        await self._wait(elastic_id)
+
+    async def _submit(self, arrival: Arrival) -> str:
+        """Return the id of a submitted job, or nothing if it was refused."""
+        try:
+            answer = await self._client.submit(arrival.spec, strict=arrival.end == "refused")
+        except ServiceError as error:
+            self.refusals.append(outcome.refused(arrival.spec.name, str(error)))
+            self._display.refuse(arrival.spec.name, str(error))
+            return ""
+        return answer.id
+
+    async def _wait(self, job_id: str) -> None:
+        if job_id:
+            await self._client.wait(job_id)
+
+    async def _until(self, entity_id: str, tag: str) -> int:
+        async for event in self._client.follow_events(entity_id):
+            if event.type == tag:
+                return event.seq
+        raise AssertionError("a followed log does not end")
 
 
 async def _summary(
-    client: penstock.Client, found: Iterable[views.JobView], refusals: list[JobOutcome], sweep_state: str
+    client: penstock.Client,
+    found: Iterable[views.JobView],
+    refusals: list[JobOutcome],
+    sweep_state: str,
+    average_jct_s: AverageJct,
 ) -> Summary:
-    arrivals = {arrival.spec.name: arrival for arrival in workload.arrivals()}
     views_ = list(found)
     runs = await _runs(client)
     named = (outcome.of_job(view, runs[view.id]) for view in views_ if not view.parent)
     lines = {line.name: line for line in [*named, *refusals]}
     trials = [outcome.of_job(view) for view in views_ if view.parent]
     wrong = [] if sweep_state == "completed" else [f"sweep: expected completed, got {sweep_state}"]
-    ends_s = {name: arrival.at_s + (lines[name].jct_s or 0.0) for name, arrival in arrivals.items() if name in lines}
-    last = max(ends_s, key=lambda name: ends_s[name], default="")
-    for name, arrival in arrivals.items():
-        if name != last:
-            arrival = msgspec.structs.replace(arrival, grows=False)  # noqa: PLW2901 - nobody left it anything
+    for arrival in workload.arrivals():
+        name = arrival.spec.name
         wrong += outcome.faults(arrival, lines[name]) if name in lines else [f"{name}: was never submitted"]
     wrong += outcome.trial_faults(trials)
     done = [view for view in views_ if view.state == "CD"]
@@ -98,42 +141,20 @@ async def _summary(
     return Summary(
         ok=not wrong,
         avg_jct_s=sum(view.jct_s or 0.0 for view in done) / max(1, len(done)),
-        fifo_avg_jct_s=outcome.fifo_avg_jct_s([await _measured(client, view, runs[view.id]) for view in done]),
+        virtual_avg_jct_s=average_jct_s("configured"),
+        fifo_avg_jct_s=average_jct_s("fifo"),
         wrong=tuple(wrong),
         jobs=(*lines.values(), *trials),
     )
 
 
-async def _measured(client: penstock.Client, view: views.JobView, runs: list[Run]) -> Measured:
-    detail = await client.job(view.id)
-    gpus = min((run.gpus for run in runs if run.loop_steps), default=view.gpus) if view.max_gpus else view.gpus
-    return Measured(submitted_s=view.submitted_s, gpus=gpus, kinds=view.kinds, speeds=detail.speeds, runs=tuple(runs))
-
-
 async def _runs(client: penstock.Client) -> dict[str, list[Run]]:
     """Return each job's runs as the log has them."""
     jobs, runs = Jobs(), defaultdict[str, list[Run]](list)
-    async for event in _facts(client):
+    async for _, event in facts_after(client, 0):
         job = jobs.get(event.job_id) if isinstance(event, RunEnded) else None
         if isinstance(event, RunEnded) and job is not None and job.placement is not None and job.started_s:
-            run = Run(
-                kind=job.placement.kind,
-                ended=event.outcome,
-                run_s=event.at_s - job.started_s,
-                loop_s=event.loop_s,
-                loop_steps=event.loop_steps,
-                gpus=job.spec.gpus,
-                samples=max(0, event.samples - job.samples),
-            )
-            runs[job.id].append(run)
+            runs[job.id].append(Run(ended=event.outcome, loop_steps=event.loop_steps, gpus=job.spec.gpus))
         if isinstance(event, JobSubmitted | RoundDecided | RunStarted | RunEnded | ScaleDecided):
             jobs.apply(event)
     return runs
-
-
-async def _facts(client: penstock.Client) -> AsyncIterator[AnyEvent]:
-    after = 0
-    while page := (await client.events(after=after, limit=PAGE)).events:
-        for view in page:
-            yield msgspec.convert({**view.fact, "type": view.type, "at_s": view.at_s}, AnyEvent)
-        after = page[-1].seq

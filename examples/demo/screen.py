@@ -1,15 +1,51 @@
-"""What the demo shows: a live table while it runs, and the summary at the end."""
+"""What the demo shows: a live table while it runs in a terminal, and the summary at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
+import penstock
 from demo.outcome import JobOutcome, Summary
+from penstock_bus import BusError
 from penstock_events import views
 
+REFRESH_S = 0.5
+PAGE = 1000
 STYLES = {"PD": "yellow", "R": "green", "PR": "magenta", "CG": "magenta", "CD": "dim", "F": "bold red", "CA": "red"}
+
+
+class LiveTable:
+    """
+    Shows the jobs in a table that is drawn anew twice a second.
+
+    Parameters
+    ----------
+    elapsed_s : callable
+        Returns the seconds since the demo's start.
+    """
+
+    def __init__(self, console: Console, elapsed_s: Callable[[], float]) -> None:
+        self._console, self._elapsed_s = console, elapsed_s
+
+    async def watch(self, client: penstock.Client) -> None:
+        """Draw the table until cancelled."""
+        with Live(console=self._console, auto_refresh=False, transient=True) as display:
+            while True:
+                with suppress(BusError):  # a busy host may take long to answer
+                    display.update(live((await client.jobs(limit=PAGE)).jobs, self._elapsed_s()), refresh=True)
+                await asyncio.sleep(REFRESH_S)
+
+    async def finish(self, client: penstock.Client) -> None:
+        """Show nothing more: the summary follows."""
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Show nothing: the summary says so."""
 
 
 def live(jobs: Iterable[views.JobView], elapsed_s: float) -> Table:
