@@ -19,11 +19,11 @@ from itertools import islice, takewhile
 from typing import Final, Literal, NamedTuple
 
 import msgspec
+from sortedcontainers import SortedList
 
 from penstock_policies import las
 from penstock_policies.order import BY_QUEUE, Manner
 from penstock_policies.orders import NOTHING, UNKNOWN_S, Learnt, Order, Standing
-from penstock_policies.sortedkeys import SortedKeys
 
 Phase = Literal["waiting", "starting", "running"]
 """A job that is ``starting`` has its devices, and gathers neither service nor waiting."""
@@ -158,8 +158,8 @@ class Ranking:
         self.ladder, self.learnt = ladder, learnt
         self._limits = ladder.limits
         self._entries: dict[str, Entry] = {}
-        self._alarms: SortedKeys[tuple[float, str]] = SortedKeys()
-        self._keys: SortedKeys[Key] = SortedKeys()
+        self._alarms: SortedList[tuple[float, str]] = SortedList()
+        self._keys: SortedList[Key] = SortedList()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -282,8 +282,7 @@ class Ranking:
     @property
     def first_s(self) -> float:
         """When a place changes, or was to change; infinite if none will."""
-        first = self._alarms.first
-        return math.inf if first is None else first[0]
+        return self._alarms[0][0] if self._alarms else math.inf
 
     def next_s(self, now_s: float) -> float:
         """Return the first time after now at which a place changes by itself; infinite if none does."""

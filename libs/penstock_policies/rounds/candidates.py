@@ -99,12 +99,10 @@ class _Out:
         entries = roster.entries
         own = dict.fromkeys(roster.delayed)
         if len(roster.fresh):
-            fresh = roster.fresh.since((moment.now_s - moment.rules.await_profile_s,))
+            fresh = roster.fresh.irange((moment.now_s - moment.rules.await_profile_s, ""))
             own.update(dict.fromkeys(job_id for _, job_id in fresh))
-        unsure = [
-            (demand, group.keys.first) for demand, group in roster.groups.items() if demand not in roster.possible
-        ]
-        heads = {demand: key[3] for demand, key in unsure if key is not None}
+        groups = roster.groups.items()
+        heads = {demand: group.keys[0][3] for demand, group in groups if demand not in roster.possible}
         own.update(dict.fromkeys(heads.values()))
         found = explain.hindered([entries[job_id].ranked for job_id in own], moment) if own else Hindered()
         self.jobs = found.reasons.keys()
@@ -152,8 +150,8 @@ class _View(msgspec.Struct, frozen=True, dict=True):
 
     def preemptible(self, group: Group) -> int:
         """Return how many devices runs hold that the first of a demand may preempt."""
-        first = group.keys.first
-        if first is None or first[0] < 0 or self.outlook.manner.preempts == "never":
+        first = group.keys[0]
+        if first[0] < 0 or self.outlook.manner.preempts == "never":
             return 0
         if self.outlook.manner.preempts == "position":
             return self.roster.below.total()
@@ -161,23 +159,22 @@ class _View(msgspec.Struct, frozen=True, dict=True):
 
     def left_over(self, group: Group) -> int:
         """Return how many devices others may leave to a demand, of runs of several that they alone may preempt."""
-        first = group.keys.first
-        if first is None or self.outlook.manner.preempts != "queue":
+        first = group.keys[0]
+        if self.outlook.manner.preempts != "queue":
             return 0
         return sum(count for queue, count in self.of_several.items() if queue <= first[0] or first[0] < 0)
 
     @cached_property
     def of_several(self) -> Mapping[int, int]:
         """Queue → devices of its runs that have several, for runs that somebody may preempt."""
-        firsts = (key[0] for group in self.roster.groups.values() if (key := group.keys.first) is not None)
+        firsts = (group.keys[0][0] for group in self.roster.groups.values())
         bound = min((queue for queue in firsts if queue >= 0), default=math.inf)
         return {queue: count for queue, count in self.roster.of_several.items() if queue > bound and count}
 
     def impatient(self, group: Group, some: int) -> Iterator[Key]:
         """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""
         now_s, patience_s = self.outlook.now_s, self.outlook.rules.patience_s  # summed as for the time to wake
-        oldest = group.since.first
-        if oldest is None or oldest[0] + patience_s > now_s:
+        if not group.since or group.since[0][0] + patience_s > now_s:
             return iter(())
         entries = self.roster.entries
         behind = islice(self.members(group), some, None)
@@ -187,7 +184,7 @@ class _View(msgspec.Struct, frozen=True, dict=True):
     def patient_until_s(self, group: Group) -> float:
         """Return when the patience of the next gang is over."""
         patience_s = self.outlook.rules.patience_s
-        still = group.since.since((self.outlook.now_s - patience_s,))
+        still = group.since.irange((self.outlook.now_s - patience_s, ""))
         waited = (since_s + patience_s for since_s, _ in still)
         return next((until_s for until_s in waited if until_s > self.outlook.now_s), math.inf)
 

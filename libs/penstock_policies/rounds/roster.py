@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
+from sortedcontainers import SortedList
 
 from penstock_events import TERMINAL, Device, Job, JobSpec, MemoryNeed, Placement, Rank
 from penstock_policies.cluster import Cluster, Node
@@ -24,7 +25,6 @@ from penstock_policies.runs import Shape, in_order
 from penstock_policies.sampling import is_sampled
 from penstock_policies.sharing.index import Index
 from penstock_policies.sharing.tenants import Tenant
-from penstock_policies.sortedkeys import SortedKeys
 
 Key = tuple[int, float, float, str]
 """Queue, position, time of entering the queue, id."""
@@ -43,21 +43,21 @@ _NO_NEEDS: Final[Mapping[str, MemoryNeed]] = MappingProxyType({})
 @dataclass
 class Group:
     """
-    Waiting jobs of one demand that are not held.
+    Waiting jobs of one demand that are not held; there is one at least.
 
     Attributes
     ----------
     spec : JobSpec
         Of one of them: its demand is that of all.
-    keys : SortedKeys
+    keys : SortedList
         In rank order.
-    since : SortedKeys of (seconds, id)
+    since : SortedList of (seconds, id)
         Since when they wait, where they are gangs.
     """
 
     spec: JobSpec
-    keys: SortedKeys[Key] = field(default_factory=SortedKeys)
-    since: SortedKeys[tuple[float, str]] = field(default_factory=SortedKeys)
+    keys: SortedList[Key] = field(default_factory=SortedList)
+    since: SortedList[tuple[float, str]] = field(default_factory=SortedList)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -109,13 +109,13 @@ class Roster:
     whole, free : Free
         Devices of nodes that take jobs: all of them, and those that nobody holds. A round that takes some from ``free``
         gives them back before it is over.
-    waiting, leased : SortedKeys
+    waiting, leased : SortedList
         Jobs in rank order, held ones among those that wait.
     groups : dict of Demand to Group
     possible : set of Demand
         Those of which a round has found that the nodes could meet them: it need not look again while nodes stay.
     held : set of str
-    fresh : SortedKeys of (seconds, id)
+    fresh : SortedList of (seconds, id)
         Waiting jobs that have never run and may be waiting for their speeds or their size, by submission.
     delayed, stopping : dict of str to None
         Waiting jobs that have failed before; leases whose processes are to end.
@@ -156,14 +156,14 @@ class Roster:
         self.evicting = any(node.evicting for node in cluster.nodes.values() if node.pool == name)
         self._holders: dict[tuple[str, int], int] = {}
         self.entries: dict[str, Entry] = {}
-        self.waiting: SortedKeys[Key] = SortedKeys()
-        self.leased: SortedKeys[Key] = SortedKeys()
+        self.waiting: SortedList[Key] = SortedList()
+        self.leased: SortedList[Key] = SortedList()
         self.leases = Leases()
         self.groups: dict[Demand, Group] = {}
         self.possible: set[Demand] = set()
         self.sharing: Index[dict[Demand, Group]] = Index(needs)
         self.held: set[str] = set()
-        self.fresh: SortedKeys[tuple[float, str]] = SortedKeys()
+        self.fresh: SortedList[tuple[float, str]] = SortedList()
         self.delayed: dict[str, None] = {}
         self.stopping: dict[str, None] = {}
         self.moving: dict[str, None] = {}
