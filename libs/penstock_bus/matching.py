@@ -28,8 +28,3 @@ def matches(pattern: str, subject: str) -> bool:
 def matches_any(patterns: Sequence[str], subject: str) -> bool:
     """Return whether the subject fits one of the patterns; no patterns fit everything."""
     return not patterns or any(matches(pattern, subject) for pattern in patterns)
-
-
-def is_pattern(subject: str) -> bool:
-    """Return whether the subject has a wildcard."""
-    return "*" in subject or subject.endswith(">")

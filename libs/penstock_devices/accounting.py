@@ -13,7 +13,6 @@ from penstock_devices.port import DeviceError
 from penstock_events import Device
 
 PROC: Final = Path("/proc")
-_RESET_PEAK: Final = "5"  # proc(5): resets the peak resident set size
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +24,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes : int
         In memory or swapped out. Libraries count in each process that has loaded them: an upper bound for several.
     peak_bytes : int
-        The most that was resident at once, since the start or since :func:`reset_peak`; for several processes the sum
+        The most that was resident at once, since the start or since it was reset; for several processes the sum
         of their peaks, an upper bound.
     data_bytes : int
         Mapped privately and writable, touched or not: what ``RLIMIT_DATA`` counts.
@@ -74,18 +73,6 @@ def of_status(text: str) -> Held:
         peak_bytes=max(sizes.get("VmHWM", 0), resident_bytes),
         data_bytes=sizes.get("VmData", 0),
     )
-
-
-def reset_peak(pid: int, proc: Path = PROC) -> None:
-    """
-    Begin to measure the peak anew.
-
-    Raises
-    ------
-    OSError
-        If the process has ended, or is another user's.
-    """
-    (proc / str(pid) / "clear_refs").write_text(_RESET_PEAK)
 
 
 def family(leader: int, proc: Path = PROC) -> list[int]:

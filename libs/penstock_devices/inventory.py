@@ -122,18 +122,6 @@ def survey(description: str) -> Survey:
     return Survey(backends_of(description))
 
 
-def inventory(description: str) -> tuple[Device, ...]:
-    """
-    Return a node's devices, numbered from 0 through all backends.
-
-    Examples
-    --------
-    >>> [(device.index, device.kind) for device in inventory("fast:2@1.0:16GiB,cpu")]
-    [(0, 'fast'), (1, 'fast'), (2, 'cpu')]
-    """
-    return survey(description).devices
-
-
 def environment(devices: Sequence[Device]) -> dict[str, str]:
     """Return the variables under which a process sees exactly these devices of one backend."""
     if not devices:

@@ -217,10 +217,6 @@ class Job(msgspec.Struct, kw_only=True):
         """Return the seconds spent waiting up to ``now_s``."""
         return self.waited_s + (max(0.0, now_s - self.pending_since_s) if self.state is State.PENDING else 0.0)
 
-    def may_start(self, now_s: float) -> bool:
-        """Say whether the job waits for nothing but devices."""
-        return self.state is State.PENDING and not self.held and now_s >= self.not_before_s
-
     def may_run(self, epoch: int, node_id: str) -> bool:
         """Say whether the processes of this epoch on this node are still wanted, in whatever state they are."""
         return self.placement is not None and self.placement.epoch == epoch and node_id in self.open_nodes

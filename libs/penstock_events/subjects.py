@@ -243,9 +243,6 @@ def lanes(node_id: str) -> str:
     return f"{ROOT}.tel.lanes.{_token(node_id)}"
 
 
-LANES: Final = f"{ROOT}.tel.lanes.*"
-
-
 def agreement(job_id: str) -> str:
     """Return the telemetry subject on which the nodes of a gang tell each other their processes' answers to a stop."""
     return f"{ROOT}.tel.agreement.{_token(job_id)}"

@@ -131,8 +131,8 @@ def published(samples_gpu_s: Sequence[int], quantum_gpu_s: int) -> Floats:
     Returns
     -------
     (N,) float array
-        In completions per million GPU-seconds, for jobs that have had one second less than each sorted sample; read it
-        with :func:`published_of`.
+        In completions per million GPU-seconds, for jobs that have had one second less than each sorted sample. A job's
+        index is that of the smallest sample above what it has had, 0 beyond the last.
 
     Notes
     -----
@@ -156,27 +156,6 @@ def published(samples_gpu_s: Sequence[int], quantum_gpu_s: int) -> Floats:
         cost = (sums[last] - sums[first] + quantum_gpu_s * (n - last)) // (n - first)
         found.append(round(1e6 * likely / cost, 4))
     return np.array(found, dtype=np.float64)
-
-
-def published_of(samples_gpu_s: Sequence[int], stored: Floats, attained_gpu_s: npt.ArrayLike) -> Floats:
-    """
-    Return each job's index from what :func:`published` stored: that of the smallest sample above it, 0 beyond the last.
-
-    Parameters
-    ----------
-    samples_gpu_s : (N,) whole GPU-seconds
-    stored : (N,) float array
-    attained_gpu_s : (J,) float array, GPU-seconds
-
-    Examples
-    --------
-    >>> lengths = [4, 8, 12]
-    >>> published_of(lengths, published(lengths, 4), [0.0, 5.0, 12.0]).tolist()
-    [83332.5, 83333.3333, 0.0]
-    """
-    lengths = np.sort(np.asarray(samples_gpu_s, dtype=np.float64))
-    place = np.searchsorted(lengths, np.asarray(attained_gpu_s, dtype=np.float64), side="right")
-    return np.append(stored, 0.0)[place]
 
 
 def _within(samples: Floats, attained: Floats, quantum_gpu_s: float) -> Floats:

@@ -23,27 +23,6 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def attained_gpu_s(gpus: Ints, executed_s: Floats) -> Floats:
-    """
-    Return each job's two-dimensional attained service.
-
-    Parameters
-    ----------
-    gpus : (J,) int array
-    executed_s : (J,) float array, seconds
-
-    Returns
-    -------
-    (J,) float array, GPU-seconds
-
-    Examples
-    --------
-    >>> attained_gpu_s(np.array([2, 1]), np.array([3.0, 4.0]))
-    array([6., 4.])
-    """
-    return gpus * executed_s
-
-
 def queues(attained: Floats, thresholds_gpu_s: Sequence[float]) -> Ints:
     """
     Return the queue of each job.
@@ -110,20 +89,6 @@ def queue_at(crossings: Sequence[float], now_s: float) -> int:
     1
     """
     return sum(crossing <= now_s for crossing in crossings)
-
-
-def next_crossing_s(crossings: Sequence[float], now_s: float) -> float:
-    """
-    Return when the job next changes its queue by running on; infinite if it never does.
-
-    Examples
-    --------
-    >>> next_crossing_s((101.0, 103.0), 101.0)
-    103.0
-    >>> next_crossing_s((101.0, 103.0), 200.0)
-    inf
-    """
-    return min((crossing for crossing in crossings if crossing > now_s), default=math.inf)
 
 
 def promotion_s(pending_since_s: float, waited_s: float, executed_s: float, knob: float | None) -> float:

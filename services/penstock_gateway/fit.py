@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from penstock_events import Device, Job, JobSpec
+from penstock_events import Job, JobSpec
 from penstock_gateway import smallest
-from penstock_gateway.machine import State
 from penstock_gateway.words import listed
 from penstock_policies.cluster import Cluster
-from penstock_policies.order import Ranked, Rules, Running
-from penstock_policies.placement import Free, Located
+from penstock_policies.order import Rules
+from penstock_policies.placement import Free
 from penstock_policies.sharing import words
 from penstock_policies.sharing.tenants import tenant_of
 from penstock_policies.waiting import Reason, Scene, impossible
@@ -27,18 +24,6 @@ def nodes_of(cluster: Cluster, pool: str) -> Scene:
     usable = [node for node in nodes if node.usable]
     whole = Free({node.id: node.devices for node in usable}, hosts=usable)
     return Scene(pool=pool, nodes=nodes, whole=whole, idle=Free({}))
-
-
-def pool_now(state: State, pool: str) -> Scene:
-    """Return a pool's nodes with the runs on them."""
-    running = [job for job in state.jobs if job.placement is not None and job.spec.pool == pool]
-    empty = nodes_of(state.cluster, pool)
-    devices = {(node.id, device.index): device for node in empty.nodes for device in node.devices if node.usable}
-    runs = [_run(state, job, devices) for job in running]
-    idle = Free(state.cluster.free(running, pool), hosts=state.cluster.usable(pool))
-    for run in runs:
-        idle.charge(run.devices, run.ranked.job.spec)
-    return Scene(pool=pool, nodes=empty.nodes, whole=empty.whole, idle=idle, running=runs)
 
 
 def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
@@ -72,18 +57,3 @@ def warnings(cluster: Cluster, spec: JobSpec, caps: smallest.Caps | None = None)
     elif too_large := smallest.problem(spec, caps or {}, scene.whole.kinds(spec), spec.pool):
         found.append(too_large)
     return tuple(found)
-
-
-def _run(state: State, job: Job, devices: dict[tuple[str, int], Device]) -> Running:
-    rank = state.histories[job.id].rank
-    queue, position = (rank.queue, rank.position) if rank is not None else (0, job.submitted_s)
-    ranked = Ranked(-1 if job.sample is not None else queue, position, job.id, job)
-    return Running(ranked, job.placement.kind if job.placement is not None else "", tuple(_held(job, devices)))
-
-
-def _held(job: Job, devices: dict[tuple[str, int], Device]) -> Iterator[Located]:
-    for slot in job.placement.slots if job.placement is not None else ():
-        if slot.node_id in job.open_nodes:
-            for index in slot.devices:
-                if (slot.node_id, index) in devices:
-                    yield slot.node_id, devices[slot.node_id, index]

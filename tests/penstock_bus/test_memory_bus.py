@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_bus import Append, Conflict, Lease
-from penstock_bus.matching import is_pattern, matches
+from penstock_bus.matching import matches
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_events import Commit, subjects
 
@@ -89,6 +89,3 @@ def test_a_greater_sign_is_one_token_or_more() -> None:
     assert matches("a.>", "a.b")
     assert matches("a.>", "a.b.c")
     assert not matches("a.>", "a")
-    assert is_pattern("a.*.b")
-    assert is_pattern("a.>")
-    assert not is_pattern("a.b")

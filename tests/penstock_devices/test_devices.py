@@ -10,7 +10,7 @@ from fake_nvml import FakeNvml, four_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_devices import Backend, DeviceError, Survey, environment, inventory
+from penstock_devices import Backend, DeviceError, Survey, environment, survey
 from penstock_devices.cpu import Cpu
 from penstock_devices.emulated import Emulated, Group, parse
 from penstock_devices.nvml import Nvml, kind_of
@@ -111,11 +111,11 @@ def test_the_session_is_told_the_slowest_emulated_speed() -> None:
 )
 def test_a_wrong_description_says_where_and_what_was_expected(description: str, message: str) -> None:
     with pytest.raises(DeviceError, match=re.escape(message)):
-        inventory(description)
+        survey(description)
 
 
 def test_an_inventory_numbers_the_devices_of_all_backends_through() -> None:
-    devices = inventory("fast:2@1.0:16GiB,slow:2@0.4:8GiB,cpu")
+    devices = survey("fast:2@1.0:16GiB,slow:2@0.4:8GiB,cpu").devices
     assert [(device.index, device.kind) for device in devices] == [
         (0, "fast"),
         (1, "fast"),
@@ -126,26 +126,26 @@ def test_an_inventory_numbers_the_devices_of_all_backends_through() -> None:
 
 
 def test_the_cpu_can_be_given_less_memory_than_the_host_has() -> None:
-    assert inventory("cpu:2GiB")[0].memory_bytes == 2 * GIB
+    assert survey("cpu:2GiB").devices[0].memory_bytes == 2 * GIB
 
 
 def test_the_cpu_can_be_divided() -> None:
-    assert [device.memory_bytes for device in inventory("cpu:64MiB,cpu:32MiB")] == [64 << 20, 32 << 20]
+    assert [device.memory_bytes for device in survey("cpu:64MiB,cpu:32MiB").devices] == [64 << 20, 32 << 20]
 
 
 @pytest.mark.parametrize("description", ["cuda,cuda", "auto,fast:1,cuda", "cuda,auto"])
 def test_no_gpu_is_a_device_twice(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[inventory.__module__], "Nvml", lambda: Nvml(FakeNvml(four_gpus())))
+    monkeypatch.setattr(sys.modules[survey.__module__], "Nvml", lambda: Nvml(FakeNvml(four_gpus())))
     with pytest.raises(DeviceError, match="names the CUDA devices a second time; expected them once"):
-        inventory(description)
+        survey(description)
 
 
 def test_insisting_on_cuda_without_a_driver_is_refused_with_a_way_out() -> None:
     if Nvml().devices():
         pytest.skip("this host has CUDA devices")
     with pytest.raises(DeviceError, match="use auto, cpu or an emulated kind"):
-        inventory("cuda")
-    assert [device.backend for device in inventory("auto")] == ["cpu"]
+        survey("cuda")
+    assert [device.backend for device in survey("auto").devices] == ["cpu"]
 
 
 @pytest.mark.parametrize(

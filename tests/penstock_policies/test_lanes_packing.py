@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_policies.lanes import Board, Entered, Load, MemoryNeed, Rules, best_fit, fullest, holds
+from penstock_policies.lanes import Board, Entered, Load, MemoryNeed, Rules, best_fit
 
 USABLE = 100
 needs = st.builds(MemoryNeed, st.integers(0, 30), st.integers(0, 10), st.integers(0, 70))
@@ -31,28 +31,23 @@ def is_safe(lanes: list[list[MemoryNeed]], usable: int = USABLE) -> bool:
     return resident + sum(max(need.ephemeral_bytes for need in lane) for lane in lanes) <= usable
 
 
+def fullest(jobs: list[MemoryNeed]) -> list[int]:
+    """The most jobs that can share a device, by trying all sets: their positions."""
+    sets = (list(some) for n in range(len(jobs), 0, -1) for some in combinations(range(len(jobs)), n))
+    return next((some for some in sets if is_safe([[jobs[at] for at in some]])), [])
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(needs, max_size=5), needs)
 def test_jobs_can_share_if_and_only_if_some_division_into_lanes_is_safe(there, newcomer):
     expected = any(is_safe(lanes) for lanes in divisions([*there, newcomer]))
-    assert holds(USABLE + 7, 7, there, newcomer) is expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(needs, max_size=8))
-def test_the_fullest_set_is_as_large_as_any_that_is_safe(jobs):
-    chosen = fullest(USABLE, jobs)
-    largest = max(
-        len(some) for n in range(len(jobs) + 1) for some in combinations(jobs, n) if not some or is_safe([list(some)])
-    )
-    assert len(chosen) == len(set(chosen)) == largest
-    assert not chosen or is_safe([[jobs[at] for at in chosen]])
+    assert Load.of(USABLE + 7, 7, there).holds(newcomer) is expected
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(needs, max_size=8), st.randoms(use_true_random=False))
 def test_a_board_lets_in_all_that_packing_says_it_holds_in_whatever_order_they_come(jobs, random):
-    order = fullest(USABLE, jobs)
+    order = fullest(jobs)
     random.shuffle(order)
     board = Board(USABLE)
     for at in order:
@@ -69,7 +64,7 @@ def test_one_that_waits_at_the_head_of_the_line_would_fit_into_no_division(jobs)
         board.arrive(f"j{at}", need, 0.0)
     inside = [board.need(job_id) for lane in board.lanes for job_id in lane.members]
     if board.waiting:
-        assert not holds(USABLE, 0, inside, board.need(board.waiting[0]))
+        assert not Load.of(USABLE, 0, inside).holds(board.need(board.waiting[0]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,7 +73,7 @@ def test_without_merging_the_board_is_safe_and_never_lets_in_more_than_the_fulle
     board = Board(USABLE, rules=Rules(merges=False))
     entered = [c for at, need in enumerate(jobs) for c in board.arrive(f"j{at}", need, 0.0) if isinstance(c, Entered)]
     assert is_safe([[board.need(job_id) for job_id in lane.members] for lane in board.lanes])
-    assert len(entered) <= len(fullest(USABLE, jobs))
+    assert len(entered) <= len(fullest(jobs))
 
 
 @given(st.lists(st.lists(needs, max_size=3), min_size=1, max_size=5), needs)
@@ -108,5 +103,5 @@ def test_a_device_with_as_many_jobs_as_it_may_have_gets_no_more():
 
 def test_one_job_more_of_the_same_size_is_kept_out_by_a_byte():
     there = [MemoryNeed(10, 5, 55)]
-    assert holds(100, 0, there, MemoryNeed(20, 10, 55))
-    assert not holds(100, 1, there, MemoryNeed(20, 10, 55))
+    assert Load.of(100, 0, there).holds(MemoryNeed(20, 10, 55))
+    assert not Load.of(100, 1, there).holds(MemoryNeed(20, 10, 55))

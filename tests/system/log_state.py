@@ -140,7 +140,6 @@ def _job(job: Job, now_s: float) -> dict[str, Any]:
         "diverged": job.diverged,
         "reason": job.reason,
         "exit_code": job.exit_code,
-        "may_start": job.may_start(now_s),
         "stopping": job.stopping,
     }
 

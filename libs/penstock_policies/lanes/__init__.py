@@ -18,7 +18,7 @@ from penstock_policies.lanes.changes import (
 )
 from penstock_policies.lanes.gangs import Complete, Gangs, On, Told, Turn
 from penstock_policies.lanes.need import Estimate, Sample, differs
-from penstock_policies.lanes.packing import Load, best_fit, fullest, holds
+from penstock_policies.lanes.packing import Load, best_fit
 from penstock_policies.lanes.rules import Rules
 from penstock_policies.lanes.turns import POLICIES, Ahead, quantum
 
@@ -51,7 +51,5 @@ __all__ = [
     "Waits",
     "best_fit",
     "differs",
-    "fullest",
-    "holds",
     "quantum",
 ]

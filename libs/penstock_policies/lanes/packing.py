@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 
 from penstock_events import MemoryNeed
 
@@ -73,22 +72,6 @@ class Load:
         )
 
 
-def holds(capacity_bytes: int, reserve_bytes: int, needs: Iterable[MemoryNeed], newcomer: MemoryNeed) -> bool:
-    """
-    Say whether there is any division into lanes that is safe for the jobs of a device and one more.
-
-    Notes
-    -----
-    O(jobs); O(1) with a :class:`Load` that is kept.
-
-    Examples
-    --------
-    >>> holds(100, 0, [MemoryNeed(10, 0, 60)], MemoryNeed(20, 10, 60))
-    True
-    """
-    return Load.of(capacity_bytes, reserve_bytes, needs).holds(newcomer)
-
-
 def best_fit(loads: Sequence[Load], need: MemoryNeed, most_jobs: int | None = None) -> int | None:
     """
     Return the device on which a job goes best; None if none holds it.
@@ -122,31 +105,3 @@ def best_fit(loads: Sequence[Load], need: MemoryNeed, most_jobs: int | None = No
         default=None,
     )
     return None if found is None else found[2]
-
-
-def fullest(usable_bytes: int, needs: Sequence[MemoryNeed]) -> list[int]:
-    """
-    Return the most jobs that can share a device: their positions, rising.
-
-    Notes
-    -----
-    O(n log n). For each size that the lane can have, those with the least resident need fit best; going from small
-    lanes to large ones, a job that had to give way never fits again, because the room only shrinks.
-
-    Examples
-    --------
-    >>> fullest(100, [MemoryNeed(60, 0, 10), MemoryNeed(25, 0, 30), MemoryNeed(10, 0, 80), MemoryNeed(30, 0, 20)])
-    [1, 3]
-    """
-    kept: list[tuple[int, int]] = []  # the largest resident need first
-    resident_bytes, most = 0, 0
-    best: list[int] = []
-    for at in sorted(range(len(needs)), key=lambda i: needs[i].ephemeral_bytes):
-        need = needs[at]
-        heappush(kept, (-need.resident_bytes, at))
-        resident_bytes += need.resident_bytes
-        while kept and resident_bytes > usable_bytes - need.ephemeral_bytes:
-            resident_bytes += heappop(kept)[0]
-        if len(kept) > most:
-            most, best = len(kept), [i for _, i in kept]
-    return sorted(best)

@@ -38,58 +38,6 @@ def run_time_s(h1_s: float, width: float, alpha: float, beta: float) -> float:
     return float(h1_s / width * beta ** (width - 1.0))
 
 
-def run_times_s(h1_s: Floats, widths: Floats, alpha: float, beta: float) -> Floats:
-    """
-    Return :func:`run_time_s` of many trials at once.
-
-    Parameters
-    ----------
-    h1_s, widths : (T,) float arrays
-
-    Returns
-    -------
-    (T,) float array, seconds
-    """
-    packed = alpha ** (1.0 / np.minimum(widths, 1.0) - 1.0)
-    spread = beta ** (np.maximum(widths, 1.0) - 1.0) / np.maximum(widths, 1.0)
-    return np.asarray(h1_s * packed * spread, dtype=np.float64)
-
-
-def penalties(h1_s: Floats, widths: Floats, seen_s: Floats) -> tuple[float, float]:
-    """
-    Return the alpha and beta that fit measured run times best.
-
-    Parameters
-    ----------
-    h1_s : (M,) float array, seconds
-        Run time on one whole device.
-    widths : (M,) float array
-        On how many it was measured.
-    seen_s : (M,) float array, seconds
-        What was measured there.
-
-    Returns
-    -------
-    (float, float)
-        1.0 or more each; 1.0 (no penalty) of what has not been measured.
-
-    Notes
-    -----
-    The model is a line through the origin in logarithms: ``log h/h1 = (1/w - 1) log alpha`` below one device and
-    ``log wh/h1 = (w - 1) log beta`` above. Least squares, O(M).
-
-    Examples
-    --------
-    >>> penalties(np.array([30.0, 30.0]), np.array([0.5, 2.0]), np.array([39.0, 15.75]))
-    (1.3, 1.05)
-    """
-    over = np.log(seen_s * np.maximum(widths, 1.0) / h1_s)
-    packed, spread = widths < 1, widths > 1
-    alpha = _slope(1.0 / widths[packed] - 1.0, over[packed])
-    beta = _slope(widths[spread] - 1.0, over[spread])
-    return round(max(1.0, math.exp(alpha)), 9), round(max(1.0, math.exp(beta)), 9)
-
-
 def widest(beta: float) -> int:
     """
     Return on how many devices a trial is fastest: beyond that, each further one slows it down.
@@ -151,7 +99,3 @@ def expect(holds: bool, name: str, expected: str) -> None:
     """Refuse an argument by its name."""
     if not holds:
         raise ValueError(f"{name} is out of range; expected {expected}")
-
-
-def _slope(x: Floats, y: Floats) -> float:
-    return float(x @ y / (x @ x)) if x.size else 0.0

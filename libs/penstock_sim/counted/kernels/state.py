@@ -29,8 +29,7 @@ OVER: Final = 2
 
 RUNS_FROM: Final = -(2.0**52)
 """With ``BY_START``: keys from here up are of jobs that run, in the order of their starts."""
-PREEMPTED_TO: Final = 0.0
-"""Keys from here down are of jobs that were preempted, the last ones first; above are those that entered, in order."""
+"""From 0 down they are of jobs that were preempted, the last ones first; above are those that entered, in order."""
 
 
 class Rules(NamedTuple):
