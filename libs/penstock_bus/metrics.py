@@ -106,11 +106,16 @@ class Metrics:
 
 def _lines(name: str, labels: Labels, metric: Metric) -> list[str]:
     if not isinstance(metric, Histogram):
-        return [f"{name}{_shown(labels)} {metric.value:g}"]
+        return [f"{name}{_shown(labels)} {_number(metric.value)}"]
     bounds = [*(f"{bound:g}" for bound in metric.bounds), "+Inf"]
     counts = list(accumulate(metric.counts))
     buckets = [f"{name}_bucket{_shown((*labels, ('le', bound)))} {n}" for bound, n in zip(bounds, counts, strict=True)]
-    return [*buckets, f"{name}_sum{_shown(labels)} {metric.total:g}", f"{name}_count{_shown(labels)} {counts[-1]}"]
+    return [*buckets, f"{name}_sum{_shown(labels)} {_number(metric.total)}", f"{name}_count{_shown(labels)} {counts[-1]}"]
+
+
+def _number(value: float) -> str:
+    """Return all digits of a number: of a counter that showed six, no rate could be told."""
+    return str(int(value)) if float(value).is_integer() else repr(value)
 
 
 def _shown(labels: Labels) -> str:

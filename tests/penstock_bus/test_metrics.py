@@ -18,6 +18,15 @@ def test_a_gauge_holds_its_last_value() -> None:
     assert "last_seq 2.5\n" in metrics.render()
 
 
+def test_large_numbers_keep_all_their_digits() -> None:
+    metrics = Metrics()
+    metrics.gauge("last_seq").set(12_345_678)
+    metrics.counter("read_seconds_total").inc(1_234_567.25)
+    lines = metrics.render().splitlines()
+    assert "last_seq 12345678" in lines
+    assert "read_seconds_total 1234567.25" in lines
+
+
 def test_a_histogram_counts_up_to_each_bound() -> None:
     metrics = Metrics()
     for value in (0.0005, 0.003, 60.0):
