@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -36,6 +37,8 @@ class Shell:
         Where the bus is; empty where it has no address.
     monotonic : callable
         Seconds that never jump: for leases and for who is alive.
+    ready_file : Path or None
+        Its age tells health checks whether the service is ready; see :func:`penstock_bus.health.mark`.
     examine : callable
         Called with the vitals before they are told: brings up to date what nobody else does.
     busy : callable
@@ -50,6 +53,7 @@ class Shell:
     clock: Callable[[], float] = field(default_factory=Clock)
     url: str = ""
     monotonic: Callable[[], float] = ticks
+    ready_file: Path | None = None
     busy: Callable[[], bool] = lambda: False
     examine: Callable[[health.Vitals], None] = lambda vitals: None  # noqa: ARG005
 
@@ -90,11 +94,14 @@ class Shell:
         served = health.endpoints(self.report, self.metrics)
         async with (
             self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
-            background(
-                health.beat(self.bus, self.report), self._peers.listen(self.bus, self.service), self._keep_time()
-            ),
+            background(health.beat(self.bus, self.report), self._hear_replicas(), self._keep_time()),
         ):
             yield
+
+    async def _hear_replicas(self) -> None:
+        async for vitals in self._peers.listen(self.bus, self.service):
+            if self.ready_file is not None and vitals.replica == self.replica_id:
+                health.mark(self.ready_file, vitals)
 
     async def _keep_time(self) -> None:
         if isinstance(self.clock, Clock):

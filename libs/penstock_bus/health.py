@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -145,11 +146,12 @@ class Peers:
         self._seen = {name: seen for name, seen in self._seen.items() if now_s - seen[0] < self._gone_after_s}
         return [vitals for _, (_, vitals) in sorted(self._seen.items())]
 
-    async def listen(self, bus: Bus, service: str) -> None:
-        """Note the heartbeats of a service's replicas, for ever."""
+    async def listen(self, bus: Bus, service: str) -> AsyncIterator[Vitals]:
+        """Note the heartbeats of a service's replicas and yield them, for ever."""
         async for _, body in bus.listen(subjects.replicas(service)):
             if (vitals := heard(body)) is not None:
                 self.see(vitals)
+                yield vitals
 
 
 def heard(body: bytes) -> Vitals | None:
@@ -176,3 +178,17 @@ async def beat(bus: Bus, report: Callable[[], Vitals]) -> None:
                 await bus.tell(subjects.replica(vitals.service, vitals.replica), msgspec.json.encode(vitals))
         await asyncio.sleep(_LOOK_S)
         said_ago_s += _LOOK_S
+
+
+def mark(ready_file: Path, vitals: Vitals) -> None:
+    """
+    Touch a file for a heartbeat of a replica that is ready, and remove it for one that is not.
+
+    Health checks look at its age. It is marked when the heartbeat comes back over the bus: a replica that the bus does
+    not hear is not ready for anybody.
+    """
+    with suppress(OSError):  # a file that grows old says enough
+        if vitals.ready:
+            ready_file.touch()
+        else:
+            ready_file.unlink(missing_ok=True)

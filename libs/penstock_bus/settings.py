@@ -34,6 +34,9 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         Holds the password, where it is not to stand in the environment.
     credentials : str
         File with address, user and password: a copy of ``client.json`` in the data folder of ``penstock up``.
+    ready_file : str
+        Touched every second while the service is ready and hears itself over the bus, so that a health check need but
+        look at its age. Empty: there is none.
     connect_s : float
         How long to go on trying to connect at the start, in seconds.
     drain_s : float
@@ -46,6 +49,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     password_file: str = ""
     credentials: str = ""
     replica_id: str = ""
+    ready_file: str = ""
     connect_s: float = 60.0
     drain_s: float = 20.0
 
@@ -66,6 +70,27 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 f"PENSTOCK_PASSWORD_FILE names {self.password_file}, which cannot be read: {error}; make it readable"
             ) from error
+
+    def fresh_ready_file(self) -> Path | None:
+        """
+        Return the file that is to say that the service is ready, which it does not yet.
+
+        Raises
+        ------
+        SettingsError
+            If it cannot be written.
+        """
+        if not self.ready_file:
+            return None
+        file = Path(self.ready_file)
+        try:
+            file.touch()
+            file.unlink()
+        except OSError as error:
+            raise SettingsError(
+                f"PENSTOCK_READY_FILE names {self.ready_file}, which cannot be written: {error}; name another file"
+            ) from error
+        return file
 
     def server(self) -> str:
         """

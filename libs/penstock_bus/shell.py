@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -48,15 +49,16 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     try:
         connection = load(Connection, "")
         connection.secret(), connection.server()  # files that cannot be read are better known now
+        ready_file = connection.fresh_ready_file()
         settings = load(settings_type, service)
         logging.configure(load(logging.Logging, "log"))
     except SettingsError as error:
         sys.stderr.write(f"penstock {service}: {error}\n")
         raise SystemExit(EX_CONFIG) from error
-    raise SystemExit(uvloop.run(_main(service, connection, settings, run)))
+    raise SystemExit(uvloop.run(_main(service, connection, ready_file, settings, run)))
 
 
-async def _main(service: str, connection: Connection, settings: T, run: Run[T]) -> int:
+async def _main(service: str, connection: Connection, ready_file: Path | None, settings: T, run: Run[T]) -> int:
     replica_id = connection.replica_id or uuid.uuid4().hex[:8]
     structlog.contextvars.bind_contextvars(service=service, replica=replica_id)
     log = structlog.get_logger("penstock.shell")
@@ -73,7 +75,7 @@ async def _main(service: str, connection: Connection, settings: T, run: Run[T]) 
             return EX_UNAVAILABLE
         if bus is None:
             return 0
-        shell = Shell(bus, service, replica_id, stopping, url=connection.url)
+        shell = Shell(bus, service, replica_id, stopping, url=connection.url, ready_file=ready_file)
         await shell.take_time(permissions.SERVICES)
         log.info("started", url=connection.url, version=health.VERSION)
         try:

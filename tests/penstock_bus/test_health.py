@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -45,6 +48,32 @@ async def test_replicas_of_one_service_know_each_other() -> None:
     async with first.serving(), second.serving(), other.serving():
         await eventually(lambda: first.peers() == second.peers() == ["r1", "r2"])
         assert other.peers() == ["r3"]
+
+
+async def test_a_file_says_that_a_replica_is_ready_as_long_as_it_is(memory_bus: MemoryBus, tmp_path: Path) -> None:
+    file = tmp_path / "ready"
+    shell = Shell(memory_bus, "matcher", "r1", ready_file=file)
+    async with shell.serving():
+        await eventually(lambda: shell.peers() == ["r1"] and bool(memory_bus.server.hub.listeners))
+        assert not file.exists()
+        shell.vitals.ready = True
+        await eventually(file.exists)
+        os.utime(file, (0, 0))
+        await eventually(lambda: file.stat().st_mtime > 0)  # again with the next heartbeat
+        shell.vitals.ready = False
+        await eventually(lambda: not file.exists())
+
+
+async def test_it_speaks_for_no_other_replica(tmp_path: Path) -> None:
+    server, file = MemoryServer(), tmp_path / "ready"
+    first = Shell(MemoryBus(server), "matcher", "r1", ready_file=file)
+    second = Shell(MemoryBus(server), "matcher", "r2")
+    second.vitals.ready = True
+    async with first.serving(), second.serving():
+        await eventually(lambda: first.peers() == second.peers() == ["r1", "r2"])
+        assert not file.exists()
+        first.vitals.ready = True
+        await eventually(file.exists)
 
 
 def test_a_replica_that_fell_silent_is_gone() -> None:

@@ -108,3 +108,17 @@ def test_a_password_is_never_shown(config: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         load(Connection, "", environ={})
     assert "12345" not in str(caught.value)
+
+
+def test_the_file_that_says_ready_does_not_say_so_yet(tmp_path: Path) -> None:
+    file = tmp_path / "ready"
+    file.touch()
+    assert load(Connection, "", environ={"PENSTOCK_READY_FILE": str(file)}).fresh_ready_file() == file
+    assert not file.exists()
+    assert Connection().fresh_ready_file() is None
+
+
+def test_a_file_that_cannot_say_ready_is_named(tmp_path: Path) -> None:
+    nowhere = tmp_path / "missing" / "ready"
+    with pytest.raises(SettingsError, match=r"PENSTOCK_READY_FILE names .*/missing/ready, which cannot be written"):
+        Connection(ready_file=str(nowhere)).fresh_ready_file()

@@ -1,0 +1,60 @@
+"""The health checks of compose.yaml, as a shell runs them, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+READY_FILE = COMPOSE["x-environment"]["PENSTOCK_READY_FILE"]
+
+
+def check(service: str, **elsewhere: str) -> int:
+    """Run a check with other paths; return its exit code."""
+    kind, *command = [word.replace("$$", "$") for word in SERVICES[service]["healthcheck"]["test"]]
+    for path, other in elsewhere.items():
+        command = [word.replace(path, other) for word in command]
+    return subprocess.run(["sh", "-c", *command] if kind == "CMD-SHELL" else command, check=False).returncode
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_check_starts_no_python(service: str) -> None:
+    assert "python" not in " ".join(SERVICES[service]["healthcheck"]["test"])
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES.keys() - {"nats"}))
+def test_a_service_writes_the_file_that_its_check_looks_at(service: str) -> None:
+    assert SERVICES[service]["environment"]["PENSTOCK_READY_FILE"] == READY_FILE
+    assert READY_FILE in SERVICES[service]["healthcheck"]["test"][1]
+
+
+@pytest.mark.parametrize(("age_s", "healthy"), [(0, True), (60, False), (None, False)])
+def test_a_service_is_healthy_while_its_file_is_fresh(tmp_path: Path, age_s: float | None, *, healthy: bool) -> None:
+    file = tmp_path / "ready"
+    if age_s is not None:
+        file.touch()
+        then_s = file.stat().st_mtime - age_s
+        os.utime(file, (then_s, then_s))
+    assert (check("matcher", **{READY_FILE: str(file)}) == 0) is healthy
+
+
+@pytest.mark.parametrize("handed_out", [True, False])
+async def test_the_server_is_healthy_once_it_listens_and_credentials_are_there(
+    tmp_path: Path, *, handed_out: bool
+) -> None:
+    if handed_out:
+        (tmp_path / "extension").mkdir()
+        (tmp_path / "extension" / "extension.json").touch()
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    ours = {"/auth": str(tmp_path), "4222": str(port)}
+    async with server:
+        assert (await asyncio.to_thread(check, "nats", **ours) == 0) is handed_out
+    assert await asyncio.to_thread(check, "nats", **ours) != 0
