@@ -110,7 +110,8 @@ def _lines(name: str, labels: Labels, metric: Metric) -> list[str]:
     bounds = [*(f"{bound:g}" for bound in metric.bounds), "+Inf"]
     counts = list(accumulate(metric.counts))
     buckets = [f"{name}_bucket{_shown((*labels, ('le', bound)))} {n}" for bound, n in zip(bounds, counts, strict=True)]
-    return [*buckets, f"{name}_sum{_shown(labels)} {_number(metric.total)}", f"{name}_count{_shown(labels)} {counts[-1]}"]
+    shown = _shown(labels)
+    return [*buckets, f"{name}_sum{shown} {_number(metric.total)}", f"{name}_count{shown} {counts[-1]}"]
 
 
 def _number(value: float) -> str:
