@@ -21,8 +21,8 @@ from statistics import median
 from typing import Final
 
 import msgspec
-import structlog
 
+from penstock_bus.logger import get_logger
 from penstock_bus.port import Bus, BusError
 from penstock_events import subjects
 
@@ -34,7 +34,7 @@ NEWEST: Final = 64
 MOST_AHEAD_S: Final = 24 * 3600.0
 """Facts from further ahead of the moment at which they were stored are no reason to follow them."""
 _ASK_S: Final = 1.0
-_log = structlog.get_logger("penstock.clock")
+_log = get_logger("penstock.clock")
 
 
 def ticks() -> float:

@@ -39,3 +39,11 @@ def test_an_interrupt_while_it_starts_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
     done = subprocess.run(PENSTOCK, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "")
+
+
+def test_a_command_that_asks_a_cluster_loads_nothing_heavy() -> None:
+    heavy = {"matplotlib", "networkx", "numba", "numpy", "rich", "scipy", "structlog", "uvloop"}
+    asking = "import penstock.cli.app, penstock.client, penstock_bus.nats"
+    code = f"import sys; {asking}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
