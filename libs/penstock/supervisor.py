@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 import structlog
@@ -19,6 +19,7 @@ from penstock.upkeep import folder as folders
 from penstock.upkeep.child import Child, keep_running, private_log
 from penstock.upkeep.options import Options, UpError, environment
 from penstock.upkeep.readiness import Readiness
+from penstock.upkeep.service_template import ServiceProcess, ServiceTemplate
 from penstock_bus import credentials, health, logging, permissions
 from penstock_bus.nats import Limits, connect
 from penstock_bus.port import BusError
@@ -203,6 +204,7 @@ class _Supervisor:
                 max_store_bytes=options.max_store_bytes,
             )
         )
+        self._template = ServiceTemplate([service for service, _ in options.processes()])
         self._children: list[Child] = []
         self._store_note = ""
         self._logins: dict[credentials.Role, credentials.Login] = {}
@@ -214,7 +216,10 @@ class _Supervisor:
         )
 
     async def run(self) -> None:
-        processes = self._options.processes()
+        async with self._template:
+            await self._run(self._options.processes())
+
+    async def _run(self, processes: Sequence[tuple[str, int]]) -> None:
         try:
             await self._server.start()
             self._store_note = await with_room(self._server)
@@ -236,7 +241,11 @@ class _Supervisor:
         log_file = options.folder / "logs" / f"{name}.log" if options.quiet else None
         if log_file is not None:
             log_file.parent.mkdir(mode=0o700, exist_ok=True)
-        return Child(name, (sys.executable, "-m", f"penstock_{service}"), env, log_file, self._started)
+
+        async def start(log: IO[bytes] | None) -> ServiceProcess:
+            return await self._template.fork(service, env, log)
+
+        return Child(name, start, log_file, self._started)
 
     async def _supervise(self, services: list[str]) -> None:
         password = self._server.passwords[permissions.ADMIN]

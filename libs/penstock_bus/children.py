@@ -7,10 +7,26 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(Protocol):
+    """What :class:`asyncio.subprocess.Process` and others have that can be signalled and waited for."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs."""
+
+    async def wait(self) -> int:
+        """Wait until it has ended; return its exit status."""
+
+    def send_signal(self, signal: int) -> None:
+        """Signal it."""
 
 
 def dies_with_parent(signum: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
@@ -25,7 +41,7 @@ def dies_with_parent(signum: signal.Signals = signal.SIGTERM) -> Callable[[], No
     return before_exec
 
 
-async def end(process: asyncio.subprocess.Process, grace_s: float) -> int:
+async def end(process: Process, grace_s: float) -> int:
     """Ask a process to end, and kill it if it has not after ``grace_s``; return its exit status."""
     if process.returncode is None:
         signal_if_there(process, signal.SIGTERM)
@@ -37,7 +53,7 @@ async def end(process: asyncio.subprocess.Process, grace_s: float) -> int:
     return await process.wait()
 
 
-def signal_if_there(process: asyncio.subprocess.Process, signum: signal.Signals) -> None:
+def signal_if_there(process: Process, signum: signal.Signals) -> None:
     """Signal a process, unless it has ended meanwhile."""
     try:
         process.send_signal(signum)

@@ -4,7 +4,9 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -42,7 +44,7 @@ def test_replicas_of_a_service_that_does_not_exist_are_refused() -> None:
 
 def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
     options = Options(config="my.toml", drain_s=7.0)
-    env = environment(options, "matcher", 1, url="nats://h:1", password="p", base={"PENSTOCK_REPLICA_ID": "old"})
+    env = environment(options, "matcher", 1, url="nats://h:1", password="p")
     assert env == {
         "PENSTOCK_URL": "nats://h:1",
         "PENSTOCK_USER": "matcher",
@@ -54,7 +56,7 @@ def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
 
 def test_executors_of_one_machine_are_nodes_of_their_own_and_share_checkpoints(tmp_path: Path) -> None:
     options = Options(data_dir=str(tmp_path), devices="fast:2")
-    first, second = (environment(options, "executor", n, url="", password="", base={}) for n in (1, 2))
+    first, second = (environment(options, "executor", n, url="", password="") for n in (1, 2))
     assert first["PENSTOCK_EXECUTOR_DEVICES"] == "fast:2"
     assert "PENSTOCK_EXECUTOR_NODE_ID" not in first
     assert second["PENSTOCK_EXECUTOR_NODE_ID"].endswith("-2")
@@ -161,7 +163,10 @@ def test_restarts_become_slower_and_fast_again_after_a_steady_life() -> None:
 
 
 def child(code: str, log_file: Path, started: list[int]) -> Child:
-    return Child("x-1", (sys.executable, "-c", code), os.environ, log_file, lambda one: started.append(one.pid))
+    def start(log: IO[bytes] | None) -> Coroutine[Any, Any, asyncio.subprocess.Process]:
+        return asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=log)
+
+    return Child("x-1", start, log_file, lambda one: started.append(one.pid))
 
 
 async def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def record(tmp_path: Path) -> folders.Record:
     return found
 
 
+def own(pid: int) -> int:
+    return pid
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @asynccontextmanager
 async def running(chosen: Options) -> AsyncIterator[list[str]]:
     """Run `up` in this process until the block ends; gives what it says."""
@@ -93,12 +101,12 @@ async def test_a_second_up_on_the_same_folder_is_refused(tmp_path: Path) -> None
             await supervisor.detach(few)
 
 
-async def test_what_is_killed_comes_back_the_server_too(tmp_path: Path) -> None:
+async def test_what_is_killed_comes_back_the_server_and_what_forks_the_services_too(tmp_path: Path) -> None:
     replicas = {service: 0 for service in SERVICES if service != "ranker"}
     async with running(options(tmp_path, replicas=replicas)):
-        for name in ("ranker-1", "nats"):
+        for name, victim in (("ranker-1", own), ("nats", own), ("ranker-1", parent)):
             before = record(tmp_path).processes[name]
-            os.kill(before.pid, signal.SIGKILL)
+            os.kill(victim(before.pid), signal.SIGKILL)
             await eventually(lambda name=name, before=before: record(tmp_path).processes[name] != before)  # type: ignore[misc]
             url = record(tmp_path).url
             await eventually(lambda url=url: ready(url, "ranker"), why="the ranker is ready again")  # type: ignore[misc]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, Final
 
 import structlog
 
 from penstock.upkeep.options import UpError
-from penstock_bus.children import dies_with_parent, end
+from penstock_bus.children import Process, end
 from penstock_bus.shell import EX_CONFIG, REFUSED
 
 FIRST_S: Final = 0.2
@@ -19,6 +19,8 @@ MOST_S: Final = 10.0
 STEADY_S: Final = 10.0
 _HOPELESS: Final = {EX_CONFIG: "its settings are wrong", REFUSED: "the bus refuses its credentials"}
 _log = structlog.get_logger("penstock.up")
+Start = Callable[[IO[bytes] | None], Awaitable[Process]]
+"""Starts a process whose output goes to the file; without one it goes where the supervisor's goes."""
 
 
 class Backoff:
@@ -42,8 +44,8 @@ class Child:
     ----------
     name : str
         Such as ``matcher-1``.
-    command, env
-        What to start.
+    start : callable
+        Starts the process; see :data:`Start`.
     log_file : Path or None
         Where its standard error goes; None leaves it on the supervisor's.
     on_start : callable
@@ -53,16 +55,15 @@ class Child:
     def __init__(
         self,
         name: str,
-        command: Sequence[str],
-        env: Mapping[str, str],
+        start: Start,
         log_file: Path | None,
         on_start: Callable[[Child], None],
     ) -> None:
         self.name = name
         self.pid = 0
         self.starts = 0
-        self._command, self._env, self._log_file, self._on_start = command, env, log_file, on_start
-        self._process: asyncio.subprocess.Process | None = None
+        self._start, self._log_file, self._on_start = start, log_file, on_start
+        self._process: Process | None = None
         self._ending = False
 
     async def keep(self) -> None:
@@ -85,15 +86,7 @@ class Child:
     async def _once(self) -> int:
         log = private_log(self._log_file) if self._log_file is not None else None
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env=dict(self._env),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # an interrupt at the terminal is for the supervisor alone
-                preexec_fn=dies_with_parent(),
-            )
+            self._process = await self._start(log)
         finally:
             if log is not None:
                 log.close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -79,14 +77,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, number) for name in SERVICES for number in range(FIRST, FIRST + self.replicas.get(name, 1))]
 
 
-def environment(
-    options: Options, service: str, number: int, *, url: str, password: str, base: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the environment of one service process."""
-    env = dict(os.environ if base is None else base)
-    env |= {"PENSTOCK_URL": url, "PENSTOCK_USER": service, "PENSTOCK_PASSWORD": password}
+def environment(options: Options, service: str, number: int, *, url: str, password: str) -> dict[str, str]:
+    """Return what the environment of one service process has besides the supervisor's."""
+    env = {"PENSTOCK_URL": url, "PENSTOCK_USER": service, "PENSTOCK_PASSWORD": password}
     env["PENSTOCK_DRAIN_S"] = str(options.drain_s)
-    env.pop("PENSTOCK_REPLICA_ID", None)
     if options.config:
         env["PENSTOCK_CONFIG"] = str(Path(options.config).absolute())
     if service == "executor":
