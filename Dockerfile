@@ -17,12 +17,12 @@ RUN useradd --create-home --uid 10001 penstock \
     && mkdir -p /data /auth /checkpoints && chown penstock: /data /auth /checkpoints
 COPY --from=build /opt/penstock /opt/penstock
 # A folder for each login, so that a volume that is mounted there belongs to the user of the containers.
-RUN /opt/penstock/bin/python -c "from penstock_bus.permissions import USERS; print(*USERS)" | xargs -n1 \
+RUN /opt/penstock/bin/python -c "from penstock_bus.access import USERS; print(*USERS)" | xargs -n1 \
     | sed 's|^|/auth/|' | xargs install -d -o penstock -m 700
 COPY examples /opt/penstock/examples
 # Kernels are compiled here, for any processor of the architecture, and only read later: also from a read-only root.
 ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PENSTOCK_LOG_FORMAT=json NUMBA_CPU_NAME=generic
-RUN python -m penstock_policies.levels.warming && python -m penstock_sim.counted.warming
+RUN python -m penstock_policies.matching.matching_warmup && python -m penstock_simulator.fast.fast_warmup
 USER penstock
 WORKDIR /opt/penstock/examples
 ENTRYPOINT ["penstock"]

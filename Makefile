@@ -76,8 +76,8 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@touch $@ $(VENV)/.examples
 
 # The kernels of matching and simulating, so that nobody's first round waits for the compiler; after .dev or .examples.
-$(VENV)/.kernels: $(wildcard libs/penstock_policies/kernels.py libs/penstock_policies/levels/*.py libs/penstock_sim/counted/kernels/*.py) | $(VENV)/.examples
+$(VENV)/.kernels: $(wildcard libs/penstock_policies/kernels.py libs/penstock_policies/matching/*.py services/penstock_simulator/fast/*.py) | $(VENV)/.examples
 	@echo "Compiling the kernels ..."
-	@$(BIN)/python -m penstock_policies.levels.warming
-	@$(BIN)/python -m penstock_sim.counted.warming
+	@$(BIN)/python -m penstock_policies.matching.matching_warmup
+	@$(BIN)/python -m penstock_simulator.fast.fast_warmup
 	@touch $@

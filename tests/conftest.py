@@ -4,7 +4,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["penstock_testing.fixtures"]
+pytest_plugins = ["penstock_testing.fixtures", "cli_fixtures"]
 
 # How long an example takes says how busy the machine is. What else differs where CI is set (always the same examples)
 # is hypothesis' own profile, which this one goes on from.

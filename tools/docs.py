@@ -8,15 +8,15 @@ from typing import Any
 
 from docgen import asyncapi, events_md, states
 
-from penstock_events import schema
+from penstock_log import spec
 
 DOCS = Path(__file__).parent.parent / "docs"
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "events.md": events_md.render,
     "asyncapi.json": asyncapi.render,
     "states.md": states.render,
-    "job.schema.json": lambda: _json(schema.job_schema()),
-    "sweep.schema.json": lambda: _json(schema.sweep_schema()),
+    "job.schema.json": lambda: _json(spec.job_schema()),
+    "sweep.schema.json": lambda: _json(spec.sweep_schema()),
 }
 
 

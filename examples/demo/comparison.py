@@ -15,14 +15,14 @@ import numpy as np
 
 from demo import workload
 from demo.workload import Arrival
-from penstock_sim.cluster import parse
-from penstock_sim.outcome import Outcome
-from penstock_sim.trace import Trace
-from penstock_sim.virtual.costs import Costs
-from penstock_sim.virtual.simulation import simulate
+from penstock_simulator.engine.cluster_script import RunCosts
+from penstock_simulator.engine.simulation import simulate
+from penstock_simulator.outcome import Outcome
+from penstock_simulator.trace import Trace
+from penstock_simulator.virtual_cluster import parse
 
 CONFIG: Final = Path(__file__).with_name("penstock.toml")
-COSTS: Final = Costs(start_s=0.7, stop_s=0.2, iteration_s=workload.FAST_STEP_S["mlp"])
+COSTS: Final = RunCosts(start_s=0.7, stop_s=0.2, iteration_s=workload.FAST_STEP_S["mlp"])
 """What a run of an example takes beside its steps, on an idle host."""
 
 
@@ -32,7 +32,7 @@ def average_jct_s(policy: str) -> float:
     return float(np.mean(found.end_s - found.trace.submit_s))
 
 
-def outcome(policy: str, costs: Costs = COSTS, times: float = 1.0) -> Outcome:
+def outcome(policy: str, costs: RunCosts = COSTS, times: float = 1.0) -> Outcome:
     """Return what becomes of the workload under a policy, where each job takes so many times as long as declared."""
     cluster = parse("+".join(f"1x{count}@{kind}" for kind, count in workload.DEVICES.items()))
     return simulate(

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 
 import penstock
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Job,
     JobCancelled,
     JobFinished,
-    Jobs,
     JobSubmitted,
+    JobTable,
     KindSpeed,
     NodeJoined,
     RoundDecided,
@@ -90,7 +90,7 @@ class Narrator:
     """Says in words what facts mean; knows the jobs by what it has been told."""
 
     def __init__(self) -> None:
-        self._jobs = Jobs()
+        self._jobs = JobTable()
         self._workloads: dict[str, str] = {}
 
     def sentences(self, fact: AnyEvent) -> Iterator[tuple[str, str]]:

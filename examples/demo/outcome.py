@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import msgspec
 
 from demo.workload import SWEEP_STEPS, TRIALS, Arrival
-from penstock_events import views
+from penstock_log import views
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from demo.events import facts_after
 from demo.outcome import JobOutcome, Run, Summary
 from demo.workload import Arrival
 from penstock_bus import ServiceError
-from penstock_events import Jobs, JobSubmitted, RoundDecided, RunEnded, RunStarted, ScaleDecided, views
+from penstock_log import JobSubmitted, JobTable, RoundDecided, RunEnded, RunStarted, ScaleDecided, views
 
 PAGE = 1000
 AverageJct = Callable[[str], float]
@@ -150,7 +150,7 @@ async def _summary(
 
 async def _runs(client: penstock.Client) -> dict[str, list[Run]]:
     """Return each job's runs as the log has them."""
-    jobs, runs = Jobs(), defaultdict[str, list[Run]](list)
+    jobs, runs = JobTable(), defaultdict[str, list[Run]](list)
     async for _, event in facts_after(client, 0):
         job = jobs.get(event.job_id) if isinstance(event, RunEnded) else None
         if isinstance(event, RunEnded) and job is not None and job.placement is not None and job.started_s:

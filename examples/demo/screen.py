@@ -13,7 +13,7 @@ from rich.table import Table
 import penstock
 from demo.outcome import JobOutcome, Summary
 from penstock_bus import BusError
-from penstock_events import views
+from penstock_log import views
 
 REFRESH_S = 0.5
 PAGE = 1000

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_events import Batch, Choice, JobSpec, SweepSpec
+from penstock_log import Batch, Choice, JobSpec, SweepSpec
 
 EXAMPLES: Final = str(Path(__file__).parents[1])
 DATA_SET: Final = 1438

@@ -3,6 +3,20 @@ Penstock: what users import and type.
 
 The names are loaded when they are first used, so that a training script pays for the session only, and a shell command
 for the client only.
+
+In reading order:
+
+* ``client``: The asynchronous client: submit, act, query, follow.
+* ``submission``: What a client adds to a specification before it is sent.
+* ``request``: One request to the gateway with its retries.
+* ``output_reader``: A job's output, read whole and once.
+* ``results``: The results of a sweep's trials, as a stream, a study and pictures.
+* ``estimate``: What a torch job needs of a device, told before it runs.
+* ``estimate_recurrent``: Scratch and workspace of recurrent layers, in numbers.
+* ``estimate_torch``: The part of it that loads torch.
+* ``__main__``: Starts ``penstock_cli`` by its name.
+* ``sessions/``: What is behind ``penstock.session()``: the loop, its boundaries, checkpoints, and the talk with the
+  executor.
 """
 
 from __future__ import annotations
@@ -12,20 +26,19 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs ten times as long as all the rest
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.sessions.loop import Session, session
-    from penstock.sessions.rates import Resize
-    from penstock.sessions.setup import SessionError
-    from penstock_events.spec import Batch, JobSpec, SweepSpec
+    from penstock.sessions.session import Session, session
+    from penstock.sessions.setup import Resize, SessionError
+    from penstock_log.spec import Batch, JobSpec, SweepSpec
 
 _HOMES = {
-    "Batch": "penstock_events.spec",
+    "Batch": "penstock_log.spec",
     "Client": "penstock.client",
-    "JobSpec": "penstock_events.spec",
-    "Resize": "penstock.sessions.rates",
-    "Session": "penstock.sessions.loop",
+    "JobSpec": "penstock_log.spec",
+    "Resize": "penstock.sessions.setup",
+    "Session": "penstock.sessions.session",
     "SessionError": "penstock.sessions.setup",
-    "SweepSpec": "penstock_events.spec",
-    "session": "penstock.sessions.loop",
+    "SweepSpec": "penstock_log.spec",
+    "session": "penstock.sessions.session",
 }
 
 __all__ = ["Batch", "Client", "JobSpec", "Resize", "Session", "SessionError", "SweepSpec", "session"]

@@ -1,5 +1,5 @@
-"""``python -m penstock``: the command line."""
+"""``python -m penstock``: the command line, by name, since the SDK does not need it."""
 
-from penstock.cli import main
+from importlib import import_module
 
-main()
+import_module("penstock_cli").main()

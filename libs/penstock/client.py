@@ -1,4 +1,10 @@
-"""The asynchronous client: everything that ``penstock`` does on the command line, from Python."""
+"""
+The asynchronous client: submit, act, query, follow.
+
+The asynchronous client: everything that ``penstock`` does on the command line, from Python.
+
+What a client follows: facts as the query ``events`` shows them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +19,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from penstock import request, results, submission
-from penstock.following import about, facts
-from penstock.output import Output
-from penstock_bus import credentials
-from penstock_bus.port import Bus, BusError, LogLine, ServiceError, Unanswered
-from penstock_bus.settings import Connection, load
-from penstock_events import (
+from penstock.output_reader import OutputReader
+from penstock_bus import access
+from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Unanswered
+from penstock_bus.settings import BusAddress, load
+from penstock_log import (
     TERMINAL,
     Event,
     JobFinished,
@@ -26,10 +31,10 @@ from penstock_events import (
     Setting,
     SweepFinished,
     SweepSpec,
-    asks,
-    elastic,
-    strict,
+    request_bodies,
     subjects,
+    tag_of,
+    validation,
     views,
 )
 
@@ -92,10 +97,10 @@ class Client:
         nobody_s: float = 5.0,
         new_id: Callable[[], str] = request.new_id,
     ) -> None:
-        self.url = url or load(Connection, "").server()
+        self.url = url or load(BusAddress, "").server()
         self._given = bus
         self._bus = bus
-        self._manner = request.Manner(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
+        self._manner = request.RetryPolicy(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
         self._new_id = new_id
         self._stack = contextlib.AsyncExitStack()
 
@@ -114,8 +119,8 @@ class Client:
                 )
                 return await self._stack.enter_async_context(connection)
 
-            found = load(Connection, "").logins("client", self.url)
-            self._bus = await credentials.first_accepted(connect, found, "client")
+            found = load(BusAddress, "").logins("client", self.url)
+            self._bus = await access.first_accepted(connect, found, "client")
         return self
 
     async def __aexit__(
@@ -144,7 +149,7 @@ class Client:
             Refuse a job that could never start on the present cluster, instead of having it wait.
         """
         filled = submission.fill(_given(spec, fields, JobSpec))
-        return await self._submit("submit", filled, lambda job: asks.SubmitAsk(spec=job, strict=strict))
+        return await self._submit("submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict))
 
     def tune(
         self,
@@ -153,7 +158,7 @@ class Client:
         *,
         strict: bool = False,
         **fields: Any,
-    ) -> results.Tuning:
+    ) -> results.SubmittedSweep:
         """
         Submit a sweep, given as a :class:`SweepSpec`, as its fields, or as a space and a script.
 
@@ -172,8 +177,8 @@ class Client:
         else:
             given = _given(None, submission.sweep_fields(spec, script, fields), SweepSpec)
         filled = submission.fill_sweep(given)
-        asking = self._submit("tune", filled, lambda sweep: asks.TuneAsk(spec=sweep, strict=strict))
-        return results.Tuning(asking, self.results)
+        asking = self._submit("tune", filled, lambda sweep: request_bodies.TuneRequest(spec=sweep, strict=strict))
+        return results.SubmittedSweep(asking, self.results)
 
     async def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
         """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
@@ -193,7 +198,7 @@ class Client:
 
     async def drain(self, node_id: str, reason: str = "", *, preempt: bool = False) -> views.ActAnswer:
         """Give a node no new jobs; with ``preempt`` move its running ones elsewhere."""
-        ask = asks.DrainAsk(id=node_id, by=submission.user_name(), reason=reason, preempt=preempt)
+        ask = request_bodies.DrainRequest(id=node_id, by=submission.user_name(), reason=reason, preempt=preempt)
         return await self._command("drain", ask, views.ActAnswer)
 
     async def resume(self, node_id: str) -> views.ActAnswer:
@@ -223,7 +228,7 @@ class Client:
         unset : iterable of str
             Settings that go back to what the services' own settings say; with ``reset``, all of them.
         """
-        ask = asks.PolicyAsk(
+        ask = request_bodies.PolicyRequest(
             pool=pool,
             set=dict(settings or {}),
             unset=tuple(unset),
@@ -244,10 +249,10 @@ class Client:
         ids: Iterable[str] = (),
         samples: bool = False,
         limit: int = 500,
-        at: asks.At = None,
+        at: request_bodies.At = None,
     ) -> views.JobsView:
         """Return the jobs that match all given filters, the newest ``limit``, oldest first."""
-        ask = asks.JobsAsk(
+        ask = request_bodies.JobsRequest(
             state=tuple(state),
             user=user,
             name=name,
@@ -259,61 +264,61 @@ class Client:
         )
         return await self._query("jobs", ask, views.JobsView)
 
-    async def job(self, job_id: str, at: asks.At = None) -> views.JobDetail:
+    async def job(self, job_id: str, at: request_bodies.At = None) -> views.JobDetail:
         """Return one job in full."""
-        return await self._query("job", asks.OneAsk(id=job_id, at=at), views.JobDetail)
+        return await self._query("job", request_bodies.OneRequest(id=job_id, at=at), views.JobDetail)
 
-    async def why(self, job_id: str, at: asks.At = None) -> views.WhyView:
+    async def why(self, job_id: str, at: request_bodies.At = None) -> views.WhyView:
         """Return why a job is where it is."""
-        return await self._query("why", asks.OneAsk(id=job_id, at=at), views.WhyView)
+        return await self._query("why", request_bodies.OneRequest(id=job_id, at=at), views.WhyView)
 
-    async def story(self, job_id: str, at: asks.At = None) -> views.StoryView:
+    async def story(self, job_id: str, at: request_bodies.At = None) -> views.StoryView:
         """Return a job's life, a sentence for each fact."""
-        return await self._query("story", asks.OneAsk(id=job_id, at=at), views.StoryView)
+        return await self._query("story", request_bodies.OneRequest(id=job_id, at=at), views.StoryView)
 
-    async def nodes(self, at: asks.At = None) -> views.NodesView:
+    async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""
-        return await self._query("nodes", asks.AllAsk(at=at), views.NodesView)
+        return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)
 
-    async def sweeps(self, at: asks.At = None) -> views.SweepsView:
+    async def sweeps(self, at: request_bodies.At = None) -> views.SweepsView:
         """Return all sweeps, without their trials."""
-        return await self._query("sweeps", asks.AllAsk(at=at), views.SweepsView)
+        return await self._query("sweeps", request_bodies.AllRequest(at=at), views.SweepsView)
 
-    async def sweep(self, sweep_id: str, at: asks.At = None) -> views.SweepView:
+    async def sweep(self, sweep_id: str, at: request_bodies.At = None) -> views.SweepView:
         """Return one sweep with its trials."""
-        return await self._query("sweep", asks.OneAsk(id=sweep_id, at=at), views.SweepView)
+        return await self._query("sweep", request_bodies.OneRequest(id=sweep_id, at=at), views.SweepView)
 
-    async def profile(self, workload: str, at: asks.At = None) -> views.ProfileView:
+    async def profile(self, workload: str, at: request_bodies.At = None) -> views.ProfileView:
         """Return what is known of a workload: by its key, or by a job or a sweep of it."""
-        return await self._query("profile", asks.OneAsk(id=workload, at=at), views.ProfileView)
+        return await self._query("profile", request_bodies.OneRequest(id=workload, at=at), views.ProfileView)
 
-    async def policies(self, at: asks.At = None) -> views.PoliciesView:
+    async def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""
-        return await self._query("policies", asks.AllAsk(at=at), views.PoliciesView)
+        return await self._query("policies", request_bodies.AllRequest(at=at), views.PoliciesView)
 
     async def events(
-        self, entity_id: str = "", *, after: int | None = None, limit: int = 100, at: asks.At = None
+        self, entity_id: str = "", *, after: int | None = None, limit: int = 100, at: request_bodies.At = None
     ) -> views.EventsView:
         """Return the raw facts about an entity, or all; ``after`` a stream sequence, or the newest ``limit``."""
-        ask = asks.EventsAsk(id=entity_id, after=after, limit=limit, at=at)
+        ask = request_bodies.EventsRequest(id=entity_id, after=after, limit=limit, at=at)
         return await self._query("events", ask, views.EventsView)
 
     async def rejected(self) -> views.RejectedListView:
         """Return what could not be accepted, and why."""
-        return await self._query("rejected", asks.NothingAsk(), views.RejectedListView)
+        return await self._query("rejected", request_bodies.EmptyRequest(), views.RejectedListView)
 
-    async def status(self, at: asks.At = None) -> views.StatusView:
+    async def status(self, at: request_bodies.At = None) -> views.StatusView:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
-        return await self._query("status", asks.AllAsk(at=at), views.StatusView)
+        return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
 
     async def dry_run(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.DryRunView:
         """Return where and when a job would start if it were submitted now, or why not."""
         filled = submission.fill(_given(spec, fields, JobSpec))
-        return await self._query("dryrun", asks.SubmitAsk(spec=filled, strict=strict), views.DryRunView)
+        return await self._query("dryrun", request_bodies.SubmitRequest(spec=filled, strict=strict), views.DryRunView)
 
     async def schema(self) -> views.SchemaView:
         """Return the JSON Schemas of jobs and sweeps that the gateway holds."""
-        return await self._query("schema", asks.NothingAsk(), views.SchemaView)
+        return await self._query("schema", request_bodies.EmptyRequest(), views.SchemaView)
 
     # --- following
     async def wait(self, job_id: str) -> views.JobView:
@@ -383,7 +388,7 @@ class Client:
         so (``missing``).
         """
         detail = await self.job(job_id)
-        reader = Output(self.bus, detail.job.id)
+        reader = OutputReader(self.bus, detail.job.id)
         if tail is not None:
             last: deque[LogLine] = deque(maxlen=tail)
             async for line in reader.stored():
@@ -399,7 +404,7 @@ class Client:
                 async for line in lines:
                     yield line
 
-    async def follow_output(self, detail: views.JobDetail, reader: Output) -> AsyncGenerator[LogLine, None]:
+    async def follow_output(self, detail: views.JobDetail, reader: OutputReader) -> AsyncGenerator[LogLine, None]:
         """Yield what a reader of a job's output has not given out yet, until the job has ended."""
         if detail.job.state in TERMINAL or detail.job.sample:
             async with aclosing(reader.stored()) as lines:
@@ -424,10 +429,12 @@ class Client:
 
     # --- asking
     async def _act(self, name: str, entity_id: str, reason: str = "") -> views.ActAnswer:
-        ask = asks.ActAsk(id=entity_id, by=submission.user_name(), reason=reason)
+        ask = request_bodies.ActRequest(id=entity_id, by=submission.user_name(), reason=reason)
         return await self._command(name, ask, views.ActAnswer)
 
-    async def _submit(self, name: str, spec: S, ask: Callable[[S], asks.Ask]) -> views.SubmitAnswer:
+    async def _submit(
+        self, name: str, spec: S, ask: Callable[[S], request_bodies.GatewayRequest]
+    ) -> views.SubmitAnswer:
         """Submit under the id that it has, or else under one that is chosen now and kept over all tries."""
         for _ in range(_IDS):
             identified = spec if spec.id else msgspec.structs.replace(spec, id=self._new_id())
@@ -446,13 +453,15 @@ class Client:
                 return msgspec.structs.replace(answer, created=True)
         raise BusError(f"{_IDS} ids that were chosen belong to others already; submit it under an id of your own")
 
-    async def _command(self, name: str, ask: asks.Ask, answer: type[V]) -> V:
+    async def _command(self, name: str, ask: request_bodies.GatewayRequest, answer: type[V]) -> V:
         entity_id = str(getattr(ask, "id", "") or getattr(ask, "pool", ""))
         again = f"giving the command about {entity_id} again does no harm"
         body, _ = await self._carried_out(name, ask, _SHOWN_BY.get(name, "penstock show {}").format(entity_id), again)
         return _read(subjects.command(name), body, answer)
 
-    async def _carried_out(self, name: str, ask: asks.Ask, shown: str, again: str) -> tuple[bytes, int]:
+    async def _carried_out(
+        self, name: str, ask: request_bodies.GatewayRequest, shown: str, again: str
+    ) -> tuple[bytes, int]:
         subject = subjects.command(name)
         try:
             found = await request.answered(self.bus, subject, msgspec.json.encode(ask), self._manner)
@@ -465,7 +474,7 @@ class Client:
             raise Unanswered(f"no answer to {name} within {self._manner.timeout_s:g} s, {advice}") from error
         return found.body, found.tries
 
-    async def _query(self, name: str, ask: asks.Ask, answer: type[V]) -> V:
+    async def _query(self, name: str, ask: request_bodies.GatewayRequest, answer: type[V]) -> V:
         manner = msgspec.structs.replace(self._manner, again_s=2 * self._manner.again_s, not_now=False)
         found = await request.answered(self.bus, subjects.query(name), msgspec.json.encode(ask), manner)
         return _read(subjects.query(name), found.body, answer)
@@ -484,4 +493,36 @@ def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
         raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
     if spec is not None:
         return spec
-    return strict.convert(elastic.written_out(msgspec.to_builtins(fields, enc_hook=str), wanted), wanted)
+    return validation.convert(validation.written_out(msgspec.to_builtins(fields, enc_hook=str), wanted), wanted)
+
+
+def facts(delivery: Delivery) -> list[views.EventView]:
+    """Return a commit's facts, as the query ``events`` shows them."""
+    return [_fact(delivery, event) for event in delivery.commit.facts]
+
+
+def _fact(delivery: Delivery, event: Event) -> views.EventView:
+    fact = msgspec.to_builtins(event)
+    return views.EventView(
+        seq=delivery.seq,
+        stored_s=delivery.stored_s,
+        subject=delivery.subject,
+        actor=delivery.commit.actor,
+        cause=delivery.commit.cause,
+        type=tag_of(event),
+        at_s=event.at_s,
+        fact={key: value for key, value in fact.items() if key not in {"type", "at_s"}},
+    )
+
+
+def about(view: views.EventView, entity_id: str) -> bool:
+    """Say whether a fact is of an entity, or names it: a round names the jobs it placed."""
+    return subjects.entity_of(view.subject)[1] == entity_id or _names(view.fact, entity_id)
+
+
+def _names(value: object, entity_id: str) -> bool:
+    if isinstance(value, dict):
+        return any(key == entity_id or _names(item, entity_id) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return any(_names(item, entity_id) for item in value)
+    return value == entity_id

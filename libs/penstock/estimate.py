@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from importlib import import_module, util
 from typing import Any, Final
 
-from penstock_devices.accounting import host
-from penstock_events import MemoryNeed
+from penstock_cluster.accounting import host
+from penstock_log import MemoryNeed
 
 Step = Callable[[], object]
 """One iteration: what it makes and does not keep is ephemeral."""

@@ -22,7 +22,7 @@ _LONGEST_PAUSE_S: Final = 4.0
 _NOT_NOW: Final = 503
 
 
-class Manner(msgspec.Struct, frozen=True, kw_only=True):
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
     How patiently something is asked; all in seconds but for ``tries``.
 
@@ -48,7 +48,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     not_now: bool = True
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RetriedAnswer(msgspec.Struct, frozen=True):
     """What was answered, and after how many tries."""
 
     body: bytes
@@ -60,7 +60,7 @@ def new_id() -> str:
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()
 
 
-async def answered(bus: Bus, subject: str, body: bytes, manner: Manner) -> Answer:
+async def answered(bus: Bus, subject: str, body: bytes, manner: RetryPolicy) -> RetriedAnswer:
     """
     Ask until there is an answer.
 
@@ -92,7 +92,7 @@ def is_open(error: BusError) -> bool:
 
 
 class _Request:
-    def __init__(self, bus: Bus, subject: str, body: bytes, manner: Manner) -> None:
+    def __init__(self, bus: Bus, subject: str, body: bytes, manner: RetryPolicy) -> None:
         self._bus, self._subject, self._body, self._manner = bus, subject, body, manner
         self._clock = asyncio.get_running_loop().time
         self._began = self._next_at = self._clock()
@@ -102,7 +102,7 @@ class _Request:
         self._last: BusError | None = None
         self._reached = False
 
-    async def run(self) -> Answer:
+    async def run(self) -> RetriedAnswer:
         while True:
             if self._clock() >= self._next_at and self._may_ask():
                 self._ask()
@@ -120,7 +120,7 @@ class _Request:
             )
             for task in done:
                 if (body := self._taken(task)) is not None:
-                    return Answer(body, self._tries)
+                    return RetriedAnswer(body, self._tries)
 
     async def close(self) -> None:
         for task in self._under_way:

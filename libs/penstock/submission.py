@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock_events import JobSpec, SweepSpec, workload
+from penstock_log import JobSpec, SweepSpec, workload
 
 EXPORTED: Final = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "LANG")
 """

@@ -1,4 +1,26 @@
-"""The bus: its port, its adapters, and the shell that runs a service on it."""
+"""
+The bus: its port, its adapters, and the shell that runs a service on it.
+
+In reading order:
+
+* ``port``: What a bus does: log, work, requests, leases, telemetry.
+* ``decider``: A service's pure part, and the fold that it decides on.
+* ``follower``: A fold that follows the bus, with its retries: the loop that services of others call.
+* ``replica``: One replica of a decider, and whether it leads.
+* ``shell``: The process around a service.
+* ``settings``: Settings from a file and the environment, decoded once.
+* ``health``: Ready, live, heartbeats, metrics.
+* ``clock``: The cluster's time.
+* ``logger``: The logger of clients, which loads structlog only where a program does.
+* ``logs``: Structured logging.
+* ``access``: Passwords and permissions.
+* ``server``: The NATS server as a child process, and room in its store.
+* ``stored_messages``: What both adapters share: patterns, pieces of snapshots, unreadable messages.
+* ``standalone``: The server by itself, for containers.
+* ``probe``: Whether a service on this host is ready, for containers.
+* ``memory/``: The bus in one process: the same contract without a server, for tests and simulation.
+* ``nats/``: The bus over NATS JetStream: the one place that imports ``nats``.
+"""
 
 from penstock_bus.decider import Decider, Decision, Proposal
 from penstock_bus.port import (

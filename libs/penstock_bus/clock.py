@@ -24,7 +24,7 @@ import msgspec
 
 from penstock_bus.logger import get_logger
 from penstock_bus.port import Bus, BusError
-from penstock_events import subjects
+from penstock_log import subjects
 
 LOOK_S: Final = 30.0
 RATE: Final = 0.005

@@ -22,7 +22,7 @@ class _Lazy:
         if structlog.is_configured():
             return getattr(structlog.get_logger(self._name), method)
         # structlog's own default is standard output, which belongs to the program, or to the job whose output it shows
-        from penstock_bus.logging import seen  # noqa: PLC0415 - as above
+        from penstock_bus.logs import seen  # noqa: PLC0415 - as above
 
         *before, rendering = structlog.get_config()["processors"]
         plain = structlog.wrap_logger(

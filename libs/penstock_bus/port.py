@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from penstock_events import Commit
-from penstock_events.output import End, Place
+from penstock_log import Commit
+from penstock_log.request_bodies import OutputEnd, OutputOffset
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     seq : int
         Orders a stream's pieces; 0 for a piece that is not from the stream.
-    place : Place or End or None
+    place : OutputOffset or OutputEnd or None
         From where in the output it is; or that a process's output is complete, with no data; None if nobody knows.
     missing : str
         Where there is no data because it is nowhere to be had: what is missing, and why.
@@ -134,7 +134,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     stored_s: float
     data: bytes
-    place: Place | End | None = None
+    place: OutputOffset | OutputEnd | None = None
     missing: str = ""
 
 
@@ -275,7 +275,9 @@ class Bus(Protocol):
     def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield ``(subject, body)`` of what is told from now on; a slow reader loses the oldest."""
 
-    async def write_log(self, job_id: str, rank: int, data: bytes, place: Place | End | None = None) -> None:
+    async def write_log(
+        self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
+    ) -> None:
         """Store a piece of a process's output, and from where in it the piece is."""
 
     def read_logs(
@@ -285,7 +287,7 @@ class Bus(Protocol):
         Yield what the stream holds of a job's output, then end, or go on with ``follow``.
 
         All behind ``after_seq``, or of that the last ``tail`` pieces. The stream drops its oldest; what is not there,
-        the nodes have (:mod:`penstock.output`).
+        the nodes have (:mod:`penstock.output_reader`).
         """
 
     # --- shadows

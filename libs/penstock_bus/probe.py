@@ -9,8 +9,8 @@ from typing import Final
 
 from penstock_bus import health, nats
 from penstock_bus.port import Bus, BusError
-from penstock_bus.settings import Connection, SettingsError, load
-from penstock_events import subjects
+from penstock_bus.settings import BusAddress, SettingsError, load
+from penstock_log import subjects
 
 WAIT_S: Final = 3 * health.HEARTBEAT_S
 
@@ -34,7 +34,7 @@ async def ready(bus: Bus, service: str, host: str, wait_s: float = WAIT_S) -> bo
 
 async def _main(service: str) -> int:
     try:
-        connection = load(Connection, "")
+        connection = load(BusAddress, "")
         async with nats.connect(
             connection.url, user=connection.user, password=connection.secret(), name=f"probe of {service}"
         ) as bus:

@@ -1,28 +1,37 @@
-"""One replica of a deciding service: follow, apply, decide, append."""
+"""
+One replica of a decider, and whether it leads.
+
+One replica of a deciding service: follow, apply, decide, append.
+
+Being the one replica that decides: a lease, kept as long as the bus confirms it in time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 import uuid
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from penstock_bus import leadership
-from penstock_bus.context import Shell
 from penstock_bus.decider import Decider, Proposal
+from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import Vitals
-from penstock_bus.live import LiveFold
-from penstock_bus.port import Append, BusError, Conflict, Delivery
-from penstock_bus.retry import until_available
-from penstock_bus.tasks import background
-from penstock_events import Commit
+from penstock_bus.logger import get_logger
+from penstock_bus.port import Append, Bus, BusError, Conflict, Delivery, Lease
+from penstock_bus.shell import Shell
+from penstock_log import Commit
 
 S = TypeVar("S")
 
+TTL_S: Final = 3.0
+RENEW_S: Final = 1.0
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+
+class ReplicaPace(msgspec.Struct, frozen=True, kw_only=True):
     """
     How fast a replica goes about its work; all in seconds but for ``snapshot_events``.
 
@@ -40,11 +49,143 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     debounce_s: float = 0.0
     least_wait_s: float = 0.01
-    lease_ttl_s: float = leadership.TTL_S
-    renew_s: float = leadership.RENEW_S
+    lease_ttl_s: float = TTL_S
+    renew_s: float = RENEW_S
     snapshot_s: float = 60.0
     snapshot_events: int = 5000
     check_s: float = 5.0
+
+
+class Leadership(Protocol):
+    """Says whether this replica may decide, and whether it may still be trusted to."""
+
+    @property
+    def held(self) -> bool:
+        """Whether this replica may decide right now."""
+
+    @property
+    def term_s(self) -> float:
+        """For how long this replica has led without a gap; 0 while it does not lead."""
+
+    @property
+    def confirmed_ago_s(self) -> float | None:
+        """How long ago the lease was asked for that was last confirmed; None where there is no lease."""
+
+    async def keep(self) -> None:
+        """Keep or seek the lead, for ever."""
+
+    async def resign(self) -> None:
+        """Let another replica lead at once."""
+
+
+class NoElection:
+    """All replicas decide; conflicts sort it out."""
+
+    held = True
+    term_s = 0.0
+    confirmed_ago_s = None
+
+    async def keep(self) -> None:
+        """Nothing is to be kept."""
+
+    async def resign(self) -> None:
+        """Nothing is to be given back."""
+
+
+class LeaderElection:
+    """
+    One replica leads: the owner of a lease.
+
+    The leader counts its time from before each request for the lease, by its own clock, so that it stops deciding
+    before the bus gives the lease away, even if it cannot reach the bus any more.
+
+    Parameters
+    ----------
+    bus, name, owner
+        Lease and replica.
+    on_answer : callable
+        Called after each question about the lease, whether or not the answer changed anything. A process that was
+        paused may lose the lead and have it back before anybody looks, so a change is nothing to rely on: whoever may
+        have been refused compares ``held`` with what he found then.
+    clock : callable
+        Seconds that never jump. Not the loop's own time, which stands still while a callback runs.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        owner: str,
+        on_answer: Callable[[], None],
+        *,
+        ttl_s: float = TTL_S,
+        renew_s: float = RENEW_S,
+        clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - a lease is kept by a clock
+    ) -> None:
+        self._bus, self._name, self._owner, self._on_answer = bus, name, owner, on_answer
+        self._ttl_s, self._renew_s, self._now = ttl_s, renew_s, clock
+        self._lease: Lease | None = None
+        self._until = self._since = -math.inf
+        self._noted = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease is ours, by our own clock."""
+        return self._lease is not None and self._now() < self._until
+
+    @property
+    def term_s(self) -> float:
+        """For how long the lease has been ours without a gap; 0 while it is not."""
+        return self._now() - self._since if self.held else 0.0
+
+    @property
+    def confirmed_ago_s(self) -> float | None:
+        """How long ago the lease was asked for that was last confirmed; None before the first one."""
+        asked_at = self._until - self._ttl_s
+        return self._now() - asked_at if self._lease is not None else None
+
+    async def keep(self) -> None:
+        """Renew the lease every ``renew_s``, or try to get it twice as often, for ever."""
+        while True:
+            self._note()  # the process may have been paused for longer than the lease lasts
+            asked_at = self._now()
+            try:
+                async with asyncio.timeout(self._ttl_s):
+                    await self._ask()
+            except (BusError, TimeoutError) as error:
+                _log.warning("lease_not_confirmed", lease=self._name, error=str(error) or "no answer")
+            else:
+                self._note()  # and so may the answer have been
+                self._until = asked_at + self._ttl_s if self._lease is not None else -math.inf
+            self._note()
+            self._on_answer()
+            pause_s = self._renew_s if self.held else self._renew_s / 2
+            await asyncio.sleep(max(0.0, asked_at + pause_s - self._now()))
+
+    async def resign(self) -> None:
+        """Give the lease back; if that cannot be said, it runs out by itself."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        try:
+            async with asyncio.timeout(self._renew_s):
+                await self._bus.release(lease)
+        except (BusError, TimeoutError) as error:
+            _log.warning("lease_not_released", lease=self._name, error=str(error) or "no answer")
+
+    def _note(self) -> None:
+        """Note that the lead was won or lost; with a gap in it, it is another term, be it under the same lease."""
+        if self.held != self._noted:
+            self._noted = self.held
+            self._since = self._now()
+            _log.info("lead_won" if self._noted else "lead_lost", lease=self._name, owner=self._owner)
+
+    async def _ask(self) -> None:
+        if self._lease is not None and not await self._bus.renew(self._lease):
+            self._lease = None
+            self._note()
+        if self._lease is None:
+            self._lease = await self._bus.acquire(self._name, self._owner, self._ttl_s)
 
 
 class Replica(Generic[S]):
@@ -59,7 +200,7 @@ class Replica(Generic[S]):
     shell, decider
     name : str, optional
         Of snapshot and lease; the decider's name where not given.
-    pace : Pace
+    pace : ReplicaPace
     on_delivery : callable, optional
         Called with each delivery after it was folded in; must not block.
     says_ready : bool
@@ -72,19 +213,19 @@ class Replica(Generic[S]):
         decider: Decider[S],
         *,
         name: str = "",
-        pace: Pace = Pace(),  # noqa: B008 - frozen
+        pace: ReplicaPace = ReplicaPace(),  # noqa: B008 - frozen
         on_delivery: Callable[[Delivery], None] | None = None,
         says_ready: bool = True,
     ) -> None:
-        self.live = LiveFold(shell.bus, decider, name=name, on_delivery=self._delivered)
+        self.live = FoldFollower(shell.bus, decider, name=name, on_delivery=self._delivered)
         self._shell, self._decider, self._pace, self._on_delivery = shell, decider, pace, on_delivery
         self._log = shell.log.bind(decider=self.live.name)
         self._wake = asyncio.Event()
         self._wake_at_s: float | None = None
         self._says_ready = says_ready
-        self._lead: leadership.Leadership = leadership.Everybody()
+        self._lead: Leadership = NoElection()
         if decider.leads:
-            self._lead = leadership.Elected(
+            self._lead = LeaderElection(
                 shell.bus,
                 self.live.name,
                 shell.replica_id,
@@ -233,7 +374,7 @@ async def run_decider(
     decider: Decider[S],
     *,
     name: str = "",
-    pace: Pace = Pace(),  # noqa: B008 - frozen
+    pace: ReplicaPace = ReplicaPace(),  # noqa: B008 - frozen
     on_delivery: Callable[[Delivery], None] | None = None,
 ) -> None:
     """Run a decider until the shell is stopping: :meth:`Replica.run`, for services that need nothing else."""
@@ -242,3 +383,6 @@ async def run_decider(
 
 def _loop_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+_log = get_logger("penstock.leadership")

@@ -1,22 +1,39 @@
-"""The real ``nats-server`` as a child process, with JetStream on disk and the configuration that Penstock needs."""
+"""
+The NATS server as a child process, and room in its store.
+
+The real ``nats-server`` as a child process, with JetStream on disk and the configuration that Penstock needs.
+
+What is to be done about a disk, or a store, without room.
+
+A NATS server that met one answers every look, but confirms no message to its streams; and it goes on like that when
+there is room again, until it is started anew.
+
+A store that has reached its limit takes nothing either, not even leases, so that nothing could start on it: it is given
+a little more, and people are told what to purge.
+
+Child processes that do not outlive their parent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from penstock_bus import credentials, permissions
-from penstock_bus.children import dies_with_parent, end, signal_if_there
+from penstock_bus import access
+from penstock_bus.logger import get_logger
+from penstock_bus.nats import connect, streams
 from penstock_bus.port import BusError
+from penstock_log import subjects
 
 BINARY_VARIABLE: Final = "PENSTOCK_NATS_SERVER"
 START_S: Final = 30.0
@@ -139,12 +156,12 @@ class Server:
         self._home.chmod(0o700)
         if self._access is None:
             self._move_store()
-            self.passwords = credentials.ensure(self._home / "passwords.json", permissions.USERS)
+            self.passwords = access.ensure(self._home / "passwords.json", access.USERS)
         for stale in self._home.glob("nats-server_*.ports"):
             stale.unlink()
         self.store_bytes = self._wanted_bytes()
         config = self._home / "server.conf"
-        credentials.write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
+        access.write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
         with self.log_file.open("ab") as log:  # what it says before it has read its configuration
             return await asyncio.create_subprocess_exec(
                 binary(), "-c", str(config), stderr=log, preexec_fn=dies_with_parent(), start_new_session=True
@@ -157,7 +174,7 @@ class Server:
 
     def _move_store(self) -> None:
         """Give the streams of earlier versions, which had one account for all, to the services' account."""
-        old, new = (self._home / "jetstream" / name for name in (_ONE_FOR_ALL, permissions.ACCOUNT))
+        old, new = (self._home / "jetstream" / name for name in (_ONE_FOR_ALL, access.ACCOUNT))
         if not old.exists():
             return
         if new.exists():
@@ -183,7 +200,7 @@ class Server:
             "log_file": str(self.log_file),
             "logfile_size_limit": 16 * _MIB,
             "jetstream": jetstream,
-            **(permissions.authorization(self.passwords) if self._access is None else self._access),
+            **(access.authorization(self.passwords) if self._access is None else self._access),
         }
 
     async def _listening(self, process: asyncio.subprocess.Process) -> int:
@@ -248,3 +265,107 @@ def held_bytes(folder: Path) -> int:
 
 def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
+
+
+FULL_BYTES: Final = 4 << 20
+ROOM_BYTES: Final = 16 << 20
+LOOK_S: Final = 1.0
+_RESERVE: Final = 16  # the part of a store that a full one is given besides
+_LEAST_RESERVE_BYTES: Final = 16 << 20
+_log = get_logger("penstock.storing")
+
+
+async def until_room_again(
+    folder: Path, look_s: float = LOOK_S, free_bytes_of: Callable[[Path], int] = _free_bytes
+) -> None:
+    """
+    Return when the disk under a folder, after it was full, has room again: the server on it has to be started anew.
+
+    That it is full is told in the log, once.
+    """
+    full = False
+    while True:
+        free_bytes = free_bytes_of(folder)
+        if full and free_bytes >= ROOM_BYTES:
+            _log.warning("disk_has_room_again", folder=str(folder), free_bytes=free_bytes)
+            return
+        if not full and free_bytes < FULL_BYTES:
+            full = True
+            advice = f"the log takes nothing, and no job is started; free {ROOM_BYTES >> 20} MiB and all goes on"
+            _log.error("disk_full", folder=str(folder), free_bytes=free_bytes, advice=advice)
+        await asyncio.sleep(look_s)
+
+
+async def with_room(server: Server) -> str:
+    """
+    Start a server anew with a reserve if its store is full; return what to tell people, empty where there is room.
+
+    Parameters
+    ----------
+    server : Server
+        One that runs, with Penstock's own users.
+    """
+    async with connect(server.url, user=access.ADMIN, password=server.passwords[access.ADMIN], as_client=True) as bus:
+        used, limit = await streams.used_bytes(bus.link), server.store_bytes
+        reserve = max(limit // _RESERVE, _LEAST_RESERVE_BYTES)
+        if used + reserve // 2 <= limit:
+            return ""
+        largest = [one for one in await streams.streams(bus.link) if one.name != subjects.EVT][:1]
+    await server.widen(used + reserve)
+    of = "".join(f", {one.bytes >> 20} MiB of it in {one.name}" for one in largest if one.bytes >> 20)
+    purge = f"`penstock purge --data {server.settings.data_dir}`"
+    told = f"is full: {used >> 20} of {limit >> 20} MiB{of}; {purge} says what can go, `--max-store` gives more"
+    _log.error("store_full", used_bytes=used, limit_bytes=limit, reserve_bytes=reserve, advice=purge)
+    return told
+
+
+_PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(Protocol):
+    """What :class:`asyncio.subprocess.Process` and others have that can be signalled and waited for."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs."""
+
+    async def wait(self) -> int:
+        """Wait until it has ended; return its exit status."""
+
+    def send_signal(self, signal: int) -> None:
+        """Signal it."""
+
+
+def dies_with_parent(signum: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Return a ``preexec_fn`` with which the kernel signals the child when its parent is gone, even after kill -9."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+    return before_exec
+
+
+async def end(process: Process, grace_s: float) -> int:
+    """Ask a process to end, and kill it if it has not after ``grace_s``; return its exit status."""
+    if process.returncode is None:
+        signal_if_there(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await process.wait()
+        except TimeoutError:
+            signal_if_there(process, signal.SIGKILL)
+    return await process.wait()
+
+
+def signal_if_there(process: Process, signum: signal.Signals) -> None:
+    """Signal a process, unless it has ended meanwhile."""
+    try:
+        process.send_signal(signum)
+    except ProcessLookupError:
+        return

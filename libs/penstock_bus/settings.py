@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 
 import msgspec
 
-from penstock_bus.credentials import VARIABLE, Found, Login, Role, find_logins, has_user, read_login
+from penstock_bus.access import VARIABLE, Login, LoginSearch, Role, find_logins, has_user, read_login
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -24,7 +24,7 @@ class SettingsError(ValueError):
     """A setting that cannot be used; the message names the file or variable and what was expected."""
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
     """
     Where the bus is, and as whom to go there: ``PENSTOCK_URL``, ``PENSTOCK_USER``, ``PENSTOCK_PASSWORD``.
 
@@ -103,7 +103,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self._login().url if self.credentials and self.url == LOCAL else self.url
 
-    def logins(self, role: Role, url: str) -> Found:
+    def logins(self, role: Role, url: str) -> LoginSearch:
         """
         Return as whom to go to a server: as is set, or else as is found on this machine.
 
@@ -114,11 +114,11 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.user or self.password or self.password_file:
             set_here = Login(url=url, user=self.user or role, password=self.secret())
-            return Found(logins=(set_here,), looked=())
+            return LoginSearch(logins=(set_here,), looked=())
         if self.credentials:
-            return Found(logins=(self._login(),), looked=())
+            return LoginSearch(logins=(self._login(),), looked=())
         if has_user(url):
-            return Found(logins=(), looked=())
+            return LoginSearch(logins=(), looked=())
         return find_logins(role, url, os.environ)
 
     def _login(self) -> Login:
@@ -146,16 +146,16 @@ def origin(section: str, name: str, *, environ: Mapping[str, str] | None = None)
     return written[name][1] if name in written else ""
 
 
-def came_as(connection: Connection, *, environ: Mapping[str, str] | None = None) -> str:
+def came_as(connection: BusAddress, *, environ: Mapping[str, str] | None = None) -> str:
     """
     Return as whom a process goes to the bus, and where that was set, in words.
 
     Examples
     --------
     >>> environ = {"PENSTOCK_USER": "executor", "PENSTOCK_PASSWORD_FILE": "/auth/executor"}
-    >>> came_as(load(Connection, "", environ=environ), environ=environ)
+    >>> came_as(load(BusAddress, "", environ=environ), environ=environ)
     "user 'executor' (PENSTOCK_USER) with the password in /auth/executor (PENSTOCK_PASSWORD_FILE)"
-    >>> came_as(Connection(), environ={})
+    >>> came_as(BusAddress(), environ={})
     'no user (PENSTOCK_USER is not set)'
     """
     if not connection.user and connection.credentials:
@@ -190,7 +190,7 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
 
     Examples
     --------
-    >>> load(Connection, "", environ={"PENSTOCK_URL": "nats://bus:4222"}).url
+    >>> load(BusAddress, "", environ={"PENSTOCK_URL": "nats://bus:4222"}).url
     'nats://bus:4222'
     """
     environ = os.environ if environ is None else environ

@@ -1,4 +1,10 @@
-"""The process around a service: settings, logs, signals, connection, health, and an orderly end."""
+"""
+The process around a service.
+
+The process around a service: settings, logs, signals, connection, health, and an orderly end.
+
+What a service finds around it while it runs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,9 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -17,12 +24,15 @@ import msgspec
 import structlog
 import uvloop
 
-from penstock_bus import credentials, health, logging, permissions
-from penstock_bus.context import Shell
+from penstock_bus import access, clock, health, logs
+from penstock_bus.clock import Clock, ticks
+from penstock_bus.follower import background
+from penstock_bus.health import Metrics
 from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
-from penstock_bus.settings import Connection, SettingsError, came_as, load
+from penstock_bus.settings import BusAddress, SettingsError, came_as, load
 
 __all__ = ["Run", "Shell", "main"]
+
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,6 +46,96 @@ LOST_S: Final = 2.0
 """A bus that does not answer a stopping service for so long is not waited for."""
 
 
+@dataclass
+class Shell:
+    """
+    What a service finds around it.
+
+    Attributes
+    ----------
+    bus : Bus
+    service, replica_id : str
+    stopping : asyncio.Event
+        Set when the service is to end: finish what is under way and return.
+    vitals : Vitals
+        What health and heartbeats say; a service without a :class:`~penstock_bus.replica.Replica` sets ``ready``.
+    clock : callable
+        Seconds since the epoch, which only ever go on: the cluster's time, see :mod:`penstock_bus.clock`.
+    url : str
+        Where the bus is; empty where it has no address.
+    monotonic : callable
+        Seconds that never jump: for leases and for who is alive.
+    ready_file : Path or None
+        Its age tells health checks whether the service is ready; see :func:`penstock_bus.health.mark`.
+    examine : callable
+        Called with the vitals before they are told: brings up to date what nobody else does.
+    busy : callable
+        Whether a stopping service still has to finish something that needs no bus, such as the executor's processes;
+        otherwise it ends at once if the bus does not answer.
+    """
+
+    bus: Bus
+    service: str
+    replica_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    clock: Callable[[], float] = field(default_factory=Clock)
+    url: str = ""
+    monotonic: Callable[[], float] = ticks
+    ready_file: Path | None = None
+    busy: Callable[[], bool] = lambda: False
+    examine: Callable[[health.Vitals], None] = lambda vitals: None  # noqa: ARG005
+
+    def __post_init__(self) -> None:
+        self.log: structlog.stdlib.BoundLogger = structlog.get_logger(f"penstock.{self.service}")
+        self.metrics = Metrics(service=self.service, replica=self.replica_id)
+        self.vitals = health.Vitals(service=self.service, replica=self.replica_id)
+        self.progress = health.DecisionLag(self.vitals, self.monotonic)
+        self._peers = health.Peers(self.monotonic)
+
+    def now_s(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return self.clock()
+
+    async def take_time(self, services: Iterable[str]) -> None:
+        """Take over the time that these services decide by, or the log's; this machine's, where nobody can be asked."""
+        if not isinstance(self.clock, Clock):
+            return
+        try:
+            self.clock.start(await clock.cluster_time(self.bus, services))
+        except BusError as error:
+            self.log.warning("cluster_time_unknown", error=str(error), advice="this machine's clock is used")
+
+    def peers(self) -> list[str]:
+        """Return the ids of this service's live replicas, sorted, this one included."""
+        return sorted({self.replica_id, *(vitals.replica for vitals in self._peers.alive())})
+
+    def report(self) -> health.Vitals:
+        """Return what this replica says of itself by now."""
+        self.vitals.now_s = self.now_s()
+        self.examine(self.vitals)
+        return self.vitals
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer health requests, say and hear heartbeats while the context is open."""
+        metadata = {"replica": self.replica_id, "pid": str(self.vitals.pid), "host": self.vitals.host}
+        served = health.endpoints(self.report, self.metrics)
+        async with (
+            self.bus.serve(f"penstock-{self.service}", health.VERSION, served, metadata),
+            background(health.beat(self.bus, self.report), self._hear_replicas(), self._keep_time()),
+        ):
+            yield
+
+    async def _hear_replicas(self) -> None:
+        async for vitals in self._peers.listen(self.bus, self.service):
+            if self.ready_file is not None and vitals.replica == self.replica_id:
+                health.mark(self.ready_file, vitals)
+
+    async def _keep_time(self) -> None:
+        if isinstance(self.clock, Clock):
+            await clock.keep(self.bus, self.clock)
+
+
 Run = Callable[[Shell, T], Awaitable[None]]
 
 
@@ -47,18 +147,18 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     after an error in the service, 3 if the bus refuses the credentials and 78 if a setting is wrong.
     """
     try:
-        connection = load(Connection, "")
+        connection = load(BusAddress, "")
         connection.secret(), connection.server()  # files that cannot be read are better known now
         ready_file = connection.fresh_ready_file()
         settings = load(settings_type, service)
-        logging.configure(load(logging.Logging, "log"))
+        logs.configure(load(logs.Logging, "log"))
     except SettingsError as error:
         sys.stderr.write(f"penstock {service}: {error}\n")
         raise SystemExit(EX_CONFIG) from error
     raise SystemExit(uvloop.run(_main(service, connection, ready_file, settings, run)))
 
 
-async def _main(service: str, connection: Connection, ready_file: Path | None, settings: T, run: Run[T]) -> int:
+async def _main(service: str, connection: BusAddress, ready_file: Path | None, settings: T, run: Run[T]) -> int:
     replica_id = connection.replica_id or uuid.uuid4().hex[:8]
     structlog.contextvars.bind_contextvars(service=service, replica=replica_id)
     log = structlog.get_logger("penstock.shell")
@@ -76,7 +176,7 @@ async def _main(service: str, connection: Connection, ready_file: Path | None, s
         if bus is None:
             return 0
         shell = Shell(bus, service, replica_id, stopping, url=connection.url, ready_file=ready_file)
-        await shell.take_time(permissions.SERVICES)
+        await shell.take_time(access.SERVICES)
         log.info("started", url=connection.url, version=health.VERSION)
         try:
             async with shell.serving():
@@ -101,9 +201,9 @@ def _failed(error: Exception, refused: Callable[[str], str]) -> int:
     return EX_SOFTWARE
 
 
-def refusal(service: str, connection: Connection, reason: str) -> str:
+def refusal(service: str, connection: BusAddress, reason: str) -> str:
     """Return what is said where the bus does not take a service for what it is: who came, by what, and what to do."""
-    if service not in permissions.LOGINS:
+    if service not in access.LOGINS:
         return f"{reason}; it came as {came_as(connection)}"
     return (
         f"{reason}; it came as {came_as(connection)}, expected user {service!r} with the password that stands "
@@ -201,7 +301,7 @@ def _unauthorized(error: BaseException) -> Unauthorized | None:
     return error if isinstance(error, Unauthorized) else None
 
 
-async def _connect(stack: AsyncExitStack, connection: Connection, name: str, stopping: asyncio.Event) -> Bus | None:
+async def _connect(stack: AsyncExitStack, connection: BusAddress, name: str, stopping: asyncio.Event) -> Bus | None:
     """Return the bus; None if the service is stopped meanwhile."""
     from penstock_bus.nats import connect  # noqa: PLC0415 - machines and tests need not load an adapter
 
@@ -209,14 +309,14 @@ async def _connect(stack: AsyncExitStack, connection: Connection, name: str, sto
         return await stack.enter_async_context(connect(connection.server(), user=user, password=password, name=name))
 
     found = connection.logins("extension", connection.server())
-    if found.looked and name.partition("/")[0] in permissions.LOGINS:  # whom nothing but its own login helps
-        found = credentials.Found(logins=(), looked=())
+    if found.looked and name.partition("/")[0] in access.LOGINS:  # whom nothing but its own login helps
+        found = access.LoginSearch(logins=(), looked=())
     log = structlog.get_logger("penstock.shell")
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + connection.connect_s
     while not stopping.is_set():
         try:
-            return await credentials.first_accepted(enter, found, "extension")
+            return await access.first_accepted(enter, found, "extension")
         except Unavailable as error:
             if loop.time() >= give_up_at:
                 raise

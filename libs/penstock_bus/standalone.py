@@ -15,12 +15,11 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock_bus import credentials, permissions
-from penstock_bus.nats import Limits, connect
+from penstock_bus import access
+from penstock_bus.nats import StreamLimits, connect
 from penstock_bus.port import BusError
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.server import ServerSettings, running, until_room_again, with_room
 from penstock_bus.shell import handle_signals
-from penstock_bus.storing import until_room_again, with_room
 
 
 async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyncio.Event) -> int:
@@ -38,8 +37,8 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
     """
     async with running(settings) as server:
         await with_room(server)
-        admin, limits = server.passwords[permissions.ADMIN], Limits.of_store(server.store_bytes)
-        async with connect(server.url, user=permissions.ADMIN, password=admin, name="penstock server", limits=limits):
+        admin, limits = server.passwords[access.ADMIN], StreamLimits.of_store(server.store_bytes)
+        async with connect(server.url, user=access.ADMIN, password=admin, name="penstock server", limits=limits):
             pass  # the first connection of an admin makes the streams
         _hand_out(server.passwords, shared, url)
         ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), until_room_again(settings.data_dir)]
@@ -51,13 +50,13 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
 
 
 def _hand_out(passwords: Mapping[str, str], shared: Path, url: str) -> None:
-    for service in permissions.LOGINS:
+    for service in access.LOGINS:
         folder = shared / service
         folder.mkdir(exist_ok=True)
-        credentials.write_private(folder / "password", passwords[service].encode())
-    for role in credentials.ROLES:
-        login = credentials.Login(url=url, user=role, password=passwords[role], description="Penstock")
-        credentials.write_login(shared / role / credentials.file_name(role), login)
+        access.write_private(folder / "password", passwords[service].encode())
+    for role in access.ROLES:
+        login = access.Login(url=url, user=role, password=passwords[role], description="Penstock")
+        access.write_login(shared / role / access.file_name(role), login)
 
 
 async def _main(settings: ServerSettings, shared: Path, url: str) -> int:

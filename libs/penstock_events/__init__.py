@@ -1,137 +1,23 @@
-"""The vocabulary of Penstock: facts, specifications, subjects, and the life of a job."""
+"""
+The old name of `penstock_log`, for services of others; it goes with the next release.
 
-from penstock_events.base import Event
-from penstock_events.codec import (
-    AnyEvent,
-    CodecError,
-    Commit,
-    Misplaced,
-    decode,
-    decode_at,
-    encode,
-    kind_of,
-    subject_of,
-    tag_of,
-)
-from penstock_events.job import JobCancelled, JobFinished, JobHeld, JobReleased, JobSubmitted
-from penstock_events.lifecycle import ACTIVE, TERMINAL, Checkpoint, Job, Jobs, State, last_checkpoint
-from penstock_events.node import NodeJoined, NodeLeft
-from penstock_events.policy import PolicySet, Setting
-from penstock_events.profile import (
-    KindSpeed,
-    Sample,
-    SamplesRequested,
-    Scalability,
-    Timing,
-    WorkloadProfiled,
-    WorkloadScaled,
-)
-from penstock_events.rank import JobsRanked, Rank
-from penstock_events.request import NodeDrained, NodeRemoved, NodeResumed, SweepCancelled, SweepSubmitted
-from penstock_events.round import Alternative, Cause, Placement, Preemption, RoundDecided, Slot, Wait
-from penstock_events.run import LaneChanged, RunCheckpointed, RunEnded, RunMeasured, RunRewound, RunStarted, RunWarned
-from penstock_events.scale import Demand, ScaleDecided
-from penstock_events.spec import (
-    Batch,
-    Budget,
-    Choice,
-    Device,
-    Dimension,
-    Integers,
-    JobSpec,
-    MemoryNeed,
-    Outcome,
-    Param,
-    SweepSpec,
-    Uniform,
-)
-from penstock_events.states import Size
-from penstock_events.sweep import (
-    SweepFinished,
-    Trial,
-    TrialFinished,
-    TrialGroupOpened,
-    TrialRetried,
-    TrialsMeasured,
-    TrialsScaled,
-)
+In reading order:
 
-__all__ = [
-    "ACTIVE",
-    "TERMINAL",
-    "Alternative",
-    "AnyEvent",
-    "Batch",
-    "Budget",
-    "Cause",
-    "Checkpoint",
-    "Choice",
-    "CodecError",
-    "Commit",
-    "Demand",
-    "Device",
-    "Dimension",
-    "Event",
-    "Integers",
-    "Job",
-    "JobCancelled",
-    "JobFinished",
-    "JobHeld",
-    "JobReleased",
-    "JobSpec",
-    "JobSubmitted",
-    "Jobs",
-    "JobsRanked",
-    "KindSpeed",
-    "LaneChanged",
-    "MemoryNeed",
-    "Misplaced",
-    "NodeDrained",
-    "NodeJoined",
-    "NodeLeft",
-    "NodeRemoved",
-    "NodeResumed",
-    "Outcome",
-    "Param",
-    "Placement",
-    "PolicySet",
-    "Preemption",
-    "Rank",
-    "RoundDecided",
-    "RunCheckpointed",
-    "RunEnded",
-    "RunMeasured",
-    "RunRewound",
-    "RunStarted",
-    "RunWarned",
-    "Sample",
-    "SamplesRequested",
-    "Scalability",
-    "ScaleDecided",
-    "Setting",
-    "Size",
-    "Slot",
-    "State",
-    "SweepCancelled",
-    "SweepFinished",
-    "SweepSpec",
-    "SweepSubmitted",
-    "Timing",
-    "Trial",
-    "TrialFinished",
-    "TrialGroupOpened",
-    "TrialRetried",
-    "TrialsMeasured",
-    "TrialsScaled",
-    "Uniform",
-    "Wait",
-    "WorkloadProfiled",
-    "WorkloadScaled",
-    "decode",
-    "decode_at",
-    "encode",
-    "kind_of",
-    "last_checkpoint",
-    "subject_of",
-    "tag_of",
-]
+
+"""
+
+import sys
+
+from penstock_log import *  # noqa: F403
+from penstock_log import __all__, codec, job_state, lifecycle, spec, subjects
+
+__all__ = [*__all__]  # noqa: PLE0604
+
+for _name, _module in {
+    "codec": codec,
+    "lifecycle": lifecycle,
+    "spec": spec,
+    "states": job_state,
+    "subjects": subjects,
+}.items():
+    sys.modules[f"{__name__}.{_name}"] = _module

@@ -1,28 +1,40 @@
-"""The packed host: many small trusted jobs of one user in one process, on one device."""
+"""
+The packed host: many small trusted jobs of one user in one process, on one device.
 
-from penstock_events import MemoryNeed
-from penstock_packed.cuda import CudaDevice
-from penstock_packed.device import CpuDevice, Device, Reading
-from penstock_packed.endpoint import Endpoint, MemberEnded, Overloaded
-from penstock_packed.host import Host, Outcome
-from penstock_packed.roles import Model, Trial, Turn
-from penstock_packed.work import DeviceLost
-from penstock_policies.lanes import Rules
+In reading order:
+
+* ``host``: One process with many small jobs.
+* ``member_supervisor``: Members at work: turns, checkpoints, crash attribution.
+* ``device_queue``: Whose turn it is.
+* ``member``: One member, and what is kept of it.
+* ``member_turn``: What a user writes, and how one turn is carried out.
+* ``request_queue``: Requests of a model.
+* ``request_server``: Requests of other processes.
+* ``device``: Where turns are taken: the host or a GPU.
+* ``__main__``: ``python -m penstock_packed``.
+"""
+
+from penstock_log import MemoryNeed
+from penstock_packed.device import CpuDevice, CudaDevice, TurnDevice, TurnMemory
+from penstock_packed.host import MemberOutcome, PackedHost
+from penstock_packed.member_turn import DeviceLost, Model, TrialProgram, TrialTurn
+from penstock_packed.request_queue import MemberEnded, ModelEndpoint, Overloaded
+from penstock_sharing.lanes import LaneRules
 
 __all__ = [
     "CpuDevice",
     "CudaDevice",
-    "Device",
     "DeviceLost",
-    "Endpoint",
-    "Host",
+    "LaneRules",
     "MemberEnded",
+    "MemberOutcome",
     "MemoryNeed",
     "Model",
-    "Outcome",
+    "ModelEndpoint",
     "Overloaded",
-    "Reading",
-    "Rules",
-    "Trial",
-    "Turn",
+    "PackedHost",
+    "TrialProgram",
+    "TrialTurn",
+    "TurnDevice",
+    "TurnMemory",
 ]

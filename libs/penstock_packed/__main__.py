@@ -17,11 +17,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
-from penstock_packed import cuda
-from penstock_packed.device import CpuDevice, Device
-from penstock_packed.host import Host, Outcome
-from penstock_packed.inlet import Inlet
-from penstock_policies.lanes import POLICIES, Rules
+from penstock_packed import device
+from penstock_packed.device import CpuDevice, TurnDevice
+from penstock_packed.host import MemberOutcome, PackedHost
+from penstock_packed.request_server import RequestServer
+from penstock_sharing.lanes import POLICIES, LaneRules
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
     module = _load(given.file)
-    host = Host(_device(given), rules=Rules(policy=given.policy))
+    host = PackedHost(_device(given), rules=LaneRules(policy=given.policy))
     module.members(host)
     if not host.names:
         raise SystemExit(f"members(host) of {given.file} took in nobody; expected it to call host.train or host.serve")
-    with Inlet(given.listen, host.endpoints) if given.listen else nullcontext():
+    with RequestServer(given.listen, host.endpoints) if given.listen else nullcontext():
         outcomes = host.run()
     sys.stdout.write(_table(outcomes))
     failed = [outcome for outcome in outcomes.values() if outcome.stage == "failed"]
@@ -60,9 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _device(given: argparse.Namespace) -> Device:
+def _device(given: argparse.Namespace) -> TurnDevice:
     capacity_bytes = int(given.memory_gib * 2**30)
-    found = cuda.here(given.lanes, capacity_bytes) if "torch" in sys.modules else None
+    found = device.here(given.lanes, capacity_bytes) if "torch" in sys.modules else None
     return found or CpuDevice(capacity_bytes, given.lanes or 1)
 
 
@@ -91,12 +91,12 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _table(outcomes: Mapping[str, Outcome]) -> str:
+def _table(outcomes: Mapping[str, MemberOutcome]) -> str:
     width = max((len(name) for name in outcomes), default=0)
     return "".join(f"{name:<{width}}  {_row(outcome)}\n" for name, outcome in outcomes.items())
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: MemberOutcome) -> str:
     shown = "  ".join(f"{metric} {value:.4g}" for metric, value in outcome.metrics.items())
     return f"{outcome.stage:<8}  {outcome.steps:>6} steps  {outcome.reason or shown}"
 

@@ -1,5 +1,6 @@
 """
-One process, many small jobs: the shell around :class:`~penstock_packed.floor.Floor`, with clock, threads and session.
+One process, many small jobs: the shell around :class:`~penstock_packed.device_queue.DeviceQueue`, with clock, threads
+and session.
 
 Turns are taken on the calling thread where the device has one lane, else on a thread for each lane.
 """
@@ -17,19 +18,17 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock import Session, session
-from penstock_events import MemoryNeed
-from penstock_events.spec import Param
-from penstock_packed import cuda
-from penstock_packed.desk import Desk
-from penstock_packed.device import CpuDevice, Device
-from penstock_packed.endpoint import Endpoint, Request
-from penstock_packed.floor import Floor
-from penstock_packed.latency import Latency
-from penstock_packed.member import MOST_WAITING, Member, Stage
-from penstock_packed.roles import Model, Trial
-from penstock_packed.work import Job
-from penstock_policies.lanes import Rules
-from penstock_policies.lanes.turns import Standing
+from penstock_log import MemoryNeed
+from penstock_log.spec import Param
+from penstock_packed import device as cuda_device
+from penstock_packed.device import CpuDevice, TurnDevice
+from penstock_packed.device_queue import DeviceQueue
+from penstock_packed.member import MOST_WAITING, PackedMember, Stage
+from penstock_packed.member_supervisor import MemberSupervisor
+from penstock_packed.member_turn import MemberObject, Model, TrialProgram
+from penstock_packed.request_queue import Latency, ModelEndpoint, ModelRequest
+from penstock_sharing.lanes import LaneRules
+from penstock_sharing.lanes.turn_policy import MemberStanding
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -40,7 +39,7 @@ TELL_S: Final = 1.0
 """Between two reports of all metrics, in which no turn is given."""
 
 
-class Outcome(NamedTuple):
+class MemberOutcome(NamedTuple):
     """How a member ended: ``finished`` or ``failed``, after how many steps, why it failed, and its last metrics."""
 
     stage: Stage
@@ -49,15 +48,15 @@ class Outcome(NamedTuple):
     metrics: dict[str, float]
 
 
-class Host:
+class PackedHost:
     """
     A process that holds many members, and gives them turns.
 
     Parameters
     ----------
-    device : Device or None
+    device : TurnDevice or None
         None: the first GPU if torch has been imported and sees one; else the processor.
-    rules : Rules or None
+    rules : LaneRules or None
         The in-lane policy and its patience; how many lanes there are says the device.
     assumed : MemoryNeed or None
         The need of members that declare none, until it is measured; None: nothing that is held, and an eighth of the
@@ -69,7 +68,7 @@ class Host:
 
     Attributes
     ----------
-    endpoints : dict of str to Endpoint
+    endpoints : dict of str to ModelEndpoint
         Of the models, by name.
 
     Examples
@@ -80,31 +79,31 @@ class Host:
     ...     def teardown(self): pass
     ...     def save(self, folder): (folder / "n").write_text(str(self.n))
     ...     def load(self, folder): self.n = int((folder / "n").read_text())
-    >>> host = Host()
+    >>> host = PackedHost()
     >>> host.train("a", Count(), steps=3)
     >>> host.run()["a"]
-    Outcome(stage='finished', steps=3, reason='', metrics={'n': 3.0})
+    MemberOutcome(stage='finished', steps=3, reason='', metrics={'n': 3.0})
     """
 
     def __init__(
         self,
-        device: Device | None = None,
+        device: TurnDevice | None = None,
         *,
-        rules: Rules | None = None,
+        rules: LaneRules | None = None,
         assumed: MemoryNeed | None = None,
         quiet_s: float = 1.0,
         within: Session | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._device = device or (cuda.here() if "torch" in sys.modules else None) or CpuDevice()
+        self._device = device or (cuda_device.here() if "torch" in sys.modules else None) or CpuDevice()
         self._session = within or session()
         self._clock = clock
         capacity_bytes, reserve_bytes = self._device.capacity_bytes, self._device.reserve_bytes
         self._assumed = assumed or MemoryNeed(0, 0, (capacity_bytes - reserve_bytes) // 8)
-        rules = replace(rules or Rules(), most_lanes=self._device.lanes)
-        floor: Floor[Request] = Floor(capacity_bytes, reserve_bytes, rules, quiet_s)
-        self._desk = Desk(self._device, floor, self._session.checkpoint_dir, clock)
-        self.endpoints: dict[str, Endpoint[Any, Any]] = {}
+        rules = replace(rules or LaneRules(), most_lanes=self._device.lanes)
+        floor: DeviceQueue[ModelRequest] = DeviceQueue(capacity_bytes, reserve_bytes, rules, quiet_s)
+        self._desk = MemberSupervisor(self._device, floor, self._session.checkpoint_dir, clock)
+        self.endpoints: dict[str, ModelEndpoint[Any, Any]] = {}
         self._broken: BaseException | None = None
         self._told_s = -math.inf
 
@@ -119,7 +118,13 @@ class Host:
         return self._session.params
 
     def train(
-        self, name: str, trial: Trial, *, steps: int | None = None, memory: MemoryNeed | None = None, priority: int = 0
+        self,
+        name: str,
+        trial: TrialProgram,
+        *,
+        steps: int | None = None,
+        memory: MemoryNeed | None = None,
+        priority: int = 0,
     ) -> None:
         """
         Take in a trial; before :meth:`run`.
@@ -142,8 +147,8 @@ class Host:
         """
         if steps is not None and steps < 1:
             raise ValueError(f"steps of {name} is {steps}; expected 1 or more, or None until the trial says finish()")
-        member = Member(name, self._standing(name, priority), memory or self._assumed, steps)
-        self._desk.add(member, Job(name, trial))
+        member = PackedMember(name, self._standing(name, priority), memory or self._assumed, steps)
+        self._desk.add(member, MemberObject(name, trial))
 
     def serve(
         self,
@@ -154,7 +159,7 @@ class Host:
         batch: int = 1,
         most_waiting: int = MOST_WAITING,
         memory: MemoryNeed | None = None,
-    ) -> Endpoint[Q, A]:
+    ) -> ModelEndpoint[Q, A]:
         """
         Take in a model; before :meth:`run`, which then lasts until its endpoint is closed.
 
@@ -175,12 +180,14 @@ class Host:
         if not target_s > 0 or batch < 1 or most_waiting < 1:
             given = f"target_s={target_s}, batch={batch}, most_waiting={most_waiting}"
             raise ValueError(f"{given} of {name}; expected more than 0, and 1 or more of both others")
-        member = Member(name, self._standing(name, 0), memory or self._assumed, None, target_s, batch, most_waiting)
-        self._desk.add(member, Job(name, model, Latency(target_s)))
-        self.endpoints[name] = endpoint = Endpoint[Q, A](name, self._desk.ask, self._desk.close_model)
+        member = PackedMember(
+            name, self._standing(name, 0), memory or self._assumed, None, target_s, batch, most_waiting
+        )
+        self._desk.add(member, MemberObject(name, model, Latency(target_s)))
+        self.endpoints[name] = endpoint = ModelEndpoint[Q, A](name, self._desk.ask, self._desk.close_model)
         return endpoint
 
-    def run(self) -> dict[str, Outcome]:
+    def run(self) -> dict[str, MemberOutcome]:
         """
         Give turns until all trials are over and all models are closed; return how each ended.
 
@@ -202,7 +209,7 @@ class Host:
                         entered.report(**self._desk.metrics())
                     if over:
                         break
-        return {m.name: Outcome(m.stage, m.done, m.reason, dict(m.metrics)) for m in self._desk.members}
+        return {m.name: MemberOutcome(m.stage, m.done, m.reason, dict(m.metrics)) for m in self._desk.members}
 
     def why(self, name: str) -> str:
         """Return in one sentence why a member gets no turn; empty where it does, or is finished."""
@@ -242,8 +249,8 @@ class Host:
         except BaseException as error:  # told to the main thread, which raises it
             self._broken = error
 
-    def _standing(self, name: str, priority: int) -> Standing:
-        return Standing(name, len(self._desk.members), priority=priority)
+    def _standing(self, name: str, priority: int) -> MemberStanding:
+        return MemberStanding(name, len(self._desk.members), priority=priority)
 
 
 @contextmanager

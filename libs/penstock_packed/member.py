@@ -1,16 +1,31 @@
-"""What is known of one member of a host. Pure: no clock, no device."""
+"""
+One member, and what is kept of it.
+
+What is known of one member of a host. Pure: no clock, no device.
+
+The members' part of the host's checkpoint: one list of all, and a folder for each trial that is under way.
+
+A trial that has to wait for room after a restart has not loaded its state yet when the next checkpoint is due, and the
+checkpoint from which it should do so may be gone when its turn comes. So a restart links the folders of all trials to a
+place of its own first; from there each is loaded, or goes into the next checkpoint.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Final, Literal
 
-from penstock_events import MemoryNeed
-from penstock_policies.lanes import Estimate, Sample
-from penstock_policies.lanes.turns import Standing
+import msgspec
+
+from penstock_log import MemoryNeed
+from penstock_sharing.lanes import MemoryEstimate, MemoryReading
+from penstock_sharing.lanes.turn_policy import MemberStanding
 
 Stage = Literal["new", "running", "finished", "failed"]
 NOTHING: Final = MemoryNeed(0, 0, 0)
@@ -21,7 +36,7 @@ REMEMBERED: Final = 9
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class PackedMember:
     """
     One member.
 
@@ -51,7 +66,7 @@ class Member:
     """
 
     name: str
-    standing: Standing
+    standing: MemberStanding
     declared: MemoryNeed
     steps: int | None = None
     target_s: float | None = None
@@ -63,7 +78,7 @@ class Member:
     reason: str = ""
     held_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    estimate: Estimate = field(default_factory=Estimate)
+    estimate: MemoryEstimate = field(default_factory=MemoryEstimate)
     _lengths_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     @property
@@ -114,4 +129,117 @@ class Member:
         before_bytes = self.held_bytes
         self.held_bytes = max(0, before_bytes + by_bytes)
         if self.stage == "running" and peak_bytes is not None:
-            self.estimate.see(Sample(self.held_bytes, max(self.held_bytes, before_bytes + peak_bytes)))
+            self.estimate.see(MemoryReading(self.held_bytes, max(self.held_bytes, before_bytes + peak_bytes)))
+
+
+FORMAT: Final = 1
+LIST: Final = "members.json"
+RESUME: Final = "packed-resume"
+
+
+class SavedMember(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one member; ``folder`` is empty where its state is not."""
+
+    name: str
+    stage: Stage
+    done: int
+    service_s: float
+    reason: str
+    metrics: dict[str, float]
+    folder: str
+
+
+class MemberList(msgspec.Struct, frozen=True, kw_only=True):
+    """The list."""
+
+    format: int
+    members: list[SavedMember]
+
+
+class ForeignCheckpoint(Exception):
+    """The checkpoint was not written by a packed host, or by a newer one."""
+
+
+def write(folder: Path, entries: list[SavedMember]) -> None:
+    """Write the list into a checkpoint."""
+    (folder / LIST).write_bytes(msgspec.json.encode(MemberList(format=FORMAT, members=entries)))
+
+
+def entry(member: PackedMember, folder: str) -> SavedMember:
+    """Return what is kept of a member. One that has not begun in this process is new, whatever it was before."""
+    return SavedMember(
+        name=member.name,
+        stage=member.stage,
+        done=member.done,
+        service_s=member.standing.service_s,
+        reason=member.reason if member.stage == "failed" else "",
+        metrics=dict(member.metrics),
+        folder=folder,
+    )
+
+
+def read(folder: Path) -> list[SavedMember]:
+    """
+    Return the list of a checkpoint.
+
+    Raises
+    ------
+    ForeignCheckpoint
+        If it has none, or one of another format.
+    """
+    try:
+        found = msgspec.json.decode((folder / LIST).read_bytes(), type=MemberList)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ForeignCheckpoint(
+            f"{folder} has no list of members that can be read ({error}); was it another job's?"
+        ) from error
+    if found.format != FORMAT:
+        raise ForeignCheckpoint(f"{folder / LIST} has format {found.format}, this version of penstock reads {FORMAT}")
+    return found.members
+
+
+class ResumableStates:
+    """
+    States that trials have not loaded yet.
+
+    Parameters
+    ----------
+    place : Path
+        Made and emptied by :meth:`keep`; on the file system of the checkpoints, so that links suffice.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._folders: dict[str, Path] = {}
+
+    def keep(self, checkpoint: Path, entries: list[SavedMember]) -> None:
+        """Link the states of a checkpoint."""
+        shutil.rmtree(self._place, ignore_errors=True)
+        self._folders = {}
+        for saved in entries:
+            if saved.folder:
+                self._folders[saved.name] = self._place / saved.folder
+                copy(checkpoint / saved.folder, self._folders[saved.name])
+
+    def of(self, name: str) -> Path | None:
+        """Return the folder that a trial has to load, if there is one."""
+        return self._folders.get(name)
+
+    def taken(self, name: str) -> None:
+        """It is loaded, or will never be."""
+        folder = self._folders.pop(name, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a folder by links, or byte by byte where the file system has none."""
+    shutil.copytree(source, target, copy_function=_link)
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target

@@ -1,1 +1,20 @@
-"""Penstock's policies."""
+"""
+Scheduling algorithms on numbers: no cluster, no clock, no I/O.
+
+In reading order:
+
+* ``queue_policies``: Queue policies by name: the registry.
+* ``las``: Least attained service.
+* ``gittins``: The Gittins index.
+* ``ranking``: One pool's jobs kept in order.
+* ``job_lengths``: How long jobs were, and what follows for those that run.
+* ``workload_stats``: What is known of a workload: speeds, cost of stopping.
+* ``sample_plan``: Which samples a workload needs, and who waits for them.
+* ``elastic``: The allocation of devices to elastic jobs.
+* ``scaling_model``: Throughput at any batch and width, from timings.
+* ``waterfill``: Water-filling of trials.
+* ``kernels``: Compiled kernels and where they are kept.
+* ``kernel_cache``: The part of it that loads numba.
+* ``matching/``: Exact matching of jobs to devices of several kinds: which job gets which kind, and in which order.
+* ``search/``: What a sweep tries next: which points of its space, each for how long, and which of them go on.
+"""

@@ -155,7 +155,7 @@ def _traced(best: Floats, gains: Floats, gpus: int) -> Ints:
     return found
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class ThroughputProfile(msgspec.Struct, frozen=True, kw_only=True):
     """
     How fast a job is at each batch size and width, as measured.
 
@@ -200,7 +200,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return (self.b_min, self.b_max, self.per_gpu_cap, self.batch_step, *times)
 
     @classmethod
-    def of(cls, key: Key) -> Profile:
+    def of(cls, key: Key) -> ThroughputProfile:
         """Return the profile with this key."""
         b_min, b_max, per_gpu_cap, batch_step, t_proc_s, t_comm_s = key
         return cls(
@@ -212,7 +212,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             t_comm_s=dict(t_comm_s),
         )
 
-    def up_to(self, b_max: int) -> Profile:
+    def up_to(self, b_max: int) -> ThroughputProfile:
         """Return the same with another largest batch."""
         return msgspec.structs.replace(self, b_max=b_max)
 
@@ -229,26 +229,27 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             return np.where(possible, batches / iteration_s, np.nan)
 
 
-def best_batch(profile: Profile, gpus: int) -> int | None:
+def best_batch(profile: ThroughputProfile, gpus: int) -> int | None:
     """
     Return the batch size with the highest throughput on so many devices, the smallest of equal ones; None if none fits.
 
     Examples
     --------
-    >>> profile = Profile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s={32: 0.1, 64: 0.18, 128: 0.34})
+    >>> t_proc_s = {32: 0.1, 64: 0.18, 128: 0.34}
+    >>> profile = ThroughputProfile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s=t_proc_s)
     >>> best_batch(profile, 1), best_batch(profile, 2), best_batch(profile, 8)
     (128, 256, 512)
     """
     return int(table(profile, range(gpus, gpus + 1))[0][0]) or None
 
 
-def scaling(profile: Profile, k_max: int) -> Floats:
+def scaling(profile: ThroughputProfile, k_max: int) -> Floats:
     """
     Return a job's scaling on 1 to ``k_max`` devices, (k_max,): one row of what :func:`allocate` takes.
 
     Examples
     --------
-    >>> profile = Profile(b_min=64, b_max=256, per_gpu_cap=128, batch_step=64, t_proc_s={64: 0.25, 128: 0.5})
+    >>> profile = ThroughputProfile(b_min=64, b_max=256, per_gpu_cap=128, batch_step=64, t_proc_s={64: 0.25, 128: 0.5})
     >>> scaling(profile, 4).tolist()
     [1.0, 2.0, 3.0, 4.0]
     """
@@ -257,7 +258,7 @@ def scaling(profile: Profile, k_max: int) -> Floats:
     return found / known[0] if known.size else found
 
 
-def table(profile: Profile, widths: range) -> tuple[Ints, Floats]:
+def table(profile: ThroughputProfile, widths: range) -> tuple[Ints, Floats]:
     """
     Return a job's best batch on each of W widths and its throughput with it.
 
@@ -280,7 +281,7 @@ def table(profile: Profile, widths: range) -> tuple[Ints, Floats]:
     return np.concatenate(best), np.concatenate(speed)
 
 
-def _best(profile: Profile, batches: Ints, widths: range) -> tuple[Ints, Floats]:
+def _best(profile: ThroughputProfile, batches: Ints, widths: range) -> tuple[Ints, Floats]:
     speeds = profile.throughput(batches[:, None], np.array(widths))
     none = np.isnan(speeds).all(axis=0)
     best = np.nanmax(np.where(none, 0.0, speeds), axis=0)
@@ -288,7 +289,7 @@ def _best(profile: Profile, batches: Ints, widths: range) -> tuple[Ints, Floats]
     return np.where(none, 0, batches[at]), np.where(none, np.nan, speeds[at, np.arange(len(widths))])
 
 
-def _batches(profile: Profile) -> Ints:
+def _batches(profile: ThroughputProfile) -> Ints:
     many = (profile.b_max - profile.b_min) // profile.batch_step + 1
     steps = np.arange(many) if many <= MOST_BATCHES else np.linspace(0, many - 1, MOST_BATCHES).astype(np.int64)
     return np.asarray(profile.b_min + profile.batch_step * steps, dtype=np.int64)

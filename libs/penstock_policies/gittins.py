@@ -82,7 +82,7 @@ def index(samples_gpu_s: npt.ArrayLike, attained_gpu_s: npt.ArrayLike, quantum_g
     return _supremum(samples, attained) if quantum_gpu_s is None else _within(samples, attained, quantum_gpu_s)
 
 
-class Curve:
+class GittinsCurve:
     """
     The index at one quantum, made ready for being asked about one job at a time.
 
@@ -97,7 +97,7 @@ class Curve:
 
     Examples
     --------
-    >>> Curve([4.0, 8.0, 12.0], 4.0).at(4.0)
+    >>> GittinsCurve([4.0, 8.0, 12.0], 4.0).at(4.0)
     0.125
     """
 

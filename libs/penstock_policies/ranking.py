@@ -22,8 +22,15 @@ import msgspec
 from sortedcontainers import SortedList
 
 from penstock_policies import las
-from penstock_policies.order import BY_QUEUE, Manner
-from penstock_policies.orders import NOTHING, UNKNOWN_S, Learnt, Order, Standing
+from penstock_policies.queue_policies import (
+    BY_QUEUE,
+    NOTHING,
+    UNKNOWN_S,
+    DispatchMode,
+    JobFigures,
+    LengthKnowledge,
+    QueuePolicy,
+)
 
 Phase = Literal["waiting", "starting", "running"]
 """A job that is ``starting`` has its devices, and gathers neither service nor waiting."""
@@ -35,7 +42,7 @@ _EQUAL: Final = 1e-9
 """Positions that differ by less, relative to their size, are the same but for rounding."""
 
 
-class Move(NamedTuple):
+class RankMove(NamedTuple):
     """
     A job's new place.
 
@@ -53,7 +60,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ladder:
+class QueueLadder:
     """
     The rules of one pool.
 
@@ -66,13 +73,13 @@ class Ladder:
         Of the order.
     """
 
-    order: Order
+    order: QueuePolicy
     thresholds_gpu_s: Sequence[float] = ()
     promote_knob: float | None = None
     name: str = BY_QUEUE.order
 
     @property
-    def manner(self) -> Manner:
+    def manner(self) -> DispatchMode:
         """How it is walked, and what it is called."""
         return msgspec.structs.replace(self.order.manner, order=self.name)
 
@@ -82,7 +89,7 @@ class Ladder:
         return () if self.order.demotes_by == "nothing" else self.thresholds_gpu_s
 
 
-class Entry(Standing[float], kw_only=True):
+class RankingEntry(JobFigures[float], kw_only=True):
     """
     One job, and its place.
 
@@ -123,7 +130,7 @@ class Entry(Standing[float], kw_only=True):
         return self.waited_s + (max(0.0, now_s - self.since_s) if self.phase == "waiting" else 0.0)
 
 
-class Ranking:
+class PoolRanking:
     """
     The jobs of a pool in order.
 
@@ -131,8 +138,8 @@ class Ranking:
 
     Parameters
     ----------
-    ladder : Ladder
-    learnt : Learnt
+    ladder : QueueLadder
+    learnt : LengthKnowledge
         What is known of lengths, for an order that asks.
 
     Notes
@@ -141,8 +148,8 @@ class Ranking:
 
     Examples
     --------
-    >>> from penstock_policies.orders import ORDERS
-    >>> ranking = Ranking(Ladder(ORDERS["2d-las"], [4.0]))
+    >>> from penstock_policies.queue_policies import ORDERS
+    >>> ranking = PoolRanking(QueueLadder(ORDERS["2d-las"], [4.0]))
     >>> for name in ("a", "b"):
     ...     ranking.add(name, gpus=2, submitted_s=0.0)
     >>> ranking.settle(0.0)
@@ -154,10 +161,10 @@ class Ranking:
     ['b', 'a']
     """
 
-    def __init__(self, ladder: Ladder, learnt: Learnt = NOTHING) -> None:
+    def __init__(self, ladder: QueueLadder, learnt: LengthKnowledge = NOTHING) -> None:
         self.ladder, self.learnt = ladder, learnt
         self._limits = ladder.limits
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, RankingEntry] = {}
         self._alarms: SortedList[tuple[float, str]] = SortedList()
         self._keys: SortedList[Key] = SortedList()
 
@@ -167,7 +174,7 @@ class Ranking:
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._entries
 
-    def __getitem__(self, job_id: str) -> Entry:
+    def __getitem__(self, job_id: str) -> RankingEntry:
         return self._entries[job_id]
 
     def __iter__(self) -> Iterator[str]:
@@ -181,7 +188,7 @@ class Ranking:
 
         ``length_s`` is 0 where it declares none, and ``least`` the devices that it needs at least, if not ``gpus``.
         """
-        entry = Entry(
+        entry = RankingEntry(
             id=job_id,
             gpus=float(gpus),
             least=float(least or gpus),
@@ -228,7 +235,7 @@ class Ranking:
         """Say that a job waits from now on."""
         self._change(job_id, "waiting", now_s)
 
-    def put(self, move: Move, *, executed_before_s: float, waited_before_s: float) -> None:
+    def put(self, move: RankMove, *, executed_before_s: float, waited_before_s: float) -> None:
         """Make a place true, with what the job had executed and waited when it was last promoted."""
         entry = self._entries[move.job_id]
         if entry.placed:
@@ -240,7 +247,7 @@ class Ranking:
         self._keys.add(entry.key)
         self._set_alarm(entry)
 
-    def commit(self, move: Move, now_s: float) -> None:
+    def commit(self, move: RankMove, now_s: float) -> None:
         """Make a move true that was found due now."""
         entry = self._entries[move.job_id]
         executed_s, waited_s = entry.executed_before_s, entry.waited_before_s
@@ -261,14 +268,14 @@ class Ranking:
         if entry.placed:
             self._keys.remove(entry.key)
 
-    def learn(self, learnt: Learnt) -> None:
+    def learn(self, learnt: LengthKnowledge) -> None:
         """Go by other lengths from here on: O(n), so not at every job that ends. Jobs that never ran stay in place."""
         self.learnt = learnt
         for entry in self._entries.values():
             if entry.served_s and self.ladder.order.learns:
                 self._set_alarm(entry)
 
-    def due(self, now_s: float, most: int | None = None) -> list[Move]:
+    def due(self, now_s: float, most: int | None = None) -> list[RankMove]:
         """
         Return the moves that are due, without making them, or so many of them, those that are due longest first.
 
@@ -293,7 +300,7 @@ class Ranking:
         executed_s, waited_s = entry.executed_by(now_s), entry.waited_by(now_s)
         self.note(job_id, phase, now_s, executed_s=executed_s, waited_s=waited_s)
 
-    def _move(self, entry: Entry, now_s: float) -> Move:
+    def _move(self, entry: RankingEntry, now_s: float) -> RankMove:
         fallen = self._fallen(entry, now_s)
         if fallen is not None:
             return fallen
@@ -303,7 +310,7 @@ class Ranking:
             return self._to(entry, 0, now_s, promoted=True)
         return self._to(entry, int(entry.queue), entry.entered_s)
 
-    def _fallen(self, entry: Entry, now_s: float) -> Move | None:
+    def _fallen(self, entry: RankingEntry, now_s: float) -> RankMove | None:
         if self._crossing_s(entry) > now_s:  # as nearly always
             return None
         crossings = self._crossings_s(entry)
@@ -311,8 +318,8 @@ class Ranking:
         crossed_s = crossings[queue - 1]
         return self._to(entry, queue, crossed_s if math.isfinite(crossed_s) else entry.since_s)
 
-    def _to(self, entry: Entry, queue: int, entered_s: float, *, promoted: bool = False) -> Move:
-        standing: Standing[float] = Standing(
+    def _to(self, entry: RankingEntry, queue: int, entered_s: float, *, promoted: bool = False) -> RankMove:
+        standing: JobFigures[float] = JobFigures(
             gpus=entry.gpus,
             least=entry.least,
             submitted_s=entry.submitted_s,
@@ -323,9 +330,9 @@ class Ranking:
             queue=float(queue),
         )
         position = self.ladder.order.position(standing, self.learnt)
-        return Move(entry.id, queue, position, entered_s, promoted)
+        return RankMove(entry.id, queue, position, entered_s, promoted)
 
-    def _set_alarm(self, entry: Entry) -> None:
+    def _set_alarm(self, entry: RankingEntry) -> None:
         before_s, alarm_s = entry.alarm_s, self._alarm_s(entry)
         if alarm_s == before_s:
             return
@@ -335,7 +342,7 @@ class Ranking:
         if alarm_s < math.inf:
             self._alarms.add((alarm_s, entry.id))
 
-    def _alarm_s(self, entry: Entry) -> float:
+    def _alarm_s(self, entry: RankingEntry) -> float:
         """Return when a job's place changes by itself."""
         if not entry.placed or (entry.queue and not self._limits):
             return -math.inf
@@ -347,7 +354,7 @@ class Ranking:
             return -math.inf
         return self._promotion_s(entry) if entry.queue else math.inf
 
-    def _crossing_s(self, entry: Entry) -> float:
+    def _crossing_s(self, entry: RankingEntry) -> float:
         """Return when the job crosses the limit of its queue: :meth:`_crossings_s`, that one only."""
         queue = int(entry.queue)
         if queue >= len(self._limits):
@@ -357,14 +364,14 @@ class Ranking:
             return entry.since_s + left_s / entry.rate
         return -math.inf if left_s <= 0 else math.inf
 
-    def _crossings_s(self, entry: Entry) -> tuple[float, ...]:
+    def _crossings_s(self, entry: RankingEntry) -> tuple[float, ...]:
         weight = int(self.ladder.order.weight(entry.gpus))
         since_s = entry.since_s if entry.phase == "running" else math.inf
         if entry.rate != 1.0 and math.isfinite(since_s):  # to the bit as in `_crossing_s`
             return tuple(since_s + (limit / weight - entry.served_s) / entry.rate for limit in self._limits)
         return las.crossings_s(weight, entry.served_s, since_s, self._limits)
 
-    def _promotion_s(self, entry: Entry) -> float:
+    def _promotion_s(self, entry: RankingEntry) -> float:
         if not entry.queue or entry.phase != "waiting":
             return math.inf
         waited_s = entry.waited_s - entry.waited_before_s

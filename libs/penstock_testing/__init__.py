@@ -1,8 +1,15 @@
-"""For tests of services: scenarios over deciders, a real NATS server, and both buses as fixtures."""
+"""
+For tests of services: scenarios over deciders, a real NATS server, and both buses as fixtures.
 
-from penstock_testing.facts import delivery, subject_of
-from penstock_testing.ports import free_port
-from penstock_testing.scenario import Scenario, check_replay
-from penstock_testing.waiting import eventually
+In reading order:
+
+* ``scenario``: Given, when, then over a decider.
+* ``fixtures``: Pytest fixtures, ports, waiting.
+* ``executor_stub``: The executor's side of the agent protocol.
+"""
+
+from penstock_log.codec import subject_of
+from penstock_testing.fixtures import eventually, free_port
+from penstock_testing.scenario import Scenario, check_replay, delivery
 
 __all__ = ["Scenario", "check_replay", "delivery", "eventually", "free_port", "subject_of"]

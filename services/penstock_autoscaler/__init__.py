@@ -1,1 +1,8 @@
-"""The autoscaler: how many devices and which batch size each elastic job has."""
+"""
+The autoscaler: how many devices and which batch size each elastic job has.
+
+In reading order:
+
+* ``machine``: Settings, state, apply, decide.
+* ``__main__``: The runner.
+"""

@@ -1,8 +1,23 @@
-"""``python -m penstock_autoscaler``."""
+"""
+The runner.
 
-from penstock_autoscaler.runner import run
-from penstock_autoscaler.settings import Settings
-from penstock_bus.shell import main
+``python -m penstock_autoscaler``.
+
+Run the autoscaler on a bus.
+"""
+
+from __future__ import annotations
+
+from penstock_autoscaler.machine import decider
+from penstock_bus.replica import run_decider
+from penstock_bus.shell import Shell, main
+from penstock_scheduler.sizing.problem import SizingSettings
+
+
+async def run(shell: Shell, settings: SizingSettings) -> None:
+    """Size jobs until the shell is stopping; one replica leads, the others keep a hot fold."""
+    await run_decider(shell, decider(settings))
+
 
 if __name__ == "__main__":
-    main("autoscaler", Settings, run)
+    main("autoscaler", SizingSettings, run)

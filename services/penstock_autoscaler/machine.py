@@ -1,27 +1,42 @@
 """
+Settings, state, apply, decide.
+
 The autoscaler's pure part: the fold of nodes, jobs, their order, and how their workloads scale.
 
 It sizes the elastic jobs of a pool anew when a job comes or goes, a node does, the order changes, or something is
 learnt of a workload; and at an interval, since a run that is too young to be resized grows older.
+
+Which elastic jobs of each pool are to have another size now.
+
+What the autoscaler knows: nodes, jobs in their order, how workloads scale, and what resizing them costs.
+
+What can be set about the autoscaler: table ``[autoscaler]`` or ``PENSTOCK_AUTOSCALER_…``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, Literal
 
-from penstock_autoscaler.deciding import remembering
-from penstock_autoscaler.settings import Settings
-from penstock_autoscaler.state import WORKLOADS, Because, State
-from penstock_bus import Decider
-from penstock_events import (
+import msgspec
+
+from penstock_bus import Decider, Decision, Proposal
+from penstock_cluster.nodes import OF_NODES, Cluster
+from penstock_log import (
     TERMINAL,
+    Demand,
     Event,
     Job,
     JobFinished,
     JobHeld,
+    JobRank,
     JobReleased,
     JobsRanked,
+    JobState,
     JobSubmitted,
+    JobTable,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -30,31 +45,36 @@ from penstock_events import (
     RunStarted,
     RunWarned,
     SamplesRequested,
+    Scalability,
     ScaleDecided,
+    Size,
     WorkloadProfiled,
     WorkloadScaled,
+    subjects,
 )
-from penstock_events import State as JobState
-from penstock_policies.autoscale.knows import key_of
-from penstock_policies.cluster import OF_NODES
-from penstock_policies.order import Manner
+from penstock_policies import elastic
+from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
+from penstock_policies.workload_stats import PreemptionCosts, Speeds
+from penstock_scheduler.sizing import SizeGrant, SizeRequest, SizingDecision
+from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingProblem, asked, key_of
+from penstock_scheduler.sizing.problem import SizingSettings
 
-__all__ = ["State", "apply", "decider"]
+__all__ = ["AutoscalerState", "SizingSettings", "apply", "decider"]
 
 
-def decider(settings: Settings | None = None) -> Decider[State]:
+def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
     """Return the autoscaler as the shell, the simulator and tests run it."""
     return Decider(
         name="autoscaler",
-        state=State,
+        state=AutoscalerState,
         schema="autoscaler.3",
         apply=apply,
-        decide=remembering(settings or Settings()),
+        decide=remembering(settings or SizingSettings()),
         ignores=frozenset({JobFinished, RunWarned, RunMeasured}),
     )
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: AutoscalerState, event: Event, seq: int) -> None:
     """Fold one fact in."""
     match event:
         case JobsRanked():
@@ -74,18 +94,18 @@ def apply(state: State, event: Event, seq: int) -> None:
     _sort_in(state, changed, event, seq)
 
 
-def _note_ranks(state: State, event: JobsRanked, seq: int) -> None:
+def _note_ranks(state: AutoscalerState, event: JobsRanked, seq: int) -> None:
     pool = state.pool(event.pool)
     moved = False
     for rank in event.ranks:
         if rank.job_id in pool.jobs:
             moved = moved or rank.job_id in state.ranks
             state.ranks[rank.job_id] = rank
-    pool.manner = Manner(event.backfills, event.preempts)
+    pool.manner = DispatchMode(event.backfills, event.preempts)
     state.note(event.pool, seq, "order" if moved else None)
 
 
-def _note_scaled(state: State, event: WorkloadScaled, seq: int) -> None:
+def _note_scaled(state: AutoscalerState, event: WorkloadScaled, seq: int) -> None:
     state.scaled.pop(event.key, None)
     state.scaled[event.key] = event.kinds
     if len(state.scaled) > WORKLOADS:
@@ -93,14 +113,14 @@ def _note_scaled(state: State, event: WorkloadScaled, seq: int) -> None:
     _note_key(state, event.key, seq)
 
 
-def _note_key(state: State, key: str, seq: int) -> None:
+def _note_key(state: AutoscalerState, key: str, seq: int) -> None:
     """Note that something was learnt of a workload."""
     for name, pool in state.pools.items():
         if any(key_of(state.jobs[job_id]) == key for job_id in pool.elastic):
             state.note(name, seq, "profile")
 
 
-def _learn(state: State, event: Event, seq: int) -> None:
+def _learn(state: AutoscalerState, event: Event, seq: int) -> None:
     """Take in what a fact says beside the jobs' lives, before these change."""
     match event:
         case RoundDecided():
@@ -124,7 +144,7 @@ def _learn(state: State, event: Event, seq: int) -> None:
             pass
 
 
-def _note_void(state: State, event: ScaleDecided, changed: Iterable[Job]) -> None:
+def _note_void(state: AutoscalerState, event: ScaleDecided, changed: Iterable[Job]) -> None:
     """Note demands that changed nothing, so that they are not made again."""
     told = {job.id for job in changed}
     for demand in event.demands:
@@ -132,7 +152,7 @@ def _note_void(state: State, event: ScaleDecided, changed: Iterable[Job]) -> Non
             state.void[demand.job_id] = demand
 
 
-def _sort_in(state: State, changed: Iterable[Job], event: Event, seq: int) -> None:
+def _sort_in(state: AutoscalerState, changed: Iterable[Job], event: Event, seq: int) -> None:
     because = _because(event)
     for job in changed:
         if job.placement is None:
@@ -163,14 +183,14 @@ def _because(event: Event) -> Because | None:
             return None
 
 
-def _keep(state: State, job: Job) -> None:
+def _keep(state: AutoscalerState, job: Job) -> None:
     pool = state.pool(job.spec.pool)
     pool.jobs[job.id] = None
     if job.spec.elastic and job.sample is None:
         pool.elastic[job.id] = None
 
 
-def _forget(state: State, job: Job) -> None:
+def _forget(state: AutoscalerState, job: Job) -> None:
     pool = state.pool(job.spec.pool)
     pool.jobs.pop(job.id, None)
     pool.elastic.pop(job.id, None)
@@ -179,3 +199,189 @@ def _forget(state: State, job: Job) -> None:
     state.returning.pop(job.id, None)
     state.shown.forget(job.id)
     state.jobs.forget(job.id)
+
+
+MOST_DEMANDS: Final = 1_000
+"""In one fact, which has to fit in a message of the log: the others follow in the next ones."""
+
+
+def remembering(settings: SizingSettings) -> Callable[[AutoscalerState, float], Decision]:
+    """
+    Return a decision that looks at a pool again only once something has changed there, or its time has come.
+
+    Forgetting that changes nothing: a pool that is at rest is found to be so again.
+    """
+    seen: dict[str, int] = {}
+    again_s: dict[str, float] = {}
+
+    def decide_now(state: AutoscalerState, now_s: float) -> Decision:
+        proposals, wake_s = [], math.inf
+        for name, pool in sorted(state.pools.items()):
+            if not pool.elastic:
+                continue
+            news = seen.get(name) != pool.change.seq
+            if news or again_s[name] <= now_s:
+                because = pool.change.because if news else "interval"
+                fact, again_s[name] = _pool(state, name, now_s, because, settings)
+                if fact is not None:
+                    proposals.append(Proposal(subject=subjects.scale(name), facts=(fact,), cause=pool.change.seq))
+                    continue
+                seen[name] = pool.change.seq
+            wake_s = min(wake_s, again_s[name])
+        return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
+
+    return decide_now
+
+
+def _pool(
+    state: AutoscalerState, name: str, now_s: float, because: Because, settings: SizingSettings
+) -> tuple[ScaleDecided | None, float]:
+    """Return what is to be changed in a pool, and when to look again if that is nothing."""
+    pool = state.pools[name]
+    wanted = asked(state, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
+    sizing = wanted.sizing(settings, pool.manner)
+    dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
+    demands = tuple(islice(_demands(state, wanted, sizing, set(dropped)), MOST_DEMANDS))
+    if not demands and not dropped:
+        return None, min(wanted.again_s, now_s + settings.interval_s)
+    if because == "interval" and any(not state.jobs[demand.job_id].epoch for demand in demands):
+        because = "arrival"  # it has waited long enough for its profile
+    fact = ScaleDecided(
+        at_s=now_s,
+        pool=name,
+        demands=demands,
+        because=because,
+        dropped=dropped[:MOST_DEMANDS],
+        scaling=sizing.scaling,
+    )
+    return fact, now_s
+
+
+def _demands(
+    state: AutoscalerState, wanted: SizingProblem, sizing: SizingDecision, dropped: set[str]
+) -> Iterator[Demand]:
+    for wish in wanted.order:
+        if not isinstance(wish, SizeRequest) or wish.job_id in wanted.mute or wish.job_id in dropped:
+            continue
+        job, sized = state.jobs[wish.job_id], sizing.jobs[wish.job_id]
+        if job.placement is not None and (not wish.movable or not sized.gpus):
+            continue  # whom a run makes way for altogether is for the matcher to say
+        accepted = wanted.kinds[job.id]
+        demand = _demand(state, job, wish, sized, accepted)
+        if (wish.fresh or not _has(job, demand, accepted)) and state.void.get(job.id) != demand:
+            yield demand
+
+
+def _demand(state: AutoscalerState, job: Job, wish: SizeRequest, sized: SizeGrant, accepted: Sequence[str]) -> Demand:
+    used = state.shown.stubborn.get(job.id, 0)
+    size = Size(sized.gpus, sized.batch_size) if sized.gpus else _least(job, wish)
+    reason = sized.reason
+    if used:
+        reason += f"; its script uses a batch of {used} whatever it is given"
+    return Demand(
+        job_id=job.id,
+        epoch=job.epoch,
+        gpus=size.gpus,
+        batch_size=0 if used else size.batch_size,
+        kinds=(sized.kind,) if sized.kind and len(accepted) > 1 else (),
+        gives=sized.gives,
+        reason=reason,
+    )
+
+
+def _least(job: Job, wish: SizeRequest) -> Size:
+    """Return the size that a job asks for while there is no room for it: the smallest that may do."""
+    for gpus in wish.widths:
+        for profile in wish.profiles.values():
+            batch = elastic.best_batch(profile, gpus)
+            if batch is not None and not job.is_unfit(size := Size(gpus, batch)):
+                return size
+    return job.size
+
+
+def _has(job: Job, demand: Demand, accepted: Sequence[str]) -> bool:
+    """Say whether a job has, or asks for, what it would be told to."""
+    same = (job.spec.gpus, job.spec.batch_size) == (demand.gpus, demand.batch_size or job.spec.batch_size)
+    if not same:
+        return False
+    if job.placement is not None:
+        return not demand.kinds or demand.kinds == (job.placement.kind,)
+    asks = tuple(kind for kind in accepted if not job.spec.kinds or kind in job.spec.kinds)
+    return asks == (demand.kinds or tuple(accepted))
+
+
+WORKLOADS: Final = 4096
+"""Workloads of which it is remembered how they scale."""
+
+Because = Literal["arrival", "completion", "nodes", "order", "profile", "interval"]
+
+
+class PoolChange(msgspec.Struct, frozen=True):
+    """The last fact that could change a pool's sizes, and what the last one that was more than a step of a run was."""
+
+    seq: int = 0
+    because: Because = "interval"
+
+
+class AutoscalerPool(msgspec.Struct):
+    """
+    One pool's jobs.
+
+    Attributes
+    ----------
+    jobs : dict of str to None
+        Ids of those that are not over, in order of submission.
+    elastic : dict of str to None
+        The elastic ones among them.
+    """
+
+    jobs: dict[str, None] = msgspec.field(default_factory=dict)
+    elastic: dict[str, None] = msgspec.field(default_factory=dict)
+    manner: DispatchMode = BY_QUEUE
+    change: PoolChange = PoolChange()
+
+
+class AutoscalerState(msgspec.Struct):
+    """
+    Nodes, and jobs that are not over.
+
+    Attributes
+    ----------
+    ranks : dict of str to JobRank
+        By job id.
+    pools : dict of str to AutoscalerPool
+    scaled : dict of str to tuple of Scalability
+        Workload key → how it goes on each kind of device; the one told of last comes last.
+    speeds : Speeds
+    costs : PreemptionCosts
+        What stopping and resuming workloads takes.
+    returning : dict of str to str
+        Job that has stopped to be resized, until it is placed → the kind for which that was.
+    void : dict of str to Demand
+        Job → the last demand of it that changed nothing.
+    shown : ShownBehaviour
+        What runs of elastic jobs have shown of them.
+    """
+
+    cluster: Cluster = msgspec.field(default_factory=Cluster)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    ranks: dict[str, JobRank] = msgspec.field(default_factory=dict)
+    pools: dict[str, AutoscalerPool] = msgspec.field(default_factory=dict)
+    scaled: dict[str, tuple[Scalability, ...]] = msgspec.field(default_factory=dict)
+    speeds: Speeds = msgspec.field(default_factory=Speeds)
+    costs: PreemptionCosts = msgspec.field(default_factory=PreemptionCosts)
+    returning: dict[str, str] = msgspec.field(default_factory=dict)
+    void: dict[str, Demand] = msgspec.field(default_factory=dict)
+    shown: ShownBehaviour = msgspec.field(default_factory=ShownBehaviour)
+
+    def pool(self, name: str) -> AutoscalerPool:
+        """Return what is known of a pool."""
+        found = self.pools.get(name)
+        if found is None:
+            found = self.pools[name] = AutoscalerPool()
+        return found
+
+    def note(self, name: str, seq: int, because: Because | None = None) -> None:
+        """Note that a pool's sizes may come out otherwise; None: for no reason but that a run got on."""
+        pool = self.pool(name)
+        pool.change = PoolChange(seq, because or pool.change.because)

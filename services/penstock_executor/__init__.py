@@ -1,1 +1,23 @@
-"""The executor service."""
+"""
+The executor: runs jobs on the devices of one node.
+
+In reading order:
+
+* ``__main__``: ``python -m penstock_executor``.
+* ``machine``: What this node is to do. Pure.
+* ``run_state``: What it knows of its runs, and how one ended.
+* ``runner``: The waiting.
+* ``process_host``: Its runs and what can be done to them.
+* ``gang``: Rendezvous and stop barrier.
+* ``agent_listener``: The socket that jobs talk to.
+* ``checkpoint_folder``: The checkpoints on this node.
+* ``checkpoint_transfer``: Which one a run goes on from, and how it gets here.
+* ``memory_limits``: Memory limits of runs.
+* ``output_store``: Output, kept and streamed.
+* ``run_folders``: What outlives the executor; the instance lock.
+* ``fact_outbox``: Facts on their way to the log.
+* ``telemetry``: Heartbeats, progress, output.
+* ``settings``: Settings.
+* ``launchers/``: Launchers: what starts and ends the processes of a run.
+* ``sharing/``: Runs that share their devices with others: who takes turns with whom, and what they hold.
+"""

@@ -8,19 +8,18 @@ from typing import Final
 import msgspec
 
 from penstock_bus import Decider, Decision
-from penstock_events import TERMINAL, Event, Job, Jobs, Outcome, RunEnded, RunStarted
-from penstock_events import State as JobState
-from penstock_events.sweep import SweepFinished
-from penstock_executor import outcome
-from penstock_executor.checkpoints import ResumeRequest
-from penstock_executor.local import Ending, Observed, Run, sharing_of
-from penstock_policies.cluster import Cluster
+from penstock_cluster.nodes import Cluster
+from penstock_executor import run_state
+from penstock_executor.checkpoint_transfer import ResumeRequest
+from penstock_executor.run_state import Ending, LocalRun, NodeObservation, sharing_of
+from penstock_log import TERMINAL, Event, Job, JobState, JobTable, Outcome, RunEnded, RunStarted
+from penstock_log.decision_facts import SweepFinished
 
 REMEMBERED: Final = 1000
 """Finished jobs whose checkpoints may still have to go."""
 
 
-class State(msgspec.Struct):
+class ExecutorState(msgspec.Struct):
     """
     The log as an executor needs it.
 
@@ -38,7 +37,7 @@ class State(msgspec.Struct):
         Sweep → its finished jobs from whose checkpoints others may go on.
     """
 
-    jobs: Jobs = msgspec.field(default_factory=Jobs)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
     cluster: Cluster = msgspec.field(default_factory=Cluster)
     started: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     led: dict[str, RunStarted] = msgspec.field(default_factory=dict)
@@ -47,7 +46,7 @@ class State(msgspec.Struct):
     kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
-class Find(msgspec.Struct, frozen=True, kw_only=True):
+class FindCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Find out what the job's run goes on from, and have it copied here; until that is done it must not start."""
 
     job_id: str
@@ -55,19 +54,19 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     request: ResumeRequest
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class StartRun(msgspec.Struct, frozen=True, kw_only=True):
     """Start the job's processes on this node under its present placement."""
 
     job_id: str
 
 
-class Arrive(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLanes(msgspec.Struct, frozen=True, kw_only=True):
     """Ask for a lane on each of the devices that the job's lease has here; until it has them it must not start."""
 
     job_id: str
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class AskToStop(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the run's processes over the socket to save a checkpoint and leave."""
 
     job_id: str
@@ -76,7 +75,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Term(msgspec.Struct, frozen=True, kw_only=True):
+class TerminateRun(msgspec.Struct, frozen=True, kw_only=True):
     """Send TERM to the run's process groups."""
 
     job_id: str
@@ -84,49 +83,60 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending
 
 
-class Kill(msgspec.Struct, frozen=True, kw_only=True):
+class KillRun(msgspec.Struct, frozen=True, kw_only=True):
     """Send KILL to the run's process groups."""
 
     job_id: str
     epoch: int
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ReportFact(msgspec.Struct, frozen=True, kw_only=True):
     """Append a fact about a run."""
 
     fact: RunStarted | RunEnded
 
 
-class Clean(msgspec.Struct, frozen=True, kw_only=True):
+class RemoveRun(msgspec.Struct, frozen=True, kw_only=True):
     """Remove what is left of a run whose end is in the log."""
 
     job_id: str
     epoch: int
 
 
-class Join(msgspec.Struct, frozen=True):
+class AnnounceNode(msgspec.Struct, frozen=True):
     """Append that this node offers its devices."""
 
 
-class Leave(msgspec.Struct, frozen=True):
+class WithdrawNode(msgspec.Struct, frozen=True):
     """Append that this node is gone; nothing else is to be done here."""
 
 
-Action = Find | Start | Arrive | Ask | Term | Kill | Report | Clean | Join | Leave
+Action = (
+    FindCheckpoint
+    | StartRun
+    | RequestLanes
+    | AskToStop
+    | TerminateRun
+    | KillRun
+    | ReportFact
+    | RemoveRun
+    | AnnounceNode
+    | WithdrawNode
+)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to do now, and when to ask again even if nothing happens."""
 
     actions: list[Action] = []
     wake_at_s: float | None = None
 
 
-def decider() -> Decider[State]:
+def decider() -> Decider[ExecutorState]:
     """Return the fold of an executor; what it decides depends on its processes as well, and is :func:`decide`."""
     return Decider(
         name="executor",
-        state=State,
+        state=ExecutorState,
         schema="executor.v4",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
@@ -134,7 +144,7 @@ def decider() -> Decider[State]:
     )
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: ExecutorState, event: Event, seq: int) -> None:
     """Fold one fact in; finished jobs are forgotten, since no run of theirs is wanted any more."""
     state.cluster.apply(event)
     for job in state.jobs.apply(event):
@@ -155,7 +165,7 @@ def apply(state: State, event: Event, seq: int) -> None:
             state.led[event.job_id] = event
 
 
-def _finish(state: State, job: Job) -> None:
+def _finish(state: ExecutorState, job: Job) -> None:
     """Note whether anybody may still need the checkpoints of a job that is over."""
     if not job.spec.keep_checkpoint:
         state.finished = [*state.finished[1 - REMEMBERED :], job.id]
@@ -163,16 +173,18 @@ def _finish(state: State, job: Job) -> None:
         state.kept.setdefault(job.spec.parent, []).append(job.id)
 
 
-def decide(state: State, node_id: str, observed: Observed, now_s: float, sample_limit_s: float = 60.0) -> Plan:
+def decide(
+    state: ExecutorState, node_id: str, observed: NodeObservation, now_s: float, sample_limit_s: float = 60.0
+) -> NodePlan:
     """
     Return what makes the node's processes match the log.
 
     Parameters
     ----------
-    state : State
+    state : ExecutorState
     node_id : str
         Of this node.
-    observed : Observed
+    observed : NodeObservation
     now_s, sample_limit_s : float
         Seconds since the epoch, and the longest time for a sample.
     """
@@ -182,10 +194,10 @@ def decide(state: State, node_id: str, observed: Observed, now_s: float, sample_
         actions += node.join()
     if node.joined:
         actions += node.leases()
-    return Plan(actions=actions, wake_at_s=min(node.deadlines, default=None))
+    return NodePlan(actions=actions, wake_at_s=min(node.deadlines, default=None))
 
 
-def is_awaited(state: State, node_id: str, sharing: Collection[str]) -> bool:
+def is_awaited(state: ExecutorState, node_id: str, sharing: Collection[str]) -> bool:
     """
     Say whether jobs that are to go on elsewhere need checkpoints that lie on this node alone.
 
@@ -203,16 +215,18 @@ def is_awaited(state: State, node_id: str, sharing: Collection[str]) -> bool:
     )
 
 
-def refuse(state: State, node_id: str, observed: Observed, now_s: float) -> list[Report]:
+def refuse(state: ExecutorState, node_id: str, observed: NodeObservation, now_s: float) -> list[ReportFact]:
     """Return the ends of leases that a node was given while it left: they never began."""
     node = _Node(state, node_id, observed, now_s, 0.0)
-    return [action for action in node.leases() if isinstance(action, Report)]
+    return [action for action in node.leases() if isinstance(action, ReportFact)]
 
 
 class _Node:
     """One decision: its inputs, and the deadlines that it finds on the way."""
 
-    def __init__(self, state: State, node_id: str, observed: Observed, now_s: float, sample_limit_s: float) -> None:
+    def __init__(
+        self, state: ExecutorState, node_id: str, observed: NodeObservation, now_s: float, sample_limit_s: float
+    ) -> None:
         self.state, self.id, self.observed, self.now_s = state, node_id, observed, now_s
         self.sample_limit_s = sample_limit_s
         self.deadlines: list[float] = []
@@ -221,7 +235,7 @@ class _Node:
         self.joined = known is not None and known.present and known.incarnation.startswith(observed.incarnation)
 
     # --- runs that are here
-    def settle(self, run: Run) -> Iterator[Action]:
+    def settle(self, run: LocalRun) -> Iterator[Action]:
         """Yield what to do about a run found on this node."""
         job = self.state.jobs.get(run.job_id)
         if job is None or not job.may_run(run.epoch, self.id):
@@ -232,21 +246,21 @@ class _Node:
         if run.alive:
             yield from self._stop(run, job)
         elif "ended" not in run.told and not self._holds_back():
-            yield Report(fact=outcome.ended(run, job, self.id, self.now_s, self.sample_limit_s))
+            yield ReportFact(fact=run_state.ended(run, job, self.id, self.now_s, self.sample_limit_s))
 
-    def _abandon(self, run: Run) -> Iterator[Action]:
+    def _abandon(self, run: LocalRun) -> Iterator[Action]:
         """End a run that the log does not want: its epoch is over, and another may have begun elsewhere."""
         if not run.alive:
-            yield Clean(job_id=run.job_id, epoch=run.epoch)
+            yield RemoveRun(job_id=run.job_id, epoch=run.epoch)
         elif not run.killed_s:
-            yield Kill(job_id=run.job_id, epoch=run.epoch)
+            yield KillRun(job_id=run.job_id, epoch=run.epoch)
 
     def _holds_back(self) -> bool:
         """A draining node says nothing of its ended runs before the last has ended: it would get new ones."""
         return self.observed.draining and any(run.alive for run in self.observed.runs.values())
 
-    def _started(self, run: Run) -> Report:
-        return Report(
+    def _started(self, run: LocalRun) -> ReportFact:
+        return ReportFact(
             fact=RunStarted(
                 job_id=run.job_id,
                 epoch=run.epoch,
@@ -260,7 +274,7 @@ class _Node:
             )
         )
 
-    def _stop(self, run: Run, job: Job) -> Iterator[Action]:
+    def _stop(self, run: LocalRun, job: Job) -> Iterator[Action]:
         ending = self._why_end(run, job)
         if not ending:
             return
@@ -268,17 +282,17 @@ class _Node:
         if ending == "preempted" and run.greeted and not run.termed_s:
             if not run.asked_s:
                 self._wake(self.now_s + grace_s)
-                yield Ask(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run))
+                yield AskToStop(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run))
                 return
             if not self._due(run.asked_s + grace_s):
                 return
         if not run.termed_s:
             self._wake(self.now_s + grace_s)
-            yield Term(job_id=run.job_id, epoch=run.epoch, ending=ending)
+            yield TerminateRun(job_id=run.job_id, epoch=run.epoch, ending=ending)
         elif not run.killed_s and self._due(run.termed_s + grace_s):
-            yield Kill(job_id=run.job_id, epoch=run.epoch)
+            yield KillRun(job_id=run.job_id, epoch=run.epoch)
 
-    def _why_end(self, run: Run, job: Job) -> Ending:
+    def _why_end(self, run: LocalRun, job: Job) -> Ending:
         if job.state is JobState.COMPLETING:
             return "cancelled"
         if run.crashed or job.outcome not in {"completed", "preempted"}:
@@ -289,7 +303,7 @@ class _Node:
             return "preempted"
         return "preempted" if self._evicted(run) else run.ending
 
-    def _evicted(self, run: Run) -> str:
+    def _evicted(self, run: LocalRun) -> str:
         seat = self.observed.seats.get(run.key)
         return seat.reason if seat is not None and seat.at == "leaving" else ""
 
@@ -301,7 +315,7 @@ class _Node:
             if (job.id, job.epoch) not in self.observed.runs:
                 yield from self._lease(job)
         if self.observed.draining and not self.observed.runs and not leased:
-            yield Leave()
+            yield WithdrawNode()
 
     def _lease(self, job: Job) -> Iterator[Action]:
         devices = devices_of(job, self.id)
@@ -330,13 +344,13 @@ class _Node:
         seat = self.observed.seats.get((job.id, job.epoch))
         if sharing_of(job) == "lane" and (seat is None or seat.at != "in"):
             if seat is None:
-                yield Arrive(job_id=job.id)
+                yield RequestLanes(job_id=job.id)
             elif seat.at == "refused":
                 yield self._never_ran(job, "failed", seat.reason)
             return
         self.taken |= dict.fromkeys(devices, sharing_of(job))
         if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
-            yield Start(job_id=job.id)
+            yield StartRun(job_id=job.id)
 
     def _resumes(self, job: Job) -> Generator[Action, None, bool]:
         """
@@ -351,7 +365,7 @@ class _Node:
             return resume is None or resume.at == "ready"
         lead = self.state.led.get(job.id) if first_node(job) != self.id else None
         if first_node(job) == self.id or (lead is not None and lead.epoch == job.epoch):
-            yield Find(
+            yield FindCheckpoint(
                 job_id=job.id,
                 epoch=job.epoch,
                 request=ResumeRequest(
@@ -364,8 +378,8 @@ class _Node:
             )
         return False
 
-    def _never_ran(self, job: Job, result: Outcome, reason: str) -> Report:
-        return Report(
+    def _never_ran(self, job: Job, result: Outcome, reason: str) -> ReportFact:
+        return ReportFact(
             fact=RunEnded(
                 job_id=job.id,
                 epoch=job.epoch,
@@ -388,9 +402,9 @@ class _Node:
         """Yield the offer of this node's devices, once nothing of an ended lease runs on them."""
         clean = all(self._wanted(run) for run in self.observed.runs.values() if run.alive)
         if clean and not self.joined and not self.observed.draining:
-            yield Join()
+            yield AnnounceNode()
 
-    def _wanted(self, run: Run) -> bool:
+    def _wanted(self, run: LocalRun) -> bool:
         job = self.state.jobs.get(run.job_id)
         return job is not None and job.may_run(run.epoch, self.id)
 

@@ -13,29 +13,28 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
-from penstock_bus.context import Shell
+from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
-from penstock_bus.live import LiveFold
 from penstock_bus.port import Endpoint
-from penstock_bus.retry import until_available
-from penstock_bus.tasks import background
-from penstock_devices import capacity, caps, survey
-from penstock_devices.capacity import Capacity
-from penstock_devices.emulated import parse_bytes
-from penstock_events import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
-from penstock_executor import ears, launch, machine, processes
-from penstock_executor.alone import ExecutorError, alone_in
-from penstock_executor.appending import Appender
-from penstock_executor.checkpoints import About, CheckpointFinder, CopyLimits, Resume, ResumeRequest, serving
-from penstock_executor.host import Host, NoRoom, Place
-from penstock_executor.limits import Limits
-from penstock_executor.local import Key, Observed, Run
-from penstock_executor.meeting import reachable_address
-from penstock_executor.output import OutputStore
+from penstock_bus.shell import Shell
+from penstock_cluster import host_limits, survey
+from penstock_cluster.host_backends import parse_bytes
+from penstock_cluster.host_limits import HostCapacity
+from penstock_executor import agent_listener, machine
+from penstock_executor.checkpoint_folder import serving
+from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, Resume, ResumeRequest, RunFactFields
+from penstock_executor.fact_outbox import FactAppender
+from penstock_executor.gang import reachable_address
+from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.memory_limits import MemoryLimits
+from penstock_executor.output_store import OutputStore
+from penstock_executor.process_host import DiskFull, Place, ProcessHost
+from penstock_executor.run_folders import ExecutorError, alone_in
+from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
-from penstock_executor.sharing.floor import Floor
-from penstock_executor.sharing.opening import open_floor
-from penstock_executor.telling import Teller
+from penstock_executor.sharing.sharing_supervisor import SharingSupervisor, open_floor
+from penstock_executor.telemetry import RunTelemetry
+from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
@@ -75,16 +74,16 @@ class Executor:
         self.left = False
         self.found = survey(settings.devices)
         self.capacity = _capacity(settings)
-        self.site = launch.Site(
+        self.site = environment.LaunchSite(
             node_id=self.node_id,
             devices=self.found.devices,
-            socket=str(ears.path_in(data)),
-            lanes=str(ears.path_in(data, "lanes")),
+            socket=str(agent_listener.path_in(data)),
+            lanes=str(agent_listener.path_in(data, "lanes")),
             checkpoints=Path(settings.checkpoint_dir or data / "checkpoints").absolute(),
             cwd=os.getcwd(),
             pass_env=settings.pass_env,
         )
-        self.live = LiveFold(
+        self.live = FoldFollower(
             shell.bus,
             machine.decider(),
             name=f"executor.{self.node_id}",
@@ -95,8 +94,8 @@ class Executor:
         self.wake = self.live.changed.set
         self.alone = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
-        self.appender = Appender(shell.bus, self.live, self.actor, self._spawn, self.alone)
-        self.host = Host(
+        self.appender = FactAppender(shell.bus, self.live, self.actor, self._spawn, self.alone)
+        self.host = ProcessHost(
             self.site,
             data / "runs",
             clock=shell.now_s,
@@ -105,13 +104,13 @@ class Executor:
             wake=self.wake,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
-            limits=Limits(
+            limits=MemoryLimits(
                 self.found.devices,
-                caps.find(Path(settings.cgroup) if settings.cgroup else None),
+                host_limits.strongest_caps(Path(settings.cgroup) if settings.cgroup else None),
                 self.capacity.share(len(self.found.devices)),
             ),
         )
-        self.teller = Teller(shell, settings, self.host, lambda: self.incarnation, self.alone)
+        self.teller = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.alone)
         self.watched: dict[Place, int] = {}
         shell.busy = self._busy
         self.postponed: dict[Key, float] = {}
@@ -123,8 +122,8 @@ class Executor:
         self.finder = CheckpointFinder(shell.bus, self.host.checkpoints, self.node_id, present, limits)
         self.removed: set[str] = set()
         self.again: asyncio.TimerHandle | None = None
-        self.door: ears.Door
-        self.floor: Floor
+        self.door: agent_listener.AgentListener
+        self.floor: SharingSupervisor
         self.tasks: asyncio.TaskGroup
 
     async def work(self) -> None:
@@ -183,8 +182,8 @@ class Executor:
     def _examine(self, vitals: Vitals) -> None:
         vitals.undecided_s = self.shell.progress.undecided_s()
 
-    def _observed(self) -> Observed:
-        return Observed(
+    def _observed(self) -> NodeObservation:
+        return NodeObservation(
             incarnation=self.boot,
             runs=self.host.runs,
             draining=self.shell.stopping.is_set(),
@@ -199,37 +198,37 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.Find() | machine.Arrive() | machine.Start():
+            case machine.FindCheckpoint() | machine.RequestLanes() | machine.StartRun():
                 self._begin(action)
-            case machine.Ask():
+            case machine.AskToStop():
                 host.ask((action.job_id, action.epoch), action.ending, action.why)
                 self.floor.hurry((action.job_id, action.epoch))
                 await self.teller.tell_peers(host.runs[action.job_id, action.epoch])
-            case machine.Term():
+            case machine.TerminateRun():
                 host.term((action.job_id, action.epoch), action.ending)
-            case machine.Kill():
+            case machine.KillRun():
                 host.kill((action.job_id, action.epoch))
-            case machine.Report():
+            case machine.ReportFact():
                 self._tell_end_or_start(action.fact)
-            case machine.Clean():
+            case machine.RemoveRun():
                 host.clean((action.job_id, action.epoch))
                 self.appender.forget(action.job_id)
-            case machine.Join():
+            case machine.AnnounceNode():
                 await self._join()
-            case machine.Leave():
+            case machine.WithdrawNode():
                 left = NodeLeft(node_id=self.node_id, reason="shutdown", at_s=self.shell.now_s())
                 await self.appender.append_node(left)
                 self.left = True
             case _:
                 assert_never(action)
 
-    def _begin(self, action: machine.Find | machine.Arrive | machine.Start) -> None:
+    def _begin(self, action: machine.FindCheckpoint | machine.RequestLanes | machine.StartRun) -> None:
         match action:
-            case machine.Find():
+            case machine.FindCheckpoint():
                 self._find((action.job_id, action.epoch), action.request)
-            case machine.Arrive():
+            case machine.RequestLanes():
                 self.floor.arrive(self.live.state.jobs[action.job_id])
-            case machine.Start():
+            case machine.StartRun():
                 self._start(action.job_id)
 
     def _settle_gangs(self) -> None:
@@ -254,7 +253,7 @@ class Executor:
             log.info("checkpoint_copied", step=resume.source.step, node_id=resume.copied_from)
         if resume.lost is not None:
             log.warning("checkpoint_not_had", step=resume.lost.step, reason=resume.reason)
-        about: About = {"job_id": key[0], "epoch": key[1], "node_id": self.node_id, "at_s": self.shell.now_s()}
+        about: RunFactFields = {"job_id": key[0], "epoch": key[1], "node_id": self.node_id, "at_s": self.shell.now_s()}
         for fact in resume.news(request, about):
             self.appender.report(fact)
         self.resumes[key] = resume
@@ -302,7 +301,7 @@ class Executor:
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
         try:
             started = self.host.start(job, self.live.state.cluster, self.resumes.get(key))
-        except NoRoom as error:
+        except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
                 self.host.warn(key, f"{error}; it is tried again until then")
@@ -318,7 +317,7 @@ class Executor:
     def _tell_end_or_start(self, fact: RunStarted | RunEnded) -> None:
         run = self.host.runs.get((fact.job_id, fact.epoch))
         if run is None:  # a lease that never ran here: remembered, so that its end is told once
-            run = Run(job_id=fact.job_id, epoch=fact.epoch, refused="never started", told={"started"})
+            run = LocalRun(job_id=fact.job_id, epoch=fact.epoch, refused="never started", told={"started"})
             self.host.runs[run.key] = run
             self.floor.withdraw(run.key, "its lease ended before it began")
         run.told.add("ended" if isinstance(fact, RunEnded) else "started")
@@ -356,7 +355,7 @@ class Executor:
         return f"{self.boot}-{self.joins}"
 
     # --- what the processes do
-    def _watch(self, place: Place, process: processes.Process) -> None:
+    def _watch(self, place: Place, process: process_launcher.ShimProcess) -> None:
         self.teller.begin(place)
         fd = os.pidfd_open(process.pid)
         self.watched[place] = fd
@@ -391,7 +390,7 @@ class Executor:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Listen on the agents' socket; afterwards let go of all processes, which live on."""
-        self.door = ears.Door(Path(self.site.socket), self.host)
+        self.door = agent_listener.AgentListener(Path(self.site.socket), self.host)
         try:
             yield
         finally:
@@ -495,9 +494,9 @@ class Executor:
             task.close()
 
 
-def _capacity(settings: ExecutorSettings) -> Capacity:
+def _capacity(settings: ExecutorSettings) -> HostCapacity:
     memory_bytes = parse_bytes(settings.host_memory) if settings.host_memory else 0
-    return capacity.find(settings.cpus, memory_bytes)
+    return host_limits.host_capacity(settings.cpus, memory_bytes)
 
 
 def host_name() -> str:

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock_events.spec import Name
-from penstock_policies.lanes.turns import Name as Policy
+from penstock_log.spec import Name
+from penstock_sharing.lanes.turn_policy import Name as Policy
 
 _MIB: Final = 1 << 20
 

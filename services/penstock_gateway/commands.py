@@ -1,27 +1,32 @@
-"""The gateway's commands: decode, decide on the read model, append, and answer once the read model has it."""
+"""
+Commands, by request and by inbox.
+
+The gateway's commands: decode, decide on the read model, append, and answer once the read model has it.
+
+Submissions that were published to the inbox and wait for no answer: the same rules, errors go to REJECTED.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import msgspec
 import structlog
 
-from penstock_bus import Append, Bus, Conflict, Endpoint, Timeout
-from penstock_bus.live import LiveFold
-from penstock_events import AnyEvent, Commit, JobSpec, SweepSpec, asks, strict, subjects
-from penstock_events.strict import BadInput
-from penstock_events.views import ActAnswer, SubmitAnswer
-from penstock_gateway import accept, acts
-from penstock_gateway.bodies import Answering, endpoint, job_asked, sweep_asked
-from penstock_gateway.find import Refused
-from penstock_gateway.machine import State
-from penstock_gateway.moments import catch_up
-from penstock_gateway.settings import Settings
+from penstock_bus import Append, Bus, Conflict, Endpoint, Timeout, TooLarge, Unavailable, Work
+from penstock_bus.follower import FoldFollower
+from penstock_gateway import acceptance
+from penstock_gateway.endpoints import Answering, RequestRefused, endpoint, job_asked, sweep_asked
+from penstock_gateway.log_reader import catch_up
+from penstock_gateway.machine import GatewaySettings, GatewayState
+from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, validation
+from penstock_log.validation import BadInput
+from penstock_log.views import ActAnswer, SubmitAnswer
 
-A = TypeVar("A", bound=asks.Ask)
+A = TypeVar("A", bound=request_bodies.GatewayRequest)
 _TRIES: Final = 5
 _ENVELOPE_BYTES: Final = 1024
 _log = structlog.get_logger("penstock.gateway")
@@ -48,8 +53,8 @@ class Commands:
     def __init__(
         self,
         bus: Bus,
-        live: LiveFold[State],
-        settings: Settings,
+        live: FoldFollower[GatewayState],
+        settings: GatewaySettings,
         *,
         actor: str,
         now_s: Callable[[], float],
@@ -65,14 +70,14 @@ class Commands:
         handlers: dict[str, Answering] = {
             "submit": self._submit,
             "tune": self._tune,
-            "cancel": self._acting(acts.cancel, asks.ActAsk),
-            "hold": self._acting(acts.hold, asks.ActAsk),
-            "release": self._acting(acts.release, asks.ActAsk),
-            "drain": self._acting(acts.drain, asks.DrainAsk),
-            "resume": self._acting(acts.resume, asks.ActAsk),
-            "remove": self._acting(acts.remove, asks.ActAsk),
-            "policy": self._acting(acts.set_policy, asks.PolicyAsk),
-            "cancel_sweep": self._acting(acts.cancel_sweep, asks.ActAsk),
+            "cancel": self._acting(acceptance.cancel, request_bodies.ActRequest),
+            "hold": self._acting(acceptance.hold, request_bodies.ActRequest),
+            "release": self._acting(acceptance.release, request_bodies.ActRequest),
+            "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
+            "resume": self._acting(acceptance.resume, request_bodies.ActRequest),
+            "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
+            "policy": self._acting(acceptance.set_policy, request_bodies.PolicyRequest),
+            "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),
         }
         most_bytes = self._bus.max_body_bytes
         return [endpoint(name, subjects.command(name), handler, most_bytes) for name, handler in handlers.items()]
@@ -89,19 +94,19 @@ class Commands:
         Raises
         ------
         BadInput, Refused
-            See :func:`penstock_gateway.accept.job`.
+            See :func:`penstock_gateway.acceptance.job`.
         BusError
             If it could not be stored.
         """
         spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
-        return await self._accept(lambda: accept.job(self._live.state, spec, strict=strict, now_s=self._now_s()))
+        return await self._accept(lambda: acceptance.job(self._live.state, spec, strict=strict, now_s=self._now_s()))
 
     async def submit_sweep(self, spec: SweepSpec, *, strict: bool = False, new_id: str = "") -> SubmitAnswer:
         """Store a sweep, as :meth:`submit_job` does a job; not if its trials would be refused."""
         spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
 
-        def decide() -> accept.Known | accept.Fresh:
-            decided = accept.sweep(self._live.state, spec, strict=strict, now_s=self._now_s())
+        def decide() -> acceptance.AcceptedBefore | acceptance.Acceptable:
+            decided = acceptance.sweep(self._live.state, spec, strict=strict, now_s=self._now_s())
             self._check_trial(spec)
             return decided
 
@@ -109,9 +114,9 @@ class Commands:
 
     def _check_trial(self, spec: SweepSpec) -> None:
         try:
-            asked = job_asked(msgspec.json.encode(accept.largest_trial(spec)), self.most_bytes)
-            accept.check(asked.spec)
-        except (BadInput, Refused) as error:
+            asked = job_asked(msgspec.json.encode(acceptance.largest_trial(spec)), self.most_bytes)
+            acceptance.check(asked.spec)
+        except (BadInput, RequestRefused) as error:
             raise BadInput(f"$.job: with a point of the space, it would be refused as a trial: {error}") from error
 
     async def _submit(self, body: bytes) -> SubmitAnswer:
@@ -122,26 +127,26 @@ class Commands:
         asked = sweep_asked(body, self.most_bytes)
         return await self.submit_sweep(asked.spec, strict=asked.strict)
 
-    async def _accept(self, decide: Callable[[], accept.Known | accept.Fresh]) -> SubmitAnswer:
+    async def _accept(self, decide: Callable[[], acceptance.AcceptedBefore | acceptance.Acceptable]) -> SubmitAnswer:
         for _ in range(_TRIES):
             match decided := decide():
-                case accept.Known():
+                case acceptance.AcceptedBefore():
                     return SubmitAnswer(id=decided.id, seq=decided.seq, created=False, warnings=decided.warnings)
-                case accept.Fresh():
+                case acceptance.Acceptable():
                     if seq := await self._store(decided.subject, decided.fact):
                         _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
                         return SubmitAnswer(id=decided.id, seq=seq, created=True, warnings=decided.warnings)
         raise Conflict(f"the subject of {decided.id}", 0)
 
-    def _acting(self, act: Callable[[State, A, float], acts.Act], type_: type[A]) -> Answering:
+    def _acting(self, act: Callable[[GatewayState, A, float], acceptance.JobAction], type_: type[A]) -> Answering:
         async def answer(body: bytes) -> ActAnswer:
-            asked = strict.decode(body, type_)
+            asked = validation.decode(body, type_)
             await catch_up(self._bus, self._live)
             return await self._act(lambda: act(self._live.state, asked, self._now_s()))
 
         return answer
 
-    async def _act(self, decide: Callable[[], acts.Act]) -> ActAnswer:
+    async def _act(self, decide: Callable[[], acceptance.JobAction]) -> ActAnswer:
         for _ in range(_TRIES):
             done = decide()
             answer = ActAnswer(id=done.id, changed=done.fact is not None, state=done.state, message=done.message)
@@ -174,3 +179,61 @@ class Commands:
     def _unused_id(self) -> str:
         taken = self._live.state
         return next(i for i in iter(self._new_id, "") if i not in taken.jobs.by_id and i not in taken.sweeps)
+
+
+_QUEUE = "gateway"
+
+
+async def take_jobs(bus: Bus, commands: Commands, retry_s: float) -> None:
+    """Accept jobs from the inbox, for ever."""
+
+    async def accept(work: Work) -> SubmitAnswer:
+        asked = job_asked(work.body, commands.most_bytes)
+        return await commands.submit_job(asked.spec, strict=asked.strict, new_id=given_id(work))
+
+    async for work in bus.work(f"{_QUEUE}-jobs", [subjects.INBOX_JOBS]):
+        await _take(work, accept, retry_s)
+
+
+async def take_sweeps(bus: Bus, commands: Commands, retry_s: float) -> None:
+    """Accept sweeps from the inbox, for ever."""
+
+    async def accept(work: Work) -> SubmitAnswer:
+        asked = sweep_asked(work.body, commands.most_bytes)
+        return await commands.submit_sweep(asked.spec, strict=asked.strict, new_id=given_id(work))
+
+    async for work in bus.work(f"{_QUEUE}-sweeps", [subjects.INBOX_SWEEPS]):
+        await _take(work, accept, retry_s)
+
+
+def given_id(work: Work) -> str:
+    """Return the id of a submission that names none: the same at every delivery of the same message."""
+    return f"q{work.seq}-{hashlib.sha256(work.body).hexdigest()[:6]}"
+
+
+async def _take(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], retry_s: float) -> None:
+    """
+    Accept or reject one submission, however long the log is away or full.
+
+    It is held meanwhile and not put back: deliveries are counted, and what was stored once must not be given up for
+    want of room. Those behind it wait too; the log would not take them either.
+    """
+    while True:
+        try:
+            await _decide(work, accept)
+            return
+        except (Unavailable, Conflict) as error:
+            _log.warning("submission_waits", subject=work.subject, error=str(error), retry_s=retry_s)
+        await asyncio.sleep(retry_s)
+        await work.hold()
+
+
+async def _decide(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]]) -> None:
+    try:
+        answer = await accept(work)
+    except (BadInput, RequestRefused, TooLarge) as error:
+        _log.info("submission_rejected", subject=work.subject, reason=str(error))
+        await work.reject(str(error))
+    else:
+        _log.debug("submission_taken", id=answer.id, created=answer.created)
+        await work.ack()

@@ -1,28 +1,44 @@
 """
+Settings, state, apply, decide.
+
 The gateway's state: everything that people ask about, folded from all facts; and what it announces by itself.
 
 It announces the end of each job, and cancels the trials of a cancelled sweep. What people command is not decided here
-but in :mod:`penstock_gateway.accept` and :mod:`penstock_gateway.acts`.
+but in :mod:`penstock_gateway.acceptance` and :mod:`penstock_gateway.acceptance`.
+
+That a job has ended, in words for the world: what the gateway announces, and nothing else of what it knows.
+
+The gateway's own fold decides by it, and so does whoever wants these facts without the read model, such as a simulation
+that writes a log.
+
+What can be set for the gateway: ``[gateway]`` in TOML, ``PENSTOCK_GATEWAY_…`` in the environment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import (
+from penstock_gateway import job_history, sweep_table
+from penstock_gateway.job_history import JobHistory
+from penstock_gateway.sweep_table import SweepRecord
+from penstock_log import (
     TERMINAL,
     Event,
     Job,
     JobCancelled,
     JobFinished,
-    Jobs,
     JobsRanked,
+    JobSubmitted,
+    JobTable,
     RoundDecided,
+    RunCheckpointed,
     RunRewound,
+    RunStarted,
     RunWarned,
     ScaleDecided,
     SweepCancelled,
@@ -30,26 +46,21 @@ from penstock_events import (
     Wait,
     WorkloadProfiled,
     WorkloadScaled,
-    lifecycle,
     subjects,
 )
-from penstock_gateway import history, sizing, sweeps
-from penstock_gateway.announcements import announcement
-from penstock_gateway.history import History
-from penstock_gateway.settings import Settings
-from penstock_gateway.sweeps import Sweep
-from penstock_policies.rounds.known import Known, fold
+from penstock_log.job_state import JobState
+from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
 SCHEMA: Final = "gateway.v10"
 
 
-class State(Known):
+class GatewayState(SchedulerState):
     """
     The read model: what rounds are decided from, so that it can be asked what a round would do, and what was.
 
     Attributes
     ----------
-    jobs : Jobs
+    jobs : JobTable
         All that ever were, samples among them.
     children : dict of str to list of str
         Sweep id → ids of its trials' jobs.
@@ -65,9 +76,9 @@ class State(Known):
         Job id → sequence of the commit that calls for it.
     """
 
-    jobs: Jobs = msgspec.field(default_factory=Jobs)
-    histories: dict[str, History] = msgspec.field(default_factory=dict)
-    sweeps: dict[str, Sweep] = msgspec.field(default_factory=dict)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    histories: dict[str, JobHistory] = msgspec.field(default_factory=dict)
+    sweeps: dict[str, SweepRecord] = msgspec.field(default_factory=dict)
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
     samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
@@ -82,16 +93,16 @@ class State(Known):
         return self.waits.get(job.spec.pool, {}).get(job.id)
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: GatewayState, event: Event, seq: int) -> None:
     """Fold one fact in, in place."""
     changed, _ = fold(state, state.jobs, event)
     if isinstance(event, ScaleDecided):
         _note_demands(state, changed, event)
     for job in changed:
         _note(state, job, event, seq)
-        sweeps.follow(state.sweeps, job, event)
-    sweeps.apply(state.sweeps, event, seq)
-    sweeps.count_devices(state.sweeps, state.cluster, event)
+        sweep_table.follow(state.sweeps, job, event)
+    sweep_table.apply(state.sweeps, event, seq)
+    sweep_table.count_devices(state.sweeps, state.cluster, event)
     match event:
         case JobFinished():
             _announced(state, event.job_id)
@@ -102,19 +113,19 @@ def apply(state: State, event: Event, seq: int) -> None:
             _learn(state, event)
 
 
-def decide(state: State, now_s: float) -> Decision:
+def decide(state: GatewayState, now_s: float) -> Decision:
     """Announce what has ended, and cancel the trials of cancelled sweeps."""
     announcements = [announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
     cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
     return Decision(announcements + cancellations)
 
 
-def decider(settings: Settings) -> Decider[State]:  # noqa: ARG001 - all services are made alike
+def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
     """Return the gateway's decider; every replica may decide, and conflicts sort it out."""
-    return Decider(name="gateway", state=State, schema=SCHEMA, apply=apply, decide=decide, leads=False)
+    return Decider(name="gateway", state=GatewayState, schema=SCHEMA, apply=apply, decide=decide, leads=False)
 
 
-def _learn(state: State, event: Event) -> None:
+def _learn(state: GatewayState, event: Event) -> None:
     match event:
         case RoundDecided():
             state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
@@ -135,20 +146,20 @@ def _learn(state: State, event: Event) -> None:
             pass
 
 
-def _note(state: State, job: Job, event: Event, seq: int) -> None:
+def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     past = state.histories.get(job.id)
     if past is None:
-        past = state.histories[job.id] = history.begin(job, event, seq)
+        past = state.histories[job.id] = job_history.begin_history(job, event, seq)
         _index(state, job)
     past.note(job, event, seq)
     _follow_up(state, job, seq)
 
 
-def _note_demands(state: State, changed: Iterable[Job], event: ScaleDecided) -> None:
+def _note_demands(state: GatewayState, changed: Iterable[Job], event: ScaleDecided) -> None:
     """Note what was decided about sizes, with those who make way for others, and for whom."""
     heeded = {job.id for job in changed}
     demands = {demand.job_id: demand for demand in event.demands if demand.job_id in heeded}
-    takes = sizing.givers(demands.values())
+    takes = job_history.givers(demands.values())
     for job_id, demand in demands.items():
         past = state.histories.get(job_id)
         if past is not None and past.sizing is not None:
@@ -158,14 +169,14 @@ def _note_demands(state: State, changed: Iterable[Job], event: ScaleDecided) -> 
             past.freed = givers
 
 
-def _index(state: State, job: Job) -> None:
+def _index(state: GatewayState, job: Job) -> None:
     if job.sample is not None:
         state.samples.setdefault(job.profile_key, []).append(job.id)
     elif job.spec.parent:
         state.children.setdefault(job.spec.parent, []).append(job.id)
 
 
-def _follow_up(state: State, job: Job, seq: int) -> None:
+def _follow_up(state: GatewayState, job: Job, seq: int) -> None:
     """Note what the gateway itself owes the job: an announcement, or a cancellation."""
     if job.sample is not None:
         return
@@ -173,20 +184,121 @@ def _follow_up(state: State, job: Job, seq: int) -> None:
         state.to_announce.setdefault(job.id, seq)
     parent = state.sweeps.get(job.spec.parent)
     doomed = parent is not None and parent.cancelled is not None
-    if doomed and job.state not in TERMINAL and job.state is not lifecycle.State.COMPLETING:
+    if doomed and job.state not in TERMINAL and job.state is not JobState.COMPLETING:
         state.to_cancel.setdefault(job.id, seq)
     else:
         state.to_cancel.pop(job.id, None)
 
 
-def _announced(state: State, job_id: str) -> None:
+def _announced(state: GatewayState, job_id: str) -> None:
     state.to_announce.pop(job_id, None)
     if (past := state.histories.get(job_id)) is not None:
         past.announced = True
 
 
-def _cancellation(state: State, job: Job, cause: int, now_s: float) -> Proposal:
+def _cancellation(state: GatewayState, job: Job, cause: int, now_s: float) -> Proposal:
     sweep = state.sweeps[job.spec.parent]
     by = sweep.cancelled.by if sweep.cancelled is not None else ""
     fact = JobCancelled(at_s=now_s, job_id=job.id, by=by, reason=f"its sweep {sweep.id} was cancelled")
     return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
+
+
+_ENDED: Final[dict[JobState, Literal["completed", "failed", "cancelled"]]] = {
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
+
+
+class AnnouncementState(msgspec.Struct):
+    """
+    The jobs whose end is not announced yet.
+
+    Attributes
+    ----------
+    to_announce : dict of str to int
+        Job id → sequence of the commit that ended it.
+    """
+
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    to_announce: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def apply_announcement(state: AnnouncementState, event: Event, seq: int) -> None:
+    """Fold one fact in."""
+    if isinstance(event, JobFinished):
+        state.to_announce.pop(event.job_id, None)
+        state.jobs.forget(event.job_id)
+        return
+    for job in state.jobs.apply(event):
+        if job.state not in TERMINAL:
+            continue
+        if job.sample is None:
+            state.to_announce.setdefault(job.id, seq)
+        else:
+            state.jobs.forget(job.id)
+
+
+def announce(state: AnnouncementState, now_s: float) -> Decision:  # noqa: ARG001 - all deciders are asked alike
+    """Announce what has ended."""
+    if not state.to_announce:
+        return Decision()
+    return Decision([announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()])
+
+
+def announcer() -> Decider[AnnouncementState]:
+    """Return a decider that announces what the gateway would, as long as no sweep is cancelled."""
+    return Decider(
+        name="gateway",
+        state=AnnouncementState,
+        schema="announcer.v2",
+        apply=apply_announcement,
+        decide=announce,
+        leads=False,
+        ignores=frozenset({JobSubmitted, JobsRanked, RunStarted, RunCheckpointed, RunWarned, JobFinished}),
+    )
+
+
+def announcement(job: Job, cause: int) -> Proposal:
+    """Return the announcement of a job's end, caused by a commit."""
+    fact = JobFinished(
+        at_s=job.finished_s,
+        job_id=job.id,
+        name=job.spec.name,
+        state=_ENDED[job.state],
+        submitted_s=job.submitted_s,
+        reason=job.reason,
+        exit_code=job.exit_code,
+        run_s=job.executed_s,
+        gpu_s=job.attained_gpu_s(job.finished_s),
+        preemptions=job.preemptions,
+        attempts=job.attempts,
+        steps=job.steps,
+        metrics=job.metrics,
+        user=job.spec.user,
+        parent=job.spec.parent,
+    )
+    return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The gateway's settings.
+
+    Attributes
+    ----------
+    max_spec_bytes : int
+        Largest job or sweep specification; also bounded by what the server takes.
+    append_timeout_s : float
+        How long a command waits for the log before it answers 503.
+    query_timeout_s : float
+        How long a query may take before it is given up with 503. The next one of its kind waits that long at most;
+        commands never wait for queries.
+    retry_s : float
+        Pause between two tries of a submission of the inbox while the log is away or full.
+    """
+
+    max_spec_bytes: Annotated[int, Meta(gt=0)] = 256 * 1024
+    append_timeout_s: Annotated[float, Meta(gt=0)] = 4.0
+    query_timeout_s: Annotated[float, Meta(gt=0)] = 4.0
+    retry_s: Annotated[float, Meta(gt=0, le=10)] = 1.0

@@ -1,19 +1,30 @@
-"""The gateway's queries: each is a look at the read model, now or as it was at some moment."""
+"""
+Queries, and what is heard outside of the log.
+
+The gateway's queries: each is a look at the read model, now or as it was at some moment.
+
+What is heard outside the log: heartbeats of nodes and services, and the progress of running jobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from penstock_bus import Bus, Delivery, Endpoint
-from penstock_bus.health import VERSION
-from penstock_bus.live import LiveFold
-from penstock_events import TERMINAL, Job, State, asks, schema, subjects
-from penstock_events.views import (
+from penstock_bus.follower import FoldFollower
+from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, heard
+from penstock_gateway import acceptance, dry_run, log_reader, story, views
+from penstock_gateway.endpoints import Answering, ask, endpoint, job_asked
+from penstock_gateway.job_history import RunReport
+from penstock_gateway.machine import GatewayState
+from penstock_gateway.views import ReadView
+from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
+from penstock_log.views import (
     DryRunView,
     EventsView,
     JobDetail,
@@ -23,6 +34,7 @@ from penstock_events.views import (
     ProfileView,
     RejectedListView,
     RejectedView,
+    ReplicaView,
     SchemaView,
     StatusView,
     StoryView,
@@ -30,13 +42,8 @@ from penstock_events.views import (
     SweepView,
     WhyView,
 )
-from penstock_gateway import accept, acts, dryrun, events, moments, reading, show, story, sweep_views
-from penstock_gateway.bodies import Answering, ask, endpoint, job_asked
-from penstock_gateway.machine import State as ReadModel
-from penstock_gateway.presence import Presence
-from penstock_gateway.show import Scene
-from penstock_policies.autoscale.settings import Settings as Sizes
-from penstock_policies.rounds.settings import Settings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.sizing.problem import SizingSettings
 
 _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
@@ -58,28 +65,28 @@ class Queries:
         Bounds the specification of a dry run.
     most_s : float
         Bounds how long one question keeps the next of its kind waiting, in seconds.
-    settings : Settings
+    settings : MatcherSettings
         By which the matcher decides.
-    sizes : Sizes, optional
+    sizes : SizingSettings, optional
         By which the autoscaler does.
     """
 
     def __init__(
         self,
         bus: Bus,
-        live: LiveFold[ReadModel],
+        live: FoldFollower[GatewayState],
         presence: Presence,
         *,
         may_match: Callable[[], Awaitable[None]],
         now_s: Callable[[], float],
         most_bytes: int,
         most_s: float,
-        settings: Settings | None = None,
-        sizes: Sizes | None = None,
+        settings: MatcherSettings | None = None,
+        sizes: SizingSettings | None = None,
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
-        self._settings, self._may_match, self._sizes = settings or Settings(), may_match, sizes
+        self._settings, self._may_match, self._sizes = settings or MatcherSettings(), may_match, sizes
         self._looking_back = asyncio.Lock()
 
     def endpoints(self) -> list[Endpoint]:
@@ -107,63 +114,63 @@ class Queries:
         ]
 
     async def _jobs(self, body: bytes) -> JobsView:
-        asked = ask(body, asks.JobsAsk)
-        return show.jobs(await self._scene(asked.at), asked)
+        asked = ask(body, request_bodies.JobsRequest)
+        return views.jobs(await self._scene(asked.at), asked)
 
     async def _job(self, body: bytes) -> JobDetail:
         scene, job = await self._one(body)
-        if job.state is State.PENDING:
+        if job.state is JobState.PENDING:
             await self._may_match()
-        return show.detail(scene, job)
+        return views.detail(scene, job)
 
     async def _why(self, body: bytes) -> WhyView:
         scene, job = await self._one(body)
-        if job.state is State.PENDING:
+        if job.state is JobState.PENDING:
             await self._may_match()
         return scene.why.explain(job)
 
     async def _story(self, body: bytes) -> StoryView:
         scene, job = await self._one(body)
-        teller = story.Teller(job)
+        teller = story.Timeline(job)
         lines = [line async for delivery in self._life(scene, job) for line in teller.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
 
     async def _nodes(self, body: bytes) -> NodesView:
-        return show.nodes(await self._scene(ask(body, asks.AllAsk).at))
+        return views.nodes(await self._scene(ask(body, request_bodies.AllRequest).at))
 
     async def _policies(self, body: bytes) -> PoliciesView:
-        return show.policies(await self._scene(ask(body, asks.AllAsk).at))
+        return views.policies(await self._scene(ask(body, request_bodies.AllRequest).at))
 
     async def _sweeps(self, body: bytes) -> SweepsView:
-        return sweep_views.sweeps(await self._scene(ask(body, asks.AllAsk).at))
+        return views.sweeps(await self._scene(ask(body, request_bodies.AllRequest).at))
 
     async def _sweep(self, body: bytes) -> SweepView:
-        asked = ask(body, asks.OneAsk)
+        asked = ask(body, request_bodies.OneRequest)
         scene = await self._scene(asked.at)
-        return sweep_views.sweep(scene, acts.sweep_named(scene.state, asked.id))
+        return views.sweep(scene, acceptance.sweep_named(scene.state, asked.id))
 
     async def _profile(self, body: bytes) -> ProfileView:
-        asked = ask(body, asks.OneAsk)
+        asked = ask(body, request_bodies.OneRequest)
         scene = await self._scene(asked.at)
-        return show.profile(scene, acts.workload_named(scene.state, asked.id))
+        return views.profile(scene, acceptance.workload_named(scene.state, asked.id))
 
     async def _status(self, body: bytes) -> StatusView:
-        asked = ask(body, asks.AllAsk)
+        asked = ask(body, request_bodies.AllRequest)
         scene = await self._scene(asked.at)
-        if moments.parse(asked.at) is not None:
-            return show.status(scene, scene.seq)
-        view = show.status(scene, max(await self._bus.last_seq(), scene.seq))
+        if log_reader.parse(asked.at) is not None:
+            return views.status(scene, scene.seq)
+        view = views.status(scene, max(await self._bus.last_seq(), scene.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
 
     async def _dryrun(self, body: bytes) -> DryRunView:
         asked = job_asked(body, self._most_bytes)
-        accept.check(asked.spec)
+        acceptance.check(asked.spec)
         await self._may_match()
-        await moments.catch_up(self._bus, self._live)
-        return dryrun.dry_run(self._live.state, asked.spec, self._now_s(), self._settings, self._sizes)
+        await log_reader.catch_up(self._bus, self._live)
+        return dry_run.dry_run(self._live.state, asked.spec, self._now_s(), self._settings, self._sizes)
 
     async def _rejected(self, body: bytes) -> RejectedListView:
-        ask(body, asks.NothingAsk)
+        ask(body, request_bodies.EmptyRequest)
         newest = (await self._bus.rejections())[-_REJECTED:]
         shown = [
             RejectedView(
@@ -177,37 +184,37 @@ class Queries:
         return RejectedListView(rejected=tuple(shown))
 
     async def _schema(self, body: bytes) -> SchemaView:
-        ask(body, asks.NothingAsk)
-        return SchemaView(job=schema.job_schema(), sweep=schema.sweep_schema())
+        ask(body, request_bodies.EmptyRequest)
+        return SchemaView(job=spec.job_schema(), sweep=spec.sweep_schema())
 
     async def _events(self, body: bytes) -> EventsView:
-        asked = ask(body, asks.EventsAsk)
-        return await events.answer(self._bus, asked, self._whole_id(asked.id))
+        asked = ask(body, request_bodies.EventsRequest)
+        return await log_reader.answer(self._bus, asked, self._whole_id(asked.id))
 
-    async def _life(self, scene: Scene, job: Job) -> AsyncIterator[Delivery]:
+    async def _life(self, scene: ReadView, job: Job) -> AsyncIterator[Delivery]:
         """Yield what the log has about a job; of its pool only while the job lasted, for that may be much."""
         past, own = scene.state.histories[job.id], story.own_subjects(job)
         ended_seq = past.last_seq if job.state in TERMINAL else scene.seq
         patterns = [*own, *story.shared_subjects(job)]
-        async for delivery in reading.stretch(self._bus, past.seq - 1, ended_seq, patterns):
+        async for delivery in log_reader.stretch(self._bus, past.seq - 1, ended_seq, patterns):
             yield delivery
         for subject in own:
             for delivery in await self._bus.read(subject, ended_seq, scene.seq):
                 yield delivery
 
-    async def _one(self, body: bytes) -> tuple[Scene, Job]:
-        asked = ask(body, asks.OneAsk)
+    async def _one(self, body: bytes) -> tuple[ReadView, Job]:
+        asked = ask(body, request_bodies.OneRequest)
         scene = await self._scene(asked.at)
-        return scene, acts.job_named(scene.state, asked.id)
+        return scene, acceptance.job_named(scene.state, asked.id)
 
-    async def _scene(self, at: asks.At) -> Scene:
-        moment = moments.parse(at)
+    async def _scene(self, at: request_bodies.At) -> ReadView:
+        moment = log_reader.parse(at)
         if moment is not None:
             async with self._looking_back:  # one at a time: each builds a whole read model of its own
-                scene = await moments.scene_at(self._bus, self._live.fold.decider, moment)
+                scene = await log_reader.scene_at(self._bus, self._live.fold.decider, moment)
                 return replace(scene, settings=self._settings)
-        await moments.catch_up(self._bus, self._live)
-        return Scene(
+        await log_reader.catch_up(self._bus, self._live)
+        return ReadView(
             state=self._live.state,
             now_s=self._now_s(),
             seq=self._live.last_seq,
@@ -224,3 +231,81 @@ class Queries:
         known = {*state.jobs.by_id, *state.sweeps, *state.cluster.nodes}
         begin = [key for key in known if key.startswith(wanted)]
         return begin[0] if wanted not in known and len(begin) == 1 else wanted
+
+
+SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
+
+_SAID: Final = ("ready", "elected", "leading", "term_s", "lease_s", "last_seq", "decided_seq", "undecided_s")
+
+
+class Presence:
+    """The last words of everybody; lost on a restart, and heard again within a second."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """Start without having heard anybody."""
+        self.nodes: dict[str, float] = {}
+        self.told: dict[str, RunReport] = {}
+        self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
+        self._now_s = now_s
+
+    def listening(self, bus: Bus) -> list[Coroutine[object, object, None]]:
+        """Return what is to run while there is somebody to hear."""
+        return [
+            self._hear_nodes(bus),
+            self._hear_progress(bus),
+            *(self._hear_replicas(bus, service) for service in SERVICES),
+        ]
+
+    def services(self) -> tuple[ReplicaView, ...]:
+        """Return the replicas that were heard lately."""
+        now_s = self._now_s()
+        self._replicas = {who: last for who, last in self._replicas.items() if now_s - last[0] < GONE_AFTER_S}
+        return tuple(_shown(*who, *self._replicas[who]) for who in sorted(self._replicas))
+
+    def forget(self, delivery: Delivery) -> None:
+        """Drop the progress of runs that have ended: what the log says of them now counts."""
+        for fact in delivery.commit.facts:
+            if isinstance(fact, RunEnded):
+                self.told.pop(fact.job_id, None)
+
+    async def _hear_nodes(self, bus: Bus) -> None:
+        async for subject, _ in bus.listen(subjects.HEARTBEATS):
+            self.nodes[_last_token(subject)] = self._now_s()
+
+    async def _hear_replicas(self, bus: Bus, service: str) -> None:
+        async for subject, body in bus.listen(subjects.replicas(service)):
+            self._replicas[service, _last_token(subject)] = self._now_s(), heard(body)
+
+    async def _hear_progress(self, bus: Bus) -> None:
+        async for subject, body in bus.listen(subjects.PROGRESS):
+            try:
+                told = msgspec.json.decode(body, type=RunReport)
+            except (ValueError, RecursionError):
+                continue  # not a job's progress; nobody depends on it
+            job_id = _last_token(subject)
+            self.told[job_id] = _later(self.told.get(job_id, RunReport()), told)
+
+
+def _later(before: RunReport, told: RunReport) -> RunReport:
+    """Return what is known of a run after another word of it; those of an earlier run that come late say nothing."""
+    if told.epoch < before.epoch:
+        return before
+    if told.epoch > before.epoch:
+        return told
+    return msgspec.structs.replace(
+        told,
+        step=max(told.step, before.step),
+        samples=max(told.samples, before.samples),
+        metrics={**before.metrics, **told.metrics},
+    )
+
+
+def _shown(service: str, replica_id: str, heard_s: float, vitals: Vitals | None) -> ReplicaView:
+    view = ReplicaView(service=service, id=replica_id, heard_s=heard_s)
+    if vitals is None:  # some other program's words; nobody depends on them
+        return view
+    return msgspec.structs.replace(view, **{name: getattr(vitals, name) for name in _SAID})
+
+
+def _last_token(subject: str) -> str:
+    return subject.rpartition(".")[2]

@@ -7,22 +7,21 @@ import base64
 import secrets
 import uuid
 
-from penstock_bus.context import Shell
+from penstock_bus.follower import background
 from penstock_bus.health import VERSION
-from penstock_bus.kernels import MatchingKernels
 from penstock_bus.replica import Replica
 from penstock_bus.settings import load
-from penstock_bus.tasks import background
-from penstock_gateway import inbox, machine
-from penstock_gateway.commands import Commands
-from penstock_gateway.presence import Presence
-from penstock_gateway.queries import Queries
-from penstock_gateway.settings import Settings
-from penstock_policies.autoscale.settings import Settings as Sizes
-from penstock_policies.rounds.settings import Settings as Rounds
+from penstock_bus.shell import Shell
+from penstock_gateway import machine
+from penstock_gateway.commands import Commands, take_jobs, take_sweeps
+from penstock_gateway.machine import GatewaySettings
+from penstock_gateway.queries import Presence, Queries
+from penstock_scheduler.kernel_warmup import MatchingKernels
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.sizing.problem import SizingSettings
 
 
-async def run(shell: Shell, settings: Settings) -> None:
+async def run(shell: Shell, settings: GatewaySettings) -> None:
     """Serve until the shell is stopping."""
     presence = Presence(shell.now_s)
     replica = Replica(shell, machine.decider(settings), on_delivery=presence.forget, says_ready=False)
@@ -44,8 +43,8 @@ async def run(shell: Shell, settings: Settings) -> None:
         now_s=shell.now_s,
         most_bytes=commands.most_bytes,
         most_s=settings.query_timeout_s,
-        settings=load(Rounds, "matcher"),
-        sizes=load(Sizes, "autoscaler"),
+        settings=load(MatcherSettings, "matcher"),
+        sizes=load(SizingSettings, "autoscaler"),
     )
     async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
@@ -54,8 +53,8 @@ async def run(shell: Shell, settings: Settings) -> None:
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             background(
-                inbox.take_jobs(shell.bus, commands, settings.retry_s),
-                inbox.take_sweeps(shell.bus, commands, settings.retry_s),
+                take_jobs(shell.bus, commands, settings.retry_s),
+                take_sweeps(shell.bus, commands, settings.retry_s),
             ),
         ):
             shell.vitals.ready = True  # now that it can be asked

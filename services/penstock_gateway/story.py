@@ -1,4 +1,10 @@
-"""One job's life in sentences, from the facts of the log."""
+"""
+One job's life.
+
+One job's life in sentences, from the facts of the log.
+
+What happens to runs that share their devices, in sentences.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,9 @@ from collections.abc import Iterator
 from typing import Final, assert_never
 
 from penstock_bus import Delivery
-from penstock_events import (
+from penstock_gateway import job_history
+from penstock_gateway.job_history import device_names, rewound
+from penstock_log import (
     AnyEvent,
     Job,
     JobCancelled,
@@ -46,11 +54,9 @@ from penstock_events import (
     subjects,
     workload,
 )
-from penstock_events.views import StoryLine
-from penstock_gateway import lanes, sizing
-from penstock_gateway.history import device_names, rewound
-from penstock_gateway.words import count, duration, listed, pairs
-from penstock_policies import sampling
+from penstock_log.text import count, duration, gibibytes, listed, pairs
+from penstock_log.views import StoryLine
+from penstock_policies import sample_plan
 
 _BECAUSE: Final = {
     "arrival": "a job has come",
@@ -77,7 +83,19 @@ def shared_subjects(job: Job) -> list[str]:
     return [*shared, subjects.profile(key), *of_sweep]
 
 
-class Teller:
+def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
+    """Return what a fact says, for the story of a job that has devices of this kind."""
+    if isinstance(fact, LaneChanged):
+        said = _SAID[fact.change].format(lane=fact.lane, device=f"{fact.node_id}/{kind}{fact.device}")
+        return f"{said} ({fact.reason})" if fact.reason else said
+    need = fact.need
+    return (
+        f"measured on {fact.node_id} over {fact.iterations} iterations: {gibibytes(need.persistent_bytes)} persistent, "
+        f"{gibibytes(need.framework_bytes)} of the framework, {gibibytes(need.ephemeral_bytes)} in an iteration"
+    )
+
+
+class Timeline:
     """Tells a job's life; remembers what was said last, so that nothing is said twice in a row."""
 
     def __init__(self, job: Job) -> None:
@@ -108,7 +126,7 @@ class Teller:
             case RunStarted() | RunCheckpointed() | RunRewound() | RunEnded() | RunWarned():
                 yield from self._of_run(fact)
             case RunMeasured() | LaneChanged():
-                yield lanes.sentence(fact, self._kind)
+                yield sentence(fact, self._kind)
             case SamplesRequested() | WorkloadProfiled() | WorkloadScaled():
                 yield from self._of_profile(fact)
             case JobsRanked() | RoundDecided() | TrialsScaled() | ScaleDecided():
@@ -173,7 +191,7 @@ class Teller:
         match fact:
             case SamplesRequested():
                 kinds = listed(dict.fromkeys(sample.kind for sample in fact.samples))
-                since = f", since {why}" if (why := sampling.why_sampled(fact.spec)) else ""
+                since = f", since {why}" if (why := sample_plan.why_sampled(fact.spec)) else ""
                 yield f"its workload is new: {count(len(fact.samples), 'sample')} on {kinds} requested{since}"
             case WorkloadProfiled():
                 yield f"profiled, relative speeds: {listed(_speed(speed) for speed in fact.speeds)}"
@@ -246,7 +264,7 @@ def _submitted(fact: JobSubmitted) -> str:
     spec = fact.spec
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
-    size = sizing.range_words(spec) or count(spec.gpus, "device")
+    size = job_history.range_words(spec) or count(spec.gpus, "device")
     return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}"
 
 
@@ -273,3 +291,11 @@ def _because(reason: str) -> str:
 def _policy(fact: PolicySet) -> str:
     what = f"{pairs(fact.settings)} set live" if fact.settings else "nothing is set live any more"
     return f"pool {fact.pool}: {what}{f', by {fact.by}' if fact.by else ''}"
+
+
+_SAID: Final = {
+    "entered": "takes its turns in lane {lane} of device {device}",
+    "moved": "goes on in lane {lane} of device {device}",
+    "parked": "is parked on device {device}: it keeps what it holds and waits at a boundary",
+    "left": "has left the lanes of device {device}",
+}

@@ -1,31 +1,51 @@
-"""Why a job is where it is: one dominant cause, its evidence, what would change it, and what it is not."""
+"""
+Why a job waits, what is ruled out, when it may start.
+
+Why a job is where it is: one dominant cause, its evidence, what would change it, and what it is not.
+
+What one might suspect to keep a job waiting, and does not: each with what clears it.
+
+When a waiting job is expected to start: an estimate, from what is declared or was measured in its pool.
+
+When a job that is submitted now may expect to start, from how long the runs and the jobs before it still take.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
-from penstock_events import ACTIVE, TERMINAL, Job, lifecycle, workload
-from penstock_events.views import RankView, WhyView
-from penstock_gateway import fit, holding, sizing, suspects
-from penstock_gateway.history import device_names
-from penstock_gateway.machine import State
-from penstock_gateway.when import expected_start
-from penstock_gateway.words import count, duration, listed
-from penstock_policies.order import Rules
-from penstock_policies.rounds import trial
-from penstock_policies.rounds.alternatives import Alternatives
-from penstock_policies.rounds.decide import borrowers_of
-from penstock_policies.rounds.pool import Pool
-from penstock_policies.rounds.settings import Settings, rules_of
+from penstock_gateway import job_fit, job_history
+from penstock_gateway.job_history import device_names
+from penstock_gateway.machine import GatewayState
+from penstock_log import ACTIVE, TERMINAL, Job, JobSpec, workload
+from penstock_log.job_state import JobState
+from penstock_log.text import count, duration, listed
+from penstock_log.views import RankView, WhyView
+from penstock_policies import job_lengths
+from penstock_scheduler import what_if
+from penstock_scheduler.pool.pool_index import PoolIndex
+from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
+from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.round import borrowers_of
+from penstock_scheduler.round_types import PreemptibleRun, RoundRules
+from penstock_scheduler.what_if import Alternatives
 
 UNDECIDED: Final = "undecided"
 _ENDINGS: Final = {
-    lifecycle.State.COMPLETED: "completed",
-    lifecycle.State.FAILED: "failed",
-    lifecycle.State.CANCELLED: "was cancelled",
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "was cancelled",
 }
 
 _NEVER: Final = {"never_fits", "no_nodes"}
@@ -37,7 +57,42 @@ Said = tuple[str, str, str]
 """Cause, evidence and remedy."""
 
 
-class Why:
+@dataclass(frozen=True)
+class WaitingPosition:
+    """
+    Where a waiting job stands.
+
+    Attributes
+    ----------
+    pool : PoolView
+    rules : RoundRules
+        Of its rounds.
+    rank : RankView or None
+        None where it does not matter.
+    borrowers : collection of str
+        Jobs of the pool that no quota covers.
+    """
+
+    pool: PoolView
+    rules: RoundRules
+    rank: RankView | None
+    borrowers: Collection[str] = ()
+
+
+def ruled_out_causes(job: Job, cause: str, place: WaitingPosition) -> Iterator[str]:
+    """Yield what is not the cause, the likeliest suspects first."""
+    if cause != "held":
+        yield "it is not held"
+    if place.rank is not None and not place.rank.ahead and cause in _RULED_OUT_FOR_DEVICES:
+        yield "not its priority: no waiting job stands before it"
+    yield from _what_it_asks_for(job, cause, place.pool)
+    if cause in _RULED_OUT_FOR_DEVICES:
+        yield f"not a quota: {_quota(job, place)}"
+        yield f"not fairness: {_fairness(place)}"
+    yield from _what_is_known(job, cause, place.pool)
+
+
+class WaitExplainer:
     """
     Explains the jobs of one moment.
 
@@ -45,15 +100,15 @@ class Why:
 
     Parameters
     ----------
-    state : State
+    state : GatewayState
         As it is at ``now_s``.
-    settings : Settings, optional
+    settings : MatcherSettings, optional
         By which the matcher decides.
     """
 
-    def __init__(self, state: State, now_s: float, settings: Settings | None = None) -> None:
-        self._state, self._now_s, self._settings = state, now_s, settings or Settings()
-        self._nodes = cache(lambda pool: fit.nodes_of(state.cluster, pool))
+    def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
+        self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
+        self._nodes = cache(lambda pool: job_fit.nodes_of(state.cluster, pool))
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
@@ -68,11 +123,11 @@ class Why:
             not_causes=(),
             since_s=past.since_s,
             rank=None,
-            size=sizing.words(job.spec),
+            size=job_history.words(job.spec),
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
-            freed=past.freed if job.state is lifecycle.State.PENDING else {},
+            freed=past.freed if job.state is JobState.PENDING else {},
         )
-        return self._of_waiting(job, view) if job.state is lifecycle.State.PENDING else view
+        return self._of_waiting(job, view) if job.state is JobState.PENDING else view
 
     def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
         """Ask the matcher's round what would start the job, and what it does not wait for."""
@@ -92,27 +147,27 @@ class Why:
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in _FOR_DEVICES else view.remedy,
-            not_causes=tuple(suspects.cleared(job, view.cause, suspects.Place(pool, rules, rank, borrowers))),
+            not_causes=tuple(ruled_out_causes(job, view.cause, WaitingPosition(pool, rules, rank, borrowers))),
             rank=rank,
             alternative=best,
             start_in_s=start_in_s,
             basis=basis,
         )
 
-    def _asked(self, job: Job, view: WhyView, pool: Pool, rules: Rules) -> WhyView:
-        wait = trial.wait_of(pool, job.id, self._now_s, rules)
+    def _asked(self, job: Job, view: WhyView, pool: PoolView, rules: RoundRules) -> WhyView:
+        wait = what_if.wait_of(pool, job.id, self._now_s, rules)
         if wait is None:
             return view
         return msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
 
     def cause(self, job: Job) -> str:
         """Return the one word for why a job waits; empty where it does not wait."""
-        return self._waiting(job)[0] if job.state is lifecycle.State.PENDING else ""
+        return self._waiting(job)[0] if job.state is JobState.PENDING else ""
 
     def _said(self, job: Job) -> Said:
         if job.state in TERMINAL:
             return "finished", _ending(job), ""
-        if job.state is lifecycle.State.RUNNING:
+        if job.state is JobState.RUNNING:
             return "running", _running(job, self._now_s) + self._beside(job), ""
         return _stopping(job) if job.state in ACTIVE else self._waiting(job)
 
@@ -121,7 +176,7 @@ class Why:
         if job.spec.sharing == "exclusive" or job.placement is None:
             return ""
         own = ((slot.node_id, index) for slot in job.placement.slots for index in slot.devices)
-        others = holding.beside(self._state.jobs, job.id, own)
+        others = job_fit.beside(self._state.jobs, job.id, own)
         what = f"beside {listed(others)}" if others else "beside nobody else"
         return f", {what}, with {job.share:.0%} of the time"
 
@@ -132,7 +187,7 @@ class Why:
         said = self._state.wait_of(job)
         if said is not None and said.cause not in {"held", "backoff"}:  # which was so then, and is no more
             return said.cause, said.evidence, said.remedy
-        reason = fit.never(job, self._nodes(job.spec.pool))
+        reason = job_fit.never(job, self._nodes(job.spec.pool))
         if reason is not None:
             return reason.cause, reason.evidence, reason.remedy
         return _without_a_round(self._state, job)
@@ -144,7 +199,7 @@ class Why:
             return None
         ahead = 0
         for other in self._state.jobs:
-            waits = other.state is lifecycle.State.PENDING and other.spec.pool == job.spec.pool and not other.held
+            waits = other.state is JobState.PENDING and other.spec.pool == job.spec.pool and not other.held
             rank = self._state.histories[other.id].rank if waits and other.id != job.id else None
             if rank is not None and rank.key < own.key:
                 ahead += self.cause(other) not in _NEVER
@@ -162,7 +217,7 @@ def _own(job: Job, now_s: float) -> Said | None:
     return None
 
 
-def _without_a_round(state: State, job: Job) -> Said:
+def _without_a_round(state: GatewayState, job: Job) -> Said:
     """Return the cause where the matcher has not said any."""
     key = workload.key(job.spec)
     samples = [state.jobs[sample_id] for sample_id in state.samples.get(key, ())]
@@ -182,7 +237,7 @@ def _running(job: Job, now_s: float) -> str:
 
 
 def _stopping(job: Job) -> Said:
-    what = "being preempted" if job.state is lifecycle.State.PREEMPTING else "being cancelled"
+    what = "being preempted" if job.state is JobState.PREEMPTING else "being cancelled"
     reason = f" ({job.reason})" if job.reason else ""
     return "stopping", f"it is {what}{reason}; its processes have not all ended yet", ""
 
@@ -192,3 +247,233 @@ def _ending(job: Job) -> str:
     ran = f"{duration(job.executed_s)} of them running" if job.first_started_s else "it never ran"
     reason = f": {job.reason}" if job.reason else ""
     return f"it {_ENDINGS[job.state]} {after} ({ran}){reason}"
+
+
+_RULED_OUT_FOR_DEVICES = {"capacity", "gang", "order"}
+
+
+def _quota(job: Job, place: WaitingPosition) -> str:
+    if not place.rules.quotas:
+        return "there is none"
+    if job.id in place.borrowers:
+        return "its team's is used up, and a larger one would not start it now"
+    return "its team has one that covers it"
+
+
+def _fairness(place: WaitingPosition) -> str:
+    if place.rules.alpha >= 1.0:
+        return "every user's jobs enter each round"
+    if place.pool.alpha(place.rules) >= 1.0:
+        return "its user is not kept back for others"
+    return "it would not start now if every user's jobs entered the round"
+
+
+def _what_it_asks_for(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
+    spec, idle, whole = job.spec, pool.roster.free, pool.roster.whole
+    most = max(whole.kinds(spec).values(), default=0)
+    if cause not in _NEVER and most >= spec.gpus:
+        there = f"there {'is' if most == 1 else 'are'} {most}"
+        yield f"not its size: it asks for {count(spec.gpus, 'device')}, and {there} of one kind that it accepts"
+    if (
+        cause not in _RULED_OUT_FOR_DEVICES or spec.sharing != "exclusive"
+    ):  # who shares does not wait for idle devices alone
+        return
+    any_kind = msgspec.structs.replace(spec, kinds=())
+    if spec.kinds and max(idle.kinds(any_kind).values(), default=0) < spec.gpus:
+        yield f"not its kinds: no other has {_idle(spec.gpus)} for it either"
+    any_memory = msgspec.structs.replace(spec, memory_bytes=0)
+    if spec.memory_bytes and max(idle.kinds(any_memory).values(), default=0) < spec.gpus:
+        yield f"not its memory: asking for less, there would not be {_idle(spec.gpus)} either"
+
+
+def _idle(devices: int) -> str:
+    return "an idle device" if devices == 1 else f"{devices} idle devices"
+
+
+def _what_is_known(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
+    key, accepted = pool.keys[job.id], pool.roster.whole.kinds(job.spec)
+    told = sorted(kind for kind in pool.speeds.by_key.get(key, {}) if kind in accepted)
+    predicted = [kind for kind in told if kind in pool.speeds.predicted(key)]
+    known = [kind for kind in told if kind not in predicted]
+    if cause != "profiling" and told:
+        said = [f"{how} on {listed(kinds)}" for how, kinds in (("known", known), ("predicted", predicted)) if kinds]
+        yield f"not its profile: its speeds are {' and '.join(said)}"
+    if cause != "backoff" and job.failures:
+        yield "not its failures: the back-off is over"
+
+
+FINISHED = 256
+"""Jobs of a pool that finished last, whose run times tell those of the others."""
+
+Estimate = tuple[float | None, str]
+"""In how many seconds, None where nothing tells; and what that rests on."""
+
+
+def expected_start(state: GatewayState, pool: PoolView, job_id: str, now_s: float) -> Estimate:
+    """
+    Return when a job of the pool that has to wait for devices is expected to have them.
+
+    Run times are taken as they were, on whatever kind; those that are declared, and the job's own, are divided by the
+    measured speed of the kind. Jobs behind it in the order are left out, and so is preemption.
+    """
+    if job_id in pool.roster.sharing.tenants:
+        return None, "no estimate: it shares devices, and nobody knows when there is room for it"
+    before, spec = _ahead(pool, job_id), pool.roster.entries[job_id].ranked.job.spec
+    finished = _finished(state, spec.pool)
+    measured_s = [job.executed_s for job in finished]
+    held = pool.roster.runs()
+    runs = [run.ranked.job for run in held]
+    left_s = _left_s([*runs, *before], measured_s, now_s)
+    ready_s = _ready_s(state, pool.roster, held, left_s[: len(runs)])
+    waiting = [*before, pool.roster.entries[job_id].ranked.job]
+    queue = [_need(state, job, pool, left) for job, left in zip(waiting, [*left_s[len(runs) :], 0.0], strict=True)]
+    start_s = start_in_s(ready_s, queue, in_order=not pool.manner.backfills)
+    silent = sum(math.isinf(left) for left in left_s)
+    if math.isinf(start_s):
+        declares = "declares" if silent == 1 else "declare"
+        why = f"{count(silent, 'job')} before it {declares} no duration, and none of pool `{spec.pool}` has finished"
+        return None, f"no estimate: {why}" if silent else ""
+    if start_s <= 0:  # it could start as far as this goes, but the round says that it has to wait
+        return None, ""
+    own = pool.roster.entries[job_id].key[0]
+    demoted = sum(run.ranked.queue > own for run in held)
+    return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
+
+
+def _ahead(pool: PoolView, job_id: str) -> list[Job]:
+    """Return the waiting jobs of a pool that come before one of them, those left out that are held or never fit."""
+    own, roster = pool.roster.entries[job_id].key, pool.roster
+    before = takewhile(lambda key: key < own, roster.waiting)
+    jobs = (ranked.job for ranked in roster.ranked(before) if ranked.job_id not in roster.sharing.tenants)
+    return [
+        job for job in jobs if not job.held and max(roster.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
+    ]
+
+
+def _finished(state: GatewayState, pool: str) -> list[Job]:
+    done = (job for job in state.jobs if job.state is JobState.COMPLETED and job.sample is None)
+    return heapq.nlargest(FINISHED, (job for job in done if job.spec.pool == pool), key=lambda job: job.finished_s)
+
+
+def _left_s(jobs: Sequence[Job], measured_s: Sequence[float], now_s: float) -> list[float]:
+    had_s = [job.executed_by(now_s) for job in jobs]
+    expected = job_lengths.remaining_s(np.array(had_s, dtype=np.float64), measured_s, math.inf)
+    return [
+        0.0  # a matter of seconds
+        if job.sample is not None or job.stopping
+        else job_lengths.declared_s(job.spec.duration_s, had)
+        if job.spec.duration_s
+        else float(left)
+        for job, had, left in zip(jobs, had_s, expected, strict=True)
+    ]
+
+
+def _ready_s(
+    state: GatewayState, roster: PoolIndex, running: Sequence[PreemptibleRun], left_s: Sequence[float]
+) -> dict[str, list[float]]:
+    ready: defaultdict[str, list[float]] = defaultdict(list)
+    for _, device in roster.free:
+        ready[device.kind].append(0.0)
+    shared: dict[tuple[str, int], tuple[str, float]] = {}
+    for run, left in zip(running, left_s, strict=True):
+        in_s = left / _scale(state, run.ranked.job.spec, run.kind) / run.ranked.job.share
+        for node_id, device in run.devices:
+            if run.ranked.job_id in roster.sharing.tenants:  # free when the last is gone, if nobody joins
+                last_s = max(in_s, shared.get((node_id, device.index), ("", 0.0))[1])
+                shared[node_id, device.index] = device.kind, last_s
+            else:
+                ready[device.kind].append(in_s)
+    for kind, in_s in shared.values():
+        ready[kind].append(in_s)
+    return ready
+
+
+def _need(state: GatewayState, job: Job, pool: PoolView, left_s: float) -> QueuedNeed:
+    """Return what a waiting job asks for: of the kind that is kept for it, if one is."""
+    spec, kept = job.spec, pool.staying.get(job.id)
+    kinds = [kept] if kept else pool.roster.whole.kinds(spec)
+    return QueuedNeed(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
+
+
+def _scale(state: GatewayState, spec: JobSpec, kind: str) -> float:
+    """Return by what a declared run time is to be divided."""
+    return (speed_of(state, spec, kind) or 1.0) if spec.duration_s else 1.0
+
+
+def speed_of(state: GatewayState, spec: JobSpec, kind: str) -> float:
+    """Return the measured speed of a job on a kind relative to its fastest; 0 where it was not measured."""
+    profile = state.profiles.get(workload.key(spec))
+    speeds = {speed.kind: speed.speed for speed in profile.speeds} if profile is not None else {}
+    return speeds.get(kind, 0.0)
+
+
+def _basis(jobs: Sequence[Job], finished: int, demoted: int) -> Iterator[str]:
+    declared = sum(job.spec.duration_s > 0 for job in jobs)
+    silent = sum(not job.spec.duration_s and job.sample is None for job in jobs)
+    if declared:
+        yield f"{count(declared, 'job')} by declared duration"
+    if silent and finished:
+        yield f"{count(silent, 'job')} by the run times of the last {count(finished, 'job')} that finished"
+    elif silent:
+        yield f"{count(silent, 'job')} of unknown duration not in its way"
+    if demoted:
+        yield f"sooner if it preempts one of {count(demoted, 'run')} of a later queue"
+
+
+class QueuedNeed(NamedTuple):
+    """
+    What one waiting job asks for.
+
+    Attributes
+    ----------
+    gpus : int
+        Devices at once, all of one kind.
+    run_s : mapping of str to float
+        Kind that it may run on → expected run time there, seconds; infinite where nothing tells.
+    """
+
+    gpus: int
+    run_s: Mapping[str, float]
+
+
+def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[QueuedNeed], *, in_order: bool = False) -> float:
+    """
+    Return in how many seconds the last job of a queue is expected to start.
+
+    Parameters
+    ----------
+    ready_s : mapping of str to iterable of float
+        Kind → in how many seconds each of its devices is free: 0 for an idle one, infinite where nothing tells.
+    queue : sequence of QueuedNeed
+        In the order of their turn; not empty.
+    in_order : bool
+        Whether nobody starts before whoever is before him.
+
+    Returns
+    -------
+    float, seconds; infinite where no kind will ever have enough devices, as far as is known
+
+    Notes
+    -----
+    List scheduling: each job in its turn takes the devices with which it ends first, or starts first where its run time
+    is not known. O(J (T + m)) at worst, with T kinds and m devices. Preemption is left out: it would only be sooner.
+
+    Examples
+    --------
+    >>> ahead, own = QueuedNeed(1, {"fast": 10.0}), QueuedNeed(2, {"fast": 5.0, "slow": 8.0})
+    >>> start_in_s({"fast": [0.0, 3.0], "slow": [1.0]}, [ahead, own])
+    10.0
+    """
+    ready = {kind: sorted(times) for kind, times in ready_s.items()}
+    start_s = floor_s = 0.0
+    for need in queue:
+        starts = {kind: ready[kind][need.gpus - 1] for kind in need.run_s if len(ready.get(kind, ())) >= need.gpus}
+        if not starts:
+            start_s = math.inf
+            continue
+        kind = min(starts, key=lambda kind: (starts[kind] + need.run_s[kind], starts[kind], kind))
+        start_s = floor_s = max(starts[kind], floor_s if in_order else 0.0)
+        del ready[kind][: need.gpus]
+        for _ in range(need.gpus):
+            insort(ready[kind], start_s + need.run_s[kind])
+    return start_s

@@ -1,8 +1,12 @@
 """
+Settings, state, apply, decide; a round is ``penstock_scheduler.round``.
+
 The matcher's pure part: the fold of nodes, jobs, ranks and speeds, and one round a pool.
 
 A round is one fact, so all of its placements become true together. The matcher owns the leases: a device is taken from
 its placement until the run's end on that node is in the log, or the node is declared lost.
+
+What can be set about the matcher: table ``[matcher]`` or ``PENSTOCK_MATCHER_…``.
 """
 
 from __future__ import annotations
@@ -13,49 +17,50 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import TERMINAL, Event, JobFinished, Jobs, RoundDecided, RunWarned, subjects
-from penstock_matcher.settings import Settings
-from penstock_policies.cluster import Node
-from penstock_policies.rounds.alternatives import named
-from penstock_policies.rounds.decide import decide_pool
-from penstock_policies.rounds.known import Known, fold
-from penstock_policies.rounds.settings import rules_of
+from penstock_cluster.nodes import Node
+from penstock_log import TERMINAL, Event, JobFinished, JobTable, RoundDecided, RunWarned, subjects
+from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
+from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
+from penstock_scheduler.round import decide_pool
+from penstock_scheduler.what_if import named
+
+__all__ = ["MatcherSettings"]
 
 
-class State(Known):
+class MatcherState(SchedulerState):
     """
     What the matcher knows.
 
     Attributes
     ----------
-    jobs : Jobs
+    jobs : JobTable
         Those that are not over.
     seq : int
         Last fact that could change a round.
     """
 
-    jobs: Jobs = msgspec.field(default_factory=Jobs)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
     seq: int = 0
 
 
 Heard = Callable[[Iterable[str], float], Mapping[str, float]]
-"""``heard(nodes, now_s)``: when each was last heard of, as :class:`penstock_matcher.liveness.Liveness` tells it."""
+"""``heard(nodes, now_s)``: when each was last heard of, as :class:`penstock_matcher.__main__.Liveness` tells it."""
 
 
-def decider(settings: Settings | None = None, heard: Heard | None = None) -> Decider[State]:
+def decider(settings: MatcherSettings | None = None, heard: Heard | None = None) -> Decider[MatcherState]:
     """
     Return the matcher as the shell, the simulator and tests run it.
 
     Without ``heard``, no node is ever declared lost: a simulation or a replay says itself when nodes are.
     """
-    chosen = settings or Settings()
+    chosen = settings or MatcherSettings()
 
-    def decide_now(state: State, now_s: float) -> Decision:
+    def decide_now(state: MatcherState, now_s: float) -> Decision:
         return decide(state, now_s, heard(state.cluster.nodes, now_s) if heard else {}, chosen)
 
     return Decider(
         name="matcher",
-        state=State,
+        state=MatcherState,
         schema="matcher.13",
         apply=apply,
         decide=decide_now,
@@ -63,7 +68,7 @@ def decider(settings: Settings | None = None, heard: Heard | None = None) -> Dec
     )
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: MatcherState, event: Event, seq: int) -> None:
     """Fold one fact in."""
     changed, matters = fold(state, state.jobs, event)
     for job in changed:
@@ -73,7 +78,7 @@ def apply(state: State, event: Event, seq: int) -> None:
         state.seq = seq
 
 
-def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Settings) -> Decision:
+def decide(state: MatcherState, now_s: float, heard: Mapping[str, float], settings: MatcherSettings) -> Decision:
     """
     Return a round for each pool in which something is to change.
 
@@ -94,7 +99,9 @@ def decide(state: State, now_s: float, heard: Mapping[str, float], settings: Set
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
 
-def _round(state: State, name: str, now_s: float, settings: Settings) -> tuple[RoundDecided | None, float]:
+def _round(
+    state: MatcherState, name: str, now_s: float, settings: MatcherSettings
+) -> tuple[RoundDecided | None, float]:
     rules = rules_of(state, name, settings)
     pool = state.pool(name, state.jobs, rules.topology)
     found, next_s = decide_pool(pool, now_s, rules)
@@ -102,7 +109,7 @@ def _round(state: State, name: str, now_s: float, settings: Settings) -> tuple[R
 
 
 def _gone(
-    state: State, name: str, now_s: float, heard: Mapping[str, float], settings: Settings
+    state: MatcherState, name: str, now_s: float, heard: Mapping[str, float], settings: MatcherSettings
 ) -> tuple[RoundDecided | None, float]:
     """Return a round that says which nodes of a pool are lost or forgotten, if any, and when the next one would be."""
     lost_s = {node: since_s + settings.node_timeout_s for node, since_s in _silent_s(state, name, heard).items()}
@@ -116,7 +123,7 @@ def _gone(
     return RoundDecided(at_s=now_s, pool=name, lost_nodes=lost, forgotten_nodes=forgotten), next_s
 
 
-def _forgotten_s(state: State, pool: str, forget_s: float) -> dict[str, float]:
+def _forgotten_s(state: MatcherState, pool: str, forget_s: float) -> dict[str, float]:
     """Return when each gone node of a pool is to be forgotten; one that is drained or has an open lease is kept."""
     gone = [node for node in state.cluster.nodes.values() if node.pool == pool and node.gone and not node.drained]
     if not gone:
@@ -125,7 +132,7 @@ def _forgotten_s(state: State, pool: str, forget_s: float) -> dict[str, float]:
     return {node.id: node.gone_s + forget_s for node in gone if node.id not in leased}
 
 
-def _silent_s(state: State, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
+def _silent_s(state: MatcherState, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
     """Return since when each of the pool's nodes has not been heard, for those whose silence means anything."""
     mine = [node for node in state.cluster.nodes.values() if node.pool == pool and node.id in heard]
     leased: set[str] = set()

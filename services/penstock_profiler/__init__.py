@@ -1,1 +1,10 @@
-"""The profiler: how fast each workload is on each kind of device, measured once and refined ever after."""
+"""
+The profiler: how fast each workload is on each kind of device, measured once and refined ever after.
+
+In reading order:
+
+* ``machine``: Settings, state, apply, decide.
+* ``workload_record``: What is known of one workload.
+* ``answer``: What is said of it.
+* ``__main__``: The runner, and how replicas divide the keys.
+"""

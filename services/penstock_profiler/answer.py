@@ -1,30 +1,40 @@
-"""What the profiler says about a workload: measured speeds, predicted ones, and why those are only predicted."""
+"""
+What is said of it.
+
+What the profiler says about a workload: measured speeds, predicted ones, and why those are only predicted.
+
+What the profiler says of how an elastic workload goes with batch size and devices, and when that is news.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
-from penstock_events import KindSpeed, WorkloadProfiled
-from penstock_policies import speedups
-from penstock_profiler.workload import Workload
+from penstock_log import JobSpec, KindSpeed, Scalability, Timing, WorkloadProfiled, WorkloadScaled
+from penstock_policies import scaling_model, workload_stats
+from penstock_policies.sample_plan import batches, most
+from penstock_profiler.workload_record import MOVED, ScalingCurve, WorkloadRecord
 
 MOST_OTHERS: Final = 256
 """Workloads that a prediction looks at: a median needs no more, and there may be as many as jobs."""
 
 
-def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str], now_s: float) -> WorkloadProfiled:
+def answer(
+    workload: WorkloadRecord, others: Iterable[WorkloadRecord], fitting: Sequence[str], now_s: float
+) -> WorkloadProfiled:
     """
     Return the present knowledge of a workload.
 
     Parameters
     ----------
-    workload : Workload
-    others : iterable of Workload
+    workload : WorkloadRecord
+    others : iterable of WorkloadRecord
         What the kinds' ratios are predicted from, :data:`MOST_OTHERS` at most; the workload itself may be among them.
     fitting : sequence of str
         Kinds of the pool that its jobs accept.
@@ -35,25 +45,25 @@ def answer(workload: Workload, others: Iterable[Workload], fitting: Sequence[str
         note = f"no device of pool {workload.spec.pool} fits at present; speeds follow when one joins"
         return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=(), note=note, skew=workload.skew)
     own_s = _row(workload.times_s, kinds)
-    times_s = speedups.predicted_s(_ratios(others, kinds), own_s) if np.isnan(own_s).any() else own_s
-    speeds = speedups.speeds(times_s)
+    times_s = workload_stats.predicted_s(_ratios(others, kinds), own_s) if np.isnan(own_s).any() else own_s
+    speeds = workload_stats.speeds(times_s)
     said = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
     notes = [_why(workload, kind, float(t), len(kinds)) for kind, t in zip(kinds, times_s, strict=True)]
     note = "; ".join(filter(None, notes))
     return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=said, note=note, skew=workload.skew)
 
 
-def _ratios(workloads: Iterable[Workload], kinds: Sequence[str]) -> speedups.Floats:
+def _ratios(workloads: Iterable[WorkloadRecord], kinds: Sequence[str]) -> workload_stats.Floats:
     telling = (workload.iteration_s for workload in workloads if len(workload.iteration_s) > 1)
     rows = [_row(iteration_s, kinds) for iteration_s in islice(telling, MOST_OTHERS)]
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(kinds))
 
 
-def _row(times_s: Mapping[str, float], kinds: Sequence[str]) -> speedups.Floats:
+def _row(times_s: Mapping[str, float], kinds: Sequence[str]) -> workload_stats.Floats:
     return np.array([times_s.get(kind, math.nan) for kind in kinds])
 
 
-def _kind_speed(workload: Workload, kind: str, speed: float) -> KindSpeed:
+def _kind_speed(workload: WorkloadRecord, kind: str, speed: float) -> KindSpeed:
     return KindSpeed(
         kind=kind,
         iteration_s=workload.iteration_s.get(kind, 0.0),
@@ -64,7 +74,7 @@ def _kind_speed(workload: Workload, kind: str, speed: float) -> KindSpeed:
     )
 
 
-def _why(workload: Workload, kind: str, time_s: float, kinds: int) -> str:
+def _why(workload: WorkloadRecord, kind: str, time_s: float, kinds: int) -> str:
     if kind in workload.times_s:
         return ""
     if kinds == 1 and kind not in workload.failures:
@@ -78,3 +88,99 @@ def _why(workload: Workload, kind: str, time_s: float, kinds: int) -> str:
         return f"{kind}: {source}; samples elsewhere failed"
     why_not = "its profile is off" if workload.spec.profile == "off" else "what runs there is measured"
     return f"{kind}: {source}; not sampled, {why_not}"
+
+
+MOST_WORDS: Final = 400
+"""Characters of a note: a workload may fail in many ways."""
+
+
+def scalability(known: WorkloadRecord, spec: JobSpec, kind: str, devices: int) -> Scalability:
+    """
+    Return the present knowledge of an elastic workload on one kind.
+
+    Parameters
+    ----------
+    spec : JobSpec
+        Of the elastic job submitted last.
+    devices : int
+        Of the kind, that there are in its pool.
+    """
+    curve = known.curves.get(kind, ScalingCurve())
+    note = "; ".join(_notes(known, spec, kind, devices))
+    shown = note if len(note) <= MOST_WORDS else note[: MOST_WORDS - 1] + "…"
+    return Scalability(kind=kind, timings=tuple(curve.timings), per_gpu_cap=curve.cap, note=shown)
+
+
+def scaled(known: WorkloadRecord, spec: JobSpec, devices: Mapping[str, int], now_s: float) -> WorkloadScaled:
+    """Return what is to be said of an elastic workload now, on all kinds that it fits or was measured on."""
+    kinds = sorted({*devices, *known.curves})
+    told = tuple(scalability(known, spec, kind, devices.get(kind, 0)) for kind in kinds)
+    return WorkloadScaled(at_s=now_s, key=known.key, kinds=told)
+
+
+def differs(said: Scalability, now: Scalability, curve: ScalingCurve) -> bool:
+    """Say whether something has come up since, or a time has moved."""
+    return curve.news or (said.per_gpu_cap, said.note) != (now.per_gpu_cap, now.note)
+
+
+def judge(known: WorkloadRecord, kind: str) -> None:
+    """Note whether a time has moved, since it was said, by more than its error and more than a tenth."""
+    curve, spec = known.curves.get(kind), known.elastic
+    if curve is None or spec is None:
+        return
+    said = (known.scaled or {}).get(kind)
+    before = {(each.gpus, each.local_batch): each for each in said.timings} if said is not None else {}
+    curve.news = said is not None and any(
+        _moved(before.get((each.gpus, each.local_batch)), each, said, spec) for each in curve.timings
+    )
+
+
+def _moved(before: Timing | None, now: Timing, said: Scalability, spec: JobSpec) -> bool:
+    iteration_s, error_s = (before.iteration_s, before.error_s) if before is not None else _expected(now, said, spec)
+    if before == now or math.isnan(iteration_s):
+        return before != now
+    apart_s = abs(now.iteration_s - iteration_s)
+    return workload_stats.moved(iteration_s, now.iteration_s, MOVED) and apart_s > math.hypot(error_s, now.error_s)
+
+
+def _expected(size: Timing, said: Scalability, spec: JobSpec) -> tuple[float, float]:
+    """Return what was to be expected of an iteration at another size, and its error; nan where nothing was."""
+    gangs = {each.gpus for each in said.timings}
+    if 1 not in gangs or (size.gpus > 1 and gangs == {1}):
+        return math.nan, math.nan
+    batch = size.local_batch * size.gpus
+    speed, error = scaling_model.throughput(said, spec, batch, size.gpus)
+    return batch / speed, error * batch / speed**2
+
+
+def _notes(known: WorkloadRecord, spec: JobSpec, kind: str, devices: int) -> Iterator[str]:
+    curve = known.curves.get(kind, ScalingCurve())
+    if spec.widths[0] > devices > 0:
+        yield f"its smallest width is {spec.widths[0]}, and the devices there are {devices}"
+    limits = [limit for limit in (curve.cap, spec.batch.per_gpu_max if spec.batch is not None else 0) if limit]
+    smallest, width = batches(spec)[0], most(spec, devices)
+    if limits and width and width * min(limits) < smallest:
+        where = f"{width} devices" if width > 1 else "one device"
+        yield f"its smallest batch of {smallest} does not fit on {where} of {_samples(min(limits))} each"
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for point, reason in curve.failures.items():
+        reasons[reason].append(point)
+    yield from (f"{', '.join(points)}: {reason}" for reason, points in reasons.items())
+    if waiting := [str(point) for point in known.open_points(kind)]:
+        yield f"not measured yet: {', '.join(waiting)}"
+    elif not curve.timings and not curve.failures:
+        yield _unsampled(known, spec, kind)
+
+
+def _unsampled(known: WorkloadRecord, spec: JobSpec, kind: str) -> str:
+    if spec.profile == "off":
+        return "not sampled: its profile is off"
+    if spec.opaque:
+        return "not sampled: no file of its command line mentions penstock"
+    if known.unsampleable():
+        return "not sampled: samples elsewhere failed"
+    return known.failures.get(kind, "not sampled")
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample{'s' if count > 1 else ''}"

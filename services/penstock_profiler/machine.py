@@ -1,28 +1,40 @@
 """
+Settings, state, apply, decide.
+
 The profiler's pure part: sample an unseen workload on each kind of device, answer, and learn from real runs.
 
 Sampled is what its user names, searches over, leaves to be sized, or asks for; of everything else the real runs are
 measured. Every workload is answered: at once where there is nothing to sample, after the samples where there is,
 because jobs wait for them, and with predictions where samples fail or take too long. An elastic one is answered twice:
 how fast it is on each kind, and how it goes there with batch size and devices.
+
+What can be set about the profiler: table ``[profiler]`` or ``PENSTOCK_PROFILER_…``.
+
+Which samples a workload still needs.
+
+What devices there are for the workloads of a pool: one of each sort, and how many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import (
+from penstock_cluster.nodes import Cluster, fits
+from penstock_log import (
     TERMINAL,
     AnyEvent,
+    Device,
     Event,
     Job,
-    Jobs,
     JobSpec,
     JobSubmitted,
+    JobTable,
+    ProfileSample,
     RunEnded,
     SamplesRequested,
     WorkloadProfiled,
@@ -30,24 +42,19 @@ from penstock_events import (
     subjects,
     workload,
 )
-from penstock_policies.cluster import Cluster
-from penstock_policies.points import Wanted
-from penstock_profiler.answer import answer
-from penstock_profiler.asking import samples, wanted
-from penstock_profiler.curve import Curve
-from penstock_profiler.offers import Offers, fitting, of_cluster, sorts
-from penstock_profiler.scaled import differs, judge, scalability, scaled
-from penstock_profiler.settings import Settings
-from penstock_profiler.workload import Workload, lost_too_often
+from penstock_policies import sample_plan
+from penstock_policies.sample_plan import SamplePoint, Wanted, between, is_sampled, missing
+from penstock_profiler.answer import answer, differs, judge, scalability, scaled
+from penstock_profiler.workload_record import ScalingCurve, WorkloadRecord, lost_too_often
 
 
-class State(msgspec.Struct):
+class ProfilerState(msgspec.Struct):
     """
     Nodes, jobs that are not over, and all workloads ever seen.
 
     Attributes
     ----------
-    offers : dict of str to list of Offer
+    offers : dict of str to list of DeviceOffer
         By pool: one of each sort of device on the nodes that take jobs, and how many there are.
     unsettled : set of str
         Keys of workloads with something left to ask, to wait for or to say.
@@ -57,33 +64,35 @@ class State(msgspec.Struct):
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
     offers: Offers = msgspec.field(default_factory=dict)
-    jobs: Jobs = msgspec.field(default_factory=Jobs)
-    workloads: dict[str, Workload] = msgspec.field(default_factory=dict)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    workloads: dict[str, WorkloadRecord] = msgspec.field(default_factory=dict)
     unsettled: set[str] = msgspec.field(default_factory=set)
     loops: dict[str, RunEnded] = msgspec.field(default_factory=dict)
 
 
-def decider(settings: Settings | None = None, mine: Callable[[str], bool] = lambda _key: True) -> Decider[State]:
+def decider(
+    settings: ProfilerSettings | None = None, mine: Callable[[str], bool] = lambda _key: True
+) -> Decider[ProfilerState]:
     """
     Return the profiler as the shell, the simulator and tests run it.
 
     Parameters
     ----------
-    settings : Settings, optional
+    settings : ProfilerSettings, optional
     mine : callable
         Says whether a workload's key belongs to this replica; by default all do.
     """
     return Decider(
         name="profiler",
-        state=State,
+        state=ProfilerState,
         schema="profiler.8",
         apply=apply,
-        decide=partial(decide, settings=settings or Settings(), mine=mine),
+        decide=partial(decide, settings=settings or ProfilerSettings(), mine=mine),
         leads=False,
     )
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: ProfilerState, event: Event, seq: int) -> None:
     """Fold one fact in."""
     match event:
         case WorkloadProfiled():
@@ -100,7 +109,7 @@ def apply(state: State, event: Event, seq: int) -> None:
             _note_rest(state, event)
 
 
-def decide(state: State, now_s: float, settings: Settings, mine: Callable[[str], bool]) -> Decision:
+def decide(state: ProfilerState, now_s: float, settings: ProfilerSettings, mine: Callable[[str], bool]) -> Decision:
     """Return a request or an answer for each unsettled workload that is due, and when the next one is."""
     proposals, wake_at_s = [], []
     for key in filter(mine, sorted(state.unsettled)):
@@ -113,7 +122,9 @@ def decide(state: State, now_s: float, settings: Settings, mine: Callable[[str],
     return Decision(proposals, wake_at_s=min(wake_at_s, default=None))
 
 
-def _next_facts(state: State, known: Workload, now_s: float, settings: Settings) -> tuple[AnyEvent, ...]:
+def _next_facts(
+    state: ProfilerState, known: WorkloadRecord, now_s: float, settings: ProfilerSettings
+) -> tuple[AnyEvent, ...]:
     """Return what is to be said about a workload now; nothing while its samples are waited for."""
     if asked := _wanted(state, known):
         chosen = samples(known.key, asked, settings)
@@ -131,7 +142,7 @@ def _next_facts(state: State, known: Workload, now_s: float, settings: Settings)
     return tuple(facts)
 
 
-def _until_s(state: State, known: Workload, settings: Settings) -> float:
+def _until_s(state: ProfilerState, known: WorkloadRecord, settings: ProfilerSettings) -> float:
     """Return until when samples are waited for: not for long where only gangs are open, and find no devices."""
     latest_s = known.requested_s + settings.answer_within_s
     waiting = [job_id for job_id, sample in known.samples.items() if not sample.over]
@@ -144,7 +155,7 @@ def _waits(job: Job | None) -> bool:
     return job is not None and job.placement is None
 
 
-def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:
+def _scales_differently(state: ProfilerState, known: WorkloadRecord, *, late: bool) -> bool:
     """Say whether there is news of how an elastic workload goes; what is still being sampled is none in time."""
     if known.elastic is None:
         return False
@@ -158,33 +169,33 @@ def _scales_differently(state: State, known: Workload, *, late: bool) -> bool:
         overflowed = before is not None and before.timings and before.per_gpu_cap != now.per_gpu_cap
         if kind in known.open_kinds() and not late and not overflowed:
             continue
-        if before is None or differs(before, now, known.curves.get(kind, Curve())):
+        if before is None or differs(before, now, known.curves.get(kind, ScalingCurve())):
             return True
     return False
 
 
-def _is_awaited(state: State, known: Workload) -> bool:
+def _is_awaited(state: ProfilerState, known: WorkloadRecord) -> bool:
     """Say whether an answer without the samples that are still open would be premature."""
     if known.announced is None:
         return bool(known.open_kinds())
     return not known.news() and bool(known.open_kinds() & _unsaid_kinds(state, known))
 
 
-def _wanted(state: State, known: Workload) -> list[Wanted]:
+def _wanted(state: ProfilerState, known: WorkloadRecord) -> list[Wanted]:
     return wanted(known, fitting(state.offers, known.sampled or known.spec), fitting(state.offers, known.elastic))
 
 
-def _unsaid_kinds(state: State, known: Workload) -> set[str]:
+def _unsaid_kinds(state: ProfilerState, known: WorkloadRecord) -> set[str]:
     """Return the kinds that an active workload fits and that nothing was said about."""
     return set(fitting(state.offers, known.spec)) - (known.announced or {}).keys() if known.active else set()
 
 
-def _is_unsaid(state: State, known: Workload) -> bool:
+def _is_unsaid(state: ProfilerState, known: WorkloadRecord) -> bool:
     """Say whether the speeds that the log has are not those that are known."""
     return known.announced is None or known.news() or bool(_unsaid_kinds(state, known))
 
 
-def _settle(state: State, key: str) -> None:
+def _settle(state: ProfilerState, key: str) -> None:
     """Keep ``unsettled`` true to what is known about a workload."""
     known = state.workloads[key]
     unsaid = _is_unsaid(state, known) or _scales_differently(state, known, late=True)
@@ -194,14 +205,14 @@ def _settle(state: State, key: str) -> None:
         state.unsettled.discard(key)
 
 
-def _note_answer(state: State, event: WorkloadProfiled) -> None:
+def _note_answer(state: ProfilerState, event: WorkloadProfiled) -> None:
     if event.key in state.workloads:
         known = state.workloads[event.key]
         known.announced, known.announced_skew = {speed.kind: speed for speed in event.speeds}, event.skew
         _settle(state, event.key)
 
 
-def _note_scaled(state: State, event: WorkloadScaled) -> None:
+def _note_scaled(state: ProfilerState, event: WorkloadScaled) -> None:
     if event.key in state.workloads:
         known = state.workloads[event.key]
         known.scaled = {each.kind: each for each in event.kinds}
@@ -210,26 +221,26 @@ def _note_scaled(state: State, event: WorkloadScaled) -> None:
         _settle(state, event.key)
 
 
-def _note_request(state: State, event: SamplesRequested) -> None:
+def _note_request(state: ProfilerState, event: SamplesRequested) -> None:
     if event.key in state.workloads:
         state.workloads[event.key].request(event.samples, event.at_s)
         state.jobs.apply(event)
         _settle(state, event.key)
 
 
-def _note_job(state: State, event: JobSubmitted, seq: int) -> None:
+def _note_job(state: ProfilerState, event: JobSubmitted, seq: int) -> None:
     if state.jobs.get(event.job_id) is not None:
         return
     key = workload.key(event.spec)
     for job in state.jobs.apply(event):
         job.profile_key = key  # for good, whatever it asks for later
-    known = state.workloads.setdefault(key, Workload(key=key, spec=event.spec))
+    known = state.workloads.setdefault(key, WorkloadRecord(key=key, spec=event.spec))
     known.enter(event.spec)
     known.cause = seq
     _settle(state, key)
 
 
-def _note_run(state: State, event: RunEnded, seq: int) -> None:
+def _note_run(state: ProfilerState, event: RunEnded, seq: int) -> None:
     job = state.jobs.get(event.job_id)
     kind = job.placement.kind if job is not None and job.placement is not None else ""
     had = job.spec if job is not None else None  # the fold may give it another size with its end
@@ -251,7 +262,7 @@ def _note_run(state: State, event: RunEnded, seq: int) -> None:
         _note_progress(state, job)
 
 
-def _loop_of(state: State, job: Job, event: RunEnded) -> RunEnded:
+def _loop_of(state: ProfilerState, job: Job, event: RunEnded) -> RunEnded:
     """Return what the node with a gang's first process told at its end: the others know nothing of the loop."""
     told = state.loops.pop(job.id, event)
     if told.epoch == event.epoch and told.loop_steps > event.loop_steps:
@@ -268,7 +279,7 @@ def _teaches(had: JobSpec, run: RunEnded) -> bool:
     return run.outcome in {"completed", "preempted", "cancelled"} or (had.elastic and run.out_of_memory)
 
 
-def _note_rest(state: State, event: Event) -> None:
+def _note_rest(state: ProfilerState, event: Event) -> None:
     for job in state.jobs.apply(event):
         _note_progress(state, job)
     if state.cluster.apply(event) and (offers := of_cluster(state.cluster)) != state.offers:
@@ -279,7 +290,7 @@ def _note_rest(state: State, event: Event) -> None:
                 _settle(state, key)
 
 
-def _note_progress(state: State, job: Job) -> None:
+def _note_progress(state: ProfilerState, job: Job) -> None:
     """Give up on samples that cannot succeed, and forget jobs that are over."""
     known = state.workloads[job.profile_key]
     over = job.state in TERMINAL
@@ -293,3 +304,113 @@ def _note_progress(state: State, job: Job) -> None:
     if over:
         state.jobs.forget(job.id)
     _settle(state, known.key)
+
+
+class ProfilerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How workloads are sampled.
+
+    Attributes
+    ----------
+    short_iterations, long_iterations : int
+        Length of the two samples on each kind of device; a line through both gives the iteration time. A sample of an
+        elastic workload at one size has the greater length.
+    answer_within_s : float
+        Seconds after which jobs no longer wait for samples: what is not measured by then is predicted, and corrected
+        when the samples end after all.
+    gangs_within_s : float
+        Seconds after the end of the last other sample in which gangs of samples find devices, or are no longer waited
+        for: the job itself may have begun meanwhile, and hold what they wait for.
+    """
+
+    short_iterations: int = 5
+    long_iterations: int = 25
+    answer_within_s: float = 120.0
+    gangs_within_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.short_iterations < self.long_iterations:
+            found = f"short_iterations is {self.short_iterations}, long_iterations is {self.long_iterations}"
+            raise ValueError(f"{found}; expected 1 <= short_iterations < long_iterations")
+        for name in ("answer_within_s", "gangs_within_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a number of seconds above 0")
+
+
+def wanted(known: WorkloadRecord, devices: Mapping[str, int], elastic: Mapping[str, int]) -> list[Wanted]:
+    """
+    Return what is to be sampled now: nothing unless a job that is not over may have its workload sampled.
+
+    An elastic workload is sampled at several sizes on each kind, where there is only one as well, and any other one on
+    each of several kinds, to compare them.
+
+    Parameters
+    ----------
+    devices, elastic : mapping of str to int
+        Kind → devices of it that the last job fits whose workload may be sampled, and those that the last elastic job
+        does.
+    """
+    if not known.sampled_active or known.unsampleable():
+        return []
+    found: list[Wanted] = []
+    for kind in sorted({*devices, *elastic}):
+        sizes = _sizes(known, kind, elastic.get(kind, 0))
+        found += [(kind, size) for size in sizes]
+        compared = sizes or kind not in devices or len(devices) == 1 or _was_compared(known, kind)
+        if not compared:
+            found.append((kind, None))
+    return found
+
+
+def samples(key: str, asked: Iterable[Wanted], settings: ProfilerSettings) -> tuple[ProfileSample, ...]:
+    """Return the samples for what is wanted."""
+    return sample_plan.samples(key, asked, (settings.short_iterations, settings.long_iterations))
+
+
+def _sizes(known: WorkloadRecord, kind: str, devices: int) -> list[SamplePoint]:
+    spec, asked = known.elastic, known.asked_points(kind)
+    if spec is None or not known.elastic_active or not is_sampled(spec):
+        return []
+    fits, too_large = known.room(kind)
+    beyond = [size for size in missing(spec, devices, asked) if not too_large or size.local_batch < too_large]
+    if not beyond and not known.open_points(kind):
+        beyond = between(fits, too_large, asked)
+    return [size for size in beyond if size not in asked]
+
+
+def _was_compared(known: WorkloadRecord, kind: str) -> bool:
+    return (kind in known.iteration_s and known.gpus <= 1) or kind in known.sampled_kinds()
+
+
+class DeviceOffer(msgspec.Struct, frozen=True):
+    """So many devices like this one."""
+
+    device: Device
+    count: int
+
+
+Offers = dict[str, list[DeviceOffer]]
+"""By pool."""
+
+
+def of_cluster(cluster: Cluster) -> Offers:
+    """Return what the nodes that take jobs have."""
+    found: defaultdict[str, dict[tuple[str, int, str], list[Device]]] = defaultdict(dict)
+    for node in cluster.usable():
+        for device in node.devices:
+            found[node.pool].setdefault((device.kind, device.memory_bytes, device.backend), []).append(device)
+    return {pool: [DeviceOffer(alike[0], len(alike)) for alike in by_sort.values()] for pool, by_sort in found.items()}
+
+
+def sorts(offers: Offers) -> dict[str, list[Device]]:
+    """Return the sorts of devices without their numbers."""
+    return {pool: [offer.device for offer in found] for pool, found in offers.items()}
+
+
+def fitting(offers: Offers, spec: JobSpec | None) -> Counter[str]:
+    """Return the devices that a job fits in its pool, by kind; none where there is no job."""
+    count: Counter[str] = Counter()
+    if spec is not None:
+        for offer in (offer for offer in offers.get(spec.pool, ()) if fits(spec, offer.device)):
+            count[offer.device.kind] += offer.count
+    return count

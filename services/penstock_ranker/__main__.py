@@ -1,8 +1,23 @@
-"""``python -m penstock_ranker``."""
+"""
+The runner.
 
-from penstock_bus.shell import main
-from penstock_ranker.runner import run
-from penstock_ranker.settings import Settings
+``python -m penstock_ranker``.
+
+Run the ranker on a bus.
+"""
+
+from __future__ import annotations
+
+from penstock_bus.replica import run_decider
+from penstock_bus.shell import Shell, main
+from penstock_ranker import machine
+from penstock_ranker.machine import RankerSettings
+
+
+async def run(shell: Shell, settings: RankerSettings) -> None:
+    """Rank until the shell is stopping; one replica leads, the others keep a hot fold."""
+    await run_decider(shell, machine.decider(settings, settings.priors()))
+
 
 if __name__ == "__main__":
-    main("ranker", Settings, run)
+    main("ranker", RankerSettings, run)

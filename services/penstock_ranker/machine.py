@@ -1,94 +1,105 @@
 """
+Settings, rankings, state, apply, decide.
+
 The ranker's pure part: the order of each pool's jobs, by the rules that are set for it.
 
 A rank is published only when a job's place changes by itself: it is new, it crosses a threshold, it is promoted, or it
 waits again and its position is another than before. Between events the decider sleeps until the next of these; it never
 polls.
+
+Each pool's jobs in order, beside the fold: worked out from it, kept up to date with it, and never saved.
+
+The fold knows nothing of settings, so that one log gives one state whatever is set. What the settings make of it (when
+the next threshold is crossed, which position is out of date) stands here, and is built anew from the fold after a
+snapshot was loaded.
+
+A job's place in the order, as the log has it.
+
+What can be set about the ranker: table ``[ranker]`` or ``PENSTOCK_RANKER_…``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_events import (
+from penstock_log import (
     TERMINAL,
     Event,
     Job,
     JobFinished,
-    Jobs,
+    JobRank,
     JobsRanked,
+    JobState,
+    JobTable,
     PolicySet,
-    Rank,
     RunWarned,
     Setting,
     WorkloadProfiled,
-    shares,
+    lifecycle,
     subjects,
 )
-from penstock_events import State as JobState
-from penstock_policies.lengths import Lengths
-from penstock_policies.order import BY_QUEUE, Manner
-from penstock_policies.pools import Ordering
-from penstock_policies.ranking import Ranking
-from penstock_ranker.book import Book, Chosen
-from penstock_ranker.place import Place, published, rank_of
-from penstock_ranker.settings import Settings
+from penstock_policies.job_lengths import Lengths, blend, read_prior
+from penstock_policies.queue_policies import BY_QUEUE, NOTHING, DispatchMode, LengthKnowledge, Name, QueuePolicy
+from penstock_policies.ranking import Phase, PoolRanking, RankMove
+from penstock_scheduler.pool.pool_settings import OrderingSettings, overlaid
 
 MOST_RANKS: Final = 2_000
 """Ranks of one fact: about 300 kB. More than these follow in the next."""
 
 
-class State(msgspec.Struct, dict=True):
+class RankerState(msgspec.Struct, dict=True):
     """
     The jobs that are not over, and how long others were.
 
     Attributes
     ----------
-    jobs : Jobs
+    jobs : JobTable
         Samples of the profiler among them: they are no business of the ranker's.
-    places : dict of str to Place
+    places : dict of str to PublishedPosition
         As published.
     lengths : dict of str to Lengths
         Pool → GPU-times of its jobs that completed.
     live : dict of str to dict of str to Setting
         Pool → what is set live.
-    manners : dict of str to Manner
+    manners : dict of str to DispatchMode
         Pool → how its order is to be walked, as published.
     seq : int
         Last fact that could change a rank.
     """
 
-    jobs: Jobs = msgspec.field(default_factory=Jobs)
-    places: dict[str, Place] = msgspec.field(default_factory=dict)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    places: dict[str, PublishedPosition] = msgspec.field(default_factory=dict)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     live: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
-    manners: dict[str, Manner] = msgspec.field(default_factory=dict)
+    manners: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
     seq: int = 0
 
 
 def decider(
-    settings: Settings | None = None, priors_gpu_s: Mapping[str, Sequence[float]] | None = None
-) -> Decider[State]:
+    settings: RankerSettings | None = None, priors_gpu_s: Mapping[str, Sequence[float]] | None = None
+) -> Decider[RankerState]:
     """
     Return the ranker as the shell, the simulator and tests run it.
 
     Parameters
     ----------
-    settings : Settings, optional
+    settings : RankerSettings, optional
     priors_gpu_s : mapping of str to (P,) floats, GPU-seconds, rising, optional
-        What the prior files that the settings name hold: :meth:`Settings.priors`.
+        What the prior files that the settings name hold: :meth:`RankerSettings.priors`.
     """
-    chosen = Chosen(settings or Settings(), priors_gpu_s or {})
+    chosen = RankingRules(settings or RankerSettings(), priors_gpu_s or {})
     return Decider(
         name="ranker",
-        state=State,
+        state=RankerState,
         schema="ranker.9",
         apply=apply,
         decide=partial(decide, chosen=chosen),
@@ -96,7 +107,7 @@ def decider(
     )
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: RankerState, event: Event, seq: int) -> None:
     """Fold one fact in."""
     if isinstance(event, JobsRanked):
         _note_ranks(state, event)
@@ -104,7 +115,7 @@ def apply(state: State, event: Event, seq: int) -> None:
     if isinstance(event, PolicySet):
         _set_live(state, event, seq)
         return
-    book: Book | None = state.__dict__.get("book")
+    book: PoolRankings | None = state.__dict__.get("book")
     for job in state.jobs.apply(event):
         state.seq = seq
         if job.state in TERMINAL:
@@ -115,15 +126,15 @@ def apply(state: State, event: Event, seq: int) -> None:
         _note_beside(state, event, seq)
 
 
-def _note_beside(state: State, event: Event, seq: int) -> None:
+def _note_beside(state: RankerState, event: Event, seq: int) -> None:
     """Follow the jobs that have another share of a device because somebody came or went there."""
-    for job in shares.beside(state.jobs, event):
+    for job in lifecycle.beside(state.jobs, event):
         state.seq = seq
         if (book := _open_book(state)) is not None:
             book.note(job)
 
 
-def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
+def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
     """
     Return one :class:`JobsRanked` for each pool in which a job's place changes, and the time of the next change.
 
@@ -132,7 +143,7 @@ def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
     Looks at the jobs whose place changes, and at one more of each pool.
     """
     proposals, wake_s = [], math.inf
-    book: Book = state.__dict__.get("book") or _new_book(state, chosen)
+    book: PoolRankings = state.__dict__.get("book") or _new_book(state, chosen)
     for pool, ranking in sorted(book.rankings.items()):
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
@@ -150,7 +161,7 @@ def decide(state: State, now_s: float, chosen: Chosen) -> Decision:
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
 
-def _due(state: State, ranking: Ranking, now_s: float) -> tuple[tuple[Rank, ...], float]:
+def _due(state: RankerState, ranking: PoolRanking, now_s: float) -> tuple[tuple[JobRank, ...], float]:
     if (first_s := ranking.first_s) > now_s:  # as mostly
         return (), first_s
     moves = ranking.due(now_s, MOST_RANKS + 1)
@@ -160,7 +171,7 @@ def _due(state: State, ranking: Ranking, now_s: float) -> tuple[tuple[Rank, ...]
     return tuple([rank_of(move, state.jobs[move.job_id], now_s, order) for move in ordered]), next_s
 
 
-def _conclude(state: State, job: Job, book: Book | None) -> None:
+def _conclude(state: RankerState, job: Job, book: PoolRankings | None) -> None:
     state.places.pop(job.id, None)
     state.jobs.forget(job.id)
     if job.sample is not None:
@@ -173,8 +184,8 @@ def _conclude(state: State, job: Job, book: Book | None) -> None:
             book.learn(job.spec.pool)
 
 
-def _note_ranks(state: State, event: JobsRanked) -> None:
-    state.manners[event.pool] = Manner(event.backfills, event.preempts, order=event.order)
+def _note_ranks(state: RankerState, event: JobsRanked) -> None:
+    state.manners[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
     book = _open_book(state)
     for rank in event.ranks:
         job = state.jobs.by_id.get(rank.job_id)
@@ -185,11 +196,11 @@ def _note_ranks(state: State, event: JobsRanked) -> None:
             book.put(job, place)
 
 
-def _set_live(state: State, event: PolicySet, seq: int) -> None:
+def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
     """Go by other settings: where they concern the order, every job of the pool gets a place anew, by its service."""
     before = state.live.get(event.pool, {})
     state.live[event.pool] = event.settings
-    if all(before.get(name, UNSET) == event.settings.get(name, UNSET) for name in Ordering.__struct_fields__):
+    if all(before.get(name, UNSET) == event.settings.get(name, UNSET) for name in OrderingSettings.__struct_fields__):
         return
     for job in state.jobs:
         if job.spec.pool == event.pool:
@@ -198,12 +209,239 @@ def _set_live(state: State, event: PolicySet, seq: int) -> None:
     state.seq = seq
 
 
-def _open_book(state: State) -> Book | None:
+def _open_book(state: RankerState) -> PoolRankings | None:
     """Return the book beside the state; None before it was first asked for."""
     return state.__dict__.get("book")
 
 
-def _new_book(state: State, chosen: Chosen) -> Book:
+def _new_book(state: RankerState, chosen: RankingRules) -> PoolRankings:
     ranked = (job for job in state.jobs if job.sample is None)
-    book = state.__dict__["book"] = Book(chosen, ranked, state.places, state.lengths, state.live)
+    book = state.__dict__["book"] = PoolRankings(chosen, ranked, state.places, state.lengths, state.live)
     return book
+
+
+@dataclass(frozen=True)
+class RankingRules:
+    """
+    What is set, and what the files that it names say.
+
+    Attributes
+    ----------
+    priors_gpu_s : mapping of str to (P,) floats, GPU-seconds, rising
+        By name of the file.
+    """
+
+    settings: RankerSettings
+    priors_gpu_s: Mapping[str, Sequence[float]]
+
+
+class PoolRankings:
+    """
+    The rankings by pool.
+
+    Parameters
+    ----------
+    chosen : RankingRules
+    jobs : iterable of Job
+        Those to be ranked that are not over.
+    places : mapping of str to PublishedPosition
+        As published.
+    lengths : mapping of str to Lengths
+        What each pool has learnt; read again whenever a job ends.
+    live : mapping of str to mapping of str to Setting
+        Pool → what is set live.
+    """
+
+    def __init__(
+        self,
+        chosen: RankingRules,
+        jobs: Iterable[Job],
+        places: Mapping[str, PublishedPosition],
+        lengths: Mapping[str, Lengths],
+        live: Mapping[str, Mapping[str, Setting]],
+    ) -> None:
+        self._chosen, self._lengths, self._live = chosen, lengths, live
+        self.rankings: dict[str, PoolRanking] = {}
+        for job in jobs:
+            self.note(job)
+            if job.id in places:
+                self.put(job, places[job.id])
+
+    def note(self, job: Job) -> None:
+        """Follow a job that came, started or stopped."""
+        ranking = self._ranking(job.spec.pool)
+        if job.id not in ranking:
+            ranking.add(
+                job.id,
+                gpus=job.spec.gpus,
+                submitted_s=job.submitted_s,
+                length_s=job.spec.duration_s,
+                least=job.spec.widths[0],
+            )
+        phase, since_s = _phase(job)
+        carried_s = job.carried_gpu_s / job.spec.gpus
+        served_s = job.executed_s - job.forgone_s
+        if job.share != 1.0:  # reckoned anew whenever somebody comes or goes beside it
+            since_s = job.share_since_s
+            served_s = job.served_by(since_s)
+        ranking.note(
+            job.id,
+            phase,
+            since_s,
+            executed_s=served_s + carried_s,
+            waited_s=job.waited_s,
+            rate=job.share,
+            gpus=job.spec.gpus,  # it may have been given another width
+        )
+
+    def put(self, job: Job, place: PublishedPosition) -> None:
+        """Follow a job's published place."""
+        self._ranking(job.spec.pool).put(
+            RankMove(job.id, place.queue, place.position, place.entered_s),
+            executed_before_s=place.executed_before_s,
+            waited_before_s=place.waited_before_s,
+        )
+
+    def remove(self, job: Job) -> None:
+        """Drop a job that is over."""
+        ranking = self._ranking(job.spec.pool)
+        if job.id in ranking:
+            ranking.remove(job.id)
+
+    def learn(self, pool: str) -> None:
+        """Follow a new edition of what a pool has learnt."""
+        ranking = self._ranking(pool)
+        ranking.learn(self._learnt(pool))
+
+    def _ranking(self, pool: str) -> PoolRanking:
+        found = self.rankings.get(pool)
+        if found is None:
+            found = self.rankings[pool] = PoolRanking(self._ordering(pool).ladder(), self._learnt(pool))
+        return found
+
+    def _learnt(self, pool: str) -> LengthKnowledge:
+        ordering = self._ordering(pool)
+        if not ordering.ladder().order.learns:
+            return NOTHING
+        edition = self._lengths[pool].edition_gpu_s if pool in self._lengths else []
+        prior_gpu_s = self._chosen.priors_gpu_s.get(self._chosen.settings.of(pool).prior_file, ())
+        return LengthKnowledge(ordering.thresholds_gpu_s, blend(edition, prior_gpu_s))
+
+    def _ordering(self, pool: str) -> OrderingSettings:
+        return overlaid(self._chosen.settings.of(pool).ordering, self._live.get(pool, {}))
+
+
+def _phase(job: Job) -> tuple[Phase, float]:
+    if job.placement is not None:
+        return ("running", job.started_s) if job.started_s else ("starting", 0.0)
+    return "waiting", job.pending_since_s
+
+
+class PublishedPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A job's published place.
+
+    Attributes
+    ----------
+    entered_s : float
+        When it entered its queue.
+    executed_before_s, waited_before_s : float
+        How much it had executed and waited when it was last promoted.
+    """
+
+    queue: int
+    position: float
+    entered_s: float
+    executed_before_s: float = 0.0
+    waited_before_s: float = 0.0
+
+
+def published(rank: JobRank, at_s: float, job: Job, before: PublishedPosition | None) -> PublishedPosition:
+    """Return the place that a rank gives to a job: one that rises to a lower queue starts again from nothing."""
+    executed_s = before.executed_before_s if before is not None else 0.0
+    waited_s = before.waited_before_s if before is not None else 0.0
+    if before is not None and rank.queue < before.queue:
+        executed_s, waited_s = rank.attained_gpu_s / job.spec.gpus, job.waited_by(at_s)
+    return PublishedPosition(
+        queue=rank.queue,
+        position=rank.position,
+        entered_s=rank.entered_s,
+        executed_before_s=executed_s,
+        waited_before_s=waited_s,
+    )
+
+
+def rank_of(move: RankMove, job: Job, now_s: float, order: QueuePolicy) -> JobRank:
+    """Return a move as the log tells it."""
+    return JobRank(
+        job_id=job.id,
+        queue=move.queue,
+        position=move.position,
+        since_s=None if move.entered_s == move.position else move.entered_s,
+        attained_gpu_s=job.attained_gpu_s(now_s),
+        falls_per_s=order.falls_per_s(job.spec.gpus, job.spec.widths[0]),
+    )
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is otherwise in one pool, ``[ranker.pools.NAME]``; what is left out is as for all."""
+
+    order: Name | UnsetType = UNSET
+    thresholds_gpu_s: tuple[float, ...] | UnsetType = UNSET
+    promote_knob: float | UnsetType | None = UNSET
+    prior_file: str | UnsetType = UNSET
+
+
+class RankerSettings(OrderingSettings, frozen=True, kw_only=True):
+    """
+    The order's parameters, as :class:`penstock_scheduler.pool.pool_settings.OrderingSettings` has them, and the
+    ranker's own.
+
+    Attributes
+    ----------
+    prior_file : str
+        GPU-seconds that jobs are assumed to need while few have finished, one number a line, for ``2d-gittins``; each
+        job that finishes takes the place of one of them. Empty: nothing is assumed.
+    pools : dict of str to PoolSettings
+        Pools in which some of this is otherwise.
+    """
+
+    prior_file: str = ""
+    pools: dict[str, PoolSettings] = {}
+
+    def __post_init__(self) -> None:
+        for rules in (self, *map(self.of, self.pools)):
+            OrderingSettings.__post_init__(rules)
+        self.priors()  # a file that cannot be read is better known now
+
+    def of(self, pool: str) -> RankerSettings:
+        """Return what holds in a pool."""
+        own = self.pools.get(pool, PoolSettings())
+        chosen = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not UNSET}
+        return msgspec.structs.replace(self, pools={}, **chosen) if self.pools else self
+
+    @property
+    def ordering(self) -> OrderingSettings:
+        """The part that can be set live."""
+        return OrderingSettings(**{name: getattr(self, name) for name in OrderingSettings.__struct_fields__})
+
+    def priors(self) -> dict[str, Sequence[float]]:
+        """
+        Read all prior files; return what each says, rising, by its name.
+
+        Raises
+        ------
+        ValueError
+            If one cannot be read, or does not hold a number a line.
+        """
+        named = {self.prior_file, *(self.of(pool).prior_file for pool in self.pools)}
+        return {name: _prior_gpu_s(name) for name in sorted(named) if name}
+
+
+def _prior_gpu_s(name: str) -> Sequence[float]:
+    try:
+        return read_prior(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prior_file {name} cannot be read: {error}; make it readable") from error
+    except ValueError as error:
+        raise ValueError(f"prior_file {name}: {error}") from error

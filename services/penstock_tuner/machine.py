@@ -1,23 +1,38 @@
 """
+Settings, state, apply, decide.
+
 The tuner's pure part: open a sweep's trials, see them end, and name the best.
 
 Submitting the trials is not a decision but its consequence: ``State.unaccepted`` has the opened trials that the gateway
 has not accepted yet, and the runner submits those, again and again under the same ids, until none is left.
+
+What each sweep makes true next: reports of trials that ended, a group of new ones, other widths, or its end.
+
+What the tuner knows: nodes, jobs and sweeps that are not over, and what sweeps have shown of workloads.
+
+What can be set about the tuner: table ``[tuner]`` or ``PENSTOCK_TUNER_…``.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import re
+from collections.abc import Callable
 from typing import Final
 
-from penstock_bus import Decider
-from penstock_events import (
+import msgspec
+
+from penstock_bus import Decider, Decision, Proposal
+from penstock_cluster.nodes import Cluster
+from penstock_log import (
     TERMINAL,
+    AnyEvent,
     Event,
     Job,
     JobSpec,
     JobSubmitted,
+    JobTable,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -32,15 +47,15 @@ from penstock_events import (
     TrialGroupOpened,
     TrialRetried,
     TrialsMeasured,
+    TrialsScaled,
+    subjects,
     workload,
 )
+from penstock_policies import search
 from penstock_tuner import trials
-from penstock_tuner.deciding import remembering
-from penstock_tuner.measures import Measures
-from penstock_tuner.paces import Paces
-from penstock_tuner.settings import Settings
-from penstock_tuner.state import State
-from penstock_tuner.sweep import Sweep
+from penstock_tuner.sweep_state import SweepState
+from penstock_tuner.trial_speed import TrialMeasures, TrialSpeeds
+from penstock_tuner.trials import GrantedDevices
 
 WORKLOADS: Final = 1000
 """Workloads whose penalties are remembered."""
@@ -50,12 +65,12 @@ _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
 _FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "order", "fairness", "later_place"})
 
 
-def decider(_settings: Settings | None = None) -> Decider[State]:
+def decider(_settings: TunerSettings | None = None) -> Decider[TunerState]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=State, schema="tuner.8", apply=apply, decide=remembering())
+    return Decider(name="tuner", state=TunerState, schema="tuner.8", apply=apply, decide=remembering())
 
 
-def apply(state: State, event: Event, seq: int) -> None:
+def apply(state: TunerState, event: Event, seq: int) -> None:
     """Fold one fact in."""
     match event:
         case SweepSubmitted():
@@ -79,13 +94,13 @@ def apply(state: State, event: Event, seq: int) -> None:
             _note_rest(state, event, seq)
 
 
-def submission(state: State, job_id: str) -> JobSpec | None:
+def submission(state: TunerState, job_id: str) -> JobSpec | None:
     """Return the job of a trial that has to be submitted; None once it need not be."""
     sweep = state.sweeps.get(state.unaccepted.get(job_id, ""))
     return trials.job_spec(sweep.id, sweep.spec, sweep.running[job_id]) if sweep is not None else None
 
 
-def _cancel(state: State, sweep_id: str, seq: int) -> None:
+def _cancel(state: TunerState, sweep_id: str, seq: int) -> None:
     sweep = state.sweeps.get(sweep_id)
     if sweep is not None:
         sweep.cancelled, sweep.cause = True, seq
@@ -95,7 +110,7 @@ def _cancel(state: State, sweep_id: str, seq: int) -> None:
         _drop_unaccepted(state, sweep)
 
 
-def _open(state: State, event: TrialGroupOpened, seq: int) -> None:
+def _open(state: TunerState, event: TrialGroupOpened, seq: int) -> None:
     sweep = state.sweeps.get(event.sweep_id)
     if sweep is None:
         return
@@ -106,7 +121,7 @@ def _open(state: State, event: TrialGroupOpened, seq: int) -> None:
     sweep.cause = seq
 
 
-def _await(state: State, sweep: Sweep, job_id: str) -> None:
+def _await(state: TunerState, sweep: SweepState, job_id: str) -> None:
     """Have a trial's job submitted, unless its id belongs to somebody else."""
     state.sweep_of[job_id] = sweep.id
     if job_id in state.strangers:
@@ -115,7 +130,7 @@ def _await(state: State, sweep: Sweep, job_id: str) -> None:
         state.unaccepted[job_id] = sweep.id
 
 
-def _retry(state: State, event: TrialRetried, seq: int) -> None:
+def _retry(state: TunerState, event: TrialRetried, seq: int) -> None:
     sweep = state.sweeps.get(event.sweep_id)
     if sweep is None or not sweep.retry(event):
         return
@@ -126,13 +141,13 @@ def _retry(state: State, event: TrialRetried, seq: int) -> None:
     sweep.cause = seq
 
 
-def _drop_unaccepted(state: State, sweep: Sweep) -> None:
+def _drop_unaccepted(state: TunerState, sweep: SweepState) -> None:
     for job_id in [job_id for job_id in sweep.running if job_id in state.unaccepted]:
         del state.unaccepted[job_id]
         sweep.drop(job_id, "cancelled")
 
 
-def _report(state: State, event: TrialFinished, seq: int) -> None:
+def _report(state: TunerState, event: TrialFinished, seq: int) -> None:
     sweep = state.sweeps.get(event.sweep_id)
     if sweep is None or state.sweep_of.get(event.job_id) != sweep.id or not sweep.report(event):
         return
@@ -141,14 +156,14 @@ def _report(state: State, event: TrialFinished, seq: int) -> None:
     sweep.cause = seq
 
 
-def _begin(state: State, event: SweepSubmitted, seq: int) -> None:
+def _begin(state: TunerState, event: SweepSubmitted, seq: int) -> None:
     """Begin a sweep, with what sweeps over the same workload have shown."""
-    known = state.measures.get(workload.key(event.spec.job), Measures())
-    fresh = Sweep(id=event.sweep_id, spec=event.spec, paces=Paces(measures=copy.deepcopy(known)))
+    known = state.measures.get(workload.key(event.spec.job), TrialMeasures())
+    fresh = SweepState(id=event.sweep_id, spec=event.spec, paces=TrialSpeeds(measures=copy.deepcopy(known)))
     state.sweeps.setdefault(event.sweep_id, fresh).cause = seq
 
 
-def _forget(state: State, sweep_id: str) -> None:
+def _forget(state: TunerState, sweep_id: str) -> None:
     sweep = state.sweeps.pop(sweep_id, None)
     if sweep is not None:
         key = workload.key(sweep.spec.job)
@@ -161,7 +176,7 @@ def _forget(state: State, sweep_id: str) -> None:
         state.unaccepted.pop(job_id, None)
 
 
-def _accept(state: State, event: JobSubmitted, seq: int) -> None:
+def _accept(state: TunerState, event: JobSubmitted, seq: int) -> None:
     state.jobs.apply(event)
     sweep = state.sweeps.get(state.sweep_of.get(event.job_id, ""))
     if sweep is None:
@@ -174,7 +189,7 @@ def _accept(state: State, event: JobSubmitted, seq: int) -> None:
         sweep.cause = seq
 
 
-def _note_rest(state: State, event: Event, seq: int) -> None:
+def _note_rest(state: TunerState, event: Event, seq: int) -> None:
     state.cluster.apply(event)
     if isinstance(event, _ABOUT_NODES) or (isinstance(event, RoundDecided) and event.lost_nodes):
         state.nodes_seq = seq
@@ -192,20 +207,173 @@ def _note_rest(state: State, event: Event, seq: int) -> None:
             _end(state, sweep, job, seq)
 
 
-def _gpus(state: State, event: Event) -> int:
+def _gpus(state: TunerState, event: Event) -> int:
     """Return how many devices the job has whose run is about to end: the fold may give it another width with that."""
     job = state.jobs.get(event.job_id) if isinstance(event, RunEnded) else None
     return job.spec.gpus if job is not None else 1
 
 
-def _sweep_of(state: State, job: Job) -> Sweep | None:
+def _sweep_of(state: TunerState, job: Job) -> SweepState | None:
     """Return the sweep whose trial a job is that is not over; a job of another that took its id is none."""
     sweep = state.sweeps.get(state.sweep_of.get(job.id, ""))
     return sweep if sweep is not None and job.id in sweep.running and job.spec.parent == sweep.id else None
 
 
-def _end(state: State, sweep: Sweep | None, job: Job, seq: int) -> None:
+def _end(state: TunerState, sweep: SweepState | None, job: Job, seq: int) -> None:
     state.jobs.forget(job.id)
     if sweep is not None:
         sweep.end(job)
         sweep.cause = seq
+
+
+REPORTS: Final = 1000
+"""Ends of trials reported in one commit, so that it stays well below a message's limit."""
+
+
+def remembering() -> Callable[[TunerState, float], Decision]:
+    """
+    Return a :func:`decide` that asks a search once only as long as nothing changes.
+
+    A search may take milliseconds to say that it waits, and is asked after every fact. That it waits, given the same
+    facts about its sweep and the nodes, need not be found out again; forgetting it changes nothing.
+    """
+    waits: dict[str, tuple[int, int]] = {}
+    rests: dict[str, tuple[int, int, int]] = {}
+    again_s: dict[str, float] = {}
+
+    def decide(state: TunerState, now_s: float) -> Decision:
+        proposals = []
+        for sweep in state.sweeps.values():
+            asked, looked = (sweep.cause, state.nodes_seq), (sweep.cause, state.nodes_seq, state.leases_seq)
+            facts: tuple[AnyEvent, ...] = ()
+            if waits.get(sweep.id) != asked and not (facts := _next_facts(state, sweep, now_s)):
+                waits[sweep.id] = asked
+            if not facts and (rests.get(sweep.id) != looked or again_s.get(sweep.id, math.inf) <= now_s):
+                facts, again_s[sweep.id] = _moves(state, sweep, now_s)
+                if not facts:
+                    rests[sweep.id] = looked
+            if facts:
+                proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
+        for gone in again_s.keys() - state.sweeps.keys():
+            for seen in (waits, rests, again_s):
+                seen.pop(gone, None)
+        wake_s = min(again_s.values(), default=math.inf)
+        return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
+
+    return decide
+
+
+def _next_facts(state: TunerState, sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
+    if sweep.ended:
+        return _reports(sweep, now_s)
+    if sweep.to_retry:
+        return _retries(sweep, now_s)
+    try:
+        opened = () if sweep.cancelled else _next_group(state, sweep, now_s)
+    except search.BadSpace as error:
+        if sweep.running:  # of a search whose library is gone: what runs is not lost
+            return ()
+        return (msgspec.structs.replace(sweep.finish(now_s), state="failed", reason=str(error)),)
+    if opened:
+        return (*sweep.news(now_s), *opened)
+    return () if sweep.running else (*sweep.news(now_s), sweep.finish(now_s))
+
+
+def _reports(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
+    return tuple(
+        TrialFinished(
+            at_s=now_s,
+            sweep_id=sweep.id,
+            job_id=job_id,
+            state=end.state,
+            value=end.value,
+            problem=end.problem,
+            reason=end.reason,
+        )
+        for job_id, end in list(sweep.ended.items())[:REPORTS]
+    )
+
+
+def _retries(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
+    return tuple(
+        TrialRetried(
+            at_s=now_s, sweep_id=sweep.id, job_id=job_id, trial=trials.alone(sweep.running[job_id]), reason=reason
+        )
+        for job_id, reason in list(sweep.to_retry.items())[:REPORTS]
+    )
+
+
+def _next_group(state: TunerState, sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
+    if not sweep.groups:
+        search.check(sweep.spec)
+    there = trials.devices(sweep.spec, state.cluster, state.leases)
+    wanted = search.next_runs(sweep.spec, sweep.past, there.all)
+    if not wanted:
+        return ()
+    group = trials.group(sweep, wanted, there, max(0, there.idle - _claimed(state, sweep)))
+    return (TrialGroupOpened(at_s=now_s, sweep_id=sweep.id, group=sweep.groups, trials=group),)
+
+
+def _claimed(state: TunerState, sweep: SweepState) -> int:
+    """Return how many idle devices are for trials of the sweep that have been opened and have none yet."""
+    waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.leases.of_job]
+    return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
+
+
+def _moves(state: TunerState, sweep: SweepState, now_s: float) -> tuple[tuple[AnyEvent, ...], float]:
+    """Return the widths that trials are to have instead of theirs, and when to look again."""
+    there = trials.devices(sweep.spec, state.cluster, state.leases)
+    others = (job_id for job_id in state.waits.get(sweep.spec.job.pool, ()) if job_id not in sweep.running)
+    others_wait = any(job_id in state.jobs.by_id and job_id not in state.leases.of_job for job_id in others)
+    found, again_s = trials.demands(sweep, state.jobs, state.leases, there, now_s, others_wait=others_wait)
+    return ((TrialsScaled(at_s=now_s, sweep_id=sweep.id, demands=found),) if found else ()), again_s
+
+
+class TunerState(msgspec.Struct):
+    """
+    Nodes, jobs and sweeps that are not over.
+
+    Attributes
+    ----------
+    sweep_of : dict of str to str
+        Sweep of each opened trial that is not reported, by job id.
+    unaccepted : dict of str to str
+        The part of it that the gateway has not accepted and that is still wanted, oldest first.
+    strangers : set of str
+        Ids that look like a trial's but were taken by other jobs.
+    measures : dict of str to TrialMeasures
+        Workload key → what its last sweep has shown; the last one comes last.
+    waits : dict of str to list of str
+        Pool → jobs that wait for devices, as its last round said.
+    nodes_seq, leases_seq : int
+        Sequence of the last fact about nodes; of the last that gave or took devices.
+    """
+
+    cluster: Cluster = msgspec.field(default_factory=Cluster)
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    sweeps: dict[str, SweepState] = msgspec.field(default_factory=dict)
+    sweep_of: dict[str, str] = msgspec.field(default_factory=dict)
+    unaccepted: dict[str, str] = msgspec.field(default_factory=dict)
+    strangers: set[str] = msgspec.field(default_factory=set)
+    measures: dict[str, TrialMeasures] = msgspec.field(default_factory=dict)
+    leases: GrantedDevices = msgspec.field(default_factory=GrantedDevices)
+    waits: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    nodes_seq: int = 0
+    leases_seq: int = 0
+
+
+class TunerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How trials are submitted.
+
+    Attributes
+    ----------
+    resubmit_s : float
+        A trial that the gateway has not accepted after so many seconds is submitted again, under the same id.
+    """
+
+    resubmit_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.resubmit_s <= 0:
+            raise ValueError(f"resubmit_s is {self.resubmit_s}; expected a number of seconds above 0")

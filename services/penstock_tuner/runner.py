@@ -1,25 +1,31 @@
-"""The tuner on a bus: its decider, the submission of the trials that it opened, and giving up those refused."""
+"""
+Submissions until they are accepted.
+
+The tuner on a bus: its decider, the submission of the trials that it opened, and giving up those refused.
+
+When each outstanding trial is submitted: as soon as few others wait, then again until it is accepted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
+from typing import Final
 
 import msgspec
 
 from penstock_bus import Append, Bus, BusError, Conflict, Delivery
-from penstock_bus.context import Shell
+from penstock_bus.follower import background
 from penstock_bus.replica import Replica
-from penstock_bus.tasks import background
-from penstock_events import Commit, JobSpec, TrialFinished, subjects
-from penstock_tuner.machine import decider, submission
-from penstock_tuner.settings import Settings
-from penstock_tuner.state import State
-from penstock_tuner.submissions import Submissions
+from penstock_bus.shell import Shell
+from penstock_log import Commit, JobSpec, TrialFinished, subjects
+from penstock_tuner.machine import TunerSettings, TunerState, decider, submission
 
 
-async def run(shell: Shell, settings: Settings) -> None:
+async def run(shell: Shell, settings: TunerSettings) -> None:
     """Run sweeps until the shell is stopping."""
     moved = asyncio.Event()
 
@@ -32,8 +38,10 @@ async def run(shell: Shell, settings: Settings) -> None:
         await replica.run()
 
 
-async def _keep_submitting(shell: Shell, replica: Replica[State], moved: asyncio.Event, settings: Settings) -> None:
-    submissions = Submissions(settings.resubmit_s)
+async def _keep_submitting(
+    shell: Shell, replica: Replica[TunerState], moved: asyncio.Event, settings: TunerSettings
+) -> None:
+    submissions = TrialSubmissions(settings.resubmit_s)
     while True:
         try:
             async with asyncio.timeout(min(1.0, settings.resubmit_s)):
@@ -45,7 +53,7 @@ async def _keep_submitting(shell: Shell, replica: Replica[State], moved: asyncio
             await _submit(shell, replica, submissions)
 
 
-async def _submit(shell: Shell, replica: Replica[State], submissions: Submissions) -> None:
+async def _submit(shell: Shell, replica: Replica[TunerState], submissions: TrialSubmissions) -> None:
     due = submissions.due(replica.live.state.unaccepted, shell.now_s())
     try:
         refused = await _refusals(shell.bus) if any(map(submissions.times, due)) else {}
@@ -56,7 +64,7 @@ async def _submit(shell: Shell, replica: Replica[State], submissions: Submission
 
 
 async def _submit_one(
-    shell: Shell, replica: Replica[State], submissions: Submissions, job_id: str, refused: dict[bytes, str]
+    shell: Shell, replica: Replica[TunerState], submissions: TrialSubmissions, job_id: str, refused: dict[bytes, str]
 ) -> None:
     spec = submission(replica.live.state, job_id)
     if spec is None:  # accepted or cancelled while others were being submitted
@@ -77,7 +85,7 @@ async def _refusals(bus: Bus) -> dict[bytes, str]:
     return {rejection.body: rejection.reason for rejection in await bus.rejections()}
 
 
-async def _give_up(shell: Shell, replica: Replica[State], spec: JobSpec, reason: str) -> None:
+async def _give_up(shell: Shell, replica: Replica[TunerState], spec: JobSpec, reason: str) -> None:
     """Report a trial that the gateway refuses as failed: it would refuse the same body for ever."""
     shell.log.warning("trial_refused", job_id=spec.id, sweep_id=spec.parent, reason=reason)
     subject = subjects.sweep(spec.parent)
@@ -95,3 +103,52 @@ async def _give_up(shell: Shell, replica: Replica[State], spec: JobSpec, reason:
             Append(subject=subject, commit=commit, expected=replica.live.heads.get(subject, 0))
         )
         await replica.live.reached(seq)
+
+
+LONGEST_S: Final = 60.0
+WINDOW: Final = 500
+"""Submissions that wait for the gateway at once: a long sweep neither floods the queue nor is queued twice over."""
+
+
+class TrialSubmissions:
+    """
+    What was submitted when.
+
+    Parameters
+    ----------
+    resubmit_s : float
+        Seconds to the first repetition; doubles with each further one, up to :data:`LONGEST_S`.
+
+    Examples
+    --------
+    >>> submissions = TrialSubmissions(resubmit_s=5.0)
+    >>> outstanding = {"t1": "sweep"}
+    >>> submissions.due(outstanding, now_s=0.0)
+    ['t1']
+    >>> submissions.sent("t1", now_s=0.0)
+    1
+    >>> submissions.due(outstanding, now_s=4.0), submissions.due(outstanding, now_s=5.0)
+    ([], ['t1'])
+    """
+
+    def __init__(self, resubmit_s: float) -> None:
+        self._resubmit_s = resubmit_s
+        self._sent: dict[str, tuple[int, float]] = {}
+
+    def due(self, outstanding: Mapping[str, object], now_s: float) -> list[str]:
+        """Return the job ids to be submitted now; ids that are no longer outstanding are forgotten."""
+        self._sent = {job_id: sent for job_id, sent in self._sent.items() if job_id in outstanding}
+        again = [job_id for job_id, (_, due_s) in self._sent.items() if due_s <= now_s]
+        fresh = (job_id for job_id in outstanding if job_id not in self._sent)
+        return again + list(islice(fresh, max(0, WINDOW - len(self._sent))))
+
+    def times(self, job_id: str) -> int:
+        """Return how often an outstanding job was submitted."""
+        return self._sent.get(job_id, (0, 0.0))[0]
+
+    def sent(self, job_id: str, now_s: float) -> int:
+        """Note a submission; return how many there were."""
+        times = self._sent.get(job_id, (0, 0.0))[0] + 1
+        pause_s = min(self._resubmit_s * 2.0 ** (times - 1), max(LONGEST_S, self._resubmit_s))
+        self._sent[job_id] = (times, now_s + pause_s)
+        return times

@@ -1,22 +1,30 @@
-"""From what a search wants to trials: how many devices each gets, and the job that each becomes."""
+"""
+How many devices each trial gets.
+
+From what a search wants to trials: how many devices each gets, and the job that each becomes.
+
+Which trials are to be of another width: running ones, once nobody waits, and waiting ones that find no room.
+
+Who holds which devices, whosever they are: what is idle, and how many share.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Final
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from penstock_events import JobSpec, SweepSpec, Trial
+from penstock_cluster.nodes import Cluster, fits
+from penstock_log import Demand, Job, JobSpec, JobState, JobTable, SweepSpec, Trial
 from penstock_policies import waterfill
-from penstock_policies.cluster import Cluster, fits
-from penstock_policies.search import Wanted
+from penstock_policies.search import WantedRun
 from penstock_policies.search.drivers import GROUP
-from penstock_tuner.leases import Leases
-from penstock_tuner.sweep import Sweep
+from penstock_tuner.sweep_state import SweepState
 
 ALONE: Final = "-a"
 """Ends the id of a job that runs a trial once more, alone."""
@@ -24,7 +32,7 @@ _ALONE: Final[dict[str, Any]] = {"sharing": "exclusive", "sharers": 0, "fraction
 _LONGEST: Final = 49  # of the part of a job's id or name before "-t00000-r000-a"; 63 characters in all
 
 
-class Devices(msgspec.Struct, frozen=True):
+class SweepDevices(msgspec.Struct, frozen=True):
     """
     What a sweep could use.
 
@@ -48,17 +56,17 @@ class Devices(msgspec.Struct, frozen=True):
         return sum(self.free.values())
 
 
-def devices(spec: SweepSpec, cluster: Cluster, leases: Leases) -> Devices:
+def devices(spec: SweepSpec, cluster: Cluster, leases: GrantedDevices) -> SweepDevices:
     """Return what the sweep could use at present."""
     fitting = [
         (node.id, device) for node in cluster.usable(spec.job.pool) for device in node.devices if fits(spec.job, device)
     ]
     by_kind = Counter(device.kind for _, device in fitting)
     free = Counter(device.kind for node_id, device in fitting if not leases.sharers(node_id, device.index))
-    return Devices(by_kind.total(), max(by_kind.values(), default=0), dict(free))
+    return SweepDevices(by_kind.total(), max(by_kind.values(), default=0), dict(free))
 
 
-def group(sweep: Sweep, wanted: Sequence[Wanted], there: Devices, idle: int) -> tuple[Trial, ...]:
+def group(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices, idle: int) -> tuple[Trial, ...]:
     """Return the trials of a group, :data:`GROUP` at most, each as wide as so many idle devices suggest."""
     some = wanted[:GROUP]
     widths = _widths(sweep, some, there, idle)
@@ -108,7 +116,7 @@ def sharing(packed: int) -> dict[str, Any]:
     return {"sharing": "lane", "share_with": "user", "sharers": packed} if packed > 1 else {}
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class TrialWidthBounds(msgspec.Struct, frozen=True):
     """
     What bounds the widths of a sweep's trials at present.
 
@@ -129,11 +137,11 @@ class Bounds(msgspec.Struct, frozen=True):
         return max(spec.job.gpus, int(width)), round(1.0 / width) if width < 1.0 else 1
 
 
-def bounds(sweep: Sweep, there: Devices) -> Bounds:
+def bounds(sweep: SweepState, there: SweepDevices) -> TrialWidthBounds:
     """Return what the sweep allows and its trials have shown to be worth it."""
     spec, measures = sweep.spec, sweep.measures
     plain = spec.job.sharing == "exclusive"
-    return Bounds(
+    return TrialWidthBounds(
         packing=measures.packing(spec.packing),
         most=max(1, min(spec.max_gpus, there.of_one_kind, waterfill.widest(measures.beta))),
         mechanisms=waterfill.Mechanisms(
@@ -145,7 +153,7 @@ def bounds(sweep: Sweep, there: Devices) -> Bounds:
     )
 
 
-def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices, idle: int) -> list[tuple[int, int]]:
+def _widths(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices, idle: int) -> list[tuple[int, int]]:
     """
     Return how many devices each run gets: its share of the work, by what the trials have been seen to take.
 
@@ -162,7 +170,7 @@ def _widths(sweep: Sweep, wanted: Sequence[Wanted], there: Devices, idle: int) -
     return [bound.form(spec, width) for width in widths]
 
 
-def fill(sweep: Sweep, bound: Bounds, h1_s: Sequence[float], idle: int) -> list[float]:
+def fill(sweep: SweepState, bound: TrialWidthBounds, h1_s: Sequence[float], idle: int) -> list[float]:
     """Return the widths that water-filling gives to trials of so much work on idle devices."""
     measures = sweep.measures
     widths: list[float] = waterfill.fill(
@@ -177,20 +185,20 @@ def fill(sweep: Sweep, bound: Bounds, h1_s: Sequence[float], idle: int) -> list[
     return widths
 
 
-def left_s(sweep: Sweep, wanted: Sequence[Wanted]) -> list[float]:
+def left_s(sweep: SweepState, wanted: Sequence[WantedRun]) -> list[float]:
     """Return the seconds that each would take on one device; where nothing was measured, in units of its budget."""
     typical_s = sweep.paces.typical_s or 1.0
     return [_left_of(sweep, one, typical_s) for one in wanted]
 
 
-def _left_of(sweep: Sweep, wanted: Wanted, typical_s: float) -> float:
+def _left_of(sweep: SweepState, wanted: WantedRun, typical_s: float) -> float:
     if wanted.origin < 0:
         return max(1, wanted.budget) * typical_s
     left = wanted.budget - sweep.past.runs[wanted.origin].budget
     return max(1, left) * (sweep.paces.work_s(sweep.job_ids[wanted.origin]) or typical_s)
 
 
-def _trial(sweep: Sweep, wanted: Wanted, gpus: int, packed: int) -> Trial:
+def _trial(sweep: SweepState, wanted: WantedRun, gpus: int, packed: int) -> Trial:
     return Trial(
         job_id=trial_id(sweep.id, wanted.trial, wanted.rung),
         params=wanted.params,
@@ -217,3 +225,239 @@ def _shortened(sweep_id: str) -> str:
         return sweep_id
     digest = hashlib.blake2b(sweep_id.encode(), digest_size=4).hexdigest()
     return f"{sweep_id[: _LONGEST - 9]}-{digest}"
+
+
+_LATE: Final = 0.5
+"""A trial that has taken as long as was expected of it, or longer, is expected to take half as long again."""
+_LEAST_S: Final = 1e-3
+
+
+class OpenTrial(NamedTuple):
+    """A trial that is not over, its job, and the seconds that are left of it on one device."""
+
+    trial: Trial
+    job: Job
+    left_s: float
+    width: float
+
+
+def demands(
+    sweep: SweepState, jobs: JobTable, leases: GrantedDevices, there: SweepDevices, now_s: float, *, others_wait: bool
+) -> tuple[tuple[Demand, ...], float]:
+    """
+    Return what trials are to have instead of what they have; nothing as long as any of them is on its way.
+
+    And when to ask again although nothing happens: when those that run have taken twice as long, and there are idle
+    devices. A trial that was expected to end soon may turn out to be a long one.
+
+    Parameters
+    ----------
+    sweep : SweepState
+    jobs : JobTable
+        All that are not over.
+    there : SweepDevices
+        What the sweep could use.
+    others_wait : bool
+        Whether jobs that are not of this sweep wait for devices: then what is idle is theirs.
+
+    Notes
+    -----
+    As published: resized are running trials, where nothing waits. Ours beyond that: trials that wait are filled anew
+    where they are wider than what is idle. A trial that has a device of its own because its neighbours have ended is
+    as wide as that, and need not be moved.
+    """
+    bound = bounds(sweep, there)
+    if not bound.mechanisms.dynamic or sweep.cancelled or not _settled(sweep, jobs) or sweep.paces.typical_s is None:
+        return (), math.inf
+    going = [_going(sweep, trial, jobs[trial.job_id], leases, now_s) for trial in sweep.running.values()]
+    waiting = [one for one in going if one.job.state is JobState.PENDING]
+    if not waiting and not sweep.measures.saves:
+        return (), math.inf
+    if waiting:
+        return tuple(_refilled(sweep, bound, waiting, there)), math.inf
+    room = _Room(there, leases, others_wait=others_wait)
+    found, again_s = tuple(_resized(sweep, bound, going, room)), math.inf
+    if there.idle and not others_wait and not found:
+        again_s = now_s + max(sweep.measures.overhead_s, min(now_s - one.job.started_s for one in going))
+    return found, again_s
+
+
+def _settled(sweep: SweepState, jobs: JobTable) -> bool:
+    """Say whether every trial runs or waits: none is to be submitted, starts, stops, or has yet to be reported."""
+    if sweep.ended or not sweep.running:
+        return False
+    found = [jobs.get(job_id) for job_id in sweep.running]
+    return all(job is not None and _rests(job) for job in found)
+
+
+def _rests(job: Job) -> bool:
+    if job.state is JobState.PENDING:
+        return not job.held
+    return job.state is JobState.RUNNING and not job.stopping and job.demand is None and job.started_s > 0
+
+
+def _going(sweep: SweepState, trial: Trial, job: Job, leases: GrantedDevices, now_s: float) -> OpenTrial:
+    width = float(job.spec.gpus)
+    if job.spec.sharing == "lane" and (beside := leases.most_on(job.id)) > 1:
+        width = 1.0 / beside
+    origin = sweep.numbers.get(trial.origin, -1)
+    wanted = WantedRun(trial=trial.number, params=trial.params, budget=trial.budget, origin=origin)
+    (whole_s,) = left_s(sweep, [wanted])
+    done_s = sweep.paces.done_by(job.id, width, now_s)
+    return OpenTrial(trial, job, max(_LEAST_S, whole_s - done_s if done_s < whole_s else _LATE * done_s), width)
+
+
+# --- those that wait
+def _refilled(
+    sweep: SweepState, bound: TrialWidthBounds, waiting: Sequence[OpenTrial], there: SweepDevices
+) -> Iterator[Demand]:
+    """Yield the widths of trials that are too wide for what is idle, filled anew."""
+    widest = max(there.free.values(), default=0)
+    if not widest or all(one.job.spec.gpus <= widest for one in waiting):
+        return
+    widths = fill(sweep, bound, [one.left_s for one in waiting], there.idle)
+    idle = "1 device is" if there.idle == 1 else f"{there.idle} devices are"
+    for one, width in zip(waiting, widths, strict=True):
+        if (form := bound.form(sweep.spec, min(width, widest)))[0] < one.job.spec.gpus:
+            yield _demand(one, form, f"{idle} idle, and it waits for {one.job.spec.gpus}")
+
+
+# --- those that run
+class _Room:
+    """The devices that running trials may have."""
+
+    def __init__(self, there: SweepDevices, leases: GrantedDevices, *, others_wait: bool) -> None:
+        self.leases = leases
+        self.free: dict[str, int] = {} if others_wait else dict(there.free)
+
+    @property
+    def idle(self) -> int:
+        return sum(self.free.values())
+
+    def take(self, job: Job, gpus: int, alone: bool) -> bool:
+        """Have a job move to so many devices of one kind, if there are as many; its own are free, if it is alone."""
+        own = job.placement.kind if job.placement is not None else ""
+        given = job.spec.gpus if alone else 0
+        for kind in sorted(self.free.keys() | {own}, key=lambda kind: kind != own):
+            if self.free.get(kind, 0) + given * (kind == own) >= gpus:
+                self.free[own] = self.free.get(own, 0) + given
+                self.free[kind] = self.free.get(kind, 0) - gpus
+                return True
+        return False
+
+
+def _resized(sweep: SweepState, bound: TrialWidthBounds, going: Sequence[OpenTrial], room: _Room) -> Iterator[Demand]:
+    measures = sweep.measures
+    held = {at for one in going for at in room.leases.of_job.get(one.job.id, ())}
+    after = waterfill.resized(
+        np.array([one.left_s for one in going]),
+        np.array([one.width for one in going]),
+        room.idle + len(held),
+        bound.packing,
+        bound.most,
+        overhead_s=measures.overhead_s,
+        alpha=measures.alpha,
+        beta=measures.beta,
+        mechanisms=bound.mechanisms,
+    ).tolist()
+    moved = {one.job.id: width for one, width in zip(going, after, strict=True) if width != one.width}
+    stays = _staying(going, moved, room.leases)
+    for one in sorted(going, key=lambda one: (moved.get(one.job.id, 0.0) > one.width, -one.left_s)):
+        width = moved.get(one.job.id, one.width)
+        if width == one.width or one.job.id in stays:
+            continue
+        form = bound.form(sweep.spec, width)
+        if form[1] > 1 and (one.job.spec.sharing == "lane" or is_alone(one.trial)):
+            continue  # it shares its device already with whoever comes, or must not
+        if room.take(one.job, form[0], alone=room.leases.most_on(one.job.id) == 1):
+            yield _demand(one, form, _why(sweep, one, width))
+
+
+def _staying(going: Sequence[OpenTrial], moved: Mapping[str, float], leases: GrantedDevices) -> set[str]:
+    """Return who is to have its device to itself and gets it by the others' leaving: the one with most left of each."""
+    there: defaultdict[tuple[str, ...], list[OpenTrial]] = defaultdict(list)
+    for one in going:
+        if one.width < 1.0:
+            there[leases.of_job[one.job.id]].append(one)
+    stays = set()
+    for at, ones in there.items():
+        if len(ones) == leases.jobs_on[at[0]] and all(moved.get(one.job.id, 0.0) >= 1.0 for one in ones):
+            best = max(ones, key=lambda one: (moved[one.job.id] == 1.0, one.left_s))
+            if moved[best.job.id] == 1.0:
+                stays.add(best.job.id)
+    return stays
+
+
+def _why(sweep: SweepState, one: OpenTrial, width: float) -> str:
+    measures = sweep.measures
+    now_s = one.left_s * measures.factor(one.width)
+    then_s = one.left_s * measures.factor(width) + measures.overhead_s
+    change = f"{_words(width)} instead of {_words(one.width)}"
+    return f"{change}: {then_s:.1f} s left, moving included, instead of {now_s:.1f} s"
+
+
+def _words(width: float) -> str:
+    return f"1/{round(1 / width)} of a device" if width < 1 else f"{width:g} device{'s' if width > 1 else ''}"
+
+
+def _demand(one: OpenTrial, form: tuple[int, int], reason: str) -> Demand:
+    job, (gpus, packed) = one.job, form
+    if packed > 1 and not is_alone(one.trial):
+        return Demand(job_id=job.id, epoch=job.epoch, gpus=gpus, sharing="lane", sharers=packed, reason=reason)
+    return Demand(job_id=job.id, epoch=job.epoch, gpus=gpus, reason=reason)
+
+
+class GrantedDevices(msgspec.Struct):
+    """
+    The devices that jobs hold.
+
+    Attributes
+    ----------
+    of_job : dict of str to tuple of str
+        Job → its devices, as ``node/index``.
+    jobs_on : dict of str to int
+        Device → how many jobs hold it.
+
+    Examples
+    --------
+    >>> from penstock_log import JobSpec, Placement, Slot
+    >>> job = Job(id="j", spec=JobSpec(name="j", command=("true",)), submitted_s=0.0)
+    >>> job.placement = Placement(job_id="j", epoch=1, kind="fast", slots=(Slot(node_id="n1", devices=(0, 1)),))
+    >>> job.open_nodes = {"n1"}
+    >>> leases = GrantedDevices()
+    >>> leases.note(job), leases.sharers("n1", 1), leases.sharers("n1", 2)
+    (True, 1, 0)
+    """
+
+    of_job: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    jobs_on: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def sharers(self, node_id: str, index: int) -> int:
+        """Return how many jobs hold a device."""
+        return self.jobs_on.get(f"{node_id}/{index}", 0)
+
+    def most_on(self, job_id: str) -> int:
+        """Return how many jobs there are on the fullest device of a job; 0 where it has none."""
+        return max((self.jobs_on[at] for at in self.of_job.get(job_id, ())), default=0)
+
+    def note(self, job: Job) -> bool:
+        """Follow a job that a fact was about; say whether its devices are others than before."""
+        before, now = self.of_job.get(job.id, ()), tuple(_devices(job))
+        if before == now:
+            return False
+        for at in before:
+            self.jobs_on[at] -= 1
+            if not self.jobs_on[at]:
+                del self.jobs_on[at]
+        for at in now:
+            self.jobs_on[at] = self.jobs_on.get(at, 0) + 1
+        if now:
+            self.of_job[job.id] = now
+        else:
+            del self.of_job[job.id]
+        return True
+
+
+def _devices(job: Job) -> Iterable[str]:
+    slots = job.placement.slots if job.placement is not None else ()
+    return (f"{slot.node_id}/{index}" for slot in slots if slot.node_id in job.open_nodes for index in slot.devices)

@@ -35,16 +35,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock_policies.elastic import Profile
-from penstock_sim import counted
-from penstock_sim.cluster import parse
-from penstock_sim.outcome import Summary, summary
-from penstock_sim.trace import Trace
-from penstock_sim.traces.gavel import throughputs
-from penstock_sim.traces.generate import generate
-from penstock_sim.traces.recipe import Bursty, Gpus, Lognormal, Model, Poisson, Recipe
+from penstock_policies.elastic import ThroughputProfile
+from penstock_simulator import fast
+from penstock_simulator.outcome import OutcomeSummary, summary
+from penstock_simulator.trace import Trace
+from penstock_simulator.traces.generator import Bursty, GangSizeMix, Lognormal, Poisson, Recipe, RecipeModel, generate
+from penstock_simulator.traces.plain_formats import throughputs
+from penstock_simulator.virtual_cluster import parse
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from gavel_profiles import profiles as measured  # beside the tests, which check it
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
@@ -76,21 +75,21 @@ class Setup(NamedTuple):
     horizon_s: float
 
 
-def model_sets(kind: str) -> Mapping[str, dict[str, Profile]]:
+def model_sets(kind: str) -> Mapping[str, dict[str, ThroughputProfile]]:
     """Return the two sets of models."""
     raw: Any = msgspec.json.decode((REFERENCE / "elastic.json").read_bytes())
     given = {name: _profile(entry) for name, entry in raw["elastic_dp"]["profile"].items()}
     return {"measured": measured(throughputs(REFERENCE / "gavel_throughputs.json", kind)), "published": given}
 
 
-def _profile(entry: Mapping[str, Any]) -> Profile:
+def _profile(entry: Mapping[str, Any]) -> ThroughputProfile:
     """Return a profile whose times are written as fractions."""
     times = {name: entry[name] for name in ("t_proc_s", "t_comm_s")}
     seconds = {name: {int(at): float(Fraction(text)) for at, text in each.items()} for name, each in times.items()}
-    return Profile(**{**entry, **seconds})
+    return ThroughputProfile(**{**entry, **seconds})
 
 
-def workload(profiles: Mapping[str, Profile], arrivals: str, load: float, seed: int) -> Trace:
+def workload(profiles: Mapping[str, ThroughputProfile], arrivals: str, load: float, seed: int) -> Trace:
     """Return the jobs of one seed; users choose a measured batch for each device, within the model's range."""
     mean_gpu_s = MEDIAN_GPU_S * float(np.exp(SIGMA**2 / 2))
     rate_per_h = load * DEVICES * 3600 / mean_gpu_s
@@ -102,8 +101,8 @@ def workload(profiles: Mapping[str, Profile], arrivals: str, load: float, seed: 
         if arrivals == "Poisson"
         else Bursty(rate_per_h=CALM * rate_per_h, burst_rate_per_h=burst_rate_per_h, calm_s=CALM_S, burst_s=BURST_S),
         gpu_time=Lognormal(median_s=MEDIAN_GPU_S, sigma=SIGMA),
-        gpus=Gpus(counts=(1, 2, 4, 8), weights=(5, 2, 2, 1)),
-        models=tuple(Model(name=name, batches=tuple(profile.t_proc_s)) for name, profile in profiles.items()),
+        gpus=GangSizeMix(counts=(1, 2, 4, 8), weights=(5, 2, 2, 1)),
+        models=tuple(RecipeModel(name=name, batches=tuple(profile.t_proc_s)) for name, profile in profiles.items()),
     )
     trace = generate(recipe)
     least = [ceil(profiles[str(model)].b_min / profiles[str(model)].per_gpu_cap) for model in trace.models]
@@ -111,10 +110,10 @@ def workload(profiles: Mapping[str, Profile], arrivals: str, load: float, seed: 
     return replace(trace, num_gpus=gpus, duration_s=trace.duration_s * trace.num_gpus / gpus)
 
 
-def simulate(case: Case, setup: Setup) -> Summary:
+def simulate(case: Case, setup: Setup) -> OutcomeSummary:
     """Return the figures of one case."""
     profiles = model_sets(setup.kind)[case.models]
-    outcome = counted.simulate(
+    outcome = fast.simulate(
         workload(profiles, case.arrivals, LOADS[case.load], case.seed),
         parse(CLUSTER),
         case.policy,
@@ -125,7 +124,9 @@ def simulate(case: Case, setup: Setup) -> Summary:
     return summary(outcome, window_s=WINDOW_H * 3600)
 
 
-def table(models: str, arrivals: str, load: str, drop: bool, found: Mapping[str, list[Summary]]) -> Iterator[str]:
+def table(
+    models: str, arrivals: str, load: str, drop: bool, found: Mapping[str, list[OutcomeSummary]]
+) -> Iterator[str]:
     """Yield the lines of one comparison: means over seeds, and their standard deviation; ratios seed by seed."""
     jobs = statistics.fmean(one.jobs for one in found["elastic"])
     what = "who finds no room is dropped" if drop else "who finds no room waits"

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from clusters import Cluster
 
 import penstock
-from penstock_events import JobSpec, MemoryNeed
+from penstock_log import JobSpec, MemoryNeed
 
 JOB = Path(__file__).with_name("device_job.py")
 DEVICE = "fast:1@1.0:16GiB"

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock_policies.autoscale import Rules, Wish, decide, kinds
-from penstock_policies.autoscale.rows import forget
 from penstock_policies.elastic import Floats, allocate
+from penstock_scheduler.sizing import SizeRequest, SizingRules, decide, kind_search
+from penstock_scheduler.sizing.kind_search import forget
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "penstock_policies"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 # Beside the tests, which try every choice of kinds too.
 from sizing_cases import best_kinds, score, some_curves, some_wishes, table_of
 
@@ -76,22 +76,22 @@ def programme() -> None:
 def decisions(jobs: int, gpus: int) -> None:
     """Print whole decisions of one kind: with nothing known, with profiles seen before, and once all is as decided."""
     order = some_wishes(1, jobs)
-    first_ms = median_ms(lambda: (forget(), decide(order, {"x": gpus}, Rules())), 3)
-    known_ms = median_ms(lambda: decide(order, {"x": gpus}, Rules()), 3)
+    first_ms = median_ms(lambda: (forget(), decide(order, {"x": gpus}, SizingRules())), 3)
+    known_ms = median_ms(lambda: decide(order, {"x": gpus}, SizingRules()), 3)
     after, again = settled(order, {"x": gpus})
-    changed = sum(each.changed for each in decide(after, {"x": gpus}, Rules()).jobs.values())
+    changed = sum(each.changed for each in decide(after, {"x": gpus}, SizingRules()).jobs.values())
     print(f"decide {jobs} jobs of 100 workloads on {gpus} devices: {first_ms:.0f} ms at first,", end=" ")
     print(f"{known_ms:.0f} ms then, {again:.0f} ms once decided, {changed} changed by that")
 
 
-def settled(order: list[Wish], devices: dict[str, int]) -> tuple[list[Wish], float]:
+def settled(order: list[SizeRequest], devices: dict[str, int]) -> tuple[list[SizeRequest], float]:
     """Return jobs as they are once they have what is decided, and what deciding again takes, milliseconds."""
-    found = decide(order, devices, Rules())
+    found = decide(order, devices, SizingRules())
     after = []
     for wish in order:
         each = found.jobs[wish.job_id]
         after.append(msgspec.structs.replace(wish, now=each.size if each.gpus else None, kind=each.kind))
-    return after, median_ms(lambda: decide(after, devices, Rules()), 3)
+    return after, median_ms(lambda: decide(after, devices, SizingRules()), 3)
 
 
 def several_kinds() -> None:
@@ -99,8 +99,8 @@ def several_kinds() -> None:
     for jobs, gpus in ((50, 64), (200, 300), (1000, 1300)):
         devices = dict.fromkeys("xyz", gpus)
         order = some_wishes(2, jobs, kinds="xyz")
-        decide(order, devices, Rules())
-        took_ms = median_ms(lambda order=order, devices=devices: decide(order, devices, Rules()), 1)  # type: ignore[misc]
+        decide(order, devices, SizingRules())
+        took_ms = median_ms(lambda order=order, devices=devices: decide(order, devices, SizingRules()), 1)  # type: ignore[misc]
         print(
             f"decide {jobs} jobs on three kinds of {gpus}: {took_ms:.0f} ms, {settled(order, devices)[1]:.0f} ms again"
         )
@@ -120,7 +120,7 @@ def gaps() -> None:
             case = some_curves(seed, jobs, len(room), 8)
             best, _, first = best_kinds(case, room)
             if first:
-                chosen = kinds.chosen(names, table_of(case), dict(zip(names, first, strict=True)), room)
+                chosen = kind_search.chosen(names, table_of(case), dict(zip(names, first, strict=True)), room)
                 found.append(100 * (1 - score(case, [chosen[name] for name in names], room) / best))
         print(f"{len(found)} times {jobs} jobs on {list(room.values())}: below the best choice of kinds by", end=" ")
         print(

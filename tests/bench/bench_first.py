@@ -22,10 +22,10 @@ import numpy as np
 import structlog
 
 from penstock_bus import Append
-from penstock_bus.fold import Fold
+from penstock_bus.decider import Fold
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import ServerSettings, running
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Commit,
     Device,
@@ -38,10 +38,10 @@ from penstock_events import (
     subjects,
     workload,
 )
+from penstock_log.codec import subject_of
 from penstock_matcher import machine
-from penstock_policies import matching
+from penstock_policies.matching import schedule
 from penstock_testing import delivery
-from penstock_testing.facts import subject_of
 
 KINDS = ("v100", "p100", "k80")
 EACH, JOBS, MODELS = 36, 1024, 26
@@ -70,7 +70,7 @@ def spec(model: int, duration_s: float = 0.0) -> JobSpec:
 def alone() -> None:
     """Be the new process: print what warming and two equal rounds cost it."""
     before_s = time.process_time()
-    matching.warm()
+    schedule.warm()
     warmed_s, times_ms = time.process_time() - before_s, []
     for _ in range(2):
         fold = Fold(machine.decider())

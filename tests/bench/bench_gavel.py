@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from penstock_policies import matching
-from penstock_sim.cluster import parse
-from penstock_sim.trace import Trace
-from penstock_sim.traces.gavel import throughputs
-from penstock_sim.virtual.policies import POLICIES
-from penstock_sim.virtual.simulation import simulate
+from penstock_policies.matching import schedule
+from penstock_simulator.engine.policies import POLICIES
+from penstock_simulator.engine.simulation import simulate
+from penstock_simulator.trace import Trace
+from penstock_simulator.traces.plain_formats import throughputs
+from penstock_simulator.virtual_cluster import parse
 
 MEASURED = Path(__file__).parents[1] / "data" / "reference" / "gavel_throughputs.json"
 KINDS = ("v100", "p100", "k80")
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--one-by-one", type=float, default=0.5, metavar="LOAD")
     options = parser.parse_args()
-    matching.warm()
+    schedule.warm()
     speeds = measured()
     print(f"{len(speeds)} models; {EACH} each of {', '.join(KINDS)}; {options.jobs} jobs, {options.seeds} seeds")
     print("mean completion time by allox, and how many times as long the others take: mean (least to most)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.measuring import measure
+from penstock_cli.local.lane_bench import measure
 
 
 def main() -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock_policies.levels.state import Ints
-from penstock_policies.matching import KeptMatching, assign, assign_lsa, warm
+from penstock_policies.matching.flow import Ints
+from penstock_policies.matching.schedule import assign_lsa, warm
+from penstock_policies.matching.solver import KeptMatching, assign
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "penstock_policies"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 # Beside the tests, which try every schedule too.
 from gang_cases import gang_instance, least_total
 from gang_rounds import total_of_rounds

@@ -22,7 +22,7 @@ import packed_serving as serving  # isort: skip  # before numpy: one thread
 
 import numpy as np
 
-from penstock_packed import CpuDevice, Host, MemoryNeed
+from penstock_packed import CpuDevice, MemoryNeed, PackedHost
 
 NEED = MemoryNeed(2**20, 0, 2**20)
 SPACE = 2**32
@@ -57,7 +57,7 @@ class Steps:
 def cost_of_a_turn() -> None:
     """Print what the host adds to a step, in CPU time."""
     for trials in (1, 50):
-        host, steps = Host(CpuDevice(SPACE)), 20_000 // trials
+        host, steps = PackedHost(CpuDevice(SPACE)), 20_000 // trials
         for number in range(trials):
             host.train(f"t{number}", Steps(lambda: None), steps=steps, memory=NEED)
         before = time.process_time()
@@ -93,7 +93,7 @@ def threads() -> None:
 
 def side_by_side(step: Callable[[], object], lanes: int) -> tuple[float, float]:
     """Return steps a second, and the 99th percentile of answers in ms, of 8 trials and a model."""
-    host, over, left = Host(CpuDevice(SPACE, lanes)), threading.Event(), list(range(8))
+    host, over, left = PackedHost(CpuDevice(SPACE, lanes)), threading.Event(), list(range(8))
 
     def leave() -> None:
         left.pop()
@@ -152,7 +152,7 @@ def sweep() -> None:
         subprocess.run([sys.executable, "-c", TRIAL, str(seed)], check=True)
     apart_s = time.perf_counter() - begun
     begun = time.perf_counter()
-    host = Host(CpuDevice(SPACE))
+    host = PackedHost(CpuDevice(SPACE))
     for seed in range(SWEEP):
         host.train(f"t{seed}", Small(seed), steps=100, memory=NEED)
     host.run()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock_bus.fold import Fold
-from penstock_events import AnyEvent, JobSpec, JobSubmitted, Placement, RoundDecided, RunStarted, Slot
-from penstock_policies import gittins, orders
-from penstock_policies.orders import ORDERS, Learnt, Standing
-from penstock_policies.ranking import Ladder, Ranking
+from penstock_bus.decider import Fold
+from penstock_log import AnyEvent, JobSpec, JobSubmitted, Placement, RoundDecided, RunStarted, Slot
+from penstock_policies import gittins, queue_policies
+from penstock_policies.queue_policies import ORDERS, JobFigures, LengthKnowledge
+from penstock_policies.ranking import PoolRanking, QueueLadder
 from penstock_ranker import machine
-from penstock_ranker.settings import Settings
+from penstock_ranker.machine import RankerSettings
 from penstock_testing import delivery
 
 JOBS = 100_000
@@ -24,16 +24,18 @@ REPEATS = 9
 LIMITS = (3_600.0, 36_000.0, 360_000.0)
 
 
-def pool(rng: np.random.Generator) -> Standing[orders.Floats]:
+def pool(rng: np.random.Generator) -> JobFigures[queue_policies.Floats]:
     """Return 100,000 jobs; nine in ten have run."""
     executed_s = rng.lognormal(7.0, 2.0, JOBS) * (rng.random(JOBS) < 0.9)
     gpus = 2.0 ** rng.integers(0, 4, JOBS)
-    return orders.columns(gpus, np.sort(rng.random(JOBS)) * 1e6, executed_s, length_s=executed_s + rng.random(JOBS))
+    return queue_policies.columns(
+        gpus, np.sort(rng.random(JOBS)) * 1e6, executed_s, length_s=executed_s + rng.random(JOBS)
+    )
 
 
-def filled(name: orders.Name, jobs: Standing[orders.Floats], learnt: Learnt) -> Ranking:
+def filled(name: queue_policies.Name, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> PoolRanking:
     """Return the structure with the same jobs in it, of which 2,000 run."""
-    ranking = Ranking(Ladder(ORDERS[name], LIMITS, 4.0), learnt)
+    ranking = PoolRanking(QueueLadder(ORDERS[name], LIMITS, 4.0), learnt)
     figures = zip(jobs.gpus.tolist(), jobs.submitted_s.tolist(), jobs.executed_s.tolist(), strict=True)
     for number, (gpus, submitted_s, executed_s) in enumerate(figures):
         job_id = f"j{number}"
@@ -45,7 +47,7 @@ def filled(name: orders.Name, jobs: Standing[orders.Floats], learnt: Learnt) -> 
     return ranking
 
 
-def events(ranking: Ranking, rng: np.random.Generator) -> list[float]:
+def events(ranking: PoolRanking, rng: np.random.Generator) -> list[float]:
     """Let jobs come, start, stop, cross, and end; return the CPU time of each event with what it makes due, in µs."""
     times, now_s = [], 1e6
     running = [f"j{number}" for number in range(0, JOBS, JOBS // RUNNING)]
@@ -82,11 +84,11 @@ def main() -> None:
     """Print the orders from scratch, the index alone, and single events."""
     rng = np.random.default_rng(1)
     jobs, samples = pool(rng), rng.lognormal(8.0, 2.0, 1024)
-    learnt = Learnt(LIMITS, samples)
+    learnt = LengthKnowledge(LIMITS, samples)
     plain_ms = median_ms(lambda: sorted(zip(jobs.submitted_s.tolist(), range(JOBS), strict=True)))
     print(f"{JOBS} jobs from scratch; ratio to sorting as many pairs, {plain_ms:.1f} ms")
     for name, order in ORDERS.items():
-        took_ms = median_ms(lambda order=order: orders.rank(order, jobs, LIMITS, learnt))  # type: ignore[misc]
+        took_ms = median_ms(lambda order=order: queue_policies.rank(order, jobs, LIMITS, learnt))  # type: ignore[misc]
         print(f"  {name}: {took_ms:.1f} ms; ratio {took_ms / plain_ms:.2f}")
     attained = jobs.gpus * jobs.executed_s
     took_ms = median_ms(lambda: gittins.index(samples, attained, None))
@@ -96,9 +98,9 @@ def main() -> None:
         report_service(name)  # type: ignore[arg-type]
 
 
-def report_service(name: orders.Name) -> None:
+def report_service(name: queue_policies.Name) -> None:
     """Print what one fact costs the ranker itself: folding it in, and deciding."""
-    fold = Fold(machine.decider(Settings(order=name, thresholds_gpu_s=LIMITS)))
+    fold = Fold(machine.decider(RankerSettings(order=name, thresholds_gpu_s=LIMITS)))
     spec = JobSpec(name="a", command=("true",), duration_s=60.0)
     for number in range(JOBS):
         tell(fold, JobSubmitted(job_id=f"j{number}", at_s=1.0 + number / 1e3, spec=spec))
@@ -121,18 +123,18 @@ def report_service(name: orders.Name) -> None:
     print(f"  the service, folding a fact in and deciding: {statistics.median(times):.1f} µs")
 
 
-def tell(fold: Fold[machine.State], *facts: AnyEvent) -> None:
+def tell(fold: Fold[machine.RankerState], *facts: AnyEvent) -> None:
     """Fold facts in."""
     fold.apply(delivery(fold.last_seq + 1, *facts))
 
 
-def report_events(name: orders.Name, jobs: Standing[orders.Floats], learnt: Learnt) -> None:
+def report_events(name: queue_policies.Name, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> None:
     """Print what one event costs beside a rescan of all jobs."""
     before = time.process_time()
     ranking = filled(name, jobs, learnt)
     built_s = time.process_time() - before
     times = events(ranking, np.random.default_rng(2))
-    scan_us = 1e3 * median_ms(lambda: orders.rank(ORDERS[name], jobs, LIMITS, learnt))
+    scan_us = 1e3 * median_ms(lambda: queue_policies.rank(ORDERS[name], jobs, LIMITS, learnt))
     one_us = statistics.median(times)
     print(f"{name}, {JOBS} jobs, {RUNNING} of them running; building the structure {built_s:.2f} s")
     print(f"  one event: {one_us:.1f} µs, 99 of 100 below {sorted(times)[int(0.99 * len(times))]:.0f} µs", end="; ")

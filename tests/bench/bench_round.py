@@ -15,28 +15,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock_bus.fold import Fold
-from penstock_events import (
+from penstock_bus.decider import Fold
+from penstock_log import (
     AnyEvent,
     Device,
+    JobRank,
     JobSpec,
     JobsRanked,
+    JobState,
     JobSubmitted,
     KindSpeed,
     NodeJoined,
     Outcome,
-    Rank,
     RoundDecided,
     RunEnded,
     RunStarted,
     WorkloadProfiled,
     workload,
 )
-from penstock_events import State as JobState
 from penstock_matcher import machine
-from penstock_matcher.settings import Settings
-from penstock_policies import matching
-from penstock_policies.placement import Free
+from penstock_policies.matching import schedule
+from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import delivery
 
 KINDS = {"a100": 1.0, "v100": 0.6, "p100": 0.35, "k80": 0.15}
@@ -48,7 +48,7 @@ MODELS = 26
 class Bench:
     """A matcher's fold, and the times of the rounds that it decided."""
 
-    settings: Settings
+    settings: MatcherSettings
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     now_s: float = 1.0
     jobs: int = 0
@@ -62,7 +62,7 @@ class Bench:
         self.fold = Fold(machine.decider(self.settings))
 
     @property
-    def state(self) -> machine.State:
+    def state(self) -> machine.MatcherState:
         return self.fold.state
 
     def tell(self, *facts: AnyEvent) -> None:
@@ -95,7 +95,7 @@ class Bench:
 
     def rank(self, job_ids: Iterable[str], queue: int) -> None:
         """Put jobs into a queue."""
-        ranks = tuple(Rank(job_id=job_id, queue=queue, position=self.now_s) for job_id in job_ids)
+        ranks = tuple(JobRank(job_id=job_id, queue=queue, position=self.now_s) for job_id in job_ids)
         self.tell(JobsRanked(pool="default", at_s=self.now_s, ranks=ranks))
 
     def decide(self, measured: bool = True) -> RoundDecided | None:
@@ -169,7 +169,7 @@ def spec_of(model: int, gpus: int, user: str, duration_s: float) -> JobSpec:
     )
 
 
-def full(rounds: int, settings: Settings, what: str) -> None:
+def full(rounds: int, settings: MatcherSettings, what: str) -> None:
     """Measure rounds of a pool in which there is much to do."""
     bench = Bench(settings)
     bench.join(250, list(KINDS))
@@ -216,7 +216,7 @@ def waiting(bench: Bench) -> int:
     return len(bench.state.jobs) - len(bench.running())
 
 
-def small(kinds: Sequence[str], settings: Settings, what: str) -> None:
+def small(kinds: Sequence[str], settings: MatcherSettings, what: str) -> None:
     """Measure rounds in which one job has come or gone."""
     bench = Bench(settings)
     bench.join(250, kinds)
@@ -264,7 +264,7 @@ def small(kinds: Sequence[str], settings: Settings, what: str) -> None:
 
 def first_fit(bench: Bench) -> None:
     """Place the waiting jobs in the order of their submission, wherever they fit first."""
-    free = Free(bench.state.cluster.free(bench.state.jobs))
+    free = FreeDevices(bench.state.cluster.free(bench.state.jobs))
     for job in sorted(bench.state.jobs, key=lambda job: job.submitted_s):
         kind = next((k for k, count in free.kinds(job.spec).items() if count >= job.spec.gpus), None)
         if kind is not None and job.placement is None:
@@ -274,11 +274,11 @@ def first_fit(bench: Bench) -> None:
 def main() -> None:
     """Print rounds of a busy pool and of a quiet one."""
     before = time.process_time()
-    matching.warm()
+    schedule.warm()
     print(f"kernels ready after {time.process_time() - before:.2f} s")
-    full(300, Settings(), "full")
-    small(list(KINDS), Settings(), "small, four kinds")
-    small(["a100"], Settings(max_waits=0, alpha=1.0), "small, one kind, nothing explained, no fairness")
+    full(300, MatcherSettings(), "full")
+    small(list(KINDS), MatcherSettings(), "small, four kinds")
+    small(["a100"], MatcherSettings(max_waits=0, alpha=1.0), "small, one kind, nothing explained, no fairness")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 
-from penstock.sessions.loop import Session
-from penstock.sessions.setup import Setup
-from penstock_testing.small_executor import SmallExecutor, small_executor
+from penstock.sessions.session import Session
+from penstock.sessions.setup import ProcessSetup
+from penstock_testing.executor_stub import ExecutorStub, small_executor
 
 ROUNDS = 5
 
@@ -24,15 +24,15 @@ def bare(steps: int) -> None:
 
 def plain(steps: int) -> None:
     """Loop in a session without an executor."""
-    with Session(Setup()) as session:
+    with Session(ProcessSetup()) as session:
         for _ in session.iterations(range(steps)):
             pass
 
 
 @contextmanager
-def attended(executor: SmallExecutor) -> Iterator[Callable[[int], None]]:
+def attended(executor: ExecutorStub) -> Iterator[Callable[[int], None]]:
     """Yield a loop in a session whose executor is there and asks nothing."""
-    with Session(Setup(socket=str(executor.path))) as session:
+    with Session(ProcessSetup(socket=str(executor.path))) as session:
 
         def loop(steps: int) -> None:
             for _ in session.iterations(range(steps)):

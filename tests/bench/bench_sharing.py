@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from bench_round import KINDS, Bench, fill, waiting
 
-from penstock_events import JobSpec, JobSubmitted, MemoryNeed
-from penstock_matcher.settings import Settings
-from penstock_policies import matching
+from penstock_log import JobSpec, JobSubmitted, MemoryNeed
+from penstock_policies.matching import schedule
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 GIB = 2**30
 
@@ -40,7 +40,7 @@ def submit(bench: Bench, sharing: Literal["exclusive", "lane"]) -> None:
 
 def measure(jobs: int, sharing: Literal["exclusive", "lane"]) -> None:
     """Measure rounds of a pool in which three jobs come and three end between rounds."""
-    bench = Bench(Settings())
+    bench = Bench(MatcherSettings())
     bench.join(250, list(KINDS))
     bench.profile()
     for _ in range(jobs):
@@ -64,7 +64,7 @@ def measure(jobs: int, sharing: Literal["exclusive", "lane"]) -> None:
 
 def main() -> None:
     """Print rounds with much room, with some, and with none: a device each, there is none for most in any case."""
-    matching.warm()
+    schedule.warm()
     for jobs in (1_500, 8_000, 12_000):
         measure(jobs, "exclusive")
         measure(jobs, "lane")

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock_sim.cluster import parse
-from penstock_sim.counted import simulate
-from penstock_sim.counted.engine import warm
-from penstock_sim.outcome import Outcome
-from penstock_sim.trace import Trace
-from penstock_sim.traces import read
-from penstock_sim.virtual.simulation import simulate as simulate_deciders
+from penstock_simulator.engine.simulation import simulate as simulate_deciders
+from penstock_simulator.fast import simulate
+from penstock_simulator.fast.fast_path import warm
+from penstock_simulator.outcome import Outcome
+from penstock_simulator.trace import Trace
+from penstock_simulator.traces import read
+from penstock_simulator.virtual_cluster import parse
 
 GOLDEN = Path(__file__).parents[1] / "data" / "traces" / "bench_S3000_golden_256gpu.csv.gz"
 PHILLY = Path(__file__).parents[3] / "shared" / "traces" / "philly_12vc_109532.csv.gz"

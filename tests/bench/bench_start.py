@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from clusters import Cluster, until
 
 import penstock
-from penstock_events import subjects
+from penstock_log import subjects
 
 
 async def measure(client: penstock.Client, count: int) -> tuple[np.ndarray, np.ndarray]:

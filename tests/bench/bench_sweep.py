@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from clusters import Cluster
 
 import penstock
-from penstock_events import SweepSpec, strict, views
+from penstock_log import SweepSpec, validation, views
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TARGET = 0.96
@@ -89,7 +89,7 @@ def spec(search: str, name: str, way: Way) -> SweepSpec:
         document["space"]["width"]["values"] = list(setup.widths)
     for bound in ("least", "most"):
         document["budget"][bound] *= setup.steps_times
-    return strict.convert({**document, "target": TARGET, **way.fields}, SweepSpec)
+    return validation.convert({**document, "target": TARGET, **way.fields}, SweepSpec)
 
 
 async def run(client: penstock.Client, asked: SweepSpec) -> Seen:

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_packed import CpuDevice, Host, MemoryNeed
-from penstock_packed.inlet import Inlet
+from penstock_packed import CpuDevice, MemoryNeed, PackedHost
+from penstock_packed.request_server import RequestServer
 
 MODELS = 42
 TRIALS = 4
@@ -105,12 +105,12 @@ def computing_s() -> list[float]:
 def serve_packed(path: str, targets_s: list[float], counts: list[str]) -> None:
     """Serve all models from one process, with trainings besides."""
     need = MemoryNeed(2**20, 0, 2**20)
-    host = Host(CpuDevice(2**32))
+    host = PackedHost(CpuDevice(2**32))
     for number in range(MODELS):
         host.serve(f"m{number}", Dense(number), target_s=targets_s[number], memory=need)
     for number, count in enumerate(counts):
         host.train(f"t{number}", Training(Path(count)), memory=need)
-    with Inlet(Path(path), host.endpoints):
+    with RequestServer(Path(path), host.endpoints):
         host.run()
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from bus_harness import NatsHarness, append, take
 
 from penstock_bus import Bus
-from penstock_events import subjects
+from penstock_log import subjects
 
 
 @pytest_asyncio.fixture

@@ -9,7 +9,7 @@ import pytest
 from bus_harness import Harness, append, ids, take
 
 from penstock_bus import Bus, Unavailable
-from penstock_events import subjects
+from penstock_log import subjects
 from penstock_testing import eventually
 
 GARBAGE = b'{"id": "x", "actor": "y", "facts": [{"type": "job.vanished.v9", "at_s": 1.0}]}'

@@ -8,7 +8,7 @@ import pytest
 from bus_harness import Harness, append, ids, take
 
 from penstock_bus import Bus, Conflict, Rejection, TooLarge
-from penstock_events import encode, subjects
+from penstock_log import encode, subjects
 
 
 async def test_sequences_rise_from_one(bus: Bus) -> None:

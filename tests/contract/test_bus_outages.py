@@ -9,7 +9,7 @@ import pytest
 from bus_harness import Harness, MakeHarness, append, ids
 
 from penstock_bus import Append, Bus, StorageFull, Unavailable
-from penstock_events import subjects
+from penstock_log import subjects
 from penstock_testing import eventually
 
 ALL = subjects.STREAM_SUBJECTS[subjects.EVT]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock_bus import Bus
-from penstock_events import subjects
+from penstock_log import subjects
 
 ROUND = subjects.shadowed("las", subjects.round_("default"))
 RANK = subjects.shadowed("las", subjects.rank("default"))

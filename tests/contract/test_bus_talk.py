@@ -10,8 +10,8 @@ import pytest
 from bus_harness import Harness
 
 from penstock_bus import Bus, Endpoint, Handler, LogLine, NoResponders, Reply, ServiceError, Timeout, TooLarge
-from penstock_events import subjects
-from penstock_events.output import Channel, End, Place
+from penstock_log import subjects
+from penstock_log.request_bodies import OutputChannel, OutputEnd, OutputOffset
 from penstock_testing import eventually
 
 ECHO = subjects.query("echo", "test")
@@ -172,7 +172,7 @@ async def test_output_is_read_in_order_with_rank_and_time(bus: Bus) -> None:
 
 
 async def test_pieces_of_output_say_from_where_they_are_and_are_read_behind_a_sequence(bus: Bus) -> None:
-    place, end = Place(Channel(1, "n1", 0, "stderr"), 7), End(1, "n1", 0, 0, 12, 2)
+    place, end = OutputOffset(OutputChannel(1, "n1", 0, "stderr"), 7), OutputEnd(1, "n1", 0, 0, 12, 2)
     await bus.write_log("j1", 0, b"piece", place)
     await bus.write_log("j1", 0, b"", end)
     await bus.write_log("j1", 0, b"without")

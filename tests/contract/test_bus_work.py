@@ -10,7 +10,7 @@ import pytest
 from bus_harness import Harness
 
 from penstock_bus import Bus, TooLarge, Unavailable, Work
-from penstock_events import subjects
+from penstock_log import subjects
 from penstock_testing import eventually
 
 JOBS = [subjects.INBOX_JOBS]

@@ -17,13 +17,12 @@ from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from penstock_bus import Endpoint, Reply, Unauthorized, Unavailable
-from penstock_bus.nats import connect, get, pull
-from penstock_bus.nats.faults import ApiError, fault
-from penstock_bus.nats.link import TRY_S
-from penstock_bus.nats.streams import KEY, Limits, configs
+from penstock_bus.nats import connect, consumer, direct_get
+from penstock_bus.nats.link import TRY_S, ApiError, fault
+from penstock_bus.nats.streams import KEY, StreamLimits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
 from penstock_bus.server import ServerSettings, running
-from penstock_events import encode, subjects
+from penstock_log import encode, subjects
 from penstock_testing import eventually
 
 INPUTS = int(os.environ.get("PENSTOCK_TEST_INPUTS", "600"))
@@ -117,7 +116,7 @@ async def test_a_user_who_may_not_make_streams_can_connect_before_they_are_there
 async def test_the_streams_are_made_as_they_should_be_and_kept_as_they_are(nats_alone: NatsHarness) -> None:
     async with nats_alone.connect(), nats_alone.bare() as client:
         js = client.jetstream()
-        for name, wanted in configs(Limits()).items():
+        for name, wanted in configs(StreamLimits()).items():
             config = (await js.stream_info(name)).config
             assert config.subjects == wanted["subjects"]
             assert str(config.storage) == "file"
@@ -229,7 +228,7 @@ async def test_many_appends_to_a_server_that_does_not_answer_end_with_their_time
 async def test_a_reader_of_much_goes_on_where_it_stopped_when_the_connection_broke(
     nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get, "_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(direct_get, "_BATCH_BYTES", 1 << 20)
     async with nats_alone.connect() as bus, aclosing(bus.read_logs("j1")) as lines:
         for i in range(20):
             await bus.write_log("j1", 0, b"%03d" % i + b"x" * 300_000)
@@ -258,7 +257,7 @@ async def test_what_a_cluster_cannot_say_yet_is_asked_again(
 async def test_messages_too_large_for_one_request_come_in_several(
     nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(consumer, "_MOST_BYTES", 1 << 20)
     async with nats_alone.connect() as bus:
         await bus.append_many([append(f"j{i}", by="x" * 300_000) for i in range(20)])
         async with aclosing(bus.follow()) as deliveries:
@@ -426,7 +425,7 @@ async def test_a_lease_that_nobody_renews_is_over_although_the_servers_clock_was
     nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("penstock_bus.nats.lease.ticks", lambda: now[0])
+    monkeypatch.setattr("penstock_bus.nats.snapshots_and_leases.ticks", lambda: now[0])
     async with nats_alone.connect() as one, nats_alone.connect() as other:
         lease = await one.acquire("matcher", "a", 600.0)  # as long as one of 3 s lasts after a jump of ten minutes back
         assert lease is not None

@@ -14,9 +14,9 @@ from queue import Queue
 
 import pytest
 
-from penstock.scaffold import write_service
 from penstock_bus import Append, NoResponders, ServiceError
-from penstock_events import Commit, JobFinished, subjects
+from penstock_cli.app import write_service
+from penstock_log import Commit, JobFinished, subjects
 from penstock_testing import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/extend.md"

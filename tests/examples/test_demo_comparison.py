@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from demo import comparison, emulation, workload
-from penstock_sim.virtual.costs import Costs
+from penstock_simulator.engine.cluster_script import RunCosts
 
 STEP_S = workload.FAST_STEP_S["mlp"]
 
@@ -28,7 +28,7 @@ def test_the_comparison_is_of_every_job_that_trains_to_its_end_beside_others():
 @pytest.mark.parametrize("start_s", [0.1, 0.7, 4.0])
 @pytest.mark.parametrize("times", [0.7, 1.0, 3.0])
 def test_the_long_job_is_preempted_however_busy_the_host_is(start_s: float, times: float):
-    found = comparison.outcome("configured", Costs(start_s, start_s / 3, iteration_s=times * STEP_S), times)
+    found = comparison.outcome("configured", RunCosts(start_s, start_s / 3, iteration_s=times * STEP_S), times)
     preemptions = dict(zip(found.trace.job_ids, found.preemptions.tolist(), strict=True))
     assert found.finished.all()
     assert preemptions[workload.LONG] >= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from demo.events import EventLines, Narrator
 from demo.workload import elastic, first
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Demand,
     Device,
@@ -14,15 +14,15 @@ from penstock_events import (
     NodeJoined,
     Placement,
     Preemption,
+    ProfileSample,
     RoundDecided,
     RunEnded,
     RunStarted,
-    Sample,
     SamplesRequested,
     ScaleDecided,
     Slot,
 )
-from penstock_events.elastic import settled
+from penstock_log.validation import settled
 
 
 def submitted(job_id: str = "j1") -> JobSubmitted:
@@ -83,7 +83,7 @@ def test_a_resize_says_from_and_to_which_size():
 
 
 def test_samples_are_told_of_as_one():
-    sample = Sample(sample_id="s1", kind="fast", iterations=5)
+    sample = ProfileSample(sample_id="s1", kind="fast", iterations=5)
     asked = SamplesRequested(at_s=1.0, key="k", spec=first().spec, samples=(sample, sample))
     assert told(asked) == [("mlp", "a new workload, sampled on fast")]
     assert told(asked, placed("s1"), started("s1")) == []

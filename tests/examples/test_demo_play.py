@@ -12,7 +12,7 @@ import pytest
 from demo import workload
 from demo.play import Playing
 from penstock_bus import ServiceError
-from penstock_events import JobSpec, SweepSpec, views
+from penstock_log import JobSpec, SweepSpec, views
 
 OTHERS = {arrival.spec.name for arrival in [workload.first(), *workload.crowd()] if arrival.end == "CD"}
 

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock_events import elastic
-from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
-from penstock_events.spec import Choice, JobSpec, SweepSpec
+from penstock_log import validation
+from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone
+from penstock_log.spec import Choice, JobSpec, SweepSpec
 from penstock_testing import free_port
-from penstock_testing.small_executor import SmallExecutor, overlay, small_executor, without_digest
+from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 SLOWLY = {"EMULATED_SPEED": "0.02"}  # such that it is not at its end before it is asked to stop
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,13 +25,13 @@ SCRIPTS = ["digits_mlp.py", "digits_softmax.py"]
 
 
 @pytest.fixture
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallExecutor]:
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorStub]:
     with small_executor(tmp_path_factory.mktemp("x")) as running:
         yield running
 
 
 def start(
-    script: str, params: dict[str, object], env: dict[str, str], executor: SmallExecutor | None = None
+    script: str, params: dict[str, object], env: dict[str, str], executor: ExecutorStub | None = None
 ) -> subprocess.Popen[str]:
     """Start an example; ``env`` by names of Env, and MASTER_PORT as it is."""
     port = {"MASTER_PORT": env.pop("MASTER_PORT")} if "MASTER_PORT" in env else {}
@@ -66,19 +66,19 @@ def test_the_example_learns_to_read_digits_by_hand(script: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
-    script: str, executor: SmallExecutor, tmp_path: Path
+    script: str, executor: ExecutorStub, tmp_path: Path
 ) -> None:
     params: dict[str, object] = {"steps": 150, "width": 32}
     alone, twice = tmp_path / "alone", tmp_path / "twice"
     assert end(start(script, params, often(alone)))[0] == 0
 
     first = start(script, params, often(twice) | SLOWLY, executor)
-    executor.wait(Saved, when=lambda saved: saved.step == 5)
+    executor.wait(CheckpointSaved, when=lambda saved: saved.step == 5)
     step = executor.preempt()
     assert end(first)[0] == EXIT_PREEMPTED
     assert 5 <= step < 150
     second = start(script, params, often(twice), executor)
-    done = executor.wait(Done)
+    done = executor.wait(SessionDone)
     assert end(second)[0] == 0
     assert (done.step, done.loop_steps) == (150, 150 - step)
     assert done.metrics["accuracy"] > 0.8
@@ -102,7 +102,7 @@ def test_a_checkpoint_holds_the_random_generator_with_the_half_word_it_has_put_a
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=EXAMPLES, check=True)
 
 
-def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, tmp_path: Path) -> None:
+def test_a_gang_of_two_learns_what_one_process_learns(executor: ExecutorStub, tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 40, "width": 32}
     one, two = tmp_path / "one", tmp_path / "two"
     assert end(start("digits_mlp.py", params, often(one)))[0] == 0
@@ -110,7 +110,7 @@ def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, t
     env = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), **often(two)}
     ranks = [start("digits_mlp.py", params, {"RANK": str(rank), **env}, executor) for rank in (0, 1)]
     assert [end(process)[0] for process in ranks] == [0, 0]
-    assert [executor.wait(Done, rank).step for rank in (0, 1)] == [40, 40]
+    assert [executor.wait(SessionDone, rank).step for rank in (0, 1)] == [40, 40]
 
     expected, found = state(one, 40), state(two, 40)
     for name in expected:
@@ -118,7 +118,7 @@ def test_a_gang_of_two_learns_what_one_process_learns(executor: SmallExecutor, t
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path: Path) -> None:
+def test_a_preempted_gang_goes_on_where_it_was(executor: ExecutorStub, tmp_path: Path) -> None:
     params: dict[str, object] = {"steps": 400, "width": 64}
 
     def both(**more: str) -> list[subprocess.Popen[str]]:
@@ -128,22 +128,24 @@ def test_a_preempted_gang_goes_on_where_it_was(executor: SmallExecutor, tmp_path
     ranks = both(**SLOWLY)
     step = executor.preempt(ranks=2)
     assert [end(process)[0] for process in ranks] == [EXIT_PREEMPTED] * 2
-    assert without_digest(executor.wait(Saved)) == Saved(step=step, samples=128 * step, leaving=True)
+    assert without_digest(executor.wait(CheckpointSaved)) == CheckpointSaved(
+        step=step, samples=128 * step, leaving=True
+    )
     ranks = both()
     assert [end(process)[0] for process in ranks] == [0, 0]
-    ended = [executor.wait(Done, rank) for rank in (0, 1)]
+    ended = [executor.wait(SessionDone, rank) for rank in (0, 1)]
     assert [(done.step, done.loop_steps) for done in ended] == [(400, 400 - step)] * 2
 
 
 @pytest.mark.parametrize("unit", ["steps", "epochs"])
 def test_a_trial_that_is_promoted_does_what_is_missing_and_no_more(
-    unit: str, executor: SmallExecutor, tmp_path: Path
+    unit: str, executor: ExecutorStub, tmp_path: Path
 ) -> None:
     short, long = {unit: 2, "width": 32}, {unit: 3, "width": 32}
     assert end(start("digits_mlp.py", short, {"CHECKPOINT_DIR": str(tmp_path / "a"), "SAVE_AT_END": "1"}))[0] == 0
     env = {"CHECKPOINT_DIR": str(tmp_path / "b"), "BEGIN_DIR": str(tmp_path / "a")}
     assert end(start("digits_mlp.py", long, env, executor))[0] == 0
-    done = executor.wait(Done)
+    done = executor.wait(SessionDone)
     each = 1 if unit == "steps" else 12
     assert (done.step, done.loop_steps) == (3 * each, each)
     assert done.samples == (3 * 128 if unit == "steps" else 3 * 1438)
@@ -195,8 +197,8 @@ def test_every_job_file_is_a_job_of_a_script_that_is_there() -> None:
     files = sorted((EXAMPLES / "jobs").glob("*.toml"))
     assert files
     for file in files:
-        spec = elastic.settled(msgspec.convert(elastic.widened(msgspec.toml.decode(file.read_bytes())), JobSpec))
-        assert not list(elastic.problems(spec))
+        spec = validation.settled(msgspec.convert(validation.widened(msgspec.toml.decode(file.read_bytes())), JobSpec))
+        assert not list(validation.elastic_problems(spec))
         assert spec.command[0] == "python"
         assert (EXAMPLES / spec.command[1]).exists()
 

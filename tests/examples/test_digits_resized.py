@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from resizing import NOISE, SAMPLES, Resized, Size, each_once, finite
+from resized_example import NOISE, SAMPLES, Resized, Size, each_once, finite
 
-from penstock_testing.small_executor import small_executor
+from penstock_testing.executor_stub import small_executor
 
 EPOCHS = 12
 FIXED = Size(1, 64)

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from resizing import NOISE, SAMPLES, Resized, Size, each_once, finite
+from resized_example import NOISE, SAMPLES, Resized, Size, each_once, finite
 from test_digits import EXAMPLES, free_port
 
-from penstock_events.agent import EXIT_PREEMPTED, Done, Saved
-from penstock_testing.small_executor import SmallExecutor, overlay, small_executor, without_digest
+from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone
+from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 STEPS = 24  # 1,438 samples in batches of 128, two epochs
 LIKE_ONE = 1e-5
@@ -25,7 +25,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 def start(
-    folder: Path, executor: SmallExecutor, world_size: int = 1, epoch: int = 1, **params: float
+    folder: Path, executor: ExecutorStub, world_size: int = 1, epoch: int = 1, **params: float
 ) -> list[subprocess.Popen[str]]:
     """Start every rank; the job's checkpoints are in the folder, also the one after the last step."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
@@ -79,8 +79,8 @@ def test_a_gang_has_the_losses_of_one_process(
     with small_executor(tmp_path_factory.mktemp("x")) as executor:
         ended(start(tmp_path, executor, world_size))
         assert losses(tmp_path) == pytest.approx(alone, rel=LIKE_ONE)
-        assert [executor.wait(Done, rank).step for rank in range(world_size)] == [STEPS] * world_size
-        assert executor.wait(Done).metrics["accuracy"] > 0.5
+        assert [executor.wait(SessionDone, rank).step for rank in range(world_size)] == [STEPS] * world_size
+        assert executor.wait(SessionDone).metrics["accuracy"] > 0.5
 
 
 @needs_torch
@@ -95,11 +95,13 @@ def test_a_gang_that_is_preempted_twice_and_resized_does_every_step_once(
             ended(ranks, EXIT_PREEMPTED)
             assert done < agreed < STEPS
             executor.wait_hung_up()
-            assert without_digest(executor.of(Saved)[-1]) == Saved(step=agreed, samples=128 * agreed, leaving=True)
+            assert without_digest(executor.of(CheckpointSaved)[-1]) == CheckpointSaved(
+                step=agreed, samples=128 * agreed, leaving=True
+            )
             done = agreed
     with small_executor(tmp_path_factory.mktemp("x")) as executor:
         ended(start(tmp_path, executor, 1, 3))
-        assert executor.wait(Done).loop_steps == STEPS - done
+        assert executor.wait(SessionDone).loop_steps == STEPS - done
     assert losses(tmp_path) == pytest.approx(alone, rel=LIKE_ONE)
 
 
@@ -116,7 +118,7 @@ def test_who_loses_a_peer_ends_and_the_gang_goes_on_from_its_checkpoint(
     assert (tmp_path / "step-5").is_dir()
     with small_executor(tmp_path_factory.mktemp("x")) as executor:
         ended(start(tmp_path, executor, 2, 2))
-        assert executor.wait(Done).loop_steps == STEPS - 5
+        assert executor.wait(SessionDone).loop_steps == STEPS - 5
     assert losses(tmp_path) == pytest.approx(alone, rel=LIKE_ONE)
 
 

@@ -16,7 +16,7 @@ import penstock
 from penstock.client import Client
 from penstock_bus import BusError, NoResponders, Reply, ServiceError
 from penstock_bus.memory import MemoryBus
-from penstock_events import (
+from penstock_log import (
     Choice,
     JobHeld,
     JobSpec,
@@ -25,7 +25,7 @@ from penstock_events import (
     TrialFinished,
     TrialGroupOpened,
     Uniform,
-    strict,
+    validation,
 )
 
 
@@ -61,7 +61,7 @@ async def test_what_the_specification_says_itself_is_kept() -> None:
 async def test_a_mistyped_field_is_refused_before_anything_is_sent() -> None:
     gateway = FakeGateway()
     async with gateway.client() as client:
-        with pytest.raises(strict.BadInput, match="did you mean `gpus`"):
+        with pytest.raises(validation.BadInput, match="did you mean `gpus`"):
             await client.submit(name="a", command=["true"], gpu=2)
     assert gateway.asked == []
 

@@ -14,7 +14,7 @@ from fake_gateway import FakeGateway
 from penstock.client import Client
 from penstock_bus import BusError, Endpoint, NoResponders, Reply, ServiceError, Unanswered
 from penstock_bus.memory import MemoryBus
-from penstock_events import JobSpec, SweepSpec, Uniform, asks, subjects, views
+from penstock_log import JobSpec, SweepSpec, Uniform, request_bodies, subjects, views
 
 JOB = {"name": "train", "command": ("true",)}
 NEVER = Reply(code=-1)
@@ -153,7 +153,9 @@ def test_the_shell_is_told_how_to_find_out_and_what_to_type(
     code, out, err = penstock("submit", "--id", "mine", "--", "true")
     assert (code, out) == (3, "")
     assert "is unknown: ask with `penstock show mine`; under the id mine it is the same one" in err
-    assert [ask.spec.id for ask in gateway.asked if isinstance(ask, asks.SubmitAsk)] == ["mine"] * len(gateway.asked)
+    assert [ask.spec.id for ask in gateway.asked if isinstance(ask, request_bodies.SubmitRequest)] == ["mine"] * len(
+        gateway.asked
+    )
 
 
 async def test_ids_that_are_always_taken_end_in_an_error_that_says_so() -> None:

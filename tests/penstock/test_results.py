@@ -11,7 +11,7 @@ import pytest
 from penstock import results
 from penstock_bus import Append
 from penstock_bus.memory import MemoryBus
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Budget,
     Choice,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from penstock.upkeep.folder import process
-from penstock.upkeep.service_template import ServiceProcess, ServiceTemplate
+from penstock_cli.local.data_folder import process
+from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_testing import eventually
 
 SLEEPING = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from penstock import submission
-from penstock_events import JobSpec
+from penstock_log import JobSpec
 
 
 def job(*command: str, cwd: Path) -> JobSpec:

@@ -22,11 +22,12 @@ from scaling_facts import (
 )
 
 from penstock_bus import Decision
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Job,
     JobCancelled,
     JobSpec,
+    JobState,
     NodeDrained,
     NodeResumed,
     Preemption,
@@ -34,7 +35,6 @@ from penstock_events import (
     RunCheckpointed,
     ScaleDecided,
 )
-from penstock_events import State as JobState
 
 KINDS: dict[str, JobSpec] = {
     "any": elastic(),

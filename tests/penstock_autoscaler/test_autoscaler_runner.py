@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from scaling_facts import decisions, elastic, job, node, scaled, widths
 
-from penstock_autoscaler.runner import run
-from penstock_autoscaler.settings import Settings
+from penstock_autoscaler.__main__ import run
 from penstock_bus import Append, Bus
-from penstock_bus.context import Shell
-from penstock_events import AnyEvent, Commit, ScaleDecided, subjects
+from penstock_bus.shell import Shell
+from penstock_log import AnyEvent, Commit, ScaleDecided, subjects
+from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_testing import eventually, subject_of
 
 
@@ -26,7 +26,7 @@ def bus(request: pytest.FixtureRequest) -> Bus:
 @asynccontextmanager
 async def autoscaler(bus: Bus, replica_id: str) -> AsyncIterator[Shell]:
     shell = Shell(bus, "autoscaler", replica_id)
-    task = asyncio.create_task(run(shell, Settings()))
+    task = asyncio.create_task(run(shell, SizingSettings()))
     try:
         yield shell
     finally:

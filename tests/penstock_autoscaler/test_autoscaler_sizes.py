@@ -22,14 +22,14 @@ from scaling_facts import (
     widths,
 )
 
-from penstock_events import (
+from penstock_log import (
     JobCancelled,
     JobHeld,
     JobReleased,
     NodeDrained,
     NodeJoined,
+    ProfileSample,
     RunCheckpointed,
-    Sample,
     SamplesRequested,
 )
 
@@ -156,7 +156,7 @@ def test_a_job_is_no_wider_than_the_hosts_have_room_for_what_it_asks(gib: int, m
 
 
 def sample(gpus: int) -> SamplesRequested:
-    asked = Sample(sample_id="s1", kind="fast", iterations=5, gpus=gpus)
+    asked = ProfileSample(sample_id="s1", kind="fast", iterations=5, gpus=gpus)
     return SamplesRequested(at_s=100.0, key="k", spec=fixed(1), samples=(asked,))
 
 

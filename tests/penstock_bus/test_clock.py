@@ -10,9 +10,9 @@ import pytest
 
 from penstock_bus import Append
 from penstock_bus.clock import RATE, Clock, cluster_time, newest
-from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_events import Commit, JobHeld, subjects
+from penstock_bus.shell import Shell
+from penstock_log import Commit, JobHeld, subjects
 
 HOUR_S = 3600.0
 T = 1_700_000_000.0

@@ -5,10 +5,10 @@ import msgspec
 import pytest
 
 from penstock_bus import ServiceError
-from penstock_bus.context import Shell
 from penstock_bus.health import Peers, Vitals
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_events import subjects
+from penstock_bus.shell import Shell
+from penstock_log import subjects
 from penstock_testing import eventually
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_bus import Append, Conflict, Lease
-from penstock_bus.matching import matches
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_events import Commit, subjects
+from penstock_bus.stored_messages import matches
+from penstock_log import Commit, subjects
 
 JOBS = st.sampled_from(["j1", "j2", "j3"])
 STEPS = st.lists(st.tuples(JOBS, st.integers(0, 9), st.sampled_from(["right", "wrong", "any", "again"])), max_size=40)

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from penstock_bus import health, probe
+from penstock_bus.follower import background
 from penstock_bus.memory import MemoryBus
-from penstock_bus.settings import Connection, SettingsError, load
-from penstock_bus.tasks import background
+from penstock_bus.settings import BusAddress, SettingsError, load
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_password_may_stand_in_a_file(tmp_path):
     secret = tmp_path / "gateway"
     secret.write_text("s3cret\n")
     environment = {"PENSTOCK_PASSWORD_FILE": str(secret)}
-    assert load(Connection, "", environ=environment).secret() == "s3cret"
+    assert load(BusAddress, "", environ=environment).secret() == "s3cret"
     secret.unlink()
     with pytest.raises(SettingsError, match=r"PENSTOCK_PASSWORD_FILE names .*gateway, which cannot be read"):
-        load(Connection, "", environ=environment).secret()
+        load(BusAddress, "", environ=environment).secret()

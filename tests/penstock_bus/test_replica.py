@@ -7,15 +7,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_bus import Append, Conflict, Decider, Decision, Lease, Unavailable
-from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_bus.replica import Pace, Replica, run_decider
-from penstock_events import Commit, Event, JobHeld, JobReleased, JobSubmitted, encode, subjects
+from penstock_bus.replica import Replica, ReplicaPace, run_decider
+from penstock_bus.shell import Shell
+from penstock_log import Commit, Event, JobHeld, JobReleased, JobSubmitted, encode, subjects
 from penstock_testing import eventually
-from penstock_testing.releasing import DECIDER, Released, apply, decide, submitted
+from penstock_testing.scenario import DECIDER, ReleaseState, apply, decide, submitted
 
-FAST = Pace(lease_ttl_s=0.3, renew_s=0.1)
-STEADY = Pace(lease_ttl_s=3_600.0)  # the lead is not lost, however slow the machine
+FAST = ReplicaPace(lease_ttl_s=0.3, renew_s=0.1)
+STEADY = ReplicaPace(lease_ttl_s=3_600.0)  # the lead is not lost, however slow the machine
 ALL_DECIDE = dataclasses.replace(DECIDER, leads=False)
 
 
@@ -47,8 +47,8 @@ async def facts(bus: MemoryBus, job_id: str) -> list[str]:
 
 @asynccontextmanager
 async def running(
-    bus: MemoryBus, decider: Decider[Released] = ALL_DECIDE, replica_id: str = "r1", pace: Pace = FAST
-) -> AsyncIterator[Replica[Released]]:
+    bus: MemoryBus, decider: Decider[ReleaseState] = ALL_DECIDE, replica_id: str = "r1", pace: ReplicaPace = FAST
+) -> AsyncIterator[Replica[ReleaseState]]:
     shell = Shell(bus, decider.name, replica_id)
     replica = Replica(shell, decider, pace=pace)
     task = asyncio.create_task(replica.run())
@@ -126,7 +126,7 @@ async def test_it_decides_again_at_the_time_it_asked_for(memory_bus: MemoryBus) 
     asked: list[float] = []
     enough = asyncio.Event()
 
-    def later(state: Released, now_s: float) -> Decision:
+    def later(state: ReleaseState, now_s: float) -> Decision:
         asked.append(now_s)
         if len(asked) == 3:
             enough.set()
@@ -142,11 +142,11 @@ async def test_it_decides_again_at_the_time_it_asked_for(memory_bus: MemoryBus) 
 async def test_changes_within_the_debounce_make_one_decision(memory_bus: MemoryBus) -> None:
     decisions: list[int] = []
 
-    def counted(state: Released, now_s: float) -> Decision:
+    def counted(state: ReleaseState, now_s: float) -> Decision:
         decisions.append(len(state.seen))
         return decide(state, now_s)
 
-    pace = Pace(debounce_s=1.0)
+    pace = ReplicaPace(debounce_s=1.0)
     async with running(memory_bus, dataclasses.replace(ALL_DECIDE, decide=counted), pace=pace):
         for i in range(10):
             await submit(memory_bus, f"j{i}")
@@ -215,11 +215,11 @@ class Clock:
 
 @asynccontextmanager
 async def led(
-    bus: MemoryBus, clock: Clock, decider: Decider[Released] = DECIDER, name: str = "r1"
-) -> AsyncIterator[tuple[Replica[Released], Shell]]:
+    bus: MemoryBus, clock: Clock, decider: Decider[ReleaseState] = DECIDER, name: str = "r1"
+) -> AsyncIterator[tuple[Replica[ReleaseState], Shell]]:
     """A replica by the test's clock, whose lease of three seconds is asked for again every twentieth of one."""
     shell = Shell(bus, decider.name, name, monotonic=clock)
-    replica = Replica(shell, decider, pace=Pace(lease_ttl_s=3.0, renew_s=0.05))
+    replica = Replica(shell, decider, pace=ReplicaPace(lease_ttl_s=3.0, renew_s=0.05))
     task = asyncio.create_task(replica.run())
     try:
         yield replica, shell
@@ -289,7 +289,7 @@ async def test_a_gap_within_the_question_for_the_lease_is_noticed_although_it_is
 async def test_a_timer_that_was_due_while_the_lead_was_lost_is_kept() -> None:
     clock, asked = Clock(), []
 
-    def later(state: Released, now_s: float) -> Decision:
+    def later(state: ReleaseState, now_s: float) -> Decision:
         asked.append(now_s)
         return Decision(wake_at_s=now_s + 0.01) if len(asked) == 1 else Decision()
 
@@ -356,7 +356,7 @@ async def test_health_says_how_long_facts_have_waited_for_a_decision_and_for_how
 
 async def test_an_orderly_end_gives_the_lead_away_at_once_and_saves_a_snapshot() -> None:
     async with MemoryBus() as bus:
-        async with running(bus, DECIDER, "r1", Pace(lease_ttl_s=60.0)) as first:
+        async with running(bus, DECIDER, "r1", ReplicaPace(lease_ttl_s=60.0)) as first:
             await submit(bus, "j1")
             await released(bus, "j1")
             assert first.leading
@@ -367,7 +367,7 @@ async def test_an_orderly_end_gives_the_lead_away_at_once_and_saves_a_snapshot()
 
 
 async def test_snapshots_are_taken_on_the_way_and_only_when_something_changed(memory_bus: MemoryBus) -> None:
-    async with running(memory_bus, pace=Pace(check_s=0.01, snapshot_s=0.02)) as replica:
+    async with running(memory_bus, pace=ReplicaPace(check_s=0.01, snapshot_s=0.02)) as replica:
         await submit(memory_bus, "j1")
         await eventually(lambda: replica.live.last_seq == 2 and not replica.live.unsaved)
         saved = await memory_bus.load_snapshot(DECIDER.name)
@@ -388,7 +388,7 @@ async def test_without_any_snapshot_the_state_is_the_same(memory_bus: MemoryBus)
 
 
 async def test_an_error_in_the_decider_ends_the_replica_with_it(memory_bus: MemoryBus) -> None:
-    def broken(state: Released, now_s: float) -> Decision:
+    def broken(state: ReleaseState, now_s: float) -> Decision:
         raise ZeroDivisionError(now_s)
 
     shell = Shell(memory_bus, "gateway")
@@ -412,12 +412,12 @@ def test_a_conflict_names_subject_and_sequence() -> None:
 
 
 async def test_a_state_that_cannot_be_encoded_costs_the_snapshot_and_nothing_else(memory_bus: MemoryBus) -> None:
-    def apply_too_large(state: Released, event: Event, seq: int) -> None:
+    def apply_too_large(state: ReleaseState, event: Event, seq: int) -> None:
         apply(state, event, 10**30 if isinstance(event, JobSubmitted) else seq)
 
     broken = dataclasses.replace(ALL_DECIDE, apply=apply_too_large)
     with capture_logs() as logs:
-        async with running(memory_bus, broken, pace=Pace(check_s=0.01, snapshot_s=0.01)):
+        async with running(memory_bus, broken, pace=ReplicaPace(check_s=0.01, snapshot_s=0.01)):
             await submit(memory_bus, "j1")
             await eventually(lambda: any(line["event"] == "snapshot_not_encoded" for line in logs))
             await submit(memory_bus, "j2")

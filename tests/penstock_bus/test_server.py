@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus import credentials, permissions, standalone
+from penstock_bus import access, standalone
 from penstock_bus.server import BINARY_VARIABLE, Server, ServerError, ServerSettings, binary, held_bytes, running
-from penstock_testing.waiting import eventually
+from penstock_testing.fixtures import eventually
 
 
 async def listens(server: Server) -> bool:
@@ -60,7 +60,7 @@ async def test_passwords_are_random_kept_and_for_the_owner_only(tmp_path: Path) 
     async with running(ServerSettings(data_dir=tmp_path)) as server:
         passwords = server.passwords
     assert len(set(passwords.values())) == len(passwords)
-    assert credentials.ensure(tmp_path / "nats" / "passwords.json", passwords) == passwords
+    assert access.ensure(tmp_path / "nats" / "passwords.json", passwords) == passwords
     for name in ("passwords.json", "server.conf"):
         assert stat.S_IMODE((tmp_path / "nats" / name).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "nats").stat().st_mode) == 0o700
@@ -74,12 +74,12 @@ async def test_a_server_by_itself_hands_out_each_login_in_a_folder_of_its_own(tm
     await eventually(extension.exists)
     stopping.set()
     assert await task == 0
-    passwords = credentials.ensure(tmp_path / "data" / "nats" / "passwords.json", permissions.USERS)
-    for service in permissions.LOGINS:
+    passwords = access.ensure(tmp_path / "data" / "nats" / "passwords.json", access.USERS)
+    for service in access.LOGINS:
         assert (shared / service / "password").read_text() == passwords[service]
         assert [path.name for path in (shared / service).iterdir()] == ["password"]
-    for role in credentials.ROLES:
-        login = credentials.read_login(shared / role / f"{role}.json")
+    for role in access.ROLES:
+        login = access.read_login(shared / role / f"{role}.json")
         assert (login.url, login.user, login.password) == ("nats://cluster.lab:4222", role, passwords[role])
     assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in shared.rglob("*") if path.is_file())
 

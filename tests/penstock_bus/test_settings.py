@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_bus.settings import Connection, SettingsError, load
+from penstock_bus.settings import BusAddress, SettingsError, load
 
 
 class Inner(msgspec.Struct, frozen=True):
@@ -99,26 +99,26 @@ def test_a_section_that_is_no_table_is_refused(config: Path) -> None:
 
 def test_the_connection_stands_at_the_top_level_beside_the_tables(config: Path) -> None:
     config.write_text("url = 'nats://bus:4222'\n[sample]\nreplicas = 2\n")
-    settings = load(Connection, "", environ={"PENSTOCK_USER": "matcher", "PENSTOCK_RANK": "0"})
+    settings = load(BusAddress, "", environ={"PENSTOCK_USER": "matcher", "PENSTOCK_RANK": "0"})
     assert (settings.url, settings.user) == ("nats://bus:4222", "matcher")
 
 
 def test_a_password_is_never_shown(config: Path) -> None:
     config.write_text("password = 12345\n")
     with pytest.raises(SettingsError) as caught:
-        load(Connection, "", environ={})
+        load(BusAddress, "", environ={})
     assert "12345" not in str(caught.value)
 
 
 def test_the_file_that_says_ready_does_not_say_so_yet(tmp_path: Path) -> None:
     file = tmp_path / "ready"
     file.touch()
-    assert load(Connection, "", environ={"PENSTOCK_READY_FILE": str(file)}).fresh_ready_file() == file
+    assert load(BusAddress, "", environ={"PENSTOCK_READY_FILE": str(file)}).fresh_ready_file() == file
     assert not file.exists()
-    assert Connection().fresh_ready_file() is None
+    assert BusAddress().fresh_ready_file() is None
 
 
 def test_a_file_that_cannot_say_ready_is_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "missing" / "ready"
     with pytest.raises(SettingsError, match=r"PENSTOCK_READY_FILE names .*/missing/ready, which cannot be written"):
-        Connection(ready_file=str(nowhere)).fresh_ready_file()
+        BusAddress(ready_file=str(nowhere)).fresh_ready_file()

@@ -12,10 +12,10 @@ import pytest
 import structlog
 
 from penstock_bus import Unavailable
-from penstock_bus.logging import Logging, configure
+from penstock_bus.logs import Logging, configure
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import EX_CONFIG, EX_SOFTWARE, EX_UNAVAILABLE, REFUSED, lost, run_until_drained
-from penstock_testing.fixtures import Account
+from penstock_testing.fixtures import NatsAccount
 
 WAITING_SERVICE = """
 import asyncio
@@ -74,7 +74,7 @@ def test_a_signal_ends_a_service_that_still_waits_for_the_bus() -> None:
     assert process.returncode == 0
 
 
-def serve(account: Account, rounds: int, **variables: str) -> subprocess.Popen[str]:
+def serve(account: NatsAccount, rounds: int, **variables: str) -> subprocess.Popen[str]:
     """Start the service on a real server and wait until it runs."""
     process = start(PENSTOCK_MATCHER_ROUNDS=str(rounds), PENSTOCK_LOG_FORMAT="json", **account.environment, **variables)
     until_it_says(process, "running")
@@ -88,7 +88,7 @@ def until_it_says(process: subprocess.Popen[str], event: str) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_service_in_good_order(nats_account: Account, signum: signal.Signals) -> None:
+def test_a_signal_ends_a_service_in_good_order(nats_account: NatsAccount, signum: signal.Signals) -> None:
     process = serve(nats_account, 1)
     process.send_signal(signum)
     _, said = process.communicate(timeout=60)
@@ -96,7 +96,7 @@ def test_a_signal_ends_a_service_in_good_order(nats_account: Account, signum: si
     assert json.loads(said.splitlines()[-1])["event"] == "stopped"
 
 
-def test_a_second_signal_ends_it_at_once(nats_account: Account) -> None:
+def test_a_second_signal_ends_it_at_once(nats_account: NatsAccount) -> None:
     process = serve(nats_account, 2)
     process.send_signal(signal.SIGTERM)
     until_it_says(process, "stopping")
@@ -106,7 +106,7 @@ def test_a_second_signal_ends_it_at_once(nats_account: Account) -> None:
     assert said == "second SIGTERM: exiting at once\n"
 
 
-def test_a_drain_has_a_bound(nats_account: Account) -> None:
+def test_a_drain_has_a_bound(nats_account: NatsAccount) -> None:
     process = serve(nats_account, 2, PENSTOCK_DRAIN_S="0.1")
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
@@ -114,7 +114,7 @@ def test_a_drain_has_a_bound(nats_account: Account) -> None:
     assert json.loads(said.splitlines()[-1])["event"] == "drain_timed_out"
 
 
-def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: Account) -> None:
+def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: NatsAccount) -> None:
     process = serve(nats_account, 3)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
@@ -125,7 +125,7 @@ def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: Account)
 
 
 def test_refused_credentials_end_it_at_once_and_name_the_file_they_came_from(
-    nats_account: Account, tmp_path: Path
+    nats_account: NatsAccount, tmp_path: Path
 ) -> None:
     (tmp_path / "secret").write_text("guess")
     user = nats_account.user
@@ -144,7 +144,7 @@ def test_refused_credentials_end_it_at_once_and_name_the_file_they_came_from(
     assert "nats/passwords.json of the data folder of `penstock up`: set PENSTOCK_USER=matcher" in last["error"]
 
 
-def test_a_user_who_may_not_do_what_the_service_does_is_told_so_without_a_trace(nats_account: Account) -> None:
+def test_a_user_who_may_not_do_what_the_service_does_is_told_so_without_a_trace(nats_account: NatsAccount) -> None:
     process = serve(nats_account, 4)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)

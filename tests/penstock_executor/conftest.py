@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from executing import World, world_on
+from executor_cases import World, world_on
 
 from penstock_bus.memory import MemoryBus
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import errno
 import os
 import stat
@@ -12,22 +11,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from executing import World, python, speaking
+from executor_cases import World, python, speaking
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_events import Job, JobSpec, RunStarted, RunWarned
-from penstock_events.agent import STOP_MARGIN, Hello
-from penstock_executor import agreement, ears, launch, outcome, preflight, processes, reporter, runner
-from penstock_executor.local import Rank, Run
+from penstock_executor import agent_listener, fact_outbox, gang, run_state, runner
+from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.run_state import LocalRun, RunProcess
+from penstock_log import Job, JobSpec, RunStarted, RunWarned
+from penstock_log.agent_protocol import STOP_MARGIN, Hello
 
-DOCTESTS = (agreement, launch, outcome)
+DOCTESTS = (gang, environment, run_state)
 PATH = os.environ["PATH"]
-
-
-@pytest.mark.parametrize("module", DOCTESTS, ids=lambda module: module.__name__)
-def test_the_examples_in_the_documentation_hold(module: object) -> None:
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +43,7 @@ def test_the_examples_in_the_documentation_hold(module: object) -> None:
 def test_only_what_is_certainly_missing_is_refused(tmp_path: Path, command: tuple[str, ...], fine: bool) -> None:
     (tmp_path / "there.py").touch()
     (tmp_path / "tool").touch(mode=0o700)
-    problem = preflight.problem(command, str(tmp_path), PATH)
+    problem = environment.problem(command, str(tmp_path), PATH)
     assert (problem == "") is fine, problem
     assert fine or str(tmp_path) in problem
 
@@ -67,15 +62,15 @@ def test_a_script_that_does_not_mention_penstock_is_opaque(
     tmp_path: Path, body: str, command: tuple[str, ...], is_opaque: bool
 ) -> None:
     (tmp_path / "train.py").write_text(body)
-    assert preflight.opaque(command, str(tmp_path)).startswith("opaque: ") is is_opaque
+    assert environment.opaque(command, str(tmp_path)).startswith("opaque: ") is is_opaque
 
 
 @given(st.dictionaries(st.integers(0, 7), st.integers(0, 1000), min_size=8, max_size=8))
 def test_no_process_has_passed_the_agreed_step(answers: dict[int, int]) -> None:
-    step = agreement.stop_step(8, answers)
+    step = gang.stop_step(8, answers)
     assert step is not None
     assert all(answer + STOP_MARGIN <= step for answer in answers.values())
-    assert agreement.stop_step(9, answers) is None
+    assert gang.stop_step(9, answers) is None
 
 
 @pytest.mark.parametrize(
@@ -89,29 +84,31 @@ def test_no_process_has_passed_the_agreed_step(answers: dict[int, int]) -> None:
     ],
 )
 def test_a_capped_process_that_ends_for_want_of_memory_is_told_its_cap(said: str, *, is_memory: bool) -> None:
-    run = Run(job_id="j1", epoch=1, cap_bytes=64 << 20, ranks={0: Rank(exit_code=1, ended_s=2.0, last_line=said)})
+    run = LocalRun(
+        job_id="j1", epoch=1, cap_bytes=64 << 20, ranks={0: RunProcess(exit_code=1, ended_s=2.0, last_line=said)}
+    )
     job = Job(id="j1", spec=JobSpec(name="j1", command=("x",)), submitted_s=1.0)
-    reason = outcome.ended(run, job, "n1", now_s=3.0).reason
+    reason = run_state.ended(run, job, "n1", now_s=3.0).reason
     assert reason.endswith("it may hold 64 MiB of its device, which it shares") is is_memory
 
 
 def test_the_same_facts_have_the_same_commit_id() -> None:
     fact = RunStarted(job_id="j", epoch=1, node_id="n", devices=(0,), at_s=1.0)
     later = msgspec.structs.replace(fact, at_s=2.0)
-    assert reporter.commit("executor/n", (fact,)).id == reporter.commit("executor/n", (later,)).id
-    assert reporter.commit("executor/n", (fact,)).id != reporter.commit("executor/m", (fact,)).id
+    assert fact_outbox.commit("executor/n", (fact,)).id == fact_outbox.commit("executor/n", (later,)).id
+    assert fact_outbox.commit("executor/n", (fact,)).id != fact_outbox.commit("executor/m", (fact,)).id
 
 
 def test_a_long_data_folder_still_has_a_socket(tmp_path: Path) -> None:
-    path = ears.path_in(tmp_path / ("x" * 120))
-    assert len(os.fsencode(path)) <= ears.LONGEST_PATH
-    assert path == ears.path_in(tmp_path / ("x" * 120))
+    path = agent_listener.path_in(tmp_path / ("x" * 120))
+    assert len(os.fsencode(path)) <= agent_listener.LONGEST_PATH
+    assert path == agent_listener.path_in(tmp_path / ("x" * 120))
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 def test_nobody_else_may_open_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
-    with ears.bind(path):
+    with agent_listener.bind(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -128,7 +125,7 @@ async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line
     node = await world.node()
     await world.run("j1", *speaking("100000"))
     await world.progress("j1")
-    path = ears.path_in(Path(node.settings.data_dir))
+    path = agent_listener.path_in(Path(node.settings.data_dir))
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(line)
     with pytest.raises((ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError)):
@@ -141,9 +138,9 @@ async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line
 async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_completes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn, tries = processes.spawn, 0
+    spawn, tries = process_launcher.spawn, 0
 
-    def full_at_first(*arguments: Any) -> processes.Process:
+    def full_at_first(*arguments: Any) -> process_launcher.ShimProcess:
         nonlocal tries
         tries += 1
         if tries <= 3:
@@ -151,7 +148,7 @@ async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_compl
         return spawn(*arguments)
 
     await world.node()
-    monkeypatch.setattr(processes, "spawn", full_at_first)
+    monkeypatch.setattr(process_launcher, "spawn", full_at_first)
     monkeypatch.setattr(runner, "ROOM_S", 0.05)
     await world.run("j1", "true")
     assert (await world.ended("j1")).outcome == "completed"
@@ -161,11 +158,11 @@ async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_compl
 
 
 async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> processes.Process:
+    def full(*_: object) -> process_launcher.ShimProcess:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     await world.node()
-    monkeypatch.setattr(processes, "spawn", full)
+    monkeypatch.setattr(process_launcher, "spawn", full)
     await world.run("j1", "true")
     await world.fact(RunWarned, "j1")
     await world.cancel("j1")
@@ -175,9 +172,9 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypa
 async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_the_reason(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn, tries = processes.spawn, 0
+    spawn, tries = process_launcher.spawn, 0
 
-    def full_at_last(*arguments: Any) -> processes.Process:
+    def full_at_last(*arguments: Any) -> process_launcher.ShimProcess:
         nonlocal tries
         tries += 1
         if tries == 2:
@@ -185,7 +182,7 @@ async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_t
         return spawn(*arguments)
 
     await world.node()
-    monkeypatch.setattr(processes, "spawn", full_at_last)
+    monkeypatch.setattr(process_launcher, "spawn", full_at_last)
     await world.submit("j1", "sleep", "60", gpus=2)
     await world.place("j1", 0, 1)
     ended = await world.ended("j1")
@@ -195,19 +192,21 @@ async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_t
 
 def test_a_program_gets_its_arguments_unchanged_and_leaves_its_status(tmp_path: Path) -> None:
     odd = "$HOME; 'quoted' \"twice\" *"
-    process = processes.spawn(tmp_path, python("import sys; print(sys.argv[1]); sys.exit(7)", odd), {}, str(tmp_path))
+    process = process_launcher.spawn(
+        tmp_path, python("import sys; print(sys.argv[1]); sys.exit(7)", odd), {}, str(tmp_path)
+    )
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.bury(process, tmp_path) == 7
+    assert process_launcher.bury(process, tmp_path) == 7
     assert (tmp_path / "stdout").read_text() == odd + "\n"
-    assert processes.find(tmp_path) is None
+    assert process_launcher.find(tmp_path) is None
 
 
 def test_a_pid_that_was_given_anew_is_not_taken_for_ours(tmp_path: Path) -> None:
     fields = Path("/proc/self/stat").read_text().split()
     fields[21] = "1"
     (tmp_path / "pid").write_text(" ".join(fields))
-    assert processes.find(tmp_path) is None
+    assert process_launcher.find(tmp_path) is None
     (tmp_path / "pid").write_text(Path("/proc/self/stat").read_text())
-    found = processes.find(tmp_path)
+    found = process_launcher.find(tmp_path)
     assert found is not None
     assert found.pid == os.getpid()

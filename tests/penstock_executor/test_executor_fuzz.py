@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from executing import World, python
+from executor_cases import World, python
 
-from penstock_events import AnyEvent, RunCheckpointed, RunEnded, RunWarned
-from penstock_events.agent import LONGEST_METRIC, MOST_METRICS
-from penstock_executor import processes
-from penstock_executor.ears import Door
-from penstock_executor.host import Host
-from penstock_executor.launch import Site
-from penstock_executor.local import Rank, Run
-from penstock_executor.processes import Process
-from penstock_lanes import Keeper, Who
-from penstock_lanes.news import Knocked
+from penstock_executor.agent_listener import AgentListener
+from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers.environment import LaunchSite
+from penstock_executor.launchers.process_launcher import ShimProcess
+from penstock_executor.process_host import ProcessHost
+from penstock_executor.run_state import LocalRun, RunProcess
+from penstock_log import AnyEvent, RunCheckpointed, RunEnded, RunWarned
+from penstock_log.agent_protocol import LONGEST_METRIC, MOST_METRICS
+from penstock_sharing.token import LaneClientId, TokenBroker
+from penstock_sharing.token.protocol import JoinRequested
 
 INPUTS: Final = int(os.environ.get("PENSTOCK_FUZZ_INPUTS", "1000"))
 VALUES: Final[list[Callable[[random.Random], Any]]] = [
@@ -92,12 +92,12 @@ def input_of(rng: random.Random, kinds: dict[str, dict[str, Any]], tag: str) -> 
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessHost:
     """A host with one run, whose process is this one."""
-    monkeypatch.setattr(processes, "belongs_to", lambda pid, process: True)  # noqa: ARG005
-    site = Site(node_id="n1", devices=(), socket="", checkpoints=tmp_path / "checkpoints", cwd="/")
+    monkeypatch.setattr(process_launcher, "belongs_to", lambda pid, process: True)  # noqa: ARG005
+    site = LaunchSite(node_id="n1", devices=(), socket="", checkpoints=tmp_path / "checkpoints", cwd="/")
     facts: list[AnyEvent] = []
-    found = Host(
+    found = ProcessHost(
         site,
         tmp_path / "runs",
         clock=time.time,  # noqa: TID251 - of which nothing depends
@@ -105,16 +105,16 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         report=facts.append,
         wake=lambda: None,
     )
-    run = Run(job_id="j1", epoch=1, ranks={0: Rank()}, devices=(0,))
+    run = LocalRun(job_id="j1", epoch=1, ranks={0: RunProcess()}, devices=(0,))
     found.runs[run.key] = run
-    found._processes[run.key, 0] = Process(os.getpid(), 0)
+    found._processes[run.key, 0] = ShimProcess(os.getpid(), 0)
     (tmp_path / "runs/j1/1/0").mkdir(parents=True)
     return found
 
 
-async def test_whatever_comes_on_the_agents_socket_is_no_end_of_the_executor(host: Host, tmp_path: Path) -> None:
+async def test_whatever_comes_on_the_agents_socket_is_no_end_of_the_executor(host: ProcessHost, tmp_path: Path) -> None:
     rng, hello = random.Random(13), json.dumps({"type": "hello", **AGENT["hello"]}).encode() + b"\n"  # noqa: S311
-    door, sent = Door(tmp_path / "s", host), 0
+    door, sent = AgentListener(tmp_path / "s", host), 0
     while sent < INPUTS:
         with socket.socket(socket.AF_UNIX) as agent:
             agent.connect(str(tmp_path / "s"))
@@ -201,7 +201,7 @@ def descriptors(rng: random.Random) -> Iterator[list[int]]:
 
 
 def test_whatever_comes_on_the_lanes_socket_is_no_end_of_the_executor(tmp_path: Path) -> None:
-    rng, keeper, sent = random.Random(17), Keeper(tmp_path / "lanes"), 0  # noqa: S311
+    rng, keeper, sent = random.Random(17), TokenBroker(tmp_path / "lanes"), 0  # noqa: S311
     keeper.open("n1-0")
     before = len(os.listdir("/proc/self/fd"))
     while sent < INPUTS:
@@ -214,7 +214,7 @@ def test_whatever_comes_on_the_lanes_socket_is_no_end_of_the_executor(tmp_path: 
                     with descriptors(rng) as fds:
                         socket.send_fds(member, [message[:60_000] or b"x"], fds)
                     for news in keeper.poll():
-                        if isinstance(news, Knocked) and rng.random() < 0.7:
+                        if isinstance(news, JoinRequested) and rng.random() < 0.7:
                             with contextlib.suppress(ValueError):  # it is gone already
                                 keeper.seat(news.who, ["n1-0"])
         keeper.poll()
@@ -224,5 +224,5 @@ def test_whatever_comes_on_the_lanes_socket_is_no_end_of_the_executor(tmp_path: 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as member:
         member.connect(str(tmp_path / "lanes"))
         member.send(json.dumps({"kind": "join", "version": 1, "job_id": "good", "epoch": 1, "rank": 0}).encode())
-        assert Knocked(Who("good", 1, 0), os.getpid()) in [*keeper.poll(), *keeper.poll()]
+        assert JoinRequested(LaneClientId("good", 1, 0), os.getpid()) in [*keeper.poll(), *keeper.poll()]
     keeper.close()

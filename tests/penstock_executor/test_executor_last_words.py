@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 import uvloop
-from executing import World, python, speaking, world_on
+from executor_cases import World, python, speaking, world_on
 
+from penstock_bus.follower import background
 from penstock_bus.memory import MemoryBus
-from penstock_bus.tasks import background
-from penstock_events import RunCheckpointed
-from penstock_events.agent import VERSION, At, FromJob, Hello, StopAt
-from penstock_executor import ears, processes
-from penstock_executor.ears import Line
+from penstock_executor import agent_listener
+from penstock_executor.agent_listener import AgentConnection
+from penstock_executor.launchers import process_launcher
+from penstock_log import RunCheckpointed
+from penstock_log.agent_protocol import VERSION, FromJob, Hello, StepReached, StopAtStep
 from penstock_testing import eventually
 
 BLOCKED_S = 0.03
@@ -51,14 +52,14 @@ time.sleep(600)
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop stand still from a process's start to its end: all that it says is unread then."""
-    spawn = processes.spawn
+    spawn = process_launcher.spawn
 
-    def spawned(*arguments: Any) -> processes.Process:
+    def spawned(*arguments: Any) -> process_launcher.ShimProcess:
         process = spawn(*arguments)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return process
 
-    monkeypatch.setattr(processes, "spawn", spawned)
+    monkeypatch.setattr(process_launcher, "spawn", spawned)
 
 
 @asynccontextmanager
@@ -98,7 +99,7 @@ async def test_a_child_that_keeps_the_connection_open_does_not_keep_the_run_from
     ended = await world.ended("j1")
     assert (ended.outcome, ended.steps) == ("completed", 7)
     child = int(await world.output("j1"))
-    assert processes.gone(child)
+    assert process_launcher.gone(child)
 
 
 class Listener:
@@ -106,21 +107,21 @@ class Listener:
 
     def __init__(self) -> None:
         self.heard: list[FromJob] = []
-        self.left: list[Line] = []
+        self.left: list[AgentConnection] = []
 
-    def greet(self, line: Line, hello: Hello) -> bool:  # noqa: ARG002
+    def greet(self, line: AgentConnection, hello: Hello) -> bool:  # noqa: ARG002
         self.heard.append(hello)
         return True
 
-    def hear(self, line: Line, message: FromJob) -> None:  # noqa: ARG002
+    def hear(self, line: AgentConnection, message: FromJob) -> None:  # noqa: ARG002
         self.heard.append(message)
 
-    def gone(self, line: Line) -> None:
+    def gone(self, line: AgentConnection) -> None:
         self.left.append(line)
 
 
 HELLO = Hello(version=VERSION, job_id="j1", epoch=1, rank=0, pid=1)
-SAID = [HELLO, *(At(step=step) for step in range(3))]
+SAID = [HELLO, *(StepReached(step=step) for step in range(3))]
 LINES = b"".join(msgspec.json.encode(message) + b"\n" for message in SAID)
 
 
@@ -128,7 +129,7 @@ LINES = b"".join(msgspec.json.encode(message) + b"\n" for message in SAID)
 def test_lines_are_understood_however_they_arrive(size: int) -> None:
     ours, theirs = socket.socketpair()
     listener, over = Listener(), []
-    line = Line(ours, listener, over.append)
+    line = AgentConnection(ours, listener, over.append)
     with theirs:
         for at in range(0, len(LINES), size):
             theirs.sendall(LINES[at : at + size])
@@ -143,15 +144,15 @@ def test_lines_are_understood_however_they_arrive(size: int) -> None:
 def test_one_that_does_not_read_is_hung_up_on_and_still_heard() -> None:
     ours, theirs = socket.socketpair()
     listener = Listener()
-    line = Line(ours, listener, lambda _: None)
+    line = AgentConnection(ours, listener, lambda _: None)
     theirs.sendall(LINES)
     for step in range(100_000):
-        line.say(StopAt(step=step))
+        line.say(StopAtStep(step=step))
     with theirs, theirs.makefile("rb") as file:
-        said = [msgspec.json.decode(each, type=StopAt).step for each in file]
+        said = [msgspec.json.decode(each, type=StopAtStep).step for each in file]
         assert said == list(range(len(said)))
         assert 0 < len(said) < 100_000
-    line.say(StopAt(step=0))
+    line.say(StopAtStep(step=0))
     line.hear()
     assert listener.heard == SAID
     line.close()
@@ -161,12 +162,12 @@ def test_nobody_is_kept_waiting_by_one_who_never_stops_talking() -> None:
     ours, theirs = socket.socketpair()
 
     class Answering(Listener):
-        def hear(self, line: Line, message: FromJob) -> None:
+        def hear(self, line: AgentConnection, message: FromJob) -> None:
             super().hear(line, message)
             theirs.sendall(msgspec.json.encode(message) + b"\n")
 
     listener = Answering()
-    line = Line(ours, listener, lambda _: None)
+    line = AgentConnection(ours, listener, lambda _: None)
     with theirs:
         theirs.sendall(LINES)
         line.hear()
@@ -177,9 +178,9 @@ def test_nobody_is_kept_waiting_by_one_who_never_stops_talking() -> None:
 
 
 async def test_connections_wait_while_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ears, "FULL_S", 0.01)
+    monkeypatch.setattr(agent_listener, "FULL_S", 0.01)
     listener = Listener()
-    door = ears.Door(tmp_path / "agent.sock", listener)
+    door = agent_listener.AgentListener(tmp_path / "agent.sock", listener)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as process:
         process.connect(str(tmp_path / "agent.sock"))
@@ -197,11 +198,11 @@ async def test_connections_wait_while_no_descriptor_is_left(tmp_path: Path, monk
 def test_what_was_said_before_hanging_up_is_heard_although_nothing_can_be_answered() -> None:
     ours, theirs = socket.socketpair()
     listener = Listener()
-    line = Line(ours, listener, lambda _: None)
+    line = AgentConnection(ours, listener, lambda _: None)
     with theirs:
-        line.say(StopAt(step=1))  # it never reads this one
+        line.say(StopAtStep(step=1))  # it never reads this one
         theirs.sendall(LINES)
-    line.say(StopAt(step=2))
+    line.say(StopAtStep(step=2))
     line.hear()
     assert listener.heard == SAID
     line.hear()

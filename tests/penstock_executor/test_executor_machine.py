@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deciding import (
+from executor_machine_cases import (
     KILL,
     Node,
     ask,
@@ -20,10 +20,18 @@ from deciding import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_events import AnyEvent, JobSpec, Sample, SamplesRequested
 from penstock_executor import machine
-from penstock_executor.local import Rank, Seat
-from penstock_executor.machine import Arrive, Ask, Clean, Join, Leave, Start, Term
+from penstock_executor.machine import (
+    AnnounceNode,
+    AskToStop,
+    RemoveRun,
+    RequestLanes,
+    StartRun,
+    TerminateRun,
+    WithdrawNode,
+)
+from penstock_executor.run_state import RunProcess, SharingProgress
+from penstock_log import AnyEvent, JobSpec, ProfileSample, SamplesRequested
 
 
 @pytest.fixture
@@ -33,12 +41,12 @@ def node() -> Node:
 
 # --- the node
 def test_a_node_joins_once() -> None:
-    node = Node().then(Join())
+    node = Node().then(AnnounceNode())
     node.given(joined()).then()
 
 
 def test_a_node_that_another_incarnation_joined_joins_again() -> None:
-    Node().given(joined(incarnation="before-1")).then(Join())
+    Node().given(joined(incarnation="before-1")).then(AnnounceNode())
 
 
 def test_a_node_ends_what_no_longer_belongs_to_it_before_it_joins() -> None:
@@ -48,18 +56,18 @@ def test_a_node_ends_what_no_longer_belongs_to_it_before_it_joins() -> None:
     run.killed_s = node.now_s
     node.then()
     run.ranks[0].ended_s = node.now_s
-    node.then(Clean(job_id="j1", epoch=1))
+    node.then(RemoveRun(job_id="j1", epoch=1))
     del node.observed.runs["j1", 1]
-    node.then(Join())
+    node.then(AnnounceNode())
 
 
 def test_a_lost_node_starts_nothing_until_it_has_joined_again(node: Node) -> None:
-    node.given(submitted(), lost(), placed()).then(Join())
+    node.given(submitted(), lost(), placed()).then(AnnounceNode())
 
 
 # --- beginning
 def test_a_placed_job_is_started(node: Node) -> None:
-    node.given(submitted(), placed()).then(Start(job_id="j1"))
+    node.given(submitted(), placed()).then(StartRun(job_id="j1"))
 
 
 def test_a_job_placed_elsewhere_is_not_started(node: Node) -> None:
@@ -81,13 +89,13 @@ def test_a_device_holds_one_run_at_most(node: Node) -> None:
     node.given(submitted("j1"), submitted("j2"), placed("j1"), started("j1"), placed("j2"))
     run = node.running("j1")
     node.then()
-    run.ranks[0] = Rank(exit_code=0, ended_s=node.now_s)
+    run.ranks[0] = RunProcess(exit_code=0, ended_s=node.now_s)
     run.told.add("ended")
-    node.then(Start(job_id="j2"))
+    node.then(StartRun(job_id="j2"))
 
 
 def test_two_leases_of_one_device_start_one_run(node: Node) -> None:
-    node.given(submitted("j1"), submitted("j2"), placed("j1"), placed("j2")).then(Start(job_id="j1"))
+    node.given(submitted("j1"), submitted("j2"), placed("j1"), placed("j2")).then(StartRun(job_id="j1"))
 
 
 def test_a_job_that_was_cancelled_before_it_started_never_starts(node: Node) -> None:
@@ -138,14 +146,14 @@ def test_a_cancelled_job_is_not_asked_first(node: Node) -> None:
 def test_when_one_process_crashes_the_others_are_ended(node: Node) -> None:
     node.given(submitted(), placed(), started())
     run = node.running(ranks=2)
-    run.ranks[0] = Rank(exit_code=1, ended_s=99.0)
+    run.ranks[0] = RunProcess(exit_code=1, ended_s=99.0)
     node.then(term("gang"))
 
 
 def test_when_one_process_has_succeeded_the_others_go_on(node: Node) -> None:
     node.given(submitted(), placed(), started())
     run = node.running(ranks=2)
-    run.ranks[0] = Rank(exit_code=0, ended_s=99.0)
+    run.ranks[0] = RunProcess(exit_code=0, ended_s=99.0)
     node.then()
 
 
@@ -165,35 +173,35 @@ def test_a_preempted_gang_that_has_left_another_node_may_leave_here_in_peace(nod
 
 
 def test_a_sample_that_takes_too_long_is_ended(node: Node) -> None:
-    sample = Sample(sample_id="s1", kind="fast", iterations=3)
+    sample = ProfileSample(sample_id="s1", kind="fast", iterations=3)
     spec = JobSpec(name="s", command=("true",))
     node.given(SamplesRequested(key="k", spec=spec, samples=(sample,), at_s=1.0), placed("s1"), started("s1"))
     node.running("s1")
     node.then()
     assert node.plan().wake_at_s == 160.0
     node.now_s = 160.0
-    node.then(Term(job_id="s1", epoch=1, ending="time_limit"))
+    node.then(TerminateRun(job_id="s1", epoch=1, ending="time_limit"))
 
 
 @pytest.mark.parametrize(
     ("rank", "run_fields", "facts", "outcome"),
     [
-        (Rank(exit_code=0), {}, (), "completed"),
-        (Rank(exit_code=1), {}, (), "failed"),
-        (Rank(exit_code=None), {}, (), "lost"),
-        (Rank(exit_code=75, leaving=True), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "preempted"),
-        (Rank(exit_code=143), {"ending": "preempted", "termed_s": 99.0}, (preempted(),), "preempted"),
-        (Rank(exit_code=137), {}, (preempted(),), "failed"),
-        (Rank(exit_code=75), {}, (preempted(),), "preempted"),
-        (Rank(exit_code=0), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "completed"),
-        (Rank(exit_code=1), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "failed"),
-        (Rank(exit_code=143), {"ending": "cancelled", "termed_s": 99.0}, (cancelled(),), "cancelled"),
-        (Rank(exit_code=143), {"ending": "preempted", "termed_s": 99.0}, (cancelled(),), "cancelled"),
-        (Rank(exit_code=75), {}, (), "failed"),
+        (RunProcess(exit_code=0), {}, (), "completed"),
+        (RunProcess(exit_code=1), {}, (), "failed"),
+        (RunProcess(exit_code=None), {}, (), "lost"),
+        (RunProcess(exit_code=75, leaving=True), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "preempted"),
+        (RunProcess(exit_code=143), {"ending": "preempted", "termed_s": 99.0}, (preempted(),), "preempted"),
+        (RunProcess(exit_code=137), {}, (preempted(),), "failed"),
+        (RunProcess(exit_code=75), {}, (preempted(),), "preempted"),
+        (RunProcess(exit_code=0), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "completed"),
+        (RunProcess(exit_code=1), {"ending": "preempted", "asked_s": 90.0}, (preempted(),), "failed"),
+        (RunProcess(exit_code=143), {"ending": "cancelled", "termed_s": 99.0}, (cancelled(),), "cancelled"),
+        (RunProcess(exit_code=143), {"ending": "preempted", "termed_s": 99.0}, (cancelled(),), "cancelled"),
+        (RunProcess(exit_code=75), {}, (), "failed"),
     ],
 )
 def test_how_a_process_ended_and_why_it_was_ended_give_the_outcome(
-    node: Node, rank: Rank, run_fields: dict[str, object], facts: tuple[AnyEvent, ...], outcome: str
+    node: Node, rank: RunProcess, run_fields: dict[str, object], facts: tuple[AnyEvent, ...], outcome: str
 ) -> None:
     node.given(submitted(), placed(), started(), *facts)
     run = node.running()
@@ -208,20 +216,20 @@ def test_the_reason_is_that_of_the_process_that_failed_first(node: Node) -> None
     node.given(submitted(), placed(), started())
     run = node.running(ranks=3)
     run.termed_s = 99.5
-    run.ranks[0] = Rank(exit_code=143, ended_s=99.9)
-    run.ranks[1] = Rank(exit_code=1, ended_s=99.1, last_line="KeyError: 'x'")
-    run.ranks[2] = Rank(exit_code=2, ended_s=99.2)
+    run.ranks[0] = RunProcess(exit_code=143, ended_s=99.9)
+    run.ranks[1] = RunProcess(exit_code=1, ended_s=99.1, last_line="KeyError: 'x'")
+    run.ranks[2] = RunProcess(exit_code=2, ended_s=99.2)
     assert node.fact().reason == "rank 1 of 3: exit code 1: KeyError: 'x'"
 
 
 def test_a_run_is_cleaned_up_once_its_end_is_in_the_log(node: Node) -> None:
     node.given(submitted(), placed(), started())
     run = node.running()
-    run.ranks[0] = Rank(exit_code=0, ended_s=node.now_s)
+    run.ranks[0] = RunProcess(exit_code=0, ended_s=node.now_s)
     assert node.fact().outcome == "completed"
     run.told.add("ended")
     node.then()
-    node.given(ended()).then(Clean(job_id="j1", epoch=1))
+    node.given(ended()).then(RemoveRun(job_id="j1", epoch=1))
 
 
 # --- stopping
@@ -230,15 +238,15 @@ def test_a_draining_node_tells_the_ends_of_its_runs_together_and_then_leaves(nod
     first, second = node.running("j1"), node.running("j2", device=1)
     node.observed.draining = True
     actions = node.plan().actions
-    assert [type(action) for action in actions] == [Term, Term]
+    assert [type(action) for action in actions] == [TerminateRun, TerminateRun]
     for run in (first, second):
         run.ending, run.termed_s = "preempted", node.now_s
-    first.ranks[0] = Rank(exit_code=143, ended_s=node.now_s)
+    first.ranks[0] = RunProcess(exit_code=143, ended_s=node.now_s)
     node.then()
-    second.ranks[0] = Rank(exit_code=143, ended_s=node.now_s)
+    second.ranks[0] = RunProcess(exit_code=143, ended_s=node.now_s)
     assert [action.fact.outcome for action in node.plan().actions] == ["preempted", "preempted"]  # type: ignore[union-attr]
     node.observed.runs.clear()
-    node.given(ended("j1", outcome="preempted"), ended("j2", outcome="preempted")).then(Leave())
+    node.given(ended("j1", outcome="preempted"), ended("j2", outcome="preempted")).then(WithdrawNode())
 
 
 def test_a_draining_node_hands_a_new_lease_back(node: Node) -> None:
@@ -253,22 +261,22 @@ LANE = {"sharing": "lane"}
 
 
 def test_a_job_that_takes_turns_starts_when_it_has_its_lanes(node: Node) -> None:
-    node.given(submitted(**LANE), placed()).then(Arrive(job_id="j1"))
-    node.observed.seats["j1", 1] = Seat("waits", "a lane closes at its next boundary")
+    node.given(submitted(**LANE), placed()).then(RequestLanes(job_id="j1"))
+    node.observed.seats["j1", 1] = SharingProgress("waits", "a lane closes at its next boundary")
     node.then()
-    node.observed.seats["j1", 1] = Seat("in")
-    node.then(Start(job_id="j1"))
+    node.observed.seats["j1", 1] = SharingProgress("in")
+    node.then(StartRun(job_id="j1"))
 
 
 def test_jobs_that_take_turns_start_beside_each_other(node: Node) -> None:
     node.given(submitted("j1", **LANE), submitted("j2", **LANE), placed("j1"), placed("j2"), started("j1"))
     node.running("j1").sharing = "lane"
-    node.then(Arrive(job_id="j2"))
+    node.then(RequestLanes(job_id="j2"))
 
 
 def test_a_job_that_is_too_large_for_its_lanes_fails_with_the_reason(node: Node) -> None:
     node.given(submitted(**LANE), placed())
-    node.observed.seats["j1", 1] = Seat("refused", "it needs 9 GiB; the device has 8 GiB")
+    node.observed.seats["j1", 1] = SharingProgress("refused", "it needs 9 GiB; the device has 8 GiB")
     fact = node.fact()
     assert (fact.outcome, fact.reason) == ("failed", "it needs 9 GiB; the device has 8 GiB")
 
@@ -277,10 +285,10 @@ def test_a_job_that_has_to_leave_its_lanes_is_asked_to_save_first(node: Node) ->
     node.given(submitted(**LANE), placed(), started())
     run = node.running()
     run.sharing, run.ranks[0].greeted = "lane", True
-    node.observed.seats["j1", 1] = Seat("leaving", "others lack 3 MiB")
-    node.then(Ask(job_id="j1", epoch=1, ending="preempted", why="others lack 3 MiB"))
+    node.observed.seats["j1", 1] = SharingProgress("leaving", "others lack 3 MiB")
+    node.then(AskToStop(job_id="j1", epoch=1, ending="preempted", why="others lack 3 MiB"))
     run.asked_s, run.ending, run.why = node.now_s, "preempted", "others lack 3 MiB"
-    run.ranks[0] = Rank(exit_code=75, ended_s=node.now_s + 1, greeted=True, leaving=True)
+    run.ranks[0] = RunProcess(exit_code=75, ended_s=node.now_s + 1, greeted=True, leaving=True)
     fact = node.fact()
     assert (fact.outcome, fact.reason) == ("preempted", "others lack 3 MiB")
 
@@ -288,7 +296,7 @@ def test_a_job_that_has_to_leave_its_lanes_is_asked_to_save_first(node: Node) ->
 def test_parts_of_a_device_are_had_side_by_side_and_at_once(node: Node) -> None:
     part = {"sharing": "fraction", "fraction": 0.5}
     node.given(submitted("j1", **part), submitted("j2", **part), placed("j1"), placed("j2"))
-    node.then(Start(job_id="j1"), Start(job_id="j2"))
+    node.then(StartRun(job_id="j1"), StartRun(job_id="j2"))
 
 
 @pytest.mark.parametrize(("first", "second"), [("lane", "fraction"), ("exclusive", "lane"), ("lane", "exclusive")])
@@ -296,15 +304,15 @@ def test_whoever_shares_a_device_shares_it_in_one_way(node: Node, first: str, se
     node.given(submitted("j1", sharing=first), submitted("j2", sharing=second), placed("j1"), placed("j2"))
     node.given(started("j1"))
     node.running("j1").sharing = first
-    node.observed.seats["j2", 1] = Seat("in")
+    node.observed.seats["j2", 1] = SharingProgress("in")
     node.then()
 
 
 def test_a_sample_of_a_job_that_takes_turns_has_its_device_alone(node: Node) -> None:
     spec = JobSpec(name="s", command=("true",), sharing="lane")
-    sample = Sample(sample_id="s1", kind="fast", iterations=5)
+    sample = ProfileSample(sample_id="s1", kind="fast", iterations=5)
     node.given(SamplesRequested(key="k", spec=spec, samples=(sample,), at_s=1.0), placed("s1"))
-    node.then(Start(job_id="s1"))
+    node.then(StartRun(job_id="s1"))
 
 
 @pytest.mark.parametrize("ending", ["memory", "hang"])
@@ -312,7 +320,7 @@ def test_a_run_that_was_ended_for_what_it_did_has_failed_and_says_so(node: Node,
     node.given(submitted(), placed(), started())
     run = node.running()
     run.ending, run.why, run.killed_s = ending, "it holds too much", node.now_s
-    run.ranks[0] = Rank(exit_code=137, ended_s=node.now_s)
+    run.ranks[0] = RunProcess(exit_code=137, ended_s=node.now_s)
     fact = node.fact()
     assert (fact.outcome, fact.exit_code, fact.reason) == ("failed", 137, "it holds too much")
 
@@ -342,9 +350,9 @@ def test_no_device_is_ever_given_to_two_runs_that_do_not_share_it(facts: list[An
     node = Node().given(joined(), *facts)
     for _ in range(4):
         for action in node.plan().actions:
-            if isinstance(action, Arrive):
-                node.observed.seats[action.job_id, node.log.state.jobs[action.job_id].epoch] = Seat("in")
-            if isinstance(action, Start):
+            if isinstance(action, RequestLanes):
+                node.observed.seats[action.job_id, node.log.state.jobs[action.job_id].epoch] = SharingProgress("in")
+            if isinstance(action, StartRun):
                 job = node.log.state.jobs[action.job_id]
                 taken, devices = node.observed.busy_devices(), machine.devices_of(job, "n1")
                 ways = {taken[index] for index in devices if index in taken}

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from executing import World, python, speaking, world_on
+from executor_cases import World, python, speaking, world_on
 
 from penstock_bus import Bus
-from penstock_events import NodeLeft, subjects
+from penstock_log import NodeLeft, subjects
 from penstock_testing import eventually
-from penstock_testing.fixtures import Account
+from penstock_testing.fixtures import NatsAccount
 
 COUNT = """
 import os, sys, time
@@ -28,7 +28,7 @@ while not os.path.exists(sys.argv[1]):
 class Program:
     """``python -m penstock_executor`` on a folder."""
 
-    def __init__(self, account: Account, folder: Path) -> None:
+    def __init__(self, account: NatsAccount, folder: Path) -> None:
         self.environment = {
             **os.environ,
             **account.environment,
@@ -63,7 +63,7 @@ async def real(nats_bus: Bus, tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest_asyncio.fixture
-async def program(nats_account: Account, tmp_path: Path) -> AsyncIterator[Program]:
+async def program(nats_account: NatsAccount, tmp_path: Path) -> AsyncIterator[Program]:
     program = Program(nats_account, tmp_path)
     yield program
     if program.process.returncode is None:

@@ -7,12 +7,12 @@ import os
 import signal
 from typing import Any
 
-from executing import World, python, speaking
+from executor_cases import World, python, speaking
 
-from penstock_bus.live import LiveFold
-from penstock_events import Batch, Demand, Job, RunStarted
-from penstock_events.scale import ScaleDecided
+from penstock_bus.follower import FoldFollower
 from penstock_executor import machine
+from penstock_log import Batch, Demand, Job, RunStarted
+from penstock_log.decision_facts import ScaleDecided
 
 ELASTIC: dict[str, Any] = {"max_gpus": 4, "min_gpus": 1, "batch_size": 64, "batch": Batch(min=32, max=256, base=64)}
 SHOW = "import json, os; print(json.dumps({**os.environ}))"
@@ -35,7 +35,7 @@ def sized(world: World, job_id: str, epoch: int, gpus: int, batch_size: int = 0)
 
 async def job_of(world: World, job_id: str) -> Job:
     """Return a job as everybody has it by now."""
-    async with LiveFold(world.bus, machine.decider(), name="test") as live:
+    async with FoldFollower(world.bus, machine.decider(), name="test") as live:
         await live.caught_up()
         return live.state.jobs[job_id]
 

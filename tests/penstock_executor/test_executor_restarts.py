@@ -7,13 +7,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from executing import World, python, speaking
+from executor_cases import World, python, speaking
 
-from penstock_bus.context import Shell
-from penstock_events import NodeLeft, RunCheckpointed, RunStarted, subjects
-from penstock_executor import processes
-from penstock_executor.runner import ExecutorError, run
+from penstock_bus.shell import Shell
+from penstock_executor.launchers import process_launcher
+from penstock_executor.run_folders import ExecutorError
+from penstock_executor.runner import run
 from penstock_executor.settings import ExecutorSettings
+from penstock_log import NodeLeft, RunCheckpointed, RunStarted, subjects
 from penstock_testing import eventually
 
 COUNT = (
@@ -43,7 +44,7 @@ async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(worl
     node = await world.node()
     await world.run("j1", *python(COUNT + "\nprint('last words'); sys.exit(3)", str(tmp_path / "go")))
     await eventually((world.folder / "n1/runs/j1/1/0/stdout.read").exists)
-    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
     (tmp_path / "go").touch()
@@ -59,14 +60,14 @@ async def test_a_shim_that_was_killed_alone_takes_its_program_with_it(world: Wor
     await world.run("j1", *python("import os, time; print(os.getpid(), flush=True); time.sleep(60)"))
     await world.says("j1", "\n")
     pid = int(await world.output("j1"))
-    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
     os.kill(process.pid, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, process.pid, 0)
     await node.start()
     assert (await world.ended("j1")).outcome == "lost"
-    await eventually(lambda: processes.gone(pid))
+    await eventually(lambda: process_launcher.gone(pid))
 
 
 async def test_an_adopted_job_is_still_asked_before_it_is_ended(world: World) -> None:
@@ -99,9 +100,9 @@ async def test_a_lease_whose_run_folder_is_gone_is_lost(world: World) -> None:
     await world.run("j1", *python(WAIT))
     await world.says("j1", "up")
     await node.kill()
-    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
-    processes.signal_group(process, signal.SIGKILL)
+    process_launcher.signal_group(process, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, process.pid, 0)
     await asyncio.to_thread(shutil.rmtree, world.folder / "n1/runs")
     await node.start()
@@ -113,11 +114,11 @@ async def test_a_node_that_was_declared_lost_ends_its_runs_before_it_joins_again
     await world.node()
     await world.run("j1", *python(DEAF))
     await world.says("j1", "up")
-    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await world.lose("n1")
     await joins(world, 2)
-    assert not processes.is_alive(process)
+    assert not process_launcher.is_alive(process)
     first, second = await world.joined()
     assert first.incarnation != second.incarnation
     assert await world.facts("j1") == ["RunStarted"]
@@ -128,15 +129,15 @@ async def test_runs_of_an_older_epoch_are_ended_before_a_restarted_node_joins(wo
     await world.node("n2")
     await world.run("j1", *python(DEAF))
     await world.says("j1", "up")
-    process = processes.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
     await world.lose("n1")
     await world.place("j1", 0, epoch=2, node_id="n2")
     await world.fact(RunStarted, "j1", lambda fact: fact.epoch == 2)
     await node.start()
-    assert not processes.is_alive(process)
-    assert processes.find(world.folder / "n2/runs/j1/2/0") is not None
+    assert not process_launcher.is_alive(process)
+    assert process_launcher.find(world.folder / "n2/runs/j1/2/0") is not None
 
 
 async def test_a_placement_of_an_older_epoch_is_refused(world: World) -> None:

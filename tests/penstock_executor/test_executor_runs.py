@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from executing import World, python, speaking
+from executor_cases import World, python, speaking
 
-from penstock_events import NodeJoined, RunCheckpointed, RunStarted, RunWarned, subjects
-from penstock_executor import processes
+from penstock_executor.launchers import process_launcher
+from penstock_log import NodeJoined, RunCheckpointed, RunStarted, RunWarned, subjects
 from penstock_testing import eventually
 
 SHOW_ENV = "import os, json; print(json.dumps(dict(os.environ)))"
@@ -131,7 +131,7 @@ async def test_what_a_process_leaves_behind_is_ended_with_it(world: World) -> No
     await world.run("j1", "sh", "-c", "sleep 600 & echo $!")
     await world.ended("j1")
     pid = int(await world.output("j1"))
-    await eventually(lambda: processes.gone(pid))
+    await eventually(lambda: process_launcher.gone(pid))
 
 
 async def test_run_folders_are_gone_once_the_end_is_in_the_log(world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from executing import World, python
+from executor_cases import World, python
 
 DESCRIBING = """
 import penstock

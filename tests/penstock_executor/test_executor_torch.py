@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from executing import World
+from executor_cases import World
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

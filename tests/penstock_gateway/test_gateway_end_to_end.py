@@ -12,7 +12,7 @@ import jsonschema
 import msgspec
 import pytest
 import pytest_asyncio
-from gatewaying import (
+from gateway_cases import (
     NOW_S,
     Gateway,
     answer_or_error,
@@ -31,13 +31,13 @@ from gatewaying import (
 from structlog.testing import capture_logs
 
 from penstock_bus import Bus
-from penstock_bus.context import Shell
+from penstock_bus.follower import background
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_bus.tasks import background
-from penstock_events import JobFinished, JobSubmitted, NodeLeft, RoundDecided, Trial, TrialGroupOpened, subjects
+from penstock_bus.shell import Shell
+from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.runner import run
-from penstock_gateway.settings import Settings
-from penstock_testing.waiting import eventually
+from penstock_log import JobFinished, JobSubmitted, NodeLeft, RoundDecided, Trial, TrialGroupOpened, subjects
+from penstock_testing.fixtures import eventually
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
 
@@ -111,7 +111,7 @@ async def test_what_one_gateway_accepted_every_other_knows_at_once(memory_bus: M
 
 
 async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(memory_bus: MemoryBus) -> None:
-    quick = Settings(append_timeout_s=0.5)
+    quick = GatewaySettings(append_timeout_s=0.5)
     async with gateway(MemoryBus(memory_bus.server), joined(), settings=quick) as served:
         served.bus, away = memory_bus, cast("MemoryBus", served.bus)
         away.disconnect()
@@ -124,7 +124,10 @@ async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(
 
 
 async def test_a_submission_of_the_inbox_waits_there_however_long_the_log_is_full() -> None:
-    async with MemoryBus(max_deliver=2) as bus, gateway(bus, joined(), settings=Settings(retry_s=0.01)) as served:
+    async with (
+        MemoryBus(max_deliver=2) as bus,
+        gateway(bus, joined(), settings=GatewaySettings(retry_s=0.01)) as served,
+    ):
         await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode({**JOB, "id": "j1"}))
         bus.server.max_store_bytes = 1
         with capture_logs() as logs:
@@ -136,7 +139,7 @@ async def test_a_submission_of_the_inbox_waits_there_however_long_the_log_is_ful
 
 
 async def test_a_bad_submission_is_rejected_with_its_reason_once_there_is_room() -> None:
-    async with MemoryBus() as bus, gateway(bus, joined(), settings=Settings(retry_s=0.01)) as served:
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(retry_s=0.01)) as served:
         await served.bus.submit(subjects.INBOX_JOBS, msgspec.json.encode({**JOB, "gpus": 0}))
         bus.server.max_store_bytes = 1
         with capture_logs() as logs:
@@ -553,7 +556,7 @@ class LateToServe(MemoryBus):
 async def test_a_gateway_is_ready_when_it_can_be_asked_and_not_before() -> None:
     bus = LateToServe()
     shell = Shell(bus, "gateway")
-    async with background(run(shell, Settings())):
+    async with background(run(shell, GatewaySettings())):
         await bus.asked.wait()
         await eventually(lambda: bool(shell.vitals.leading))  # it has caught up, and decides
         assert not shell.vitals.ready

@@ -3,21 +3,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gatewaying import NOW_S, ended, joined, placed, preempted, ranked, started, submitted, sweep_spec, waits
+from gateway_cases import NOW_S, ended, joined, placed, preempted, ranked, started, submitted, sweep_spec, waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_bus.fold import Fold
-from penstock_events import (
+from penstock_bus.decider import Fold
+from penstock_gateway import machine
+from penstock_gateway.machine import GatewaySettings
+from penstock_log import (
     AnyEvent,
     JobCancelled,
     JobFinished,
     JobHeld,
+    JobState,
+    ProfileSample,
     RoundDecided,
     RunWarned,
-    Sample,
     SamplesRequested,
-    State,
     SweepCancelled,
     SweepFinished,
     SweepSubmitted,
@@ -26,16 +28,14 @@ from penstock_events import (
     TrialGroupOpened,
     Wait,
 )
-from penstock_gateway import machine
-from penstock_gateway.settings import Settings
 from penstock_testing import Scenario, check_replay, delivery
 
-Gateway = Scenario[machine.State]
+Gateway = Scenario[machine.GatewayState]
 
 
 @pytest.fixture
 def gateway() -> Gateway:
-    return Scenario(machine.decider(Settings())).at(NOW_S + 50)
+    return Scenario(machine.decider(GatewaySettings())).at(NOW_S + 50)
 
 
 def finished(job_id: str = "j1", state: Any = "completed", **fields: Any) -> JobFinished:
@@ -90,7 +90,7 @@ def test_a_cancelled_waiting_job_is_announced(gateway: Gateway) -> None:
 
 def test_the_end_of_a_sample_is_not_announced(gateway: Gateway) -> None:
     request = SamplesRequested(
-        at_s=NOW_S, key="k", spec=submitted().spec, samples=(Sample(sample_id="k-1", kind="fast", iterations=5),)
+        at_s=NOW_S, key="k", spec=submitted().spec, samples=(ProfileSample(sample_id="k-1", kind="fast", iterations=5),)
     )
     gateway.given(request, placed("k-1"), started("k-1")).when(ended("k-1")).then()
 
@@ -103,7 +103,7 @@ def test_the_trials_of_a_cancelled_sweep_are_cancelled_each_once(gateway: Gatewa
     gateway.when(cancelled_sweep(by="ada")).then(trial_cancelled("a", by="ada"), trial_cancelled("b", by="ada"))
     reason = "its sweep s1 was cancelled"
     gateway.then(finished("a", "cancelled", at_s=NOW_S + 50, reason=reason, parent="s1"))
-    assert gateway.state.jobs["b"].state is State.COMPLETING
+    assert gateway.state.jobs["b"].state is JobState.COMPLETING
     gateway.then()
 
 
@@ -178,20 +178,20 @@ facts = st.lists(st.sampled_from([joined(), sweep(), cancelled_sweep(), *_life("
 @settings(max_examples=200, deadline=None)
 def test_replaying_any_log_gives_the_live_state(log: list[AnyEvent]) -> None:
     deliveries = [delivery(seq, fact) for seq, fact in enumerate(log, 1)]
-    live = Fold(machine.decider(Settings()))
+    live = Fold(machine.decider(GatewaySettings()))
     for one in deliveries:
         live.apply(one)
-    check_replay(machine.decider(Settings()), deliveries, live)
+    check_replay(machine.decider(GatewaySettings()), deliveries, live)
 
 
 @given(facts)
 @settings(max_examples=200, deadline=None)
 def test_after_any_log_the_gateway_comes_to_rest_with_every_ended_job_announced(log: list[AnyEvent]) -> None:
-    gateway = Scenario(machine.decider(Settings())).at(NOW_S + 50).given(*log)
+    gateway = Scenario(machine.decider(GatewaySettings())).at(NOW_S + 50).given(*log)
     gateway.settle(rounds=5)
     for job in gateway.state.jobs:
         assert gateway.state.histories[job.id].announced or job.state not in {
-            State.COMPLETED,
-            State.FAILED,
-            State.CANCELLED,
+            JobState.COMPLETED,
+            JobState.FAILED,
+            JobState.CANCELLED,
         }

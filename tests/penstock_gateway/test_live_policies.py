@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gatewaying import Gateway, gateway, joined, refusal
+from gateway_cases import Gateway, gateway, joined, refusal
 
 from penstock_bus.memory import MemoryBus
-from penstock_events import PolicySet, subjects
+from penstock_log import PolicySet, subjects
 
 
 async def test_what_is_set_for_a_pool_stands_in_the_log_and_in_the_answer(memory_bus: MemoryBus) -> None:

@@ -12,10 +12,10 @@ import random  # noqa: TID251 - seeded; arrays would only be in the way
 from typing import Any, Final
 
 import msgspec
-from gatewaying import answer_or_error, gateway, joined
+from gateway_cases import answer_or_error, gateway, joined
 
 from penstock_bus.memory import MemoryBus
-from penstock_events import Choice, JobSpec, SweepSpec, Uniform, asks, subjects
+from penstock_log import Choice, JobSpec, SweepSpec, Uniform, request_bodies, subjects
 
 INPUTS: Final = int(os.environ.get("PENSTOCK_TEST_INPUTS", "600"))
 JOB: Final = msgspec.to_builtins(JobSpec(name="j", command=("true",)))
@@ -30,8 +30,8 @@ SWEEP: Final = msgspec.to_builtins(
 )
 ACT: Final = {"id": "j1", "by": "ann", "reason": "why not"}
 POLICY: Final = {"pool": "default", "set": {"order": "fifo", "levels": 3}, "unset": ["order"], "reset": False}
-JOBS: Final = msgspec.to_builtins(asks.JobsAsk(state=("R",), ids=("j1",), at=3))
-EVENTS: Final = msgspec.to_builtins(asks.EventsAsk(id="j1", after=0, limit=10))
+JOBS: Final = msgspec.to_builtins(request_bodies.JobsRequest(state=("R",), ids=("j1",), at=3))
+EVENTS: Final = msgspec.to_builtins(request_bodies.EventsRequest(id="j1", after=0, limit=10))
 COMMANDS: Final[dict[str, Any]] = {
     "submit": {"spec": JOB, "strict": False},
     "tune": {"spec": SWEEP},

@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from gatewaying import NOW_S, ended, joined, placed, preempted, spec, started, submitted, sweep_spec
+from gateway_cases import NOW_S, ended, joined, placed, preempted, spec, started, submitted, sweep_spec
 
-from penstock_events import (
+from penstock_gateway import views
+from penstock_gateway.machine import GatewayState, apply
+from penstock_gateway.views import ReadView
+from penstock_log import (
     AnyEvent,
     Budget,
     NodeDrained,
-    Sample,
+    ProfileSample,
     SamplesRequested,
     SweepCancelled,
     SweepFinished,
@@ -23,23 +26,20 @@ from penstock_events import (
     TrialRetried,
     workload,
 )
-from penstock_gateway import sweep_views
-from penstock_gateway.machine import State, apply
-from penstock_gateway.show import Scene
 
 BUDGET = Budget(param="steps", least=1, most=3)
 
 
-def scene(*facts: AnyEvent, now_s: float = NOW_S + 20) -> Scene:
-    state = State()
+def scene(*facts: AnyEvent, now_s: float = NOW_S + 20) -> ReadView:
+    state = GatewayState()
     for seq, fact in enumerate(facts, 1):
         apply(state, fact, seq)
-    return Scene(state, now_s, len(facts))
+    return ReadView(state, now_s, len(facts))
 
 
 def shown(*facts: AnyEvent, **more: Any) -> Any:
     now = scene(*facts, **more)
-    return sweep_views.sweep(now, now.state.sweeps["s1"])
+    return views.sweep(now, now.state.sweeps["s1"])
 
 
 def swept(**fields: Any) -> SweepSubmitted:
@@ -212,7 +212,7 @@ def test_of_a_device_on_which_two_trials_take_turns_each_holds_half_and_its_own_
 
 
 def test_samples_that_were_taken_for_its_workload_count_as_profiling():
-    sample = Sample(sample_id="sample-1", kind="fast", iterations=5)
+    sample = ProfileSample(sample_id="sample-1", kind="fast", iterations=5)
     key = workload.key(spec())
     asked = SamplesRequested(at_s=NOW_S + 1, key=key, spec=spec(), samples=(sample,))
     ran_for = [placed("sample-1"), started("sample-1", at_s=NOW_S + 2), ended("sample-1", at_s=NOW_S + 5)]
@@ -247,5 +247,5 @@ def test_a_search_that_is_not_known_here_any_more_is_shown_all_the_same():
 
 
 def test_a_list_of_sweeps_leaves_their_runs_out():
-    (view,) = sweep_views.sweeps(scene(swept(), opened(0, *FIRST))).sweeps
+    (view,) = views.sweeps(scene(swept(), opened(0, *FIRST))).sweeps
     assert (view.trials, view.rungs, view.goodput, view.opened) == ((), (), None, 3)

@@ -4,51 +4,51 @@ from typing import Any
 
 import msgspec
 import pytest
-from gatewaying import NOW_S, ended, joined, placed, preempted, ranked, started, submitted, waits
+from gateway_cases import NOW_S, ended, joined, placed, preempted, ranked, started, submitted, waits
 
-from penstock_events import (
+from penstock_gateway import machine
+from penstock_gateway.machine import GatewaySettings
+from penstock_gateway.why import UNDECIDED, WaitExplainer
+from penstock_log import (
     JobCancelled,
     JobHeld,
     KindSpeed,
     NodeDrained,
-    Sample,
+    ProfileSample,
     SamplesRequested,
     Wait,
     WorkloadProfiled,
     workload,
 )
-from penstock_events.views import WhyView
-from penstock_gateway import machine
-from penstock_gateway.settings import Settings
-from penstock_gateway.why import UNDECIDED, Why
+from penstock_log.views import WhyView
 from penstock_testing import Scenario
 
 KEY = workload.key(submitted().spec)
 
 
 @pytest.fixture
-def log() -> Scenario[machine.State]:
-    return Scenario(machine.decider(Settings())).at(NOW_S + 10)
+def log() -> Scenario[machine.GatewayState]:
+    return Scenario(machine.decider(GatewaySettings())).at(NOW_S + 10)
 
 
-def why(log: Scenario[machine.State], job_id: str = "j1") -> WhyView:
-    explainer = Why(log.state, log.now_s)
+def why(log: Scenario[machine.GatewayState], job_id: str = "j1") -> WhyView:
+    explainer = WaitExplainer(log.state, log.now_s)
     view = explainer.explain(log.state.jobs[job_id])
     assert explainer.cause(log.state.jobs[job_id]) in ({view.cause, UNDECIDED} if view.state == "PD" else {""})
     return view
 
 
-def said(log: Scenario[machine.State]) -> tuple[str, str, str]:
+def said(log: Scenario[machine.GatewayState]) -> tuple[str, str, str]:
     view = why(log)
     return view.cause, view.evidence, view.remedy
 
 
-def test_a_held_job_waits_for_its_release_whatever_else_is_wrong(log: Scenario[machine.State]) -> None:
+def test_a_held_job_waits_for_its_release_whatever_else_is_wrong(log: Scenario[machine.GatewayState]) -> None:
     log.given(submitted(gpus=99), JobHeld(at_s=NOW_S, job_id="j1"))
     assert said(log) == ("held", "it is on hold", "penstock release j1")
 
 
-def test_a_failed_job_waits_for_its_back_off_to_end(log: Scenario[machine.State]) -> None:
+def test_a_failed_job_waits_for_its_back_off_to_end(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(retries=2, backoff_s=10.0), placed(), started())
     log.given(ended(outcome="failed", reason="exit code 3", at_s=NOW_S + 4))
     assert said(log) == ("backoff", "1 of at most 3 runs failed (exit code 3); the next may start in 4.0 s", "")
@@ -57,17 +57,17 @@ def test_a_failed_job_waits_for_its_back_off_to_end(log: Scenario[machine.State]
     assert "not its failures: the back-off is over" in why(log).not_causes
 
 
-def test_a_job_in_a_pool_without_nodes_says_so_before_any_round(log: Scenario[machine.State]) -> None:
+def test_a_job_in_a_pool_without_nodes_says_so_before_any_round(log: Scenario[machine.GatewayState]) -> None:
     log.given(submitted(pool="lab"))
     assert said(log) == ("no_nodes", "pool `lab` has no node", "start an executor in it, or choose another pool")
 
 
-def test_a_job_whose_nodes_are_all_drained_says_which(log: Scenario[machine.State]) -> None:
+def test_a_job_whose_nodes_are_all_drained_says_which(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(), NodeDrained(at_s=NOW_S, node_id="n1"))
     assert said(log) == ("no_nodes", "1 node of pool `default`, all drained", "penstock node resume n1")
 
 
-def test_a_job_that_is_too_large_says_what_there_is_before_any_round(log: Scenario[machine.State]) -> None:
+def test_a_job_that_is_too_large_says_what_there_is_before_any_round(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(gpus=3))
     view = why(log)
     assert view.cause == "never_fits"
@@ -75,14 +75,14 @@ def test_a_job_that_is_too_large_says_what_there_is_before_any_round(log: Scenar
     assert view.not_causes == ("it is not held",)
 
 
-def test_a_job_whose_workload_is_being_sampled_says_how_far_that_is(log: Scenario[machine.State]) -> None:
-    samples = tuple(Sample(sample_id=f"k-{i}", kind="fast", iterations=5) for i in range(2))
+def test_a_job_whose_workload_is_being_sampled_says_how_far_that_is(log: Scenario[machine.GatewayState]) -> None:
+    samples = tuple(ProfileSample(sample_id=f"k-{i}", kind="fast", iterations=5) for i in range(2))
     log.given(joined(), submitted(), SamplesRequested(at_s=NOW_S, key=KEY, spec=submitted().spec, samples=samples))
     log.given(placed("k-0"), started("k-0"), ended("k-0"))
     assert said(log)[:2] == ("profiling", f"1 of 2 samples of its workload {KEY} are done")
 
 
-def test_what_the_last_round_said_counts(log: Scenario[machine.State]) -> None:
+def test_what_the_last_round_said_counts(log: Scenario[machine.GatewayState]) -> None:
     wait = Wait(job_id="j1", cause="capacity", evidence="2 fast busy", remedy="accept kind `slow`: there are 2")
     log.given(joined(), submitted(), waits(wait))
     assert said(log) == ("capacity", "2 fast busy", "accept kind `slow`: there are 2")
@@ -95,12 +95,14 @@ def test_what_the_last_round_said_counts(log: Scenario[machine.State]) -> None:
 
 
 @pytest.mark.parametrize("cause", ["held", "backoff"])
-def test_a_hindrance_of_the_last_round_that_is_over_is_not_repeated(log: Scenario[machine.State], cause: Any) -> None:
+def test_a_hindrance_of_the_last_round_that_is_over_is_not_repeated(
+    log: Scenario[machine.GatewayState], cause: Any
+) -> None:
     log.given(joined(), submitted(), waits(Wait(job_id="j1", cause=cause, evidence="then")))
     assert why(log).cause == "undecided"
 
 
-def test_a_known_profile_is_named_as_no_cause(log: Scenario[machine.State]) -> None:
+def test_a_known_profile_is_named_as_no_cause(log: Scenario[machine.GatewayState]) -> None:
     speeds = tuple(KindSpeed(kind=kind, iteration_s=0.1, speed=1.0) for kind in ("fast", "a-kind-it-cannot-get"))
     log.given(joined(slow=1), submitted(), WorkloadProfiled(at_s=NOW_S, key=KEY, speeds=speeds))
     assert why(log).not_causes[-1] == "not its profile: its speeds are known on fast"
@@ -109,7 +111,7 @@ def test_a_known_profile_is_named_as_no_cause(log: Scenario[machine.State]) -> N
     assert why(log).not_causes[-1] == "not its profile: its speeds are known on fast and predicted on slow"
 
 
-def test_the_rank_counts_the_waiting_jobs_before_it(log: Scenario[machine.State]) -> None:
+def test_the_rank_counts_the_waiting_jobs_before_it(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), *(submitted(job_id) for job_id in ("j1", "first", "behind", "held", "running", "elsewhere")))
     log.given(submitted("other-pool", pool="lab"), JobHeld(at_s=NOW_S, job_id="held"), placed("running"))
     positions = {"j1": (1, 5.0), "first": (0, 9.0), "behind": (1, 6.0), "held": (0, 0.0), "running": (0, 0.0)}
@@ -120,7 +122,7 @@ def test_the_rank_counts_the_waiting_jobs_before_it(log: Scenario[machine.State]
     assert why(log, "elsewhere").rank is None
 
 
-def test_what_can_never_start_stands_before_nobody(log: Scenario[machine.State]) -> None:
+def test_what_can_never_start_stands_before_nobody(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(), submitted("too-big", gpus=99), ranked("too-big", 0, 1.0), ranked("j1", 1, 5.0))
     view = why(log)
     assert view.rank is not None
@@ -128,12 +130,12 @@ def test_what_can_never_start_stands_before_nobody(log: Scenario[machine.State])
     assert why(log, "too-big").rank is None
 
 
-def test_a_job_cancelled_before_it_started_never_ran(log: Scenario[machine.State]) -> None:
+def test_a_job_cancelled_before_it_started_never_ran(log: Scenario[machine.GatewayState]) -> None:
     log.given(submitted(), JobCancelled(at_s=NOW_S + 4, job_id="j1", by="ada"))
     assert said(log)[1] == "it was cancelled after 4.0 s (it never ran): cancelled by ada"
 
 
-def test_a_placed_job_is_being_started_and_then_runs(log: Scenario[machine.State]) -> None:
+def test_a_placed_job_is_being_started_and_then_runs(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(), placed())
     assert said(log) == ("running", "it is placed on n1/fast0, and its processes are being started", "")
     log.given(started())
@@ -141,7 +143,7 @@ def test_a_placed_job_is_being_started_and_then_runs(log: Scenario[machine.State
     assert why(log).since_s == NOW_S + 1
 
 
-def test_a_job_that_is_being_stopped_says_for_what(log: Scenario[machine.State]) -> None:
+def test_a_job_that_is_being_stopped_says_for_what(log: Scenario[machine.GatewayState]) -> None:
     log.given(submitted(), placed(), started(), preempted(reason="j2 ranks higher"))
     assert said(log)[1] == "it is being preempted (j2 ranks higher); its processes have not all ended yet"
     log.given(JobCancelled(at_s=NOW_S + 4, job_id="j1", by="ada"))
@@ -155,13 +157,13 @@ def test_a_job_that_is_being_stopped_says_for_what(log: Scenario[machine.State])
         ("failed", "it failed after 5.0 s (3.0 s of them running): boom"),
     ],
 )
-def test_a_finished_job_says_how_it_ended(log: Scenario[machine.State], outcome: str, evidence: str) -> None:
+def test_a_finished_job_says_how_it_ended(log: Scenario[machine.GatewayState], outcome: str, evidence: str) -> None:
     log.given(submitted(), placed(), started(), ended(outcome=outcome, reason="boom" if outcome == "failed" else ""))
     assert said(log) == ("finished", evidence, "")
     assert msgspec.json.decode(msgspec.json.encode(why(log)), type=WhyView) == why(log)
 
 
-def full(log: Scenario[machine.State]) -> None:
+def full(log: Scenario[machine.GatewayState]) -> None:
     """One fast device taken for a long time, one slow one idle, and a job that accepts the fast one alone."""
     speeds = (KindSpeed(kind="fast", iteration_s=1.0, speed=1.0), KindSpeed(kind="slow", iteration_s=2.5, speed=0.4))
     log.given(joined(fast=1, slow=1), WorkloadProfiled(at_s=NOW_S, key=KEY, speeds=speeds))
@@ -170,7 +172,7 @@ def full(log: Scenario[machine.State]) -> None:
     log.given(waits(Wait(job_id="j1", cause="capacity", evidence="1 fast busy", remedy="what was true then")))
 
 
-def test_what_would_start_it_now_is_tried_now(log: Scenario[machine.State]) -> None:
+def test_what_would_start_it_now_is_tried_now(log: Scenario[machine.GatewayState]) -> None:
     full(log)
     view = why(log)
     assert view.alternative is not None
@@ -179,7 +181,7 @@ def test_what_would_start_it_now_is_tried_now(log: Scenario[machine.State]) -> N
     assert (view.start_in_s, view.basis) == (None, "")
 
 
-def test_what_is_not_the_cause_is_cleared_with_its_reason(log: Scenario[machine.State]) -> None:
+def test_what_is_not_the_cause_is_cleared_with_its_reason(log: Scenario[machine.GatewayState]) -> None:
     full(log)
     assert why(log).not_causes == (
         "it is not held",
@@ -192,7 +194,7 @@ def test_what_is_not_the_cause_is_cleared_with_its_reason(log: Scenario[machine.
     )
 
 
-def test_where_nothing_would_start_it_now_an_estimate_says_when_it_does(log: Scenario[machine.State]) -> None:
+def test_where_nothing_would_start_it_now_an_estimate_says_when_it_does(log: Scenario[machine.GatewayState]) -> None:
     full(log)
     log.given(submitted("third", kinds=("slow",)), placed("third", 1, kind="slow"), started("third"))
     view = why(log)
@@ -201,7 +203,7 @@ def test_where_nothing_would_start_it_now_an_estimate_says_when_it_does(log: Sce
     assert "not its kinds: no other has an idle device for it either" in view.not_causes
 
 
-def test_a_job_that_the_round_did_not_speak_of_is_asked_after(log: Scenario[machine.State]) -> None:
+def test_a_job_that_the_round_did_not_speak_of_is_asked_after(log: Scenario[machine.GatewayState]) -> None:
     full(log)
     log.given(waits(at_s=NOW_S + 9))
     assert why(log).cause == "capacity"

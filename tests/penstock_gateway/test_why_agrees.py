@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from virtual_cluster import Settings, VirtualCluster, job, node, random_cluster
+from gateway_cluster import Settings, VirtualCluster, job, node, random_cluster
 
-from penstock_events import Job, JobCancelled, JobHeld, JobReleased, NodeDrained, PolicySet, State
-from penstock_events.views import WhyView
-from penstock_gateway.why import Why
-from penstock_matcher.settings import Settings as MatcherSettings
-from penstock_ranker.settings import Settings as RankerSettings
+from penstock_gateway.why import WaitExplainer
+from penstock_log import Job, JobCancelled, JobHeld, JobReleased, JobState, NodeDrained, PolicySet
+from penstock_log.views import WhyView
+from penstock_ranker.machine import RankerSettings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 CASES = 11
 BEHIND_A_SAMPLE = 39
@@ -26,12 +26,12 @@ Change = Callable[[VirtualCluster], None]
 
 
 def waiting(cluster: VirtualCluster) -> list[Job]:
-    jobs = (one for one in cluster.state.jobs if one.state is State.PENDING and one.sample is None)
+    jobs = (one for one in cluster.state.jobs if one.state is JobState.PENDING and one.sample is None)
     return [one for one in jobs if one.spec.pool == "default"]
 
 
 def why(cluster: VirtualCluster, job_id: str) -> WhyView:
-    return Why(cluster.state, cluster.now_s, cluster.settings.matcher).explain(cluster.state.jobs[job_id])
+    return WaitExplainer(cluster.state, cluster.now_s, cluster.settings.matcher).explain(cluster.state.jobs[job_id])
 
 
 def served(cluster: VirtualCluster, change: Change) -> tuple[set[str], set[str]]:
@@ -67,7 +67,7 @@ def more_devices(cluster: VirtualCluster) -> None:
 def hold_others(but: str) -> Change:
     def change(cluster: VirtualCluster) -> None:
         others = [one for one in waiting(cluster) if one.id != but and not one.held]
-        samples = [one for one in cluster.state.jobs if one.state is State.PENDING and one.sample is not None]
+        samples = [one for one in cluster.state.jobs if one.state is JobState.PENDING and one.sample is not None]
         cluster.now(
             *(JobHeld(at_s=cluster.now_s, job_id=one.id) for one in others),
             *(JobCancelled(at_s=cluster.now_s, job_id=one.id) for one in samples),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from gatewaying import NOW_S, spec, submitted, sweep_spec
+from gateway_cases import NOW_S, spec, submitted, sweep_spec
 
-from penstock.cli import profile
-from penstock_events import (
+from penstock_cli.commands import policies
+from penstock_gateway import acceptance, views
+from penstock_gateway.endpoints import RequestRefused
+from penstock_gateway.machine import GatewayState, apply
+from penstock_gateway.views import ReadView
+from penstock_log import (
     KindSpeed,
     Scalability,
     SweepSubmitted,
@@ -16,10 +20,6 @@ from penstock_events import (
     WorkloadScaled,
     workload,
 )
-from penstock_gateway import acts, show
-from penstock_gateway.find import Refused
-from penstock_gateway.machine import State, apply
-from penstock_gateway.show import Scene
 
 KEY = workload.key(spec())
 SHOWN = TrialsMeasured(
@@ -27,46 +27,46 @@ SHOWN = TrialsMeasured(
 )
 
 
-def scene(*facts: object) -> Scene:
-    state = State()
+def scene(*facts: object) -> ReadView:
+    state = GatewayState()
     for seq, fact in enumerate((submitted(), SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec()), *facts), 1):
         apply(state, fact, seq)
-    return Scene(state, NOW_S, 9)
+    return ReadView(state, NOW_S, 9)
 
 
 def lines(*facts: object, of: str = "s1") -> list[str]:
     now = scene(*facts)
-    return profile.lines(show.profile(now, acts.workload_named(now.state, of)))
+    return policies.profile_lines(views.profile(now, acceptance.workload_named(now.state, of)))
 
 
 def test_a_workload_is_named_by_its_key_or_by_what_is_of_it():
     now = scene(SHOWN)
-    assert {acts.workload_named(now.state, name) for name in ("s1", "j1", KEY, KEY[:6])} == {KEY}
-    with pytest.raises(Refused, match="nothing"):
-        acts.workload_named(now.state, "nothing")
+    assert {acceptance.workload_named(now.state, name) for name in ("s1", "j1", KEY, KEY[:6])} == {KEY}
+    with pytest.raises(RequestRefused, match="nothing"):
+        acceptance.workload_named(now.state, "nothing")
 
 
 def test_a_name_of_one_workload_is_as_good_as_its_key():
-    assert acts.workload_named(scene().state, "job") == KEY
+    assert acceptance.workload_named(scene().state, "job") == KEY
 
 
 def test_a_name_of_several_workloads_is_answered_with_their_keys():
     now = scene(submitted("j2", model="other"))
     other = workload.key(spec(model="other"))
-    with pytest.raises(Refused, match=f"no workload 'job'; that is a name, its ids are {KEY}, {other}"):
-        acts.workload_named(now.state, "job")
+    with pytest.raises(RequestRefused, match=f"no workload 'job'; that is a name, its ids are {KEY}, {other}"):
+        acceptance.workload_named(now.state, "job")
 
 
 def test_a_name_that_nothing_has_is_answered_with_those_that_are_near():
-    with pytest.raises(Refused, match="no workload 'jop'; did you mean job"):
-        acts.workload_named(scene().state, "jop")
+    with pytest.raises(RequestRefused, match="no workload 'jop'; did you mean job"):
+        acceptance.workload_named(scene().state, "jop")
 
 
 def test_an_elastic_workload_shows_its_curve_in_the_view():
     timing = Timing(local_batch=64, iteration_s=0.1, error_s=0.001)
     found = (Scalability(kind="fast", timings=(timing,), per_gpu_cap=64),)
     now = scene(WorkloadScaled(at_s=NOW_S, key=KEY, kinds=found))
-    assert show.profile(now, KEY).scaling == found
+    assert views.profile(now, KEY).scaling == found
 
 
 def test_what_sweeps_have_shown_stands_beside_the_speeds():

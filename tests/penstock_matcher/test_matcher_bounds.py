@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from driven import Driven
+from driven_matcher import Driven
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matching_facts import job, matcher, node, rounds, run_all
+from matcher_facts import job, matcher, node, rounds, run_all
 
-from penstock_matcher.settings import Settings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 MIN_RUN_S, SHARE, STOP_S, RESUME_S = 5.0, 0.2, 1.0, 2.0
 PAYS_S = (STOP_S + RESUME_S) / SHARE
@@ -16,7 +16,7 @@ PAYS_S = (STOP_S + RESUME_S) / SHARE
 
 def busy(arrivals: list[tuple[float, float, int]]) -> Driven:
     """A pool in which jobs fall through three queues, and whoever comes new goes before whoever has run."""
-    rules = Settings(min_run_s=MIN_RUN_S, overhead_share=SHARE, max_waits=0, prior_service_s=1000.0)
+    rules = MatcherSettings(min_run_s=MIN_RUN_S, overhead_share=SHARE, max_waits=0, prior_service_s=1000.0)
     pool = Driven({"fast": 3, "slow": 1}, rules, stop_s=STOP_S, resume_s=RESUME_S, thresholds_s=(4.0, 30.0))
     at_s = 1.0
     for number, (in_s, length_s, gpus) in enumerate(arrivals):
@@ -75,7 +75,7 @@ def streams(draw):
 def test_a_gang_starts_after_its_patience_and_the_runs_that_are_under_way_then(assign, drawn):
     kinds, gpus, before, stream = drawn
     patience_s = 20.0
-    pool = Driven(kinds, Settings(patience_s=patience_s, max_waits=0, assign=assign))
+    pool = Driven(kinds, MatcherSettings(patience_s=patience_s, max_waits=0, assign=assign))
     for number, length_s in enumerate(before):
         pool.submit(1.0, f"b{number}", length_s)
     pool.submit(2.0, "gang", 10.0, gpus=gpus)
@@ -105,7 +105,7 @@ def test_a_gang_keeps_what_is_free_at_the_time_at_which_the_matcher_wakes_for_it
 
 
 def test_without_patience_it_would_wait_for_as_long_as_small_jobs_come():
-    pool = Driven({"fast": 2}, Settings(patience_s=1e6, max_waits=0))
+    pool = Driven({"fast": 2}, MatcherSettings(patience_s=1e6, max_waits=0))
     for number in range(200):
         pool.submit(1.0 + number, f"s{number}", 2.5)
     pool.submit(1.5, "gang", 10.0, gpus=2)
@@ -115,7 +115,7 @@ def test_without_patience_it_would_wait_for_as_long_as_small_jobs_come():
 
 def test_a_gang_stays_with_its_kind_though_another_has_more_for_it_later():
     """Otherwise what was kept of the first kind would go to small jobs, and the wait would begin anew."""
-    pool = Driven({"fast": 3, "slow": 3}, Settings(patience_s=5.0, max_waits=0))
+    pool = Driven({"fast": 3, "slow": 3}, MatcherSettings(patience_s=5.0, max_waits=0))
     for number, length_s in enumerate([10.0, 40.0, 40.0]):
         pool.submit(1.0, f"f{number}", length_s, kinds=("fast",))
     for number, length_s in enumerate([20.0, 20.0, 60.0]):

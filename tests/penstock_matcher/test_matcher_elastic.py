@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from matching_facts import causes, ended, job, matcher, node, queued, rounds, run_all, started, where
+from matcher_facts import causes, ended, job, matcher, node, queued, rounds, run_all, started, where
 
-from penstock_events import Demand, JobSubmitted, ScaleDecided
+from penstock_log import Demand, JobSubmitted, ScaleDecided
 
 
 def elastic(job_id: str) -> JobSubmitted:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_facts import GIB, Matcher, causes, ended, job, matcher, node, queued, rounds, run_all
+from matcher_facts import GIB, Matcher, causes, ended, job, matcher, node, queued, rounds, run_all
 
-from penstock_events import ACTIVE, NodeJoined, RoundDecided
-from penstock_policies.hosts import Amount, need_of, of_node, share_of
+from penstock_cluster.nodes import HostAmount, need_of, of_node, share_of
+from penstock_log import ACTIVE, NodeJoined, RoundDecided
 
 
 def hosted(node_id: str, cpus: float = 8.0, memory_gib: float = 32.0, **kinds: int) -> NodeJoined:
@@ -190,6 +190,6 @@ def _check(one: Matcher) -> None:
             used[slot.node_id, "cpus"] += need.cpus * len(slot.devices)
             used[slot.node_id, "memory"] += need.memory_bytes * len(slot.devices)
     for held_node in one.state.cluster.nodes.values():
-        most: Amount = of_node(held_node)
+        most: HostAmount = of_node(held_node)
         assert used[held_node.id, "cpus"] <= most.cpus
         assert used[held_node.id, "memory"] <= most.memory_bytes

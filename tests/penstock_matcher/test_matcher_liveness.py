@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from matching_facts import ended, job, node, on, rounds, run_all, started, where
+from matcher_facts import ended, job, node, on, rounds, run_all, started, where
 
-from penstock_events import NodeDrained, NodeLeft, NodeRemoved, RoundDecided
+from penstock_log import NodeDrained, NodeLeft, NodeRemoved, RoundDecided
 from penstock_matcher import machine
-from penstock_matcher.liveness import Liveness
-from penstock_matcher.settings import Settings
+from penstock_matcher.__main__ import Liveness
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import Scenario
 
 
@@ -23,9 +23,9 @@ class Ears:
         return {node_id: self.heard_s.get(node_id, 0.0) for node_id in nodes}
 
 
-def listening(**settings: float) -> tuple[Scenario[machine.State], Ears]:
+def listening(**settings: float) -> tuple[Scenario[machine.MatcherState], Ears]:
     ears = Ears()
-    return Scenario(machine.decider(Settings(node_timeout_s=5.0, **settings), ears)), ears
+    return Scenario(machine.decider(MatcherSettings(node_timeout_s=5.0, **settings), ears)), ears
 
 
 def test_the_jobs_of_a_lost_node_are_placed_again_under_the_next_epoch():

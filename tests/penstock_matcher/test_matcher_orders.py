@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from matching_facts import ended, job, matcher, node, profiled, rounds, run_all, spec, where
+from matcher_facts import ended, job, matcher, node, profiled, rounds, run_all, spec, where
 
 from penstock_bus.settings import SettingsError, load
-from penstock_events import JobsRanked, PolicySet, Rank
-from penstock_matcher.settings import Settings
-from penstock_policies.orders import ORDERS, Name
+from penstock_log import JobRank, JobsRanked, PolicySet
+from penstock_policies.queue_policies import ORDERS, Name
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
 def ranked(order: Name, at_s: float = 2.0, falls_per_s: float = 0.0, **positions: float) -> JobsRanked:
     """These jobs have these positions in queue 0 of such an order."""
     manner = ORDERS[order].manner
     ranks = tuple(
-        Rank(job_id=name, queue=0, position=position, since_s=0.0, falls_per_s=falls_per_s)
+        JobRank(job_id=name, queue=0, position=position, since_s=0.0, falls_per_s=falls_per_s)
         for name, position in positions.items()
     )
     return JobsRanked(pool="default", at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
@@ -109,7 +109,7 @@ def test_rules_that_are_set_live_hold_from_then_on():
 
 def test_rules_of_pools_are_read_from_the_environment():
     text = '{"lab": {"assign": "load-balance", "patience_s": 5}}'
-    found = load(Settings, "matcher", environ={"PENSTOCK_MATCHER_POOLS": text, "PENSTOCK_MATCHER_WINDOW": "7"})
+    found = load(MatcherSettings, "matcher", environ={"PENSTOCK_MATCHER_POOLS": text, "PENSTOCK_MATCHER_WINDOW": "7"})
     assert (found.of("lab").assign, found.of("lab").patience_s, found.of("lab").window) == ("load-balance", 5.0, 7)
     assert found.of("other").assign == "allox"
 
@@ -128,4 +128,4 @@ def test_rules_of_pools_are_read_from_the_environment():
 )
 def test_what_cannot_be_set_is_refused_at_start(environ, message):
     with pytest.raises((SettingsError, msgspec.ValidationError), match=message):
-        load(Settings, "matcher", environ=environ)
+        load(MatcherSettings, "matcher", environ=environ)

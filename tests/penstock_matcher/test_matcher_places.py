@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from matching_facts import Matcher, job, matcher, node, profiled, run_all, spec
+from matcher_facts import Matcher, job, matcher, node, profiled, run_all, spec
 
-from penstock_events import NodeJoined
-from penstock_matcher.settings import Settings
+from penstock_log import NodeJoined
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
 def standing(name: str, rack: str, fast: int) -> NodeJoined:
@@ -44,7 +44,7 @@ def test_the_threshold_is_a_setting():
     run_all(one, 2.0)
     assert used(one) == {"n2": 2, "n4": 4}
     with pytest.raises(ValueError, match=r"expected a number from 0\.14 to 0\.61"):
-        Settings(skew_threshold=0.9)
+        MatcherSettings(skew_threshold=0.9)
 
 
 def test_a_skewed_gang_is_within_one_rack_where_one_will_do():
@@ -93,4 +93,4 @@ def test_one_device_is_the_first_one_where_nodes_are_taken_in_order():
 
 def test_a_placement_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="placement is 'tight'; expected one of best-fit, consolidate, first-fit"):
-        Settings(placement="tight")
+        MatcherSettings(placement="tight")

@@ -7,11 +7,20 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from matching_facts import Matcher, ended, job, matcher, node, rounds, started
+from matcher_facts import Matcher, ended, job, matcher, node, rounds, started
 
-from penstock_events import AnyEvent, JobCancelled, JobHeld, JobReleased, JobsRanked, NodeDrained, NodeResumed, Rank
-from penstock_events import State as JobState
-from penstock_events.round import Placement, RoundDecided
+from penstock_log import (
+    AnyEvent,
+    JobCancelled,
+    JobHeld,
+    JobRank,
+    JobReleased,
+    JobsRanked,
+    JobState,
+    NodeDrained,
+    NodeResumed,
+)
+from penstock_log.decision_facts import Placement, RoundDecided
 
 fields = st.fixed_dictionaries(
     {},
@@ -83,7 +92,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), queue=st.integers(0, 2))
     def rank(self, data: st.DataObject, queue: int) -> None:
         job_id = f"j{data.draw(st.integers(1, self.jobs))}"
-        ranks = (Rank(job_id=job_id, queue=queue, position=self.now_s),)
+        ranks = (JobRank(job_id=job_id, queue=queue, position=self.now_s),)
         self.tell(JobsRanked(pool="default", at_s=self.now_s, ranks=ranks))
 
     @precondition(lambda self: self.jobs)
@@ -157,6 +166,6 @@ def test_two_jobs_do_not_preempt_each_other_in_turn(demotions, arrivals):
                 one.given(ended(each.id, now_s + 0.5, epoch=each.epoch, outcome="preempted"))
             elif each.placement is not None and demotions[step % len(demotions)] and queues[each.id] < 2:
                 queues[each.id] += 1
-                rank = Rank(job_id=each.id, queue=queues[each.id], position=now_s + 0.5)
+                rank = JobRank(job_id=each.id, queue=queues[each.id], position=now_s + 0.5)
                 one.given(JobsRanked(pool="default", at_s=now_s + 0.5, ranks=(rank,)))
     assert preempted <= 2 * arrivals

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matching_facts import ended, job, matcher, node, queued, rounds, run_all, where
+from matcher_facts import ended, job, matcher, node, queued, rounds, run_all, where
 from sharing_facts import lane, part
 
 from penstock_bus.settings import load
-from penstock_events import Job, JobsRanked, Rank, RunEnded
-from penstock_matcher.settings import Settings
-from penstock_policies.orders import ORDERS, Name
+from penstock_log import Job, JobRank, JobsRanked, RunEnded
+from penstock_policies.queue_policies import ORDERS, Name
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
 def shared(**more: Any) -> Any:
@@ -29,7 +29,7 @@ def preempted(facts: Any) -> dict[str, str]:
 
 def under(order: Name, *names: str) -> JobsRanked:
     manner = ORDERS[order].manner
-    ranks = tuple(Rank(job_id=name, queue=0, position=float(at), since_s=0.0) for at, name in enumerate(names))
+    ranks = tuple(JobRank(job_id=name, queue=0, position=float(at), since_s=0.0) for at, name in enumerate(names))
     return JobsRanked(pool="default", at_s=2.0, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
 
 
@@ -146,13 +146,13 @@ def test_a_fraction_of_a_device_uses_as_much_of_a_quota():
 
 
 def test_quotas_come_from_a_pools_table():
-    found = load(Settings, "matcher", environ={"PENSTOCK_MATCHER_POOLS": '{"lab": {"quotas": {"a": 4}}}'})
+    found = load(MatcherSettings, "matcher", environ={"PENSTOCK_MATCHER_POOLS": '{"lab": {"quotas": {"a": 4}}}'})
     assert (found.of("lab").quotas, found.of("other").quotas) == ({"a": 4}, {})
 
 
 def test_what_is_no_quota_is_refused():
     with pytest.raises(ValueError, match="quotas"):
-        Settings(pools={"lab": {"quotas": {"a": -1}}})
+        MatcherSettings(pools={"lab": {"quotas": {"a": -1}}})
 
 
 def worked(run: Job, at_s: float) -> RunEnded:

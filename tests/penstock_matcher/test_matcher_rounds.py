@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from matching_facts import (
+from matcher_facts import (
     GIB,
     causes,
     ended,
@@ -22,7 +22,7 @@ from matching_facts import (
     where,
 )
 
-from penstock_events import (
+from penstock_log import (
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -31,9 +31,9 @@ from penstock_events import (
     NodeResumed,
     Placement,
     Preemption,
+    ProfileSample,
     RoundDecided,
     RunEnded,
-    Sample,
     SamplesRequested,
 )
 
@@ -89,7 +89,7 @@ def test_samples_go_before_everybody_but_preempt_nobody():
     one = matcher().given(node("n1", fast=1), job("a"))
     run_all(one, 2.0)
     one.given(queued(a=2), job("b", at_s=2.5))
-    sample = Sample(sample_id="s1", kind="fast", iterations=4)
+    sample = ProfileSample(sample_id="s1", kind="fast", iterations=4)
     one.given(SamplesRequested(key="k", spec=spec(), samples=(sample,), at_s=3.0))
     one.given(JobCancelled(job_id="b", at_s=3.0)).at(60.0)
     assert all(not fact.preemptions for fact in rounds(one.settle()))
@@ -350,7 +350,7 @@ def test_what_was_made_free_for_a_job_does_not_go_to_a_sample():
     run_all(two, 2.0)
     two.given(queued(a=1, b=1), job("new", at_s=10.0)).at(10.0)
     assert preemptions(two.settle()) == [("b", 1)]
-    sample = Sample(sample_id="s1", kind="fast", iterations=4)
+    sample = ProfileSample(sample_id="s1", kind="fast", iterations=4)
     two.given(SamplesRequested(key="k", spec=spec(), samples=(sample,), at_s=10.1))
     two.given(ended("b", 10.5, outcome="preempted")).at(10.5)
     facts = two.settle()

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_facts import job, node, rounds
+from matcher_facts import job, node, rounds
 
 from penstock_bus import Append, Bus
-from penstock_bus.context import Shell
-from penstock_bus.tasks import background
-from penstock_events import AnyEvent, Commit, RoundDecided, subjects
+from penstock_bus.follower import background
+from penstock_bus.shell import Shell
+from penstock_log import AnyEvent, Commit, RoundDecided, subjects
 from penstock_matcher import machine
-from penstock_matcher.runner import run
-from penstock_matcher.settings import Settings
-from penstock_policies import matching
-from penstock_policies.levels.compiled import KERNELS
-from penstock_policies.machines import Machines, Solved
+from penstock_matcher.__main__ import run
+from penstock_policies.matching import schedule
+from penstock_policies.matching.flow import KERNELS
+from penstock_scheduler.assignment import DeviceSchedule, SolvedWindow
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import eventually, subject_of
 
 
@@ -35,7 +35,7 @@ def bus(request: pytest.FixtureRequest) -> Bus:
 async def matcher(bus: Bus, replica_id: str = "r1", node_timeout_s: float = 60.0) -> AsyncIterator[Shell]:
     shell = Shell(bus, "matcher", replica_id)
     async with shell.serving():
-        task = asyncio.create_task(run(shell, Settings(node_timeout_s=node_timeout_s)))
+        task = asyncio.create_task(run(shell, MatcherSettings(node_timeout_s=node_timeout_s)))
         try:
             yield shell
         finally:
@@ -68,8 +68,8 @@ async def test_kernels_that_are_kept_are_loaded_before_the_first_round(
         said.append("decided")
         return decide(*args)
 
-    monkeypatch.setattr(matching, "are_kept", lambda: True)
-    monkeypatch.setattr(matching, "warm", lambda: said.append("warmed"))
+    monkeypatch.setattr(schedule, "are_kept", lambda: True)
+    monkeypatch.setattr(schedule, "warm", lambda: said.append("warmed"))
     monkeypatch.setattr(machine, "decide", deciding)
     async with matcher(bus):
         await tell(bus, node("n1", fast=1), job("a"))
@@ -86,18 +86,18 @@ async def test_jobs_are_placed_while_the_kernels_are_being_compiled(
     compiler, ended = tmp_path / "endless_compiler.py", threading.Event()
     compiler.write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(matching, "are_kept", lambda: False)
-    monkeypatch.setattr(matching, "can_be_kept", lambda: keeps)
-    monkeypatch.setattr(matching, "WARMING", compiler.stem)
-    monkeypatch.setattr(matching, "warm", ended.wait)
+    monkeypatch.setattr(schedule, "are_kept", lambda: False)
+    monkeypatch.setattr(schedule, "can_be_kept", lambda: keeps)
+    monkeypatch.setattr(schedule, "WARMING", compiler.stem)
+    monkeypatch.setattr(schedule, "warm", ended.wait)
     solved: list[bool] = []
-    solve = Machines.solve
+    solve = DeviceSchedule.solve
 
-    def solving(self: Machines, lengths_us: matching.Ints) -> Solved:
+    def solving(self: DeviceSchedule, lengths_us: schedule.Ints) -> SolvedWindow:
         solved.append(KERNELS.interpreted)
         return solve(self, lengths_us)
 
-    monkeypatch.setattr(Machines, "solve", solving)
+    monkeypatch.setattr(DeviceSchedule, "solve", solving)
     try:
         async with matcher(memory_bus):
             await tell(memory_bus, node("n1", fast=1, slow=1), job("a"), job("b"), job("c"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from matching_facts import Matcher, ended, job, matcher, node, on
+from matcher_facts import Matcher, ended, job, matcher, node, on
 from sharing_facts import devices, lane, make_true, preempted
 
-from penstock_events import Demand, TrialsScaled
+from penstock_log import Demand, TrialsScaled
 
 
 def pool(*facts: object) -> Matcher:

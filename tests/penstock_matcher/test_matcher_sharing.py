@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from matching_facts import Matcher, ended, job, matcher, node, profiled, queued, rounds, spec
+from matcher_facts import Matcher, ended, job, matcher, node, profiled, queued, rounds, spec
 from sharing_facts import devices, gib, lane, make_true, measured, part, preempted
 
-from penstock_events import JobCancelled, RunCheckpointed, Sample, SamplesRequested
+from penstock_log import JobCancelled, ProfileSample, RunCheckpointed, SamplesRequested
 
 
 def pool(**settings: object) -> Matcher:
@@ -153,7 +153,7 @@ def test_a_placement_says_what_others_of_the_workload_have_needed_so_that_the_ex
 def test_a_sample_of_the_profiler_tells_what_its_workload_needs_and_has_its_device_alone():
     wanted = lane("a", memory=None).spec
     asked = SamplesRequested(
-        at_s=1.0, key="k", spec=wanted, samples=(Sample(sample_id="s", kind="fast", iterations=5),)
+        at_s=1.0, key="k", spec=wanted, samples=(ProfileSample(sample_id="s", kind="fast", iterations=5),)
     )
     one = matcher().given(node("n1", fast=1), asked)
     make_true(one, 2.0)

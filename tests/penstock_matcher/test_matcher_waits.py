@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from matching_facts import (
+from matcher_facts import (
     GIB,
     Matcher,
     device,
@@ -22,7 +22,7 @@ from matching_facts import (
     where,
 )
 
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Device,
     JobHeld,

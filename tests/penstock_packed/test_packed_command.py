@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_events.agent import Done
-from penstock_events.spec import JobSpec
+from penstock_log.agent_protocol import SessionDone
+from penstock_log.spec import JobSpec
 from penstock_packed.__main__ import main
-from penstock_testing.small_executor import overlay, small_executor
+from penstock_testing.executor_stub import overlay, small_executor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMBERS = """
@@ -50,7 +50,7 @@ def test_the_example_trains_and_answers_by_its_own_file_of_members(tmp_path: Pat
             check=False,
             timeout=100,
         )
-        done = executor.wait(Done)
+        done = executor.wait(SessionDone)
     assert ran.returncode == 0, ran.stderr
     assert done.metrics["rate-0.3/accuracy"] > 0.95
     assert (done.metrics["members/finished"], done.metrics["members/failed"]) == (9, 1)

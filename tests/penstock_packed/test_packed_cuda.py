@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock_events.agent import Env
+from penstock_log.agent_protocol import AgentEnv
 from penstock_packed import CudaDevice
-from penstock_packed.cuda import here
+from penstock_packed.device import here
 
 
 class AcceleratorError(RuntimeError):
@@ -153,7 +153,7 @@ def test_what_is_in_use_when_the_host_starts_is_left_alone() -> None:
 
 
 def test_where_the_allocator_is_held_to_a_part_that_part_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(Env.MEMORY_FRACTION, "0.25")
+    monkeypatch.setenv(AgentEnv.MEMORY_FRACTION, "0.25")
     monkeypatch.setitem(sys.modules, "torch", Torch())
     device = here()
     assert device is not None

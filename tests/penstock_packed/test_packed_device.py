@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from packed_cases import Count
 
-from penstock_events.agent import Env
-from penstock_packed import CpuDevice, Host, MemoryNeed
-from penstock_packed.device import SLACK, Peaks, available_bytes
+from penstock_log.agent_protocol import AgentEnv
+from penstock_packed import CpuDevice, MemoryNeed, PackedHost
+from penstock_packed.device import SLACK, PeakMemory, available_bytes
 
 MIB = 2**20
 
@@ -43,20 +43,20 @@ def test_growth_of_less_than_a_mib_a_turn_is_told_when_it_has_become_one() -> No
 
 @pytest.mark.parametrize("members", [2, 3, 7, 16, 32, 48])
 def test_peaks_are_read_of_each_of_so_many_members_that_take_turns(members: int) -> None:
-    peaks = Peaks()
+    peaks = PeakMemory()
     due = [turn % members for turn in range(8000) if peaks.begin()]
     if not due:
         pytest.skip("this kernel lets no peak be reset")
-    late = due[8 * Peaks.EVERY :]
+    late = due[8 * PeakMemory.EVERY :]
 
     assert min(late.count(member) for member in range(members)) > 0
 
 
 def test_a_job_that_shares_its_device_has_no_more_than_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     before = available_bytes()
-    monkeypatch.setenv(Env.MEMORY_BYTES, str(before // 2))
+    monkeypatch.setenv(AgentEnv.MEMORY_BYTES, str(before // 2))
     assert CpuDevice().capacity_bytes < 0.8 * before / 2
-    monkeypatch.setenv(Env.MEMORY_BYTES, "1")
+    monkeypatch.setenv(AgentEnv.MEMORY_BYTES, "1")
     assert 0 < CpuDevice().capacity_bytes <= MIB
 
 
@@ -71,7 +71,7 @@ def test_a_turn_that_takes_far_more_than_its_room_gets_a_memory_error_and_later_
 
 
 def test_a_member_that_takes_all_memory_at_once_ends_alone() -> None:
-    host = Host(CpuDevice(512 * MIB))
+    host = PackedHost(CpuDevice(512 * MIB))
     good = Count()
     host.train("greedy", Count(lambda step: step == 3 and np.ones(SLACK + 2000 * MIB, np.uint8)), steps=10)
     host.train("good", good, steps=10)
@@ -85,7 +85,7 @@ def test_a_member_that_leaks_real_memory_is_ended_before_it_takes_its_neighbours
     leaked: list[object] = []
     leak, good = Count(lambda _: leaked.append(np.ones(8 * MIB, np.uint8))), Count()
     leak.teardown = leaked.clear
-    host = Host(CpuDevice(128 * MIB))
+    host = PackedHost(CpuDevice(128 * MIB))
     host.train("leak", leak, steps=1000, memory=MemoryNeed(0, 0, 16 * MIB))
     host.train("good", good, steps=100, memory=MemoryNeed(32 * MIB, 0, 16 * MIB))
     outcomes = host.run()

@@ -8,10 +8,10 @@ import threading
 import pytest
 from packed_cases import Count, Echo, Ledger
 
-from penstock.sessions.loop import Session
-from penstock.sessions.setup import Setup
-from penstock_packed import DeviceLost, Host, MemoryNeed, Rules
-from penstock_policies.lanes import POLICIES
+from penstock.sessions.session import Session
+from penstock.sessions.setup import ProcessSetup
+from penstock_packed import DeviceLost, LaneRules, MemoryNeed, PackedHost
+from penstock_sharing.lanes import POLICIES
 
 SMALL = MemoryNeed(10, 0, 10)
 
@@ -26,7 +26,7 @@ def failing(error: BaseException, at: int = 3) -> Count:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_each_trial_does_all_of_its_steps_in_order(policy: str) -> None:
-    host = Host(Ledger(), rules=Rules(policy=policy))
+    host = PackedHost(Ledger(), rules=LaneRules(policy=policy))
     trials = {f"t{n}": Count() for n in range(5)}
     for name, trial in trials.items():
         host.train(name, trial, steps=20, memory=SMALL)
@@ -48,7 +48,7 @@ def test_each_trial_does_all_of_its_steps_in_order(policy: str) -> None:
     ],
 )
 def test_an_error_of_one_ends_only_that_one_and_its_reason_is_kept(error: BaseException, reason: str) -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     bad, good = failing(error), Count()
     host.train("bad", bad, steps=10, memory=SMALL)
     host.train("good", good, steps=10, memory=SMALL)
@@ -67,7 +67,7 @@ def test_an_error_in_setup_or_in_teardown_ends_only_that_one() -> None:
         def teardown(self) -> None:
             raise OSError("no disk")
 
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     host.train("a", NoSetup(), steps=2, memory=SMALL)
     host.train("b", NoTeardown(), steps=2, memory=SMALL)
     host.train("c", Count(), steps=2, memory=SMALL)
@@ -77,7 +77,7 @@ def test_an_error_in_setup_or_in_teardown_ends_only_that_one() -> None:
 
 
 def test_an_interrupt_from_the_keyboard_is_not_taken_for_an_error_of_a_member() -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     host.train("a", failing(KeyboardInterrupt()), steps=10, memory=SMALL)
     with pytest.raises(KeyboardInterrupt):
         host.run()
@@ -90,7 +90,7 @@ def test_a_trial_may_say_itself_that_it_is_finished() -> None:
             if self.count == 4:
                 turn.finish()
 
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     host.train("a", Short(), memory=SMALL)
     assert host.run()["a"][:2] == ("finished", 4)
 
@@ -101,7 +101,7 @@ def test_a_lost_device_ends_the_process_and_not_just_one_member() -> None:
             return isinstance(error, ArithmeticError)
 
     for lanes in (1, 2):
-        host = Host(Broken(lanes=lanes))
+        host = PackedHost(Broken(lanes=lanes))
         host.train("a", failing(ArithmeticError("device-side assert")), steps=10, memory=SMALL)
         host.train("b", Count(), steps=10_000_000, memory=SMALL)
         with pytest.raises(DeviceLost, match="device-side assert in the turn of a"):
@@ -113,7 +113,7 @@ def test_a_member_that_leaks_is_ended_and_its_neighbours_are_not() -> None:
     leak = Count(lambda _: device.take(5))
     leak.teardown = lambda: device.take(-5 * len(leak.seen))
     good = Count()
-    host = Host(device)
+    host = PackedHost(device)
     host.train("leak", leak, steps=1000, memory=MemoryNeed(5, 0, 10))
     host.train("good", good, steps=200, memory=MemoryNeed(40, 0, 10))
     outcomes = host.run()
@@ -128,7 +128,7 @@ def test_a_member_that_grows_is_parked_until_another_has_ended() -> None:
     device = Ledger(capacity_bytes=100)
     grown = Count(lambda step: device.take(40) or device.take(-40) if step >= 2 else None)
     first = Count()
-    host = Host(device)
+    host = PackedHost(device)
     host.train("first", first, steps=50, memory=MemoryNeed(45, 0, 20))
     host.train("grown", grown, steps=10, memory=MemoryNeed(20, 0, 20))
     order: list[str] = []
@@ -144,7 +144,7 @@ def test_a_member_that_grows_is_parked_until_another_has_ended() -> None:
 def test_who_finds_no_room_waits_until_others_are_finished() -> None:
     device = Ledger(capacity_bytes=60)
     order: list[str] = []
-    host = Host(device)
+    host = PackedHost(device)
     for name in "abc":
         host.train(name, Count(lambda _, name=name: order.append(name)), steps=5, memory=MemoryNeed(25, 0, 5))
     host.run()
@@ -153,7 +153,7 @@ def test_who_finds_no_room_waits_until_others_are_finished() -> None:
 
 
 def test_who_needs_more_than_the_device_has_is_refused_with_the_reason() -> None:
-    host = Host(Ledger(capacity_bytes=2**20))
+    host = PackedHost(Ledger(capacity_bytes=2**20))
     host.train("huge", Count(), steps=5, memory=MemoryNeed(2**21, 0, 0))
     host.train("good", Count(), steps=5, memory=SMALL)
     outcomes = host.run()
@@ -170,7 +170,7 @@ def test_a_device_that_breaks_while_a_member_is_tidied_up_is_lost_and_not_held_a
         def teardown(self) -> None:
             raise ArithmeticError("illegal address")
 
-    host = Host(Broken())
+    host = PackedHost(Broken())
     host.train("a", BadEnd(), steps=2, memory=SMALL)
     host.train("b", Count(), steps=1000, memory=SMALL)
     with pytest.raises(DeviceLost, match="illegal address while a was tidied up"):
@@ -178,14 +178,14 @@ def test_a_device_that_breaks_while_a_member_is_tidied_up_is_lost_and_not_held_a
 
 
 def test_why_nobody_has_a_turn_before_the_host_runs() -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     host.train("a", Count(), steps=1, memory=SMALL)
     assert host.why("a") == "the host has not begun"
 
 
 def test_with_two_lanes_turns_are_taken_side_by_side_and_each_trial_alone() -> None:
     meeting = threading.Barrier(2, timeout=30)
-    host = Host(Ledger(lanes=2))
+    host = PackedHost(Ledger(lanes=2))
     trials = {name: Count(lambda _: meeting.wait() and None) for name in "ab"}
     for name, trial in trials.items():
         host.train(name, trial, steps=20, memory=SMALL)
@@ -196,8 +196,8 @@ def test_with_two_lanes_turns_are_taken_side_by_side_and_each_trial_alone() -> N
 
 
 def test_the_metrics_of_all_members_are_reported_under_their_names() -> None:
-    session = Session(Setup())
-    host = Host(Ledger(), within=session)
+    session = Session(ProcessSetup())
+    host = PackedHost(Ledger(), within=session)
     host.train("a", Count(), steps=3, memory=SMALL)
     host.train("b", failing(ValueError("x")), steps=9, memory=SMALL)
     host.run()
@@ -205,7 +205,7 @@ def test_the_metrics_of_all_members_are_reported_under_their_names() -> None:
 
 
 def test_names_are_unique_and_numbers_make_sense() -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     host.train("a", Count(), steps=3)
     with pytest.raises(ValueError, match="there is a member 'a' already"):
         host.train("a", Count(), steps=3)
@@ -216,5 +216,5 @@ def test_names_are_unique_and_numbers_make_sense() -> None:
 
 
 def test_torch_is_not_imported_for_those_who_do_not_use_it() -> None:
-    Host()
+    PackedHost()
     assert "torch" not in sys.modules

@@ -7,13 +7,13 @@ import threading
 import pytest
 from packed_cases import Count, Echo, Ledger
 
-from penstock_packed import DeviceLost, Host, MemberEnded, MemoryNeed, Overloaded
+from penstock_packed import DeviceLost, MemberEnded, MemoryNeed, Overloaded, PackedHost
 
 SMALL = MemoryNeed(10, 0, 10)
 
 
 def test_requests_are_answered_one_wrong_request_is_one_error_and_batches_are_bounded() -> None:
-    host, model = Host(Ledger()), Echo()
+    host, model = PackedHost(Ledger()), Echo()
     endpoint = host.serve("echo", model, target_s=600.0, batch=3, memory=SMALL)
     answers = [endpoint.ask(n) for n in range(7)]
     wrong = endpoint.ask(ValueError("not a number"))
@@ -29,7 +29,7 @@ def test_requests_are_answered_one_wrong_request_is_one_error_and_batches_are_bo
 
 
 def test_a_model_that_raises_has_ended_and_says_so_to_all_who_ask() -> None:
-    host, model = Host(Ledger()), Echo(raises=True)
+    host, model = PackedHost(Ledger()), Echo(raises=True)
     bad = host.serve("bad", model, target_s=10.0, memory=SMALL)
     good = host.serve("good", Echo(), target_s=10.0, memory=SMALL)
     first, second = bad.ask(RuntimeError("cannot go on")), bad.ask(2)
@@ -48,14 +48,14 @@ def test_a_model_that_gives_too_few_answers_is_told_so() -> None:
         def step(self, _: object, /) -> list[object]:
             return []
 
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     answer = host.serve("lazy", Lazy(), target_s=1.0, memory=SMALL).ask(1)
     assert "0 answers to 1 requests" in host.run()["lazy"].reason
     assert isinstance(answer.exception(0), MemberEnded)
 
 
 def test_a_request_that_was_given_up_is_not_answered_and_does_no_harm() -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     endpoint = host.serve("echo", Echo(), target_s=1.0, memory=SMALL)
     given_up, other = endpoint.ask(1), endpoint.ask(2)
     assert given_up.cancel()
@@ -65,7 +65,7 @@ def test_a_request_that_was_given_up_is_not_answered_and_does_no_harm() -> None:
 
 
 def test_what_was_given_up_before_its_turn_is_not_computed() -> None:
-    host, model = Host(Ledger()), Echo()
+    host, model = PackedHost(Ledger()), Echo()
     endpoint = host.serve("echo", model, target_s=1.0, batch=2, memory=SMALL)
     answers = [endpoint.ask(n) for n in range(6)]
     assert all(answer.cancel() for answer in answers[1:5])
@@ -76,7 +76,7 @@ def test_what_was_given_up_before_its_turn_is_not_computed() -> None:
 
 
 def test_one_request_more_than_may_wait_is_refused_at_once_and_counted() -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     endpoint = host.serve("echo", Echo(), target_s=1.0, most_waiting=3, memory=SMALL)
     answers = [endpoint.ask(n) for n in range(5)]
     assert [answer.done() for answer in answers] == [False, False, False, True, True]
@@ -94,7 +94,7 @@ def test_nobody_waits_for_an_answer_of_a_host_that_has_stopped(lanes: int) -> No
         def lost(self, error: BaseException) -> bool:
             return isinstance(error, ArithmeticError)
 
-    host = Host(Broken(lanes=lanes))
+    host = PackedHost(Broken(lanes=lanes))
     echo = host.serve("echo", Echo(), target_s=9.0, memory=SMALL)
     bad = host.serve("bad", Echo(raises=True), target_s=0.1, memory=SMALL)
     asked = [bad.ask(ArithmeticError("illegal address")), bad.ask(2)]
@@ -106,7 +106,7 @@ def test_nobody_waits_for_an_answer_of_a_host_that_has_stopped(lanes: int) -> No
 
 
 def test_requests_come_in_from_other_threads_while_trials_run() -> None:
-    host = Host(Ledger())
+    host = PackedHost(Ledger())
     endpoint = host.serve("echo", Echo(), target_s=10.0, memory=SMALL)
     host.train("t", Count(), steps=300, memory=SMALL)
     found: list[object] = []

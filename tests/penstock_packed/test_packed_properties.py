@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_cases import Count, Ledger
 
-from penstock_packed import Host, MemoryNeed, Rules
-from penstock_policies.lanes import POLICIES
+from penstock_packed import LaneRules, MemoryNeed, PackedHost
+from penstock_sharing.lanes import POLICIES
 
 CAPACITY = 100
 
@@ -72,7 +72,7 @@ def test_every_member_comes_to_its_end_and_who_keeps_to_its_need_is_never_ended_
     plans: list[Plan], policy: str
 ) -> None:
     device = Ledger(CAPACITY)
-    host = Host(device, rules=Rules(policy=policy))
+    host = PackedHost(device, rules=LaneRules(policy=policy))
     trials = [Planned(plan, device) for plan in plans]
     for number, trial in enumerate(trials):
         need = MemoryNeed(trial.plan.persistent, 0, trial.plan.ephemeral)
@@ -102,7 +102,7 @@ def test_memory_is_never_over_capacity_while_members_keep_to_their_needs(plans: 
             super().step(turn)
             most = max(most, device.most_bytes)
 
-    host = Host(device)
+    host = PackedHost(device)
     for number, plan in enumerate(plans):
         tight = plan._replace(leak=0)
         host.train(f"t{number}", Watched(tight, device), memory=MemoryNeed(plan.persistent, 0, plan.ephemeral), steps=5)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from packed_cases import Count, Ledger
 
-from penstock.sessions.loop import Session
-from penstock.sessions.setup import Setup
-from penstock_events.agent import EXIT_PREEMPTED, Done, Progress, Saved
-from penstock_packed import Host, MemoryNeed, Rules
-from penstock_testing.small_executor import overlay, small_executor, without_digest
+from penstock.sessions.session import Session
+from penstock.sessions.setup import ProcessSetup
+from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone, StepProgress
+from penstock_packed import LaneRules, MemoryNeed, PackedHost
+from penstock_testing.executor_stub import overlay, small_executor, without_digest
 
 SMALL = MemoryNeed(10, 0, 10)
 MEMBERS = '''
@@ -98,13 +98,13 @@ def test_after_kill_9_each_member_goes_on_from_its_checkpoint_and_does_each_step
     with small_executor(tmp_path) as executor:
         env = executor.env(CHECKPOINT_DIR=str(tmp_path / "checkpoints"), CHECKPOINT_S="0.05")
         first = start(tmp_path, env | {"SLOWLY": "1"})
-        executor.wait(Saved, when=lambda _: is_well_on_its_way(tmp_path, first.pid))
-        executor.wait(Saved, count=len(executor.of(Saved)) + 2)  # one that was begun after that
+        executor.wait(CheckpointSaved, when=lambda _: is_well_on_its_way(tmp_path, first.pid))
+        executor.wait(CheckpointSaved, count=len(executor.of(CheckpointSaved)) + 2)  # one that was begun after that
         first.send_signal(signal.SIGKILL)
         first.communicate(timeout=60)
         second = start(tmp_path, env)
         output, errors = second.communicate(timeout=100)
-        done = executor.wait(Done)
+        done = executor.wait(SessionDone)
     assert second.returncode == 0, errors
     before, after = notes(tmp_path, first.pid), notes(tmp_path, second.pid)
     for name in "abc":
@@ -124,11 +124,11 @@ def test_a_preempted_host_saves_all_members_leaves_and_goes_on_elsewhere(tmp_pat
     with small_executor(tmp_path) as executor:
         env = executor.env(CHECKPOINT_DIR=str(tmp_path / "checkpoints"))
         first = start(tmp_path, env | {"SLOWLY": "1"})
-        executor.wait(Progress, when=lambda progress: progress.step > 100)
+        executor.wait(StepProgress, when=lambda progress: progress.step > 100)
         step = executor.preempt()
         first.communicate(timeout=60)
         assert first.returncode == EXIT_PREEMPTED
-        assert without_digest(executor.wait(Saved)) == Saved(step=step, leaving=True)
+        assert without_digest(executor.wait(CheckpointSaved)) == CheckpointSaved(step=step, leaving=True)
         second = start(tmp_path, env)
         assert second.wait(100) == 0
         second.communicate(timeout=10)
@@ -137,10 +137,10 @@ def test_a_preempted_host_saves_all_members_leaves_and_goes_on_elsewhere(tmp_pat
         assert of(before, name, "step") + of(after, name, "step") == list(range(400))
 
 
-def hosted(folder: Path, device: Ledger, epoch: int) -> Host:
+def hosted(folder: Path, device: Ledger, epoch: int) -> PackedHost:
     """Turns go round, so that who has had how many does not depend on how busy the machine is."""
-    within = Session(Setup(checkpoint_dir=folder, checkpoint_s=1e-9, epoch=epoch))
-    return Host(device, rules=Rules(policy="round-robin"), within=within)
+    within = Session(ProcessSetup(checkpoint_dir=folder, checkpoint_s=1e-9, epoch=epoch))
+    return PackedHost(device, rules=LaneRules(policy="round-robin"), within=within)
 
 
 class Died(BaseException):
@@ -280,7 +280,7 @@ def test_a_device_that_breaks_while_members_are_saved_fails_none_of_them(tmp_pat
 
 def test_a_checkpoint_of_another_kind_of_job_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
     other = tmp_path / "c"
-    session = Session(Setup(checkpoint_dir=other, checkpoint_s=1e-9))
+    session = Session(ProcessSetup(checkpoint_dir=other, checkpoint_s=1e-9))
     with session as entered:
         entered.on_checkpoint(lambda folder: (folder / "w").write_text("1"), lambda _: None)
         for _ in entered.iterations(range(3)):

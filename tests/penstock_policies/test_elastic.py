@@ -7,14 +7,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import published
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-import published
 from penstock_policies import elastic
-from penstock_policies.elastic import Floats, Profile, added, allocate, best_batch, scaling, smallest, table
+from penstock_policies.elastic import Floats, ThroughputProfile, added, allocate, best_batch, scaling, smallest, table
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def reference() -> dict[str, Any]:
     return published.reference("elastic.json")["elastic_dp"]
 
 
-def profile(reference: dict[str, Any], name: str, fixed: int | None = None) -> Profile:
+def profile(reference: dict[str, Any], name: str, fixed: int | None = None) -> ThroughputProfile:
     known = reference["profile"][name]
     times = {
         which: {int(at): float(Fraction(time_s)) for at, time_s in known[which].items()}
         for which in ("t_proc_s", "t_comm_s")
     }
-    return Profile(
+    return ThroughputProfile(
         b_min=fixed or known["b_min"],
         b_max=fixed or known["b_max"],
         per_gpu_cap=known["per_gpu_cap"],
@@ -150,11 +150,11 @@ GOOD: dict[str, Any] = {"b_min": 64, "b_max": 128, "per_gpu_cap": 128, "t_proc_s
 )
 def test_what_is_no_profile_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Profile(**{**GOOD, **wrong})
+        ThroughputProfile(**{**GOOD, **wrong})
 
 
 def test_a_smallest_batch_that_one_device_cannot_hold_needs_more() -> None:
-    one = Profile(b_min=256, b_max=256, per_gpu_cap=128, t_proc_s={64: 0.1, 128: 0.2}, t_comm_s={2: 0.01})
+    one = ThroughputProfile(b_min=256, b_max=256, per_gpu_cap=128, t_proc_s={64: 0.1, 128: 0.2}, t_comm_s={2: 0.01})
     assert best_batch(one, 1) is None
     assert np.isnan(scaling(one, 1)).all()
     assert scaling(one, 2)[1] == 1.0
@@ -166,17 +166,19 @@ def test_no_job_gets_nothing() -> None:
 
 
 def test_of_very_many_batches_some_are_tried_the_largest_among_them() -> None:
-    one = Profile(b_min=1, b_max=2**31, per_gpu_cap=2**31, t_proc_s={1: 1.0, 2**31: 2.0})
+    one = ThroughputProfile(b_min=1, b_max=2**31, per_gpu_cap=2**31, t_proc_s={1: 1.0, 2**31: 2.0})
     assert best_batch(one, 1) == 2**31
     assert table(one, range(1, 1))[0].tolist() == []
 
 
 def test_many_widths_are_worked_out_a_few_at_a_time_and_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Profile(b_min=40, b_max=90, batch_step=5, per_gpu_cap=20, t_proc_s={1: 0.1, 20: 0.5}, t_comm_s={2: 0.1})
+    one = ThroughputProfile(
+        b_min=40, b_max=90, batch_step=5, per_gpu_cap=20, t_proc_s={1: 0.1, 20: 0.5}, t_comm_s={2: 0.1}
+    )
     whole, asked = table(one, range(1, 12)), list[int]()
-    work_out = Profile.throughput
+    work_out = ThroughputProfile.throughput
     monkeypatch.setattr(elastic, "AT_ONCE", 30)
-    monkeypatch.setattr(Profile, "throughput", lambda *of: (asked.append(len(of[2])), work_out(*of))[1])
+    monkeypatch.setattr(ThroughputProfile, "throughput", lambda *of: (asked.append(len(of[2])), work_out(*of))[1])
     for found, expected in zip(table(one, range(1, 12)), whole, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert asked == [2, 2, 2, 2, 2, 1]
@@ -192,7 +194,7 @@ def test_adding_jobs_one_by_one_comes_to_the_sum_of_what_they_are_given(rows: Fl
 
 
 def test_a_profile_is_found_again_by_its_key() -> None:
-    one = Profile(**{**GOOD, "t_comm_s": {4: 0.2, 2: 0.1}})
-    assert Profile.of(one.key).key == one.key
-    assert Profile.of(one.key).throughput(128, [1, 2, 4]) == pytest.approx(one.throughput(128, [1, 2, 4]))
+    one = ThroughputProfile(**{**GOOD, "t_comm_s": {4: 0.2, 2: 0.1}})
+    assert ThroughputProfile.of(one.key).key == one.key
+    assert ThroughputProfile.of(one.key).throughput(128, [1, 2, 4]) == pytest.approx(one.throughput(128, [1, 2, 4]))
     assert one.up_to(96).b_max == 96

@@ -6,11 +6,11 @@ import csv
 import math
 
 import numpy as np
+import published
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import published
 from penstock_policies import gittins
 
 lengths = st.lists(st.one_of(st.integers(1, 12).map(float), st.floats(0.01, 1e6)), min_size=1, max_size=25)
@@ -56,7 +56,7 @@ def test_no_quantum_beats_the_supremum(samples, attained, quantum):
 
 @given(lengths, services, st.floats(0.1, 1e6))
 def test_one_job_at_a_time_gives_the_same_as_all_at_once(samples, attained, quantum):
-    curve = gittins.Curve(samples, quantum)
+    curve = gittins.GittinsCurve(samples, quantum)
     assert [curve.at(a) for a in attained] == gittins.index(samples, attained, quantum).tolist()
 
 

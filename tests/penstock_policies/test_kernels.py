@@ -12,7 +12,7 @@ import pytest
 
 from penstock_policies import kernels
 from penstock_policies.kernels import Kernels, open_directory
-from penstock_policies.matching import warm
+from penstock_policies.matching.schedule import warm
 
 VARIABLES = ("NUMBA_CACHE_DIR", "PENSTOCK_CACHE_DIR", "XDG_CACHE_HOME")
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_policies import orders
-from penstock_policies.orders import ORDERS, Learnt, columns
-from penstock_policies.ranking import Ladder, Move, Ranking
+from penstock_policies import queue_policies
+from penstock_policies.queue_policies import ORDERS, LengthKnowledge, columns
+from penstock_policies.ranking import PoolRanking, QueueLadder, RankMove
 
 LIMITS = (4.0, 8.0, 16.0)
 SAMPLES = (1.0, 2.0, 3.0, 5.0, 6.5, 7.0, 7.5, 12.0, 15.0, 20.0, 40.0)
 
 
 def ladder(name, limits=LIMITS, knob=None):
-    return Ladder(ORDERS[name], limits, knob)
+    return QueueLadder(ORDERS[name], limits, knob)
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Plain:
         return math.inf
 
 
-def rescanned(name: str, jobs: dict[str, Plain], learnt: Learnt, now_s: float) -> list[str]:
+def rescanned(name: str, jobs: dict[str, Plain], learnt: LengthKnowledge, now_s: float) -> list[str]:
     """Return the ids in order, each job's queue and position worked out from its whole history."""
     ids = sorted(jobs)
     order, plain = ORDERS[name], [jobs[job_id] for job_id in ids]
@@ -60,7 +60,7 @@ def rescanned(name: str, jobs: dict[str, Plain], learnt: Learnt, now_s: float) -
         length_s=[job.length_s for job in plain],
         entered_s=entered,
     )
-    return [ids[i] for i in orders.rank(order, table, limits, learnt)[2]]
+    return [ids[i] for i in queue_policies.rank(order, table, limits, learnt)[2]]
 
 
 steps = st.lists(
@@ -72,8 +72,8 @@ steps = st.lists(
 @given(st.sampled_from(sorted(ORDERS)), steps)
 def test_whatever_happens_it_is_in_the_order_that_a_rescan_gives(name, steps):
     """Times are whole, service and thresholds too: so that a queue is entered at the same instant in both."""
-    learnt = Learnt(LIMITS, SAMPLES)
-    ranking, jobs, now_s = Ranking(ladder(name), learnt), dict[str, Plain](), 1.0
+    learnt = LengthKnowledge(LIMITS, SAMPLES)
+    ranking, jobs, now_s = PoolRanking(ladder(name), learnt), dict[str, Plain](), 1.0
     for number, (what, pick) in enumerate(steps):
         ids = sorted(jobs)
         if what == "add" or not ids:
@@ -99,7 +99,7 @@ def test_whatever_happens_it_is_in_the_order_that_a_rescan_gives(name, steps):
         assert list(ranking) == rescanned(name, jobs, learnt, now_s)
 
 
-def toggle(ranking: Ranking, job: Plain, job_id: str, now_s: float) -> None:
+def toggle(ranking: PoolRanking, job: Plain, job_id: str, now_s: float) -> None:
     if job.runs and math.isinf(job.runs[-1][1]):
         job.runs[-1][1] = now_s
         ranking.stop(job_id, now_s)
@@ -111,7 +111,7 @@ def toggle(ranking: Ranking, job: Plain, job_id: str, now_s: float) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 8), st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.1, 9.0)), max_size=8))
 def test_following_its_alarms_a_job_is_demoted_at_its_crossings_and_at_no_other_time(gpus, turns):
-    ranking, now_s, attained = Ranking(ladder("2d-las")), 1.0, 0.0
+    ranking, now_s, attained = PoolRanking(ladder("2d-las")), 1.0, 0.0
     ranking.add("a", gpus=gpus, submitted_s=0.0)
     ranking.settle(0.0)
     for run_s, wait_s in turns:
@@ -171,7 +171,7 @@ class Ticked:
 )
 def test_jobs_fall_and_rise_at_the_ticks_at_which_one_who_always_looks_sees_it_and_at_no_others(name, knob, turns):
     """Rising sets both counters to zero: so the next rise counts what was waited and executed since then only."""
-    ranking, now_s = Ranking(ladder(name, knob=knob), Learnt(LIMITS, SAMPLES)), 0.0
+    ranking, now_s = PoolRanking(ladder(name, knob=knob), LengthKnowledge(LIMITS, SAMPLES)), 0.0
     jobs = {f"j{n}": Ticked(weight=1 if name == "las" else 2**n) for n in range(3)}
     for n, job_id in enumerate(jobs):
         ranking.add(job_id, gpus=2**n, submitted_s=0.0)
@@ -192,7 +192,7 @@ def test_jobs_fall_and_rise_at_the_ticks_at_which_one_who_always_looks_sees_it_a
 
 
 def test_a_promotion_comes_punctually_and_what_counts_for_the_whole_is_kept():
-    ranking = Ranking(ladder("2d-las", knob=2.0))
+    ranking = PoolRanking(ladder("2d-las", knob=2.0))
     ranking.add("a", gpus=1, submitted_s=10.0)
     ranking.settle(10.0)
     ranking.start("a", 10.0)
@@ -200,7 +200,7 @@ def test_a_promotion_comes_punctually_and_what_counts_for_the_whole_is_kept():
     ranking.settle(15.0)
     assert ranking["a"].queue == 1
     assert ranking.next_s(15.0) == 25.0
-    assert ranking.due(25.0) == [Move("a", 0, 25.0, 25.0, promoted=True)]
+    assert ranking.due(25.0) == [RankMove("a", 0, 25.0, 25.0, promoted=True)]
     ranking.settle(25.0)
     assert (ranking["a"].served_s, ranking["a"].executed_by(25.0)) == (0.0, 5.0)
     ranking.start("a", 30.0)
@@ -208,7 +208,7 @@ def test_a_promotion_comes_punctually_and_what_counts_for_the_whole_is_kept():
 
 
 def test_the_next_promotion_counts_what_was_waited_and_executed_since_the_last_one_only():
-    ranking = Ranking(ladder("2d-las", knob=2.0))
+    ranking = PoolRanking(ladder("2d-las", knob=2.0))
     ranking.add("a", gpus=1, submitted_s=10.0)
     ranking.settle(10.0)
     ranking.start("a", 10.0)
@@ -224,14 +224,14 @@ def test_the_next_promotion_counts_what_was_waited_and_executed_since_the_last_o
 
 
 def test_a_job_that_fell_by_several_queues_while_nobody_looked_falls_at_once():
-    ranking = Ranking(ladder("2d-las"))
+    ranking = PoolRanking(ladder("2d-las"))
     ranking.add("a", gpus=2, submitted_s=0.0)
     ranking.start("a", 0.0)
-    assert ranking.due(5.0) == [Move("a", 2, 4.0, 4.0)]
+    assert ranking.due(5.0) == [RankMove("a", 2, 4.0, 4.0)]
 
 
 def test_a_starting_job_gathers_neither_service_nor_waiting():
-    ranking = Ranking(ladder("2d-las", knob=1.0))
+    ranking = PoolRanking(ladder("2d-las", knob=1.0))
     ranking.add("a", gpus=1, submitted_s=0.0)
     ranking.start("a", 0.0)
     ranking.stop("a", 5.0)
@@ -242,14 +242,14 @@ def test_a_starting_job_gathers_neither_service_nor_waiting():
 
 
 def test_reading_what_is_due_changes_nothing():
-    ranking = Ranking(ladder("2d-gittins"), Learnt(LIMITS, SAMPLES))
+    ranking = PoolRanking(ladder("2d-gittins"), LengthKnowledge(LIMITS, SAMPLES))
     ranking.add("a", gpus=1, submitted_s=0.0)
-    assert ranking.due(0.0) == ranking.due(0.0) == [Move("a", 0, -1.0, 0.0)]
+    assert ranking.due(0.0) == ranking.due(0.0) == [RankMove("a", 0, -1.0, 0.0)]
     assert list(ranking) == []
 
 
 def test_a_job_nearer_to_a_likely_end_overtakes_and_equal_ones_keep_the_order_of_their_entry():
-    ranking = Ranking(ladder("2d-gittins"), Learnt(LIMITS, [3.0, 20.0]))
+    ranking = PoolRanking(ladder("2d-gittins"), LengthKnowledge(LIMITS, [3.0, 20.0]))
     for name, at_s in (("late", 2.0), ("early", 1.0), ("mid", 1.5)):
         ranking.add(name, gpus=1, submitted_s=at_s)
     ranking.start("late", 2.0)
@@ -259,16 +259,16 @@ def test_a_job_nearer_to_a_likely_end_overtakes_and_equal_ones_keep_the_order_of
 
 
 def test_other_lengths_move_only_jobs_that_have_run():
-    ranking = Ranking(ladder("2d-gittins"))
+    ranking = PoolRanking(ladder("2d-gittins"))
     for name in ("a", "b"):
         ranking.add(name, gpus=1, submitted_s=0.0)
     ranking.start("b", 0.0)
     ranking.stop("b", 2.0)
     ranking.settle(2.0)
     assert list(ranking) == ["a", "b"]
-    ranking.learn(Learnt(LIMITS, [3.0, 20.0]))
+    ranking.learn(LengthKnowledge(LIMITS, [3.0, 20.0]))
     assert [move.job_id for move in ranking.due(2.0)] == ["b"]
     ranking.settle(2.0)
     assert list(ranking) == ["b", "a"]
-    ranking.learn(Learnt(LIMITS, [3.0, 3.5, 20.0]))
+    ranking.learn(LengthKnowledge(LIMITS, [3.0, 3.5, 20.0]))
     assert [move.job_id for move in ranking.due(2.0)] == ["b"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiling import (
+from profiler_facts import (
     KEY,
     ended,
     failed,
@@ -24,7 +24,7 @@ from profiling import (
     submitted,
 )
 
-from penstock_events import (
+from penstock_log import (
     Device,
     JobCancelled,
     KindSpeed,
@@ -34,19 +34,18 @@ from penstock_events import (
     WorkloadProfiled,
     workload,
 )
-from penstock_profiler.machine import State, decider
-from penstock_profiler.settings import Settings
+from penstock_profiler.machine import ProfilerSettings, ProfilerState, decider
 from penstock_testing import Scenario
 
 FAST_AND_SLOW = ("fast", "slow")
 
 
 @pytest.fixture
-def profiler() -> Scenario[State]:
+def profiler() -> Scenario[ProfilerState]:
     return Scenario(decider()).at(1.0)
 
 
-def the_answer(profiler: Scenario[State]) -> WorkloadProfiled:
+def the_answer(profiler: Scenario[ProfilerState]) -> WorkloadProfiled:
     (fact,) = profiler.facts()
     assert isinstance(fact, WorkloadProfiled)
     return fact
@@ -95,7 +94,7 @@ def test_sample_ids_are_valid_job_ids_of_their_own_whatever_the_kinds_are_called
 
 
 def test_the_number_of_iterations_can_be_set():
-    profiler = Scenario(decider(Settings(short_iterations=2, long_iterations=9)))
+    profiler = Scenario(decider(ProfilerSettings(short_iterations=2, long_iterations=9)))
     (fact,) = profiler.given(node("n1", *FAST_AND_SLOW)).when(submitted()).facts()
     assert [sample.iterations for sample in fact.samples] == [2, 9, 2, 9]
 
@@ -269,7 +268,7 @@ def test_a_workload_whose_jobs_were_all_cancelled_is_still_answered(profiler):
 # --- known workloads
 
 
-def known(profiler: Scenario[State]) -> Scenario[State]:
+def known(profiler: Scenario[ProfilerState]) -> Scenario[ProfilerState]:
     profiler.given(node("n1", *FAST_AND_SLOW), submitted(), requested(*FAST_AND_SLOW))
     profiler.given(*sampled("fast", 0.1), *sampled("slow", 0.2)).settle()
     return profiler
@@ -326,7 +325,7 @@ def test_a_real_run_measures_a_kind_that_was_only_predicted(profiler):
     assert the_answer(profiler).speeds == (KindSpeed(kind="fast", iteration_s=0.05, speed=1.0),)
 
 
-def unnamed(profiler: Scenario[State], job_id: str = "j1", **fields: Any) -> Scenario[State]:
+def unnamed(profiler: Scenario[ProfilerState], job_id: str = "j1", **fields: Any) -> Scenario[ProfilerState]:
     profiler.given(node("n1", *FAST_AND_SLOW), submitted(job_id, profile="auto", **fields)).settle()
     return profiler
 
@@ -457,6 +456,6 @@ def test_every_workload_is_answered_in_time_and_the_profiler_comes_to_rest(story
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="expected 1 <= short_iterations < long_iterations"):
-        Settings(short_iterations=25, long_iterations=5)
+        ProfilerSettings(short_iterations=25, long_iterations=5)
     with pytest.raises(ValueError, match="answer_within_s is 0"):
-        Settings(answer_within_s=0)
+        ProfilerSettings(answer_within_s=0)

@@ -6,15 +6,14 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
-from profiling import ELASTIC, ELASTIC_KEY, KEY, ends, node, sampled, spec, submitted
+from profiler_facts import ELASTIC, ELASTIC_KEY, KEY, ends, node, sampled, spec, submitted
 
 from penstock_bus import Append, Bus
-from penstock_bus.context import Shell
 from penstock_bus.memory import MemoryBus
-from penstock_events import Commit, SamplesRequested, WorkloadProfiled, WorkloadScaled, subjects, workload
-from penstock_profiler.runner import run
-from penstock_profiler.settings import Settings
-from penstock_profiler.sharing import owner
+from penstock_bus.shell import Shell
+from penstock_log import Commit, SamplesRequested, WorkloadProfiled, WorkloadScaled, subjects, workload
+from penstock_profiler.__main__ import owner, run
+from penstock_profiler.machine import ProfilerSettings
 from penstock_testing import eventually, subject_of
 
 
@@ -31,7 +30,7 @@ async def profiler(
 ) -> AsyncIterator[Shell]:
     shell = Shell(bus, "profiler", replica_id, **({"clock": clock} if clock else {}))
     async with shell.serving() if heard else nullcontext():
-        task = asyncio.create_task(run(shell, Settings()))
+        task = asyncio.create_task(run(shell, ProfilerSettings()))
         try:
             yield shell
         finally:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling import (
+from profiler_facts import (
     ELASTIC,
     ELASTIC_KEY,
     ended,
@@ -25,13 +25,13 @@ from profiling import (
     submitted,
 )
 
-from penstock_events import (
+from penstock_log import (
     Batch,
     Demand,
     JobCancelled,
     Placement,
+    ProfileSample,
     RoundDecided,
-    Sample,
     SamplesRequested,
     Scalability,
     ScaleDecided,
@@ -40,17 +40,17 @@ from penstock_events import (
     WorkloadScaled,
     workload,
 )
-from penstock_policies import scaling
-from penstock_profiler.machine import State, decider
+from penstock_policies import scaling_model
+from penstock_profiler.machine import ProfilerState, decider
 from penstock_testing import Scenario
 
 
 @pytest.fixture
-def profiler() -> Scenario[State]:
+def profiler() -> Scenario[ProfilerState]:
     return Scenario(decider()).at(1.0)
 
 
-def asked(profiler: Scenario[State]) -> tuple[Sample, ...]:
+def asked(profiler: Scenario[ProfilerState]) -> tuple[ProfileSample, ...]:
     """Make the one decision true, which has to be a request, and return its samples."""
     (fact,) = profiler.facts()
     assert isinstance(fact, SamplesRequested)
@@ -58,14 +58,14 @@ def asked(profiler: Scenario[State]) -> tuple[Sample, ...]:
     return fact.samples
 
 
-def answers(profiler: Scenario[State]) -> tuple[WorkloadProfiled, WorkloadScaled]:
+def answers(profiler: Scenario[ProfilerState]) -> tuple[WorkloadProfiled, WorkloadScaled]:
     speeds, scales = profiler.facts()
     assert isinstance(speeds, WorkloadProfiled)
     assert isinstance(scales, WorkloadScaled)
     return speeds, scales
 
 
-def the_scaling(profiler: Scenario[State], kind: str = "fast") -> Scalability:
+def the_scaling(profiler: Scenario[ProfilerState], kind: str = "fast") -> Scalability:
     (found,) = (
         each
         for fact in profiler.facts()
@@ -162,7 +162,7 @@ def test_other_jobs_of_the_workload_are_still_compared_between_kinds(profiler):
 # --- answering
 
 
-def known(profiler: Scenario[State]) -> Scenario[State]:
+def known(profiler: Scenario[ProfilerState]) -> Scenario[ProfilerState]:
     profiler.given(node("n1", "fast", "fast"), elastic())
     profiler.given(*ends(asked(profiler))).settle()
     return profiler
@@ -417,7 +417,7 @@ def test_times_between_the_samples_come_out_within_their_errors_most_of_the_time
     for _ in range(40):
         known = one_measured(job, noise, rng)
         for gpus, batch in sizes:
-            speed, error = scaling.throughput(known, job, batch, gpus)
+            speed, error = scaling_model.throughput(known, job, batch, gpus)
             true = batch / machine_s(gpus, -(-batch // gpus))
             held.append(abs(speed - true) <= 2 * error)
     assert np.mean(held) >= 0.85
@@ -488,7 +488,7 @@ def test_every_elastic_workload_is_answered_in_time_and_no_size_is_sampled_twice
         assert msgspec.convert(msgspec.to_builtins(told), tuple[Scalability, ...]) == told
 
 
-def _ending(sample: Sample, how: str) -> list[Any]:
+def _ending(sample: ProfileSample, how: str) -> list[Any]:
     match how:
         case "well":
             return ends([sample])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from ranking_facts import ended, rank, ranked, running, submitted
+from ranker_facts import ended, rank, ranked, running, submitted
 
-from penstock_events import PolicySet, Setting
+from penstock_log import PolicySet, Setting
 from penstock_ranker import machine
-from penstock_ranker.settings import Settings
+from penstock_ranker.machine import RankerSettings
 from penstock_testing import Scenario
 
 
 @pytest.fixture
-def ranker() -> Scenario[machine.State]:
-    return Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0))))
+def ranker() -> Scenario[machine.RankerState]:
+    return Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0))))
 
 
 def set_live(at_s: float, pool: str = "default", **settings: Setting) -> PolicySet:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranking_facts import ended, rank, ranked, running, spec, submitted
+from ranker_facts import ended, rank, ranked, running, spec, submitted
 
 from penstock_bus.settings import SettingsError, load
-from penstock_events import JobCancelled, Sample, SamplesRequested
+from penstock_log import JobCancelled, ProfileSample, SamplesRequested
 from penstock_ranker import machine
-from penstock_ranker.settings import Settings
+from penstock_ranker.machine import RankerSettings
 from penstock_testing import Scenario
 
 
 @pytest.fixture
-def ranker() -> Scenario[machine.State]:
-    return Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0))))
+def ranker() -> Scenario[machine.RankerState]:
+    return Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0))))
 
 
 def test_a_new_job_enters_queue_0_at_its_submit_time_and_is_ranked_once(ranker):
@@ -70,13 +70,13 @@ def test_a_job_that_is_over_is_forgotten(ranker, last):
 
 
 def test_samples_are_not_ranked(ranker):
-    sample = Sample(sample_id="s1", kind="fast", iterations=4)
+    sample = ProfileSample(sample_id="s1", kind="fast", iterations=4)
     ranker.when(SamplesRequested(key="k", spec=spec(), samples=(sample,), at_s=0.0)).then().then_wakes_at(None)
     ranker.given(*running("s1", 1.0)).at(100.0).then().then_wakes_at(None)
 
 
 def test_without_thresholds_the_order_is_first_come_first_served():
-    ranker = Scenario(machine.decider(Settings(thresholds_gpu_s=())))
+    ranker = Scenario(machine.decider(RankerSettings(thresholds_gpu_s=())))
     ranker.given(submitted("j1", 0.0)).settle()
     ranker.given(*running("j1", 10.0)).at(1e6).then().then_wakes_at(None)
 
@@ -88,7 +88,7 @@ def test_without_a_knob_nobody_is_promoted(ranker):
 
 
 def test_with_a_knob_a_starving_job_goes_back_to_queue_0_and_both_counters_start_again():
-    ranker = Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0), promote_knob=2.0)))
+    ranker = Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0), promote_knob=2.0)))
     ranker.given(submitted("j1", 10.0)).settle()
     ranker.given(*running("j1", 10.0), ended("j1", 15.0)).at(15.0).settle()
     ranker.then_wakes_at(25.0)
@@ -101,12 +101,12 @@ def test_with_a_knob_a_starving_job_goes_back_to_queue_0_and_both_counters_start
 @pytest.mark.parametrize("thresholds", [(2.0, 1.0), (0.0, 1.0), (3.0, 3.0)])
 def test_thresholds_that_do_not_rise_are_refused_with_what_was_expected(thresholds):
     with pytest.raises(ValueError, match="expected rising numbers of GPU-seconds"):
-        Settings(thresholds_gpu_s=thresholds)
+        RankerSettings(thresholds_gpu_s=thresholds)
 
 
 def test_so_are_they_where_a_service_loads_its_settings():
     with pytest.raises(SettingsError, match=r"\[ranker\]: thresholds_gpu_s is \[5.0, 3.0\]; expected rising numbers"):
-        load(Settings, "ranker", environ={"PENSTOCK_RANKER_THRESHOLDS_GPU_S": "[5, 3]"})
+        load(RankerSettings, "ranker", environ={"PENSTOCK_RANKER_THRESHOLDS_GPU_S": "[5, 3]"})
 
 
 times = st.lists(st.floats(0.1, 20.0), min_size=1, max_size=12)
@@ -115,7 +115,7 @@ times = st.lists(st.floats(0.1, 20.0), min_size=1, max_size=12)
 @settings(deadline=None, max_examples=60)
 @given(runs=times, gaps=times, gpus=st.integers(1, 3))
 def test_following_the_wake_ups_a_job_falls_one_queue_at_a_time_and_never_later_than_its_crossing(runs, gaps, gpus):
-    ranker = Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0, 16.0))))
+    ranker = Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0, 16.0))))
     ranker.given(submitted("j1", 0.0, gpus=gpus)).settle()
     now_s, attained, queue = 1.0, 0.0, 0
     for epoch, (run_s, gap_s) in enumerate(zip(runs, gaps, strict=False), start=1):

@@ -6,26 +6,26 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranking_facts import ended, rank, ranked, running, spec, submitted
+from ranker_facts import ended, rank, ranked, running, spec, submitted
 
 from penstock_bus import Decision
-from penstock_bus.fold import Fold
+from penstock_bus.decider import Fold
 from penstock_bus.settings import SettingsError, load
-from penstock_events import AnyEvent, Demand, JobCancelled, JobSubmitted, ScaleDecided
-from penstock_policies.orders import ORDERS, Name
+from penstock_log import AnyEvent, Demand, JobCancelled, JobSubmitted, ScaleDecided
+from penstock_policies.queue_policies import ORDERS, Name
 from penstock_ranker import machine
-from penstock_ranker.settings import PoolSettings, Settings
+from penstock_ranker.machine import PoolSettings, RankerSettings
 from penstock_testing import Scenario, delivery
 
 LIMITS = (4.0, 8.0)
 
 
-def ranker(**chosen) -> Scenario[machine.State]:
-    found = Settings(**{"thresholds_gpu_s": LIMITS, **chosen})
+def ranker(**chosen) -> Scenario[machine.RankerState]:
+    found = RankerSettings(**{"thresholds_gpu_s": LIMITS, **chosen})
     return Scenario(machine.decider(found, found.priors()))
 
 
-def finished(scenario: Scenario[machine.State], lengths_s: list[float], start_s: float = 1000.0) -> None:
+def finished(scenario: Scenario[machine.RankerState], lengths_s: list[float], start_s: float = 1000.0) -> None:
     """Let one-device jobs of these lengths come, run and complete, one after the other."""
     for number, length_s in enumerate(lengths_s):
         job_id = f"old-{number}"
@@ -96,7 +96,7 @@ def test_a_prior_file_that_cannot_be_used_stops_the_service_at_its_start(tmp_pat
     if content is not None:
         prior.write_text(content)
     with pytest.raises(SettingsError, match=rf"\[ranker\]: prior_file .*prior.csv:? {message}"):
-        load(Settings, "ranker", environ={"PENSTOCK_RANKER_PRIOR_FILE": str(prior)})
+        load(RankerSettings, "ranker", environ={"PENSTOCK_RANKER_PRIOR_FILE": str(prior)})
 
 
 def test_each_pool_may_have_an_order_of_its_own():
@@ -113,7 +113,7 @@ def test_each_pool_may_have_an_order_of_its_own():
 
 def test_settings_of_a_pool_are_read_from_the_environment_and_what_is_left_out_is_as_for_all():
     text = '{"lab": {"order": "2d-gittins", "promote_knob": 3.0}}'
-    found = load(Settings, "ranker", environ={"PENSTOCK_RANKER_POOLS": text, "PENSTOCK_RANKER_ORDER": "las"})
+    found = load(RankerSettings, "ranker", environ={"PENSTOCK_RANKER_POOLS": text, "PENSTOCK_RANKER_ORDER": "las"})
     assert (found.of("lab").order, found.of("lab").promote_knob) == ("2d-gittins", 3.0)
     assert found.of("lab").thresholds_gpu_s == found.thresholds_gpu_s
     assert (found.of("other").order, found.of("other").promote_knob) == ("las", None)
@@ -129,7 +129,7 @@ def test_settings_of_a_pool_are_read_from_the_environment_and_what_is_left_out_i
 )
 def test_wrong_settings_of_a_pool_are_refused(pools, message):
     with pytest.raises(SettingsError, match=message):
-        load(Settings, "ranker", environ={"PENSTOCK_RANKER_POOLS": pools})
+        load(RankerSettings, "ranker", environ={"PENSTOCK_RANKER_POOLS": pools})
 
 
 def test_srtf_follows_what_is_left_of_the_declared_length_and_puts_the_others_last():
@@ -175,7 +175,7 @@ class Leader:
     """A ranker, and a history that is told to it."""
 
     def __init__(self, order: Name, knob: float | None) -> None:
-        self.decider = machine.decider(Settings(order=order, thresholds_gpu_s=LIMITS, promote_knob=knob))
+        self.decider = machine.decider(RankerSettings(order=order, thresholds_gpu_s=LIMITS, promote_knob=knob))
         self.fold = Fold(self.decider)
         self.now_s = 1.0
         self.epochs: dict[str, int] = {}

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 
 from penstock_bus import Append, Bus
-from penstock_bus.context import Shell
-from penstock_events import (
+from penstock_bus.shell import Shell
+from penstock_log import (
     AnyEvent,
     Commit,
+    JobRank,
     JobSpec,
     JobsRanked,
     JobSubmitted,
     Placement,
-    Rank,
     RoundDecided,
     RunEnded,
     RunStarted,
     Slot,
     subjects,
 )
-from penstock_ranker.runner import run
-from penstock_ranker.settings import PoolSettings, Settings
+from penstock_ranker.__main__ import run
+from penstock_ranker.machine import PoolSettings, RankerSettings
 from penstock_testing import eventually, subject_of
 
 
@@ -40,7 +40,7 @@ def bus(request: pytest.FixtureRequest) -> Bus:
 @asynccontextmanager
 async def ranker(bus: Bus, replica_id: str = "r1", **chosen: Any) -> AsyncIterator[Shell]:
     shell = Shell(bus, "ranker", replica_id)
-    task = asyncio.create_task(run(shell, Settings(**{"thresholds_gpu_s": (0.4, 1e6), **chosen})))
+    task = asyncio.create_task(run(shell, RankerSettings(**{"thresholds_gpu_s": (0.4, 1e6), **chosen})))
     try:
         yield shell
     finally:
@@ -58,7 +58,7 @@ def submitted(job_id: str) -> JobSubmitted:
     return JobSubmitted(job_id=job_id, at_s=1.0, spec=JobSpec(name="a", command=("true",), gpus=2))
 
 
-async def ranks(bus: Bus) -> list[Rank]:
+async def ranks(bus: Bus) -> list[JobRank]:
     deliveries = await bus.read(subjects.rank("default"))
     facts = [fact for delivery in deliveries for fact in delivery.commit.facts]
     return [rank for fact in facts if isinstance(fact, JobsRanked) for rank in fact.ranks]

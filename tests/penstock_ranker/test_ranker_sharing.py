@@ -6,17 +6,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranking_facts import ended, rank, ranked, running, submitted
+from ranker_facts import ended, rank, ranked, running, submitted
 
-from penstock_events import AnyEvent, JobSubmitted
+from penstock_log import AnyEvent, JobSubmitted
 from penstock_ranker import machine
-from penstock_ranker.settings import Settings
+from penstock_ranker.machine import RankerSettings
 from penstock_testing import Scenario
 
 
 @pytest.fixture
-def ranker() -> Scenario[machine.State]:
-    return Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0))))
+def ranker() -> Scenario[machine.RankerState]:
+    return Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0))))
 
 
 def sharing(job_id: str, at_s: float, **fields: object) -> JobSubmitted:
@@ -56,7 +56,7 @@ steps = st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.25, 3.0)), min_si
 @given(steps)
 def test_whatever_comes_and_goes_ranks_agree_with_the_service_that_the_log_shows(changes):
     """Deciding also checks that replay equals live, and that a snapshot in the middle changes nothing."""
-    ranker = Scenario(machine.decider(Settings(thresholds_gpu_s=(4.0, 8.0))))
+    ranker = Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0))))
     now_s, epochs, up = 1.0, dict.fromkeys("abc", 0), set[str]()
     ranker.given(*(sharing(name, 1.0) for name in "abc")).at(now_s).settle()
     for name, wait_s in changes:

@@ -4,9 +4,9 @@ import itertools
 import pytest
 
 from penstock_bus import Decision, Proposal
-from penstock_events import Event, JobReleased, NodeLeft, subjects
+from penstock_log import Event, JobReleased, NodeLeft, subjects
 from penstock_testing import Scenario
-from penstock_testing.releasing import DECIDER, Released, submitted
+from penstock_testing.scenario import DECIDER, ReleaseState, submitted
 
 
 def released(job_id: str, at_s: float) -> JobReleased:
@@ -35,7 +35,7 @@ def test_settling_makes_decisions_true_until_there_are_none() -> None:
 
 
 def test_a_decider_that_never_rests_is_found_out() -> None:
-    def always(state: Released, now_s: float) -> Decision:
+    def always(state: ReleaseState, now_s: float) -> Decision:
         return Decision([Proposal(subject=subjects.job("j1"), facts=(released("j1", now_s),))])
 
     with pytest.raises(AssertionError, match="still proposes after 3 rounds"):
@@ -43,7 +43,7 @@ def test_a_decider_that_never_rests_is_found_out() -> None:
 
 
 def test_deciding_must_not_change_the_state() -> None:
-    def impure(state: Released, now_s: float) -> Decision:
+    def impure(state: ReleaseState, now_s: float) -> Decision:
         state.seen["x"] = 0
         return Decision()
 
@@ -54,7 +54,7 @@ def test_deciding_must_not_change_the_state() -> None:
 def test_the_same_state_must_give_the_same_decision() -> None:
     counter = itertools.count()
 
-    def fickle(state: Released, now_s: float) -> Decision:
+    def fickle(state: ReleaseState, now_s: float) -> Decision:
         return Decision(wake_at_s=float(next(counter)))
 
     with pytest.raises(AssertionError, match="gave two decisions"):
@@ -62,7 +62,7 @@ def test_the_same_state_must_give_the_same_decision() -> None:
 
 
 def test_a_decider_writes_its_own_entities_only() -> None:
-    def meddling(state: Released, now_s: float) -> Decision:
+    def meddling(state: ReleaseState, now_s: float) -> Decision:
         return Decision([Proposal(subject=subjects.node("n1"), facts=(NodeLeft(node_id="n1", at_s=0.0),))])
 
     with pytest.raises(AssertionError, match="is written by executor"):
@@ -72,7 +72,7 @@ def test_a_decider_writes_its_own_entities_only() -> None:
 def test_a_fold_that_a_snapshot_changes_is_found_out() -> None:
     hidden: list[str] = []
 
-    def leaking(state: Released, event: Event, seq: int) -> None:
+    def leaking(state: ReleaseState, event: Event, seq: int) -> None:
         hidden.append("x")
         state.seen[f"j{len(hidden)}"] = seq
 

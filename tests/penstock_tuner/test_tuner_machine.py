@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tuning import accepted, ended, node, opened, ran, random_spec, reported, sweep_spec, swept
+from tuner_facts import accepted, ended, node, opened, ran, random_spec, reported, sweep_spec, swept
 
-from penstock_events import (
+from penstock_log import (
     Integers,
     JobCancelled,
     JobSpec,
@@ -20,17 +20,15 @@ from penstock_events import (
     TrialGroupOpened,
     Uniform,
 )
-from penstock_policies.search import samplers
+from penstock_policies.search import space
 from penstock_testing import Scenario
-from penstock_tuner.machine import decider, submission
-from penstock_tuner.settings import Settings
-from penstock_tuner.state import State
+from penstock_tuner.machine import TunerSettings, TunerState, decider, submission
 
 FIRST, SECOND = "s1-t000", "s1-t001"
 
 
 @pytest.fixture
-def tuner() -> Scenario[State]:
+def tuner() -> Scenario[TunerState]:
     return Scenario(decider()).at(1.0)
 
 
@@ -106,12 +104,12 @@ def test_a_space_that_makes_no_sense_ends_the_sweep_with_the_reason(tuner):
 
 def test_a_search_that_fails_on_the_way_ends_its_sweep_and_no_other(tuner, monkeypatch):
     def broken(name: str) -> Any:
-        return samplers.grid if name == "grid" else lambda s, past, _: s.gone if past.trials else [{"lr": 0.5}]
+        return space.grid if name == "grid" else lambda s, past, _: s.gone if past.trials else [{"lr": 0.5}]
 
     spec = random_spec(2, concurrency=1)
     tuner.at(5.0).given(SweepSubmitted(at_s=1.0, sweep_id="s2", spec=sweep_spec()))
     with monkeypatch.context() as patched:
-        patched.setattr(samplers, "sampler", broken)
+        patched.setattr(space, "sampler", broken)
         tuner.given(SweepSubmitted(at_s=1.0, sweep_id="s1", spec=spec)).settle()
         *_, end = tuner.given(*ran(FIRST, acc=0.7)).settle()
     reason = "sampler 'random' raised AttributeError: 'SweepSpec' object has no attribute 'gone'"
@@ -284,7 +282,7 @@ def test_no_trial_is_wider_than_allowed_or_than_the_cluster(trials, gpus, max_gp
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="resubmit_s is 0; expected a number of seconds above 0"):
-        Settings(resubmit_s=0)
+        TunerSettings(resubmit_s=0)
 
 
 # --- facts that this tuner would not write

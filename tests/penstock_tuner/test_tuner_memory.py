@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tuning import node, sweep_spec
+from tuner_facts import node, sweep_spec
 
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Budget,
     Choice,
@@ -26,10 +26,9 @@ from penstock_events import (
     TrialRetried,
 )
 from penstock_testing import Scenario
-from penstock_tuner.machine import decider, submission
-from penstock_tuner.state import State
+from penstock_tuner.machine import TunerState, decider, submission
 
-Tuner = Scenario[State]
+Tuner = Scenario[TunerState]
 MIB = 2**20
 KILLED = "rank 0 wanted more than the 164 MiB that it may hold, and was ended by the kernel"
 WHY = f"trial exceeded its memory: asked 100 MiB, used 150 MiB; {KILLED}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tuning import node, random_spec, sweep_spec
+from tuner_facts import node, random_spec, sweep_spec
 
-from penstock_events import (
+from penstock_log import (
     Budget,
     Choice,
     Demand,
@@ -27,10 +27,9 @@ from penstock_events import (
     Wait,
 )
 from penstock_testing import Scenario
-from penstock_tuner.machine import decider, submission
-from penstock_tuner.state import State
+from penstock_tuner.machine import TunerState, decider, submission
 
-Tuner = Scenario[State]
+Tuner = Scenario[TunerState]
 
 
 def opened(trials: int, devices: int = 4, **fields: Any) -> Tuner:

@@ -8,17 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tuning import ended, random_spec, swept
+from tuner_facts import ended, random_spec, swept
 
 from penstock_bus import Append, Bus, Conflict
-from penstock_bus.context import Shell
+from penstock_bus.follower import background
 from penstock_bus.memory import MemoryBus
-from penstock_bus.tasks import background
-from penstock_events import Commit, JobSpec, JobSubmitted, SweepFinished, SweepSubmitted, TrialFinished, subjects
+from penstock_bus.shell import Shell
+from penstock_log import Commit, JobSpec, JobSubmitted, SweepFinished, SweepSubmitted, TrialFinished, subjects
 from penstock_testing import eventually, subject_of
-from penstock_tuner.runner import run
-from penstock_tuner.settings import Settings
-from penstock_tuner.submissions import WINDOW
+from penstock_tuner.machine import TunerSettings
+from penstock_tuner.runner import WINDOW, run
 
 FIRST, SECOND = "s1-t000", "s1-t001"
 
@@ -53,7 +52,7 @@ async def append(bus: Bus, fact: Any, expected: int | None = None) -> None:
 @asynccontextmanager
 async def tuner(bus: Bus, replica_id: str = "r1", resubmit_s: float = 30.0) -> AsyncIterator[Shell]:
     shell = Shell(bus, "tuner", replica_id)
-    task = asyncio.create_task(run(shell, Settings(resubmit_s=resubmit_s)))
+    task = asyncio.create_task(run(shell, TunerSettings(resubmit_s=resubmit_s)))
     try:
         yield shell
     finally:

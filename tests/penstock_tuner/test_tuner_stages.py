@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tuning import accepted, ended, node, sweep_spec
+from tuner_facts import accepted, ended, node, sweep_spec
 
-from penstock_events import (
+from penstock_log import (
     AnyEvent,
     Budget,
     RunStarted,
@@ -21,10 +21,8 @@ from penstock_events import (
 )
 from penstock_policies import search
 from penstock_testing import Scenario
-from penstock_tuner.machine import decider, submission
-from penstock_tuner.measures import Mean, Measures
-from penstock_tuner.paces import Paces
-from penstock_tuner.state import State
+from penstock_tuner.machine import TunerState, decider, submission
+from penstock_tuner.trial_speed import RunningMean, TrialMeasures, TrialSpeeds
 
 BUDGET = Budget(param="epochs", least=1, most=9)
 
@@ -35,7 +33,7 @@ def staged(name: str = "halving", **fields: Any) -> SweepSubmitted:
 
 
 @pytest.fixture
-def tuner() -> Scenario[State]:
+def tuner() -> Scenario[TunerState]:
     return Scenario(decider()).at(1.0).given(node("n1", "a", "a", "a", "a"))
 
 
@@ -53,7 +51,7 @@ def started(trial: Trial) -> Any:
     return RunStarted(at_s=3.0, job_id=trial.job_id, epoch=1, node_id="n1", devices=(0,))
 
 
-def played(tuner: Scenario[State]) -> Iterator[tuple[AnyEvent, ...]]:
+def played(tuner: Scenario[TunerState]) -> Iterator[tuple[AnyEvent, ...]]:
     """Run all that is open, over and over; yield what the tuner says each time."""
     while True:
         said = tuple(tuner.settle())
@@ -178,7 +176,7 @@ def test_a_sweep_learns_from_its_own_trials_how_far_scaling_out_pays(tuner, wide
 
 
 def test_a_measurement_beyond_belief_leaves_numbers_to_work_with():
-    paces = Paces(measures=Measures(spread={"2": Mean(2000.0, 1)}))
+    paces = TrialSpeeds(measures=TrialMeasures(spread={"2": RunningMean(2000.0, 1)}))
     paces.unit_s, paces.widths = {"s1-t000": 3.0}, {"s1-t000": 300.0}
     assert paces.measures.beta == pytest.approx(10.0)
     assert 0.0 < paces.work_s("s1-t000") < 1.0

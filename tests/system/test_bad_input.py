@@ -23,7 +23,7 @@ from clusters import Cluster, facts, until
 
 import penstock
 from penstock_bus import BusError, ServiceError
-from penstock_events import JobSpec, subjects
+from penstock_log import JobSpec, subjects
 from penstock_testing import eventually
 
 FAILED, USAGE, UNREACHABLE, CONFLICT, NOT_FOUND = 1, 2, 3, 5, 127

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PENSTOCK = (sys.executable, "-c", "from penstock.cli import main; main()")
+PENSTOCK = (sys.executable, "-c", "from penstock_cli import main; main()")
 LOOP = """\
 import time
 import penstock

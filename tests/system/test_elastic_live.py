@@ -17,9 +17,9 @@ import pytest
 from clusters import Cluster, facts, identity, until
 
 import penstock
-from penstock_events import Batch, JobSpec
+from penstock_log import Batch, JobSpec
 
-SCRIPT = Path(__file__).with_name("elastic_job.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "elastic_job.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = 1438
 NOISE = 0.03

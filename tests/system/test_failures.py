@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from penstock_bus import Append, Bus, StorageFull
+from penstock_bus.access import ADMIN
 from penstock_bus.health import Vitals
 from penstock_bus.nats import connect
-from penstock_bus.permissions import ADMIN
 from penstock_bus.server import Server, ServerSettings
-from penstock_events import Commit, JobSpec, JobSubmitted, RunStarted, subjects
+from penstock_log import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 
 SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
 PROMPTLY_S = 30.0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import facts
+from recorded_clusters import facts
 
 from penstock_autoscaler import machine as autoscaler
 from penstock_bus import Decider
-from penstock_bus.fold import Fold
-from penstock_events import AnyEvent
-from penstock_gateway.announcements import announcer
+from penstock_bus.decider import Fold
+from penstock_gateway.machine import announcer
+from penstock_log import AnyEvent
 from penstock_matcher import machine as matcher
 from penstock_ranker import machine as ranker
 from penstock_testing import delivery

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from clusters import Cluster, facts, until
 
-from penstock_events import JobSpec, MemoryNeed
+from penstock_log import JobSpec, MemoryNeed
 from penstock_testing import eventually
 
-JOB = Path(__file__).parents[1] / "penstock_executor" / "turning_job.py"
+JOB = Path(__file__).parents[1] / "support" / "turning_job.py"
 MIB = 2**20
 NEED = MemoryNeed(40 * MIB, 0, 60 * MIB)
 

@@ -16,7 +16,7 @@ from clusters import Cluster, facts, signal_all, until
 
 import penstock
 from penstock_bus import BusError, ServiceError
-from penstock_events import JobSpec
+from penstock_log import JobSpec
 from penstock_testing import eventually
 
 NOT_FOUND = 4

@@ -17,11 +17,11 @@ from msgspec import inspect
 
 from penstock_autoscaler import machine as autoscaler
 from penstock_bus import Decider, Delivery
-from penstock_bus.fold import Fold
-from penstock_events import AnyEvent, CodecError, Commit, decode, encode
+from penstock_bus.decider import Fold
 from penstock_executor import machine as executor
 from penstock_gateway import machine as gateway
-from penstock_gateway.settings import Settings
+from penstock_gateway.machine import GatewaySettings
+from penstock_log import AnyEvent, CodecError, Commit, decode, encode
 from penstock_matcher import machine as matcher
 from penstock_profiler import machine as profiler
 from penstock_ranker import machine as ranker
@@ -37,7 +37,7 @@ KINDS: Final = tuple(inspect.type_info(kind) for kind in get_args(AnyEvent))
 DECIDERS: Final[dict[str, Callable[[], Decider[Any]]]] = {
     "autoscaler": autoscaler.decider,
     "executor": executor.decider,
-    "gateway": lambda: gateway.decider(Settings()),
+    "gateway": lambda: gateway.decider(GatewaySettings()),
     "matcher": lambda: matcher.decider(heard=lambda nodes, now_s: dict.fromkeys(nodes, now_s - 1.0)),
     "profiler": profiler.decider,
     "ranker": ranker.decider,

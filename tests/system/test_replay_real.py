@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusters import Cluster
 
-from penstock_events import JobSpec
+from penstock_log import JobSpec
 
 TRAIN = """\
 import sys

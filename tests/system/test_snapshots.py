@@ -8,14 +8,14 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import facts, log
+from recorded_clusters import facts, log
 
 from penstock_bus import Append, Decider
-from penstock_bus.fold import Fold
-from penstock_bus.live import LiveFold
+from penstock_bus.decider import Fold
+from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
 from penstock_bus.nats import NatsBus
-from penstock_events import AnyEvent
+from penstock_log import AnyEvent
 from penstock_testing import check_replay
 
 SERVICES = ("autoscaler", "executor", "gateway", "matcher", "profiler", "ranker", "tuner")
@@ -23,10 +23,7 @@ SERVICES = ("autoscaler", "executor", "gateway", "matcher", "profiler", "ranker"
 
 def decider_of(service: str) -> Decider[Any]:
     machine = import_module(f"penstock_{service}.machine")
-    if service == "executor":
-        found = machine.decider()
-    else:
-        found = machine.decider(import_module(f"penstock_{service}.settings").Settings())
+    found = machine.decider(machine.GatewaySettings()) if service == "gateway" else machine.decider()
     assert isinstance(found, Decider)
     return found
 
@@ -66,18 +63,18 @@ async def test_deleting_all_snapshots_and_restarting_gives_the_same_state(
         decider, half = decider_of(service), len(log()) // 2
         for delivery in log()[:half]:
             await bus.append(Append(subject=delivery.subject, commit=delivery.commit, expected=None))
-        async with LiveFold(bus, decider) as live:
+        async with FoldFollower(bus, decider) as live:
             await live.caught_up()
             assert await live.save_snapshot()
             for delivery in log()[half:]:
                 await bus.append(Append(subject=delivery.subject, commit=delivery.commit, expected=None))
             await live.caught_up()
             lived = live.fold.encoded()
-        async with LiveFold(bus, decider) as resumed:
+        async with FoldFollower(bus, decider) as resumed:
             assert resumed.last_seq >= half, "it did not start from the snapshot"
             await resumed.caught_up()
             assert resumed.fold.encoded() == lived
         await bus.delete_snapshots()
-        async with LiveFold(bus, decider) as rebuilt:
+        async with FoldFollower(bus, decider) as rebuilt:
             await rebuilt.caught_up()
             assert rebuilt.fold.encoded() == lived

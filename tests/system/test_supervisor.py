@@ -14,28 +14,27 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock
-import penstock_bus.credentials
-from penstock import supervisor
-from penstock.cli import hoisted
-from penstock.cli.app import app
-from penstock.supervisor import Options, UpError
-from penstock.upkeep import folder as folders
+import penstock_bus
 from penstock_bus import Append, NoResponders, ServiceError, Unavailable
 from penstock_bus.nats import connect
 from penstock_bus.server import ServerSettings
 from penstock_bus.server import running as running_server
-from penstock_events import Commit, JobHeld, subjects
+from penstock_cli import hoisted
+from penstock_cli.app import app
+from penstock_cli.local import data_folder, supervisor
+from penstock_cli.local.data_folder import UpError, UpOptions
+from penstock_log import Commit, JobHeld, subjects
 from penstock_testing import eventually
 
 SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
 
 
-def options(tmp_path: Path, **more: object) -> Options:
-    return Options(data_dir=str(tmp_path / "data"), port=-1, devices="fast:1@1.0:1GiB", quiet=True, **more)  # type: ignore[arg-type]
+def options(tmp_path: Path, **more: object) -> UpOptions:
+    return UpOptions(data_dir=str(tmp_path / "data"), port=-1, devices="fast:1@1.0:1GiB", quiet=True, **more)  # type: ignore[arg-type]
 
 
-def record(tmp_path: Path) -> folders.Record:
-    found = folders.read(tmp_path / "data")
+def record(tmp_path: Path) -> data_folder.SupervisorRecord:
+    found = data_folder.read(tmp_path / "data")
     assert found is not None
     return found
 
@@ -49,7 +48,7 @@ def parent(pid: int) -> int:
 
 
 @asynccontextmanager
-async def running(chosen: Options) -> AsyncIterator[list[str]]:
+async def running(chosen: UpOptions) -> AsyncIterator[list[str]]:
     """Run `up` in this process until the block ends; gives what it says."""
     said: list[str] = []
     ready, stopping = asyncio.Event(), asyncio.Event()
@@ -86,7 +85,7 @@ async def test_all_services_are_ready_and_end_with_it(tmp_path: Path) -> None:
         assert sorted(written.processes) == sorted(["nats", *(f"{service}-1" for service in SERVICES)])
         for service in SERVICES:
             assert await ready(written.url, service)
-    assert folders.read(tmp_path / "data") is None
+    assert data_folder.read(tmp_path / "data") is None
     for process in written.processes.values():
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
@@ -115,7 +114,7 @@ async def test_what_is_killed_comes_back_the_server_and_what_forks_the_services_
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:
     async with running(options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))):
         port = int(record(tmp_path).url.rpartition(":")[2])
-        other = Options(data_dir=str(tmp_path / "other"), port=port)
+        other = UpOptions(data_dir=str(tmp_path / "other"), port=port)
         with pytest.raises(UpError, match=f"port {port} is taken: .*choose another one with --port"):
             await supervisor.up(other, lambda _: None, asyncio.Event())
 
@@ -135,7 +134,7 @@ async def test_detached_it_is_ready_on_return_and_down_waits_for_its_end(tmp_pat
     written = await supervisor.detach(chosen)
     assert await ready(written.url, "tuner")
     assert await supervisor.down(chosen.data_dir)
-    assert folders.holder(chosen.folder) is None
+    assert data_folder.holder(chosen.folder) is None
     assert not await supervisor.down(chosen.data_dir)
 
 
@@ -159,11 +158,11 @@ async def test_its_children_do_not_outlive_a_killed_supervisor_and_it_starts_aga
     chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
     first = await supervisor.detach(chosen)
     os.kill(first.pid, signal.SIGKILL)
-    await eventually(lambda: folders.holder(chosen.folder) is None)
+    await eventually(lambda: data_folder.holder(chosen.folder) is None)
     second = await supervisor.detach(chosen)
     assert await ready(second.url, "tuner")
     for process in first.processes.values():
-        assert folders.process(process.pid) != process
+        assert data_folder.process(process.pid) != process
     assert await supervisor.down(chosen.data_dir)
 
 
@@ -200,7 +199,7 @@ async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left
             else:
                 assert b"ok    log " in out
     assert not list(tmp_path.rglob("*client*.json"))
-    assert penstock_bus.credentials.find_logins("client", url, os.environ, tmp_path).logins == ()
+    assert penstock_bus.access.find_logins("client", url, os.environ, tmp_path).logins == ()
 
 
 async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_path: Path) -> None:

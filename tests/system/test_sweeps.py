@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from clusters import Cluster, facts, until
 
-from penstock_events import subjects
+from penstock_log import subjects
 
 TRIAL = """
 import json, os, time, penstock

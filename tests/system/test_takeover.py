@@ -13,18 +13,18 @@ import pytest
 
 from penstock_bus import Append, Delivery
 from penstock_bus.health import Vitals
-from penstock_bus.leadership import RENEW_S, TTL_S
 from penstock_bus.nats import NatsBus
-from penstock_events import Commit, subjects
-from penstock_testing.fixtures import Account
-from penstock_testing.releasing import submitted
+from penstock_bus.replica import RENEW_S, TTL_S
+from penstock_log import Commit, subjects
+from penstock_testing.fixtures import NatsAccount
+from penstock_testing.scenario import submitted
 
 TAKEOVER_S = 5.0  # on a machine that lets the standby run when it wants to
 PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def replica(account: Account, service: str, replica_id: str) -> AsyncIterator[Process]:
+async def replica(account: NatsAccount, service: str, replica_id: str) -> AsyncIterator[Process]:
     env = {**os.environ, **account.environment, "PENSTOCK_REPLICA_ID": replica_id}
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", f"penstock_{service}", env=env)
     try:
@@ -58,7 +58,7 @@ async def next_of(bus: NatsBus, service: str, after_seq: int) -> Delivery:
 
 @pytest.mark.parametrize("service", ["ranker", "matcher"])
 async def test_a_standby_decides_within_five_seconds_of_the_leaders_kill(
-    nats_account: Account, nats_bus: NatsBus, service: str
+    nats_account: NatsAccount, nats_bus: NatsBus, service: str
 ) -> None:
     async with AsyncExitStack() as stack:
         leader = await stack.enter_async_context(replica(nats_account, service, "first"))

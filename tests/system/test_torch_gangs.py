@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clusters import Cluster, facts, until
 
-from penstock_events import JobSpec
+from penstock_log import JobSpec
 from penstock_testing import eventually
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(600),  # seconds of processor time, in up to eight processes that load torch
 ]
 
-JOB = Path(__file__).with_name("torch_job.py")
+JOB = Path(__file__).parents[1] / "support" / "torch_job.py"
 STEPS = 36  # 1,437 samples in batches of 128, three epochs
 HOLD_AT = 20
 LIKE_ONE = 1e-5

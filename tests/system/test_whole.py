@@ -11,7 +11,7 @@ import pytest
 from clusters import Cluster, facts, until
 
 from penstock_bus.nats import connect
-from penstock_events import JobSpec, subjects
+from penstock_log import JobSpec, subjects
 
 DEVICES = ("--emulate", "fast:2@1.0:4GiB")
 LEADERS = ("ranker", "autoscaler", "matcher", "tuner")

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from docgen.vocabulary import EVENTS, by_kind, summary, tag
-from penstock_events import Commit, JobSpec, SweepSpec
-from penstock_events.subjects import INBOX_JOBS, INBOX_SWEEPS, WRITERS, entity
+from penstock_log import Commit, JobSpec, SweepSpec
+from penstock_log.subjects import INBOX_JOBS, INBOX_SWEEPS, WRITERS, entity
 
 REF = "#/components/schemas/{name}"
 

@@ -8,23 +8,23 @@ from typing import Any, get_args
 
 import msgspec
 
-from penstock_events import AnyEvent, tag_of
-from penstock_events.base import Event
-from penstock_events.subjects import WRITERS
+from penstock_log import AnyEvent, tag_of
+from penstock_log.facts import Event
+from penstock_log.subjects import WRITERS
 
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)
 
 
 def kind_of(event: type[Event]) -> str:
-    """Return the entity kind whose subject the fact goes to: the name of the module that defines it."""
-    kind = event.__module__.rsplit(".", 1)[-1]
+    """Return the entity kind whose subject the fact goes to: its tag begins with it."""
+    kind = tag_of(event).partition(".")[0]
     if kind not in WRITERS:
-        raise ValueError(f"{event.__name__} stands in {event.__module__}, which is no entity kind of subjects.WRITERS")
+        raise ValueError(f"the tag of {event.__name__} begins with {kind}, which is no entity kind of subjects.WRITERS")
     return kind
 
 
 def by_kind() -> dict[str, list[type[Event]]]:
-    """Return the facts of each entity kind, in the order of :data:`penstock_events.subjects.WRITERS`."""
+    """Return the facts of each entity kind, in the order of :data:`penstock_log.subjects.WRITERS`."""
     return {kind: [event for event in EVENTS if kind_of(event) == kind] for kind in WRITERS}
 
 

@@ -16,17 +16,25 @@ from typing import TYPE_CHECKING, Final, SupportsFloat
 
 import msgspec
 
-from penstock.sessions import device
-from penstock.sessions.agent import Agent, make_current
+from penstock.sessions import torch_support
+from penstock.sessions.agent_client import AgentClient, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
-from penstock.sessions.limit import Limit
+from penstock.sessions.loop_position import LoopCourse, SamplerPosition
 from penstock.sessions.pace import pace
-from penstock.sessions.replay import Course, Place
-from penstock.sessions.setup import Setup
-from penstock_events.agent import EXIT_PREEMPTED, VERSION, Done, Hello, Progress, Saved, SaveFailed
+from penstock.sessions.setup import ProcessSetup
+from penstock.sessions.torch_support import AllocatorLimit
+from penstock_log.agent_protocol import (
+    EXIT_PREEMPTED,
+    VERSION,
+    CheckpointSaved,
+    Hello,
+    SaveFailed,
+    SessionDone,
+    StepProgress,
+)
 
 if TYPE_CHECKING:
-    from penstock_lanes.member import Member
+    from penstock_sharing.token.lane_client import LaneClient
 
 PROGRESS_S: Final = 0.25
 """Least seconds between two lines of progress."""
@@ -48,7 +56,7 @@ class Boundary:
         How the script's state is saved, once the script has said it.
     place, batch_size : callable
         Return how far the script's sampler has come, None where it has none, and the batch size that the script uses.
-    turns : Member or None
+    turns : LaneClient or None
         By which it takes turns with other jobs on its devices; None where it has them to itself.
     at_rest : bool
         Whether it takes turns and is between two steps: it begins none before it has looked whether it is to leave.
@@ -56,20 +64,20 @@ class Boundary:
         Share of the model's largest tensor, once the script has described it; 0 before.
     """
 
-    def __init__(self, setup: Setup, course: Course) -> None:
+    def __init__(self, setup: ProcessSetup, course: LoopCourse) -> None:
         self.metrics: dict[str, SupportsFloat] = {}
         self.pace = pace(setup.emulated_speed, sample=setup.sample_iterations > 0)
         self.save: Callable[[Path], object] | None = None
         self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
-        self.place: Callable[[], Place | None] = lambda: None
+        self.place: Callable[[], SamplerPosition | None] = lambda: None
         self.batch_size: Callable[[], int] = lambda: 0
         self._setup = setup
-        self._limit = Limit(setup.memory_fraction)
+        self._limit = AllocatorLimit(setup.memory_fraction)
         self._course = course
-        self.turns: Member | None = None
+        self.turns: LaneClient | None = None
         self.at_rest = False
-        self._agent: Agent | None = None
+        self._agent: AgentClient | None = None
         self._progress_due = self._checkpoint_due = self._due = math.inf
         self._leaving = False
         self._pid = os.getpid()
@@ -78,7 +86,7 @@ class Boundary:
         """Say hello to the executor, if there is one."""
         self._limit.tell()
         if self._setup.socket:
-            self._agent = Agent(
+            self._agent = AgentClient(
                 self._setup.socket,
                 self._hello,
                 step=lambda: self._course.step,
@@ -144,7 +152,7 @@ class Boundary:
         self._due = min(self._progress_due, self._checkpoint_due)
         self.pace.resume()
 
-    def enter(self, turns: Member) -> None:
+    def enter(self, turns: LaneClient) -> None:
         """
         Begin a step as soon as it is this process's turn.
 
@@ -159,7 +167,7 @@ class Boundary:
                 return
             self.at_rest = True
 
-    def rest(self, turns: Member) -> None:
+    def rest(self, turns: LaneClient) -> None:
         """A step is over, in all that concerns this process."""
         self.at_rest = True  # before anybody hears of it
         turns.exit()
@@ -226,7 +234,7 @@ class Boundary:
         self._limit.tell()  # a script may import torch after it has opened the session
         course, timing = self._course, self.pace.measured(self._course.loop_steps)
         self._tell(
-            Progress(
+            StepProgress(
                 step=course.step,
                 loop_steps=course.loop_steps,
                 loop_s=self.pace.loop_s,
@@ -235,7 +243,7 @@ class Boundary:
                 metrics=self._finite(),
                 diverged=self._diverged(),
                 skew=self.skew,
-                memory=device.measure(),
+                memory=torch_support.measure(),
                 batch_size=self.batch_size(),
                 samples=self.samples,
                 iteration_s=timing.iteration_s,
@@ -299,7 +307,7 @@ class Boundary:
             self._agent.tell_last(self._done())
         self._exit(0)
 
-    def _leave(self, agent: Agent) -> None:
+    def _leave(self, agent: AgentClient) -> None:
         """
         Leave as agreed, with a checkpoint where this rank writes one.
 
@@ -340,7 +348,7 @@ class Boundary:
             return False
         finally:
             self.put_off_checkpoint()
-        self._tell(Saved(step=step, leaving=leaving, samples=self.samples, digest=digest))
+        self._tell(CheckpointSaved(step=step, leaving=leaving, samples=self.samples, digest=digest))
         return True
 
     def _save_last(self, error: BaseException | None) -> None:
@@ -349,7 +357,7 @@ class Boundary:
         if wanted and _ended_well(error) and not self._leaving:
             self._checkpoint(leaving=False)
 
-    def _say_goodbye(self, agent: Agent, error: BaseException | None) -> None:
+    def _say_goodbye(self, agent: AgentClient, error: BaseException | None) -> None:
         if _ended_well(error):
             self.pace.settle()
             agent.tell_last(self._done())
@@ -360,13 +368,13 @@ class Boundary:
         setup, step = self._setup, self._course.step
         return Hello(version=VERSION, job_id=setup.job_id, epoch=setup.epoch, rank=setup.rank, pid=self._pid, step=step)
 
-    def _tell(self, message: Progress | Saved | SaveFailed) -> None:
+    def _tell(self, message: StepProgress | CheckpointSaved | SaveFailed) -> None:
         if self._agent is not None:
             self._agent.tell(message)
 
-    def _done(self) -> Done:
+    def _done(self) -> SessionDone:
         course, timing = self._course, self.pace.measured(self._course.loop_steps)
-        return Done(
+        return SessionDone(
             step=course.step,
             loop_steps=course.loop_steps,
             loop_s=self.pace.loop_s,
@@ -375,7 +383,7 @@ class Boundary:
             metrics=self._finite(),
             diverged=self._diverged(),
             skew=self.skew,
-            memory=device.measure(),
+            memory=torch_support.measure(),
             batch_size=self.batch_size(),
             samples=self.samples,
             iteration_s=timing.iteration_s,
@@ -394,9 +402,12 @@ def _ended_well(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
-def _member(setup: Setup) -> Member:
-    from penstock_lanes import Member, Who  # noqa: PLC0415 - a process that has its devices to itself does not pay for it
+def _member(setup: ProcessSetup) -> LaneClient:
+    from penstock_sharing.token import LaneClient, LaneClientId  # noqa: PLC0415 - a process that has its devices to itself does not pay for it
 
-    return Member(
-        setup.lanes, Who(setup.job_id, setup.epoch, setup.rank), settle=device.settle, works_on=device.works_on
+    return LaneClient(
+        setup.lanes,
+        LaneClientId(setup.job_id, setup.epoch, setup.rank),
+        settle=torch_support.settle,
+        works_on=torch_support.works_on,
     )

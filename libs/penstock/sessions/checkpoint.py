@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.sessions.replay import History, Place
+from penstock.sessions.loop_position import LoopHistory, SamplerPosition
 from penstock.sessions.setup import SessionError
 
 FORMATS: Final = (1, 2)
@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         what nobody has tampered with is to be found damaged, and a SHA-256 would take as long as the writing does.
     generation : int
         Epoch of the run that wrote it; of two checkpoints the one of the later generation counts.
-    place : Place or None
+    place : SamplerPosition or None
         Of the session's sampler, where it has one.
     batch_size, world_size : int
         Of the run that wrote it; 0 where they are not known.
@@ -69,11 +69,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     step: int
-    history: History
+    history: LoopHistory
     files: dict[str, int]
     checksums: dict[str, int] = {}
     generation: int = 0
-    place: Place | None = None
+    place: SamplerPosition | None = None
     batch_size: int = 0
     world_size: int = 0
 
@@ -117,9 +117,9 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        history: History,
+        history: LoopHistory,
         write: Callable[[Path], object],
-        place: Place | None = None,
+        place: SamplerPosition | None = None,
         *,
         batch_size: int = 0,
         world_size: int = 0,

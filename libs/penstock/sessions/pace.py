@@ -1,16 +1,23 @@
 """
+The time that iterations take, measured or emulated.
+
 The time that iterations take, and on an emulated device the time that they are made to take.
 
 This is shell code: it reads clocks and sleeps, which is the whole of its work.
+
+How long an iteration takes, from many: a mean, and how far it may be off. Pure: no clock.
+
+A profiler's sample keeps every iteration (:func:`trimmed`). An ordinary run has no time to lose between two steps, and
+knows only how many were done between two lines of progress (:class:`Blocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, variance
 from time import perf_counter, process_time, sleep
 from typing import Final, NamedTuple, Protocol
-
-from penstock.sessions.timing import UNKNOWN, Blocks, Measured, trimmed
 
 LEAST_SLEEP_S: Final = 0.004
 """Debts below this are carried on: a sleep costs some 60 microseconds, more than many a short iteration."""
@@ -26,7 +33,7 @@ class Clocks(NamedTuple):
     sleep: Callable[[float], object] = sleep
 
 
-class Pace(Protocol):
+class IterationPace(Protocol):
     """Measures a loop, boundary by boundary."""
 
     @property
@@ -42,11 +49,11 @@ class Pace(Protocol):
     def settle(self) -> None:
         """Sleep what is owed, however little."""
 
-    def measured(self, steps: int) -> Measured:
+    def measured(self, steps: int) -> MeanTime:
         """Return how long an iteration takes, as far as is known after so many of this run."""
 
 
-def pace(emulated_speed: float = 0.0, *, sample: bool = False) -> Pace:
+def pace(emulated_speed: float = 0.0, *, sample: bool = False) -> IterationPace:
     """
     Return what measures a session's loops.
 
@@ -57,7 +64,7 @@ def pace(emulated_speed: float = 0.0, *, sample: bool = False) -> Pace:
     sample : bool
         Whether this is a profiler's sample, of which each single iteration counts.
     """
-    measuring: Pace = EmulatedPace(emulated_speed) if emulated_speed else HostPace()
+    measuring: IterationPace = EmulatedPace(emulated_speed) if emulated_speed else HostPace()
     return SamplePace(measuring) if sample else measuring
 
 
@@ -66,7 +73,7 @@ class HostPace:
 
     def __init__(self) -> None:
         self.loop_s = 0.0
-        self._blocks = Blocks()
+        self._blocks = IterationBlocks()
         self._mark = perf_counter()
 
     def resume(self) -> float:
@@ -84,7 +91,7 @@ class HostPace:
     def settle(self) -> None:
         """Nothing is ever owed."""
 
-    def measured(self, steps: int) -> Measured:
+    def measured(self, steps: int) -> MeanTime:
         """Close a block of iterations, and return what all blocks say."""
         return self._blocks.measured(steps, self.loop_s)
 
@@ -105,7 +112,7 @@ class EmulatedPace:
 
     def __init__(self, speed: float, clocks: Clocks | None = None) -> None:
         self.loop_s = 0.0
-        self._blocks = Blocks()
+        self._blocks = IterationBlocks()
         self._clocks = clocks or Clocks()
         self._speed = speed
         self._owed_s = 0.0
@@ -136,7 +143,7 @@ class EmulatedPace:
             self._owed_s -= wall_s - self._wall_s
             self._wall_s = wall_s
 
-    def measured(self, steps: int) -> Measured:
+    def measured(self, steps: int) -> MeanTime:
         """Close a block of iterations, and return what all blocks say."""
         return self._blocks.measured(steps, self.loop_s)
 
@@ -144,7 +151,7 @@ class EmulatedPace:
 class SamplePace:
     """In a profiler's sample: keeps the time of each iteration, which is little to keep since samples are short."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: IterationPace) -> None:
         self._pace = pace
         self._laps: list[float] = []
 
@@ -168,6 +175,97 @@ class SamplePace:
         """Sleep what is owed."""
         self._pace.settle()
 
-    def measured(self, steps: int) -> Measured:
+    def measured(self, steps: int) -> MeanTime:
         """Return what the single iterations of this run say; the first ones are a warm-up."""
         return trimmed(self._laps[:steps]) if steps else UNKNOWN
+
+
+WARM_UP: Final = 5
+"""Iterations at the beginning that do not count, where there are enough: the first ones allocate and compile."""
+
+TRIMMED: Final = 0.1
+"""Part of the iterations that is left out on either side: what the host's other work, or an epoch's end, has made."""
+
+
+class MeanTime(NamedTuple):
+    """Mean seconds of an iteration, and the standard error of that mean; 0 where not known."""
+
+    iteration_s: float = 0.0
+    error_s: float = 0.0
+
+
+UNKNOWN: Final = MeanTime()
+
+
+def trimmed(times_s: Sequence[float]) -> MeanTime:
+    """
+    Return the trimmed mean of single iterations, and its standard error.
+
+    Up to :data:`WARM_UP` first ones are left out, a fifth of all at most.
+
+    References
+    ----------
+    Tukey and McLaughlin, Less vulnerable confidence and significance procedures for location based on a single sample:
+    Trimming/Winsorization 1, Sankhya A 25, 1963.
+
+    Examples
+    --------
+    >>> found = trimmed([99.0, 9.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0])
+    >>> found.iteration_s, round(found.error_s, 3)
+    (2.0, 0.378)
+    """
+    warm = sorted(times_s[min(WARM_UP, len(times_s) // 5) :])
+    if not warm:
+        return UNKNOWN
+    count, cut = len(warm), int(TRIMMED * len(warm))
+    kept = warm[cut : count - cut]
+    if len(kept) < 2:
+        return MeanTime(fmean(kept))
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    return MeanTime(fmean(kept), math.sqrt(variance(winsorized) / count) * count / len(kept))
+
+
+class IterationBlocks:
+    """
+    The iterations of a run in blocks, of each of which count and time are known; the first is a warm-up.
+
+    The mean is that of all iterations. Its standard error is that of a ratio of sums, from how much the blocks differ:
+    iterations that depend on their neighbours (a slow epoch, a busy hour) make it larger, as they should.
+
+    References
+    ----------
+    Cochran, Sampling techniques, 3rd edition, Wiley 1977, chapter 6.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._loop_s = 0, 0.0
+        self._first = True
+        self._n = self._steps_sum = 0
+        self._time_sum = self._steps_squared = self._products = self._time_squared = 0.0
+
+    def measured(self, steps: int, loop_s: float) -> MeanTime:
+        """Close the block that ends after so many steps and seconds of the run, and return what all blocks say."""
+        count, time_s = steps - self._steps, loop_s - self._loop_s
+        if count > 0:
+            self._steps, self._loop_s = steps, loop_s
+            self._add(count, time_s)
+        return self._ratio() if self._n else UNKNOWN
+
+    def _add(self, count: int, time_s: float) -> None:
+        if self._first:
+            self._first = False
+            return
+        self._n += 1
+        self._steps_sum += count
+        self._time_sum += time_s
+        self._steps_squared += count * count
+        self._products += count * time_s
+        self._time_squared += time_s * time_s
+
+    def _ratio(self) -> MeanTime:
+        mean_s = self._time_sum / self._steps_sum
+        if self._n == 1:
+            return MeanTime(mean_s)
+        residual = self._time_squared - 2 * mean_s * self._products + mean_s * mean_s * self._steps_squared
+        spread = math.sqrt(max(residual, 0.0) * self._n / (self._n - 1))
+        return MeanTime(mean_s, spread / self._steps_sum)

@@ -15,13 +15,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.sessions.replay import Place
+from penstock.sessions.loop_position import SamplerPosition
 from penstock.sessions.setup import SessionError
 
 Rows = NDArray[np.int64]
 
 
-class Sampler:
+class DataSampler:
     """
     One process's part of each step's batch; made by ``session.sampler()``, and iterated by ``session.iterations()``.
 
@@ -47,7 +47,7 @@ class Sampler:
 
     Examples
     --------
-    >>> halves = [Sampler(5, batch_size=4, rank=rank, world_size=2, shuffle=False) for rank in (0, 1)]
+    >>> halves = [DataSampler(5, batch_size=4, rank=rank, world_size=2, shuffle=False) for rank in (0, 1)]
     >>> for half in halves:
     ...     half.open()
     >>> [[rows.tolist() for rows in half] for half in halves]
@@ -67,7 +67,7 @@ class Sampler:
         self.size, self.batch_size = size, batch_size
         self._rank, self._world_size = rank, world_size
         self._seed, self._shuffle = seed, shuffle
-        self._place = Place(epoch=-1, seen=size, closed=True, size=size, seed=seed)
+        self._place = SamplerPosition(epoch=-1, seen=size, closed=True, size=size, seed=seed)
         self._opened = False
 
     @property
@@ -96,7 +96,7 @@ class Sampler:
             )
         return self._rows(self._place)
 
-    def _rows(self, place: Place) -> Iterator[Rows]:
+    def _rows(self, place: SamplerPosition) -> Iterator[Rows]:
         order = self.order(place.epoch)
         for begin in range(place.seen, self.size, self.batch_size):
             yield order[begin : begin + self.batch_size][self._rank :: self._world_size]
@@ -112,7 +112,7 @@ class Sampler:
         """An iteration begins: of what a checkpoint has left of an epoch, or of the next epoch."""
         place = self._place
         if place.closed:
-            self._place = Place(epoch=place.epoch + 1, size=self.size, seed=self._seed, samples=place.done)
+            self._place = SamplerPosition(epoch=place.epoch + 1, size=self.size, seed=self._seed, samples=place.done)
         self._opened = True
 
     def reopen(self) -> bool:
@@ -122,7 +122,7 @@ class Sampler:
             self._place = place.reopened()
         return not self._place.closed
 
-    def after(self, steps: int) -> Place:
+    def after(self, steps: int) -> SamplerPosition:
         """Return where it is after so many steps of the iteration that is open."""
         if not self._opened:
             return self._place
@@ -135,7 +135,7 @@ class Sampler:
         self._place = replace(self.after(steps), closed=True)
         self._opened = False
 
-    def resume(self, place: Place) -> None:
+    def resume(self, place: SamplerPosition) -> None:
         """
         Go on from a checkpoint.
 

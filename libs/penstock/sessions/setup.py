@@ -1,15 +1,27 @@
-"""What the executor tells a job's process through its environment, decoded once."""
+"""
+What the executor tells a process by its environment, decoded once.
+
+What the executor tells a job's process through its environment, decoded once.
+
+What becomes of a script's learning rate where its job has been given another batch size. Pure.
+
+References
+----------
+Goyal et al., *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*, 2017 (linear).
+Krizhevsky, *One weird trick for parallelizing convolutional neural networks*, 2014 (square root).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, assert_never, get_args
 
 import msgspec
 
-from penstock.sessions.rates import RULES, Rule
-from penstock_events.agent import Env
-from penstock_events.spec import Param
+from penstock_log.agent_protocol import AgentEnv
+from penstock_log.spec import Param
 
 
 class SessionError(Exception):
@@ -20,7 +32,7 @@ class BadEnvironment(SessionError):
     """A variable that the executor sets does not hold what it should."""
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     """
     A process's place in its job; the defaults are those of a script run by hand.
 
@@ -84,48 +96,49 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.socket or self.lanes or self.checkpoint_dir or self.sample_iterations or self.emulated_speed)
 
 
-def read(environ: Mapping[str, str]) -> Setup:
+def read(environ: Mapping[str, str]) -> ProcessSetup:
     """
-    Decode the variables of :class:`penstock_events.agent.Env`; unset and empty ones keep their defaults.
+    Decode the variables of :class:`penstock_log.agent_protocol.AgentEnv`; unset and empty ones keep their defaults.
 
     Raises
     ------
     BadEnvironment
         If a value has the wrong form, is negative, or the rank is outside of the world.
     """
-    sample = _whole(environ, Env.SAMPLE_ITERATIONS)
-    folder, begin = environ.get(Env.CHECKPOINT_DIR, ""), environ.get(Env.BEGIN_DIR, "")
-    setup = Setup(
-        job_id=environ.get(Env.JOB_ID, ""),
-        epoch=_whole(environ, Env.EPOCH),
-        rank=_whole(environ, Env.RANK),
-        local_rank=_whole(environ, Env.LOCAL_RANK),
-        world_size=_whole(environ, Env.WORLD_SIZE) or 1,
-        socket=environ.get(Env.SOCKET, ""),
-        lanes=environ.get(Env.LANES, ""),
+    sample = _whole(environ, AgentEnv.SAMPLE_ITERATIONS)
+    folder, begin = environ.get(AgentEnv.CHECKPOINT_DIR, ""), environ.get(AgentEnv.BEGIN_DIR, "")
+    setup = ProcessSetup(
+        job_id=environ.get(AgentEnv.JOB_ID, ""),
+        epoch=_whole(environ, AgentEnv.EPOCH),
+        rank=_whole(environ, AgentEnv.RANK),
+        local_rank=_whole(environ, AgentEnv.LOCAL_RANK),
+        world_size=_whole(environ, AgentEnv.WORLD_SIZE) or 1,
+        socket=environ.get(AgentEnv.SOCKET, ""),
+        lanes=environ.get(AgentEnv.LANES, ""),
         checkpoint_dir=Path(folder) if folder and not sample else None,
-        resume_step=_whole(environ, Env.RESUME_STEP) if environ.get(Env.RESUME_STEP) else None,
+        resume_step=_whole(environ, AgentEnv.RESUME_STEP) if environ.get(AgentEnv.RESUME_STEP) else None,
         begin_dir=Path(begin) if begin and not sample else None,
-        begin_step=_whole(environ, Env.BEGIN_STEP) if environ.get(Env.BEGIN_STEP) else None,
-        save_at_end=bool(_whole(environ, Env.SAVE_AT_END)),
-        checkpoint_s=_number(environ, Env.CHECKPOINT_S),
+        begin_step=_whole(environ, AgentEnv.BEGIN_STEP) if environ.get(AgentEnv.BEGIN_STEP) else None,
+        save_at_end=bool(_whole(environ, AgentEnv.SAVE_AT_END)),
+        checkpoint_s=_number(environ, AgentEnv.CHECKPOINT_S),
         params=_params(environ),
-        batch_size=_whole(environ, Env.BATCH_SIZE),
-        base_batch_size=_whole(environ, Env.BASE_BATCH_SIZE),
+        batch_size=_whole(environ, AgentEnv.BATCH_SIZE),
+        base_batch_size=_whole(environ, AgentEnv.BASE_BATCH_SIZE),
         lr_rule=_rule(environ),
         sample_iterations=sample,
-        device_kind=environ.get(Env.DEVICE_KIND, ""),
-        backend=environ.get(Env.BACKEND, ""),
-        emulated_speed=_number(environ, Env.EMULATED_SPEED),
-        memory_fraction=min(_number(environ, Env.MEMORY_FRACTION), 1.0),
+        device_kind=environ.get(AgentEnv.DEVICE_KIND, ""),
+        backend=environ.get(AgentEnv.BACKEND, ""),
+        emulated_speed=_number(environ, AgentEnv.EMULATED_SPEED),
+        memory_fraction=min(_number(environ, AgentEnv.MEMORY_FRACTION), 1.0),
     )
     if setup.rank >= setup.world_size:
-        message = f"{Env.RANK} is {setup.rank}, but {Env.WORLD_SIZE} is {setup.world_size}: ranks run from 0 below it"
+        size = f"{AgentEnv.WORLD_SIZE} is {setup.world_size}"
+        message = f"{AgentEnv.RANK} is {setup.rank}, but {size}: ranks run from 0 below it"
         raise BadEnvironment(message)
     if setup.lr_rule != "keep" and not setup.base_batch_size:
         message = (
-            f"{Env.LR_RULE} is {setup.lr_rule!r}, but {Env.BASE_BATCH_SIZE} is not set; expected the batch size for "
-            "which the script's learning rate is meant"
+            f"{AgentEnv.LR_RULE} is {setup.lr_rule!r}, but {AgentEnv.BASE_BATCH_SIZE} is not set; expected the batch "
+            "size for which the script's learning rate is meant"
         )
         raise BadEnvironment(message)
     return setup
@@ -150,21 +163,78 @@ def _number(environ: Mapping[str, str], name: str) -> float:
 
 
 def _rule(environ: Mapping[str, str]) -> Rule:
-    text = environ.get(Env.LR_RULE) or "keep"
+    text = environ.get(AgentEnv.LR_RULE) or "keep"
     try:
         rule: Rule = msgspec.convert(text, Rule)
     except msgspec.ValidationError as error:
-        raise _bad(Env.LR_RULE, text, f"{', '.join(RULES[:-1])} or {RULES[-1]}") from error
+        raise _bad(AgentEnv.LR_RULE, text, f"{', '.join(RULES[:-1])} or {RULES[-1]}") from error
     return rule
 
 
 def _params(environ: Mapping[str, str]) -> dict[str, Param]:
-    text = environ.get(Env.PARAMS) or "{}"
+    text = environ.get(AgentEnv.PARAMS) or "{}"
     try:
         return msgspec.json.decode(text, type=dict[str, Param])
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise _bad(Env.PARAMS, text, f"a JSON object of numbers, strings and booleans ({error})") from error
+        raise _bad(AgentEnv.PARAMS, text, f"a JSON object of numbers, strings and booleans ({error})") from error
 
 
 def _bad(name: str, text: str, expected: str) -> BadEnvironment:
     return BadEnvironment(f"{name} is {text!r}, expected {expected}; the executor sets it, unset it to run by hand")
+
+
+Rule = Literal["keep", "linear", "sqrt", "callback"]
+RULES: tuple[str, ...] = get_args(Rule)
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a run has, and what the state that it goes on from was trained with.
+
+    Attributes
+    ----------
+    batch_size : int
+        Of one step over all processes; 0 where nobody has said.
+    base_batch_size : int
+        For which the script's learning rate is meant.
+    previous_batch_size : int
+        Of the run that saved the checkpoint; the base where none was loaded.
+    world_size, previous_world_size : int
+        Processes now and then; the same where no checkpoint was loaded.
+    rule : {"keep", "linear", "sqrt", "callback"}
+        The job's, for its learning rate.
+    """
+
+    batch_size: int
+    base_batch_size: int
+    previous_batch_size: int
+    world_size: int
+    previous_world_size: int
+    rule: Rule
+
+    @property
+    def factor(self) -> float:
+        """What the script's learning rate is multiplied by; 1 where the script's own function is to say."""
+        return factor(self.rule, self.base_batch_size, self.batch_size)
+
+
+def factor(rule: Rule, base_batch_size: int, batch_size: int) -> float:
+    """
+    Return what a learning rate meant for one batch size is multiplied by at another.
+
+    Examples
+    --------
+    >>> [factor(rule, 32, 128) for rule in ("keep", "linear", "sqrt")]
+    [1.0, 4.0, 2.0]
+    """
+    if not base_batch_size or not batch_size:
+        return 1.0
+    match rule:
+        case "keep" | "callback":
+            return 1.0
+        case "linear":
+            return batch_size / base_batch_size
+        case "sqrt":
+            return math.sqrt(batch_size / base_batch_size)
+        case _:
+            assert_never(rule)

@@ -1,20 +1,456 @@
-"""The bus in memory, put together from its parts."""
+"""
+One client.
+
+The bus in memory, put together from its parts.
+
+One client's end of the line to the server in memory.
+
+The log, what it refused, and the output of jobs, in memory.
+
+Snapshots and leases in memory.
+
+Requests and telemetry in memory.
+
+The work queue in memory.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, Self
 
-from penstock_bus.memory.log import LogClient
-from penstock_bus.memory.state import StateClient
-from penstock_bus.memory.talk import TalkClient
-from penstock_bus.memory.work import WorkClient
+from penstock_bus.logger import get_logger
+from penstock_bus.memory.server import MemoryMessage, MemoryServer, QueuedMessage, ServiceInstance, TelemetryListener
+from penstock_bus.port import (
+    Append,
+    Delivery,
+    Endpoint,
+    Lease,
+    LogLine,
+    Rejection,
+    ServiceError,
+    Shadowed,
+    Snapshot,
+    Timeout,
+    TooLarge,
+    Unavailable,
+    Work,
+)
+from penstock_bus.stored_messages import (
+    DroppedMessages,
+    SnapshotDamaged,
+    delivery,
+    join,
+    origin,
+    placeholder,
+    rejected_as,
+    split,
+    undeliverable,
+)
+from penstock_log import CodecError, encode
+from penstock_log import subjects as names
+from penstock_log.request_bodies import OutputEnd, OutputOffset
 
 if TYPE_CHECKING:
     from penstock_bus.port import Bus
 
 
-class MemoryBus(LogClient, StateClient, WorkClient, TalkClient):
-    """The whole port; see :class:`penstock_bus.memory.client.Client` for the parameters."""
+class MemoryClient:
+    """
+    One client of a :class:`MemoryServer`; without one it makes its own.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a call waits for the server to come back.
+    ack_wait_s : float
+        How long a worker may keep a message before another gets it.
+    max_deliver : int
+        How often a message of the work queue is delivered before it goes to REJECTED.
+    """
+
+    def __init__(
+        self,
+        server: MemoryServer | None = None,
+        *,
+        timeout_s: float = 5.0,
+        ack_wait_s: float = 30.0,
+        max_deliver: int = 10,
+    ) -> None:
+        """Connect."""
+        self.server = server or MemoryServer()
+        self.timeout_s = timeout_s
+        self.ack_wait_s = ack_wait_s
+        self.max_deliver = max_deliver
+        self.dropped = DroppedMessages()
+        self._connected = True
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect for good."""
+        self._closed = True
+        self.server.changed.notify()
+
+    def disconnect(self) -> None:
+        """Lose the server, until :meth:`reconnect`."""
+        self._connected = False
+        self.server.changed.notify()
+
+    def reconnect(self) -> None:
+        """Find the server again."""
+        self._connected = True
+        self.server.changed.notify()
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that the server takes."""
+        return self.server.max_body_bytes
+
+    def online(self) -> bool:
+        """
+        Return whether the server can be reached right now.
+
+        Raises
+        ------
+        Unavailable
+            If the bus is closed.
+        """
+        if self._closed:
+            raise Unavailable("this bus is closed; connect again")
+        return self._connected and self.server.running
+
+    async def ready(self, size: int = 0) -> None:
+        """
+        Wait until the server can be reached, and check that it takes a body of this size.
+
+        Others get a turn meanwhile, as they do while a real server is asked.
+
+        Raises
+        ------
+        Unavailable, TooLarge
+        """
+        if size > self.max_body_bytes:
+            raise TooLarge(f"the body has {size} bytes and the server takes {self.max_body_bytes}; send less")
+        await asyncio.sleep(0)
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self.timeout_s
+        while not self.online():
+            if not await self.server.changed.wait(max(end_s - clock(), 0.0)):
+                raise Unavailable(f"the server in memory was away for {self.timeout_s} s; the call may be tried again")
+
+
+class MemoryLogClient(MemoryClient):
+    """The part of the port that reads and writes streams."""
+
+    async def append(self, item: Append) -> int:
+        """Append one commit; return its sequence."""
+        body = encode(item.commit)
+        await self.ready(len(body))
+        return self.server.put(names.EVT, item.subject, body, item.commit.id, item.expected).seq
+
+    async def append_many(self, items: Sequence[Append]) -> list[int]:
+        """Append many commits; return their sequences."""
+        return [await self.append(item) for item in items]
+
+    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+        """Yield every commit after a sequence, then every new one."""
+        async for message, pending in self._messages(names.EVT, after_seq, subjects):
+            yield self._deliver(message, pending)
+
+    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
+        """Return the stored commits of a subject or pattern."""
+        await self.ready()
+        found = [
+            message
+            for message in self.server.streams[names.EVT].after(after_seq, [subject])
+            if until_seq is None or message.seq <= until_seq
+        ]
+        deliveries = (self._deliver(message, len(found) - i) for i, message in enumerate(found, 1))
+        return [one for one in deliveries if one.commit.id]
+
+    async def last(self, subject: str) -> Delivery | None:
+        """Return the last commit of one exact subject."""
+        await self.ready()
+        message = self.server.streams[names.EVT].last(subject)
+        return self._deliver(message, 0) if message else None
+
+    async def last_seq(self) -> int:
+        """Return the sequence of the log's last message."""
+        await self.ready()
+        return len(self.server.streams[names.EVT].messages)
+
+    async def now_s(self) -> float:
+        """Return the time by the server's clock."""
+        await self.ready()
+        return self.server.now()
+
+    async def reject(self, what: str, rejection: Rejection) -> None:
+        """Put something that cannot be accepted where people find it."""
+        await self.ready(len(rejection.body))
+        self._put_rejection(what, rejection)
+
+    async def rejections(self) -> list[Rejection]:
+        """Return the newest thousand, oldest first."""
+        await self.ready()
+        messages = self.server.streams[names.REJECTED].messages[-_NEWEST:]
+        return [self.server.rejections[message.seq] for message in messages]
+
+    async def write_log(
+        self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
+    ) -> None:
+        """Store a piece of a process's output, and from where in it the piece is."""
+        await self.ready(len(data))
+        message = self.server.put(names.LOG, names.log(job_id, rank), data)
+        if place is not None:
+            self.server.places[message.seq] = place
+
+    async def read_logs(
+        self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
+    ) -> AsyncGenerator[LogLine, None]:
+        """Yield what the stream holds of a job's output."""
+        await self.ready()
+        stored = list(self.server.streams[names.LOG].after(after_seq, [names.logs(job_id)]))
+        for message in stored if tail is None else stored[max(len(stored) - tail, 0) :]:
+            yield self._line(job_id, message)
+        if follow:
+            seen = stored[-1].seq if stored else after_seq
+            async for message, _ in self._messages(names.LOG, seen, [names.logs(job_id)]):
+                yield self._line(job_id, message)
+
+    def _line(self, job_id: str, message: MemoryMessage) -> LogLine:
+        return LogLine(
+            seq=message.seq,
+            job_id=job_id,
+            rank=int(message.subject.rpartition(".")[2]),
+            stored_s=message.stored_s,
+            data=message.body,
+            place=self.server.places.get(message.seq),
+        )
+
+    async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
+        """Store what a shadow would have done."""
+        await self.ready(len(body))
+        self.server.put(names.SHADOW, subject, body, msg_id)
+
+    async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
+        """Yield what is stored of a subject or pattern."""
+        await self.ready()
+        for message in list(self.server.streams[names.SHADOW].after(0, [subject])):
+            yield _shadowed(message)
+
+    async def last_shadow(self, subject: str) -> Shadowed | None:
+        """Return the newest of a subject or pattern."""
+        found = [one async for one in self.read_shadow(subject)]
+        return found[-1] if found else None
+
+    async def _messages(
+        self, stream: str, after_seq: int, patterns: Sequence[str] = ()
+    ) -> AsyncIterator[tuple[MemoryMessage, int]]:
+        """Yield messages and how many stand behind each, for ever."""
+        messages, seen = self.server.streams[stream], after_seq
+        while True:
+            if not self.online() or (pending := messages.count_after(seen, patterns)) == 0:
+                await self.server.changed.wait()
+                continue
+            for message in messages.after(seen, patterns):
+                if not self.online():
+                    break
+                seen, pending = message.seq, max(pending - 1, 0)
+                yield message, pending
+                if not seen % _BREATH:
+                    await asyncio.sleep(0)
+
+    def _deliver(self, message: MemoryMessage, pending: int) -> Delivery:
+        try:
+            return delivery(message.seq, message.subject, message.stored_s, pending, message.body)
+        except CodecError as error:
+            where = origin(names.EVT, message.subject, message.seq)
+            self.dropped.add(where, str(error))
+            if self.server.streams[names.REJECTED].last(names.rejected(rejected_as(message.seq))) is None:
+                rejection = Rejection(reason=str(error), origin=where, body=message.body)
+                self._put_rejection(rejected_as(message.seq), rejection)
+            return placeholder(message.seq, message.subject, message.stored_s, pending)
+
+    def _put_rejection(self, what: str, rejection: Rejection) -> None:
+        self.server.put_rejection(names.rejected(what), rejection)
+
+
+class MemoryStateClient(MemoryClient):
+    """The part of the port that keeps what only makes starting fast, and who leads."""
+
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Store the snapshot, replacing the one before."""
+        await self.ready()
+        self.server.snapshots[name] = split(snapshot, self.max_body_bytes // 2)
+
+    async def load_snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot; None where there is none or where it is damaged."""
+        await self.ready()
+        try:
+            return join(self.server.snapshots[name]) if name in self.server.snapshots else None
+        except SnapshotDamaged as error:
+            _log.warning("snapshot_damaged", name=name, error=str(error))
+            return None
+
+    async def delete_snapshots(self) -> None:
+        """Delete all snapshots of all services."""
+        await self.ready()
+        self.server.snapshots.clear()
+
+    async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
+        """Become the owner of a name, if nobody is."""
+        await self.ready()
+        return self.server.acquire(name, owner, ttl_s)
+
+    async def renew(self, lease: Lease) -> bool:
+        """Stay the owner for another ``ttl_s``; False if the lease is gone."""
+        await self.ready()
+        return self.server.renew(lease)
+
+    async def release(self, lease: Lease) -> None:
+        """Stop being the owner at once."""
+        await self.ready()
+        self.server.release(lease)
+
+
+class MemoryRequestClient(MemoryClient):
+    """The part of the port that stores nothing."""
+
+    async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
+        """Ask and return the answer's body."""
+        await self.ready(len(body))
+        instance = self.server.hub.route(subject)
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await instance.answer(subject, body)
+        except TimeoutError as error:
+            raise Timeout(f"no answer on {subject} within {timeout_s} s; ask again or wait longer") from error
+        if reply.code:
+            raise ServiceError(reply.code, reply.error, reply.body)
+        return reply.body
+
+    @asynccontextmanager
+    async def serve(
+        self,
+        name: str,
+        version: str,  # noqa: ARG002 - nobody asks a service in memory what it is
+        endpoints: Sequence[Endpoint],
+        metadata: Mapping[str, str] | None = None,  # noqa: ARG002
+    ) -> AsyncIterator[None]:
+        """Serve requests while the context is open."""
+        await self.ready()
+        instance = ServiceInstance(name, endpoints)
+        self.server.hub.instances.append(instance)
+        try:
+            yield
+        finally:
+            self.server.hub.instances.remove(instance)
+            instance.stop()
+
+    async def tell(self, subject: str, body: bytes) -> None:
+        """Publish without storing; what is told while the server is away is lost."""
+        if self.online():
+            self.server.hub.tell(subject, body)
+
+    async def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield what is told from now on."""
+        listener = TelemetryListener(subject)
+        self.server.hub.listeners.append(listener)
+        try:
+            while True:
+                while listener.heard:
+                    yield listener.heard.popleft()
+                listener.wake.clear()
+                await listener.wake.wait()
+        finally:
+            self.server.hub.listeners.remove(listener)
+
+
+class MemoryWorkClient(MemoryClient):
+    """The part of the port that hands out work."""
+
+    async def submit(self, subject: str, body: bytes) -> None:
+        """Put a message into the work queue."""
+        await self.ready(len(body))
+        self.server.submit(subject, body)
+
+    async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:  # noqa: ARG002 - one queue serves all
+        """Yield work; each message goes to one worker."""
+        while True:
+            await self._until_online()
+            taken = self.server.work.take(subjects, self.server.now(), self.ack_wait_s)
+            if taken is None:
+                due_s = self.server.work.next_due_s()
+                await self.server.changed.wait(None if due_s is None else max(due_s - self.server.now(), 0.001))
+                continue
+            number, job = taken
+            work = MemoryWork(self, number, job)
+            if job.deliveries > self.max_deliver:
+                await work.reject(undeliverable(self.max_deliver))
+            else:
+                yield work
+
+    async def _until_online(self) -> None:
+        while not self.online():
+            await self.server.changed.wait()
+
+
+class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient):
+    """The whole port; see :class:`penstock_bus.memory.bus.MemoryClient` for the parameters."""
+
+
+_BREATH: Final = 256  # messages between two turns of the event loop
+_NEWEST: Final = 1000
+
+
+def _shadowed(message: MemoryMessage) -> Shadowed:
+    return Shadowed(seq=message.seq, subject=message.subject, stored_s=message.stored_s, body=message.body)
+
+
+_log = get_logger("penstock.bus")
+
+
+class MemoryWork:
+    """One delivery of a message of the work queue."""
+
+    def __init__(self, client: MemoryClient, number: int, job: QueuedMessage) -> None:
+        """Hold the message until it is acknowledged or its time is over."""
+        self.seq = number
+        self.subject = job.subject
+        self.body = job.body
+        self._client = client
+        self._number = number
+
+    async def ack(self) -> None:
+        """It is done."""
+        await self._client.ready()
+        self._client.server.work.remove(self._number)
+
+    async def retry(self, delay_s: float = 0.0) -> None:
+        """Deliver it again."""
+        await self._client.ready()
+        self._client.server.work.put_back(self._number, self._client.server.now() + delay_s)
+        self._client.server.changed.notify()
+
+    async def hold(self) -> None:
+        """No other worker gets it for another while."""
+        self._client.server.work.put_back(self._number, self._client.server.now() + self._client.ack_wait_s)
+
+    async def reject(self, reason: str) -> None:
+        """Move it to REJECTED with the reason."""
+        await self._client.ready()
+        what = self.subject.rpartition(".")[2]
+        rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}", body=self.body)
+        self._client.server.put_rejection(names.rejected(what), rejection)
+        self._client.server.work.remove(self._number)
 
 
 if TYPE_CHECKING:

@@ -1,19 +1,27 @@
-"""The server in memory that several buses share, with the switches that tests of outages need."""
+"""
+What all clients share.
+
+The server in memory that several buses share, with the switches that tests of outages need.
+
+What the server in memory keeps: streams of messages and the work queue.
+
+What is not stored: telemetry, and requests to services.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from penstock_bus.memory.hub import Hub
-from penstock_bus.memory.store import Message, Stream, WorkQueue
-from penstock_bus.port import Lease, Rejection, StorageFull
-from penstock_events import subjects
-from penstock_events.output import End, Place
+from penstock_bus.port import Conflict, Endpoint, Handler, Lease, NoResponders, Rejection, Reply, StorageFull
+from penstock_bus.stored_messages import matches, matches_any
+from penstock_log import subjects
+from penstock_log.request_bodies import OutputEnd, OutputOffset
 
 _STREAMS: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
 
@@ -76,11 +84,11 @@ class MemoryServer:
         self._lease_now = lease_now or now
         self.running = True
         self.changed = Signal()
-        self.streams = {name: Stream() for name in _STREAMS}
+        self.streams = {name: MemoryStream() for name in _STREAMS}
         self.work = WorkQueue()
         self.snapshots: dict[str, list[bytes]] = {}
         self.rejections: dict[int, Rejection] = {}
-        self.places: dict[int, Place | End] = {}
+        self.places: dict[int, OutputOffset | OutputEnd] = {}
         self.hub = Hub()
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._last_token = 0
@@ -96,7 +104,9 @@ class MemoryServer:
         self.running = True
         self.changed.notify()
 
-    def put(self, stream: str, subject: str, body: bytes, msg_id: str = "", expected: int | None = None) -> Message:
+    def put(
+        self, stream: str, subject: str, body: bytes, msg_id: str = "", expected: int | None = None
+    ) -> MemoryMessage:
         """
         Store a message in a stream.
 
@@ -160,3 +170,191 @@ class MemoryServer:
     def _held(self, name: str) -> Lease | None:
         lease, until_s = self._leases.get(name, (None, 0.0))
         return lease if until_s > self._lease_now() else None
+
+
+class MemoryMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stored message; ``msg_id`` may be empty."""
+
+    seq: int
+    subject: str
+    body: bytes
+    msg_id: str
+    stored_s: float
+
+
+class MemoryStream:
+    """Messages that are only ever added, so that number n stands at index n - 1."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.messages: list[MemoryMessage] = []
+        self._by_subject: defaultdict[str, list[MemoryMessage]] = defaultdict(list)
+        self._by_id: dict[str, MemoryMessage] = {}
+
+    def find(self, msg_id: str) -> MemoryMessage | None:
+        """Return the message that was stored under an id."""
+        return self._by_id.get(msg_id)
+
+    def put(self, subject: str, body: bytes, msg_id: str, expected: int | None, now_s: float) -> MemoryMessage:
+        """
+        Store a message; the same id again returns the one that is there.
+
+        Raises
+        ------
+        Conflict
+            If the subject's last sequence is not the expected one.
+        """
+        if msg_id and (known := self._by_id.get(msg_id)) is not None:
+            return known
+        last = self.last(subject)
+        if expected is not None and expected != (last.seq if last else 0):
+            raise Conflict(subject, expected)
+        message = MemoryMessage(seq=len(self.messages) + 1, subject=subject, body=body, msg_id=msg_id, stored_s=now_s)
+        self.messages.append(message)
+        self._by_subject[subject].append(message)
+        if msg_id:
+            self._by_id[msg_id] = message
+        return message
+
+    def last(self, subject: str) -> MemoryMessage | None:
+        """Return the last message of one exact subject."""
+        messages = self._by_subject.get(subject)
+        return messages[-1] if messages else None
+
+    def after(self, seq: int, patterns: Sequence[str] = ()) -> Iterator[MemoryMessage]:
+        """Yield what is stored after a sequence, also what is added while one reads."""
+        while seq < len(self.messages):
+            message = self.messages[seq]
+            seq = message.seq
+            if matches_any(patterns, message.subject):
+                yield message
+
+    def count_after(self, seq: int, patterns: Sequence[str] = ()) -> int:
+        """Return how many messages that fit the patterns stand after a sequence."""
+        if not patterns:
+            return len(self.messages) - seq
+        return sum(matches_any(patterns, message.subject) for message in self.messages[seq:])
+
+
+class QueuedMessage(msgspec.Struct, kw_only=True):
+    """One message of the work queue: not to be delivered before ``due_s``."""
+
+    subject: str
+    body: bytes
+    due_s: float
+    deliveries: int = 0
+
+
+class WorkQueue:
+    """Messages that go away when they are done."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._jobs: dict[int, QueuedMessage] = {}
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def put(self, subject: str, body: bytes, now_s: float) -> None:
+        """Add a message."""
+        self._last_number += 1
+        self._jobs[self._last_number] = QueuedMessage(subject=subject, body=body, due_s=now_s)
+
+    def take(self, subjects: Sequence[str], now_s: float, ack_wait_s: float) -> tuple[int, QueuedMessage] | None:
+        """Return the oldest message that is due and its number, and hide it for ``ack_wait_s``."""
+        for number, job in self._jobs.items():
+            if job.due_s <= now_s and matches_any(subjects, job.subject):
+                job.due_s = now_s + ack_wait_s
+                job.deliveries += 1
+                return number, job
+        return None
+
+    def next_due_s(self) -> float | None:
+        """Return when the next message is due."""
+        return min((job.due_s for job in self._jobs.values()), default=None)
+
+    def remove(self, number: int) -> None:
+        """It is done, or never will be."""
+        self._jobs.pop(number, None)
+
+    def put_back(self, number: int, due_s: float) -> None:
+        """Deliver it again at ``due_s``."""
+        if number in self._jobs:
+            self._jobs[number].due_s = due_s
+
+
+_KEPT: Final = 10_000
+
+
+class TelemetryListener:
+    """What one reader has yet to read; when it is full the oldest goes."""
+
+    def __init__(self, pattern: str) -> None:
+        """Listen to a pattern of subjects."""
+        self.pattern = pattern
+        self.heard: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
+        self.wake = asyncio.Event()
+
+
+class ServiceInstance:
+    """One service while it is being served; its endpoints serve one request at a time, as on NATS."""
+
+    def __init__(self, name: str, endpoints: Sequence[Endpoint]) -> None:
+        """Know the endpoints by subject."""
+        self.name = name
+        self.handlers: dict[str, Handler] = {endpoint.subject: endpoint.handler for endpoint in endpoints}
+        self._running: set[asyncio.Task[Reply]] = set()
+        self._turns = {endpoint.subject: asyncio.Lock() for endpoint in endpoints}
+
+    async def answer(self, subject: str, body: bytes) -> Reply:
+        """Return the handler's reply; the handler goes on if the caller gives up."""
+        running = asyncio.create_task(self._handle(subject, body))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.shield(running)
+
+    def stop(self) -> None:
+        """End the handlers that still run."""
+        for running in self._running:
+            running.cancel()
+
+    async def _handle(self, subject: str, body: bytes) -> Reply:
+        async with self._turns[subject]:
+            try:
+                return await self.handlers[subject](body)
+            except asyncio.CancelledError:
+                return Reply(code=503, error=f"{self.name} stopped before it answered; ask again")
+            except Exception as error:  # whatever the handler raises is the caller's to know
+                return Reply(code=500, error=repr(error))
+
+
+class Hub:
+    """Who listens and who serves."""
+
+    def __init__(self) -> None:
+        """Start with nobody."""
+        self.listeners: list[TelemetryListener] = []
+        self.instances: list[ServiceInstance] = []
+
+    def tell(self, subject: str, body: bytes) -> None:
+        """Hand a message to all that listen."""
+        for listener in self.listeners:
+            if matches(listener.pattern, subject):
+                listener.heard.append((subject, body))
+                listener.wake.set()
+
+    def route(self, subject: str) -> ServiceInstance:
+        """
+        Return whose turn it is to answer.
+
+        Raises
+        ------
+        NoResponders
+            If nobody serves the subject.
+        """
+        for i, instance in enumerate(self.instances):
+            if subject in instance.handlers:
+                self.instances.append(self.instances.pop(i))
+                return instance
+        raise NoResponders(f"nobody serves {subject}; is the service running?")

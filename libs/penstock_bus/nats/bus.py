@@ -1,23 +1,34 @@
-"""The bus over NATS, put together from its parts."""
+"""
+The port put together, and how the server is found.
+
+The bus over NATS, put together from its parts.
+
+Finding the server, and saying what to do if it is not there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
 
-from penstock_bus.nats.connection import linked
-from penstock_bus.nats.lease import LeaseClient
-from penstock_bus.nats.state import StateClient
-from penstock_bus.nats.streams import Limits, ensure
-from penstock_bus.nats.talk import TalkClient
-from penstock_bus.nats.work import WorkClient
+import nats.errors
+from nats.aio.client import Client
+
+from penstock_bus.nats.link import Link
+from penstock_bus.nats.requests import NatsRequestClient
+from penstock_bus.nats.snapshots_and_leases import NatsLeaseClient, NatsStateClient
+from penstock_bus.nats.streams import StreamLimits, ensure
+from penstock_bus.nats.work import NatsWorkClient
+from penstock_bus.port import Unauthorized, Unavailable
 
 if TYPE_CHECKING:
     from penstock_bus.port import Bus
 
 
-class NatsBus(WorkClient, StateClient, LeaseClient, TalkClient):
+class NatsBus(NatsWorkClient, NatsStateClient, NatsLeaseClient, NatsRequestClient):
     """The whole port; made by :func:`connect`."""
 
 
@@ -32,7 +43,7 @@ async def connect(
     connect_timeout_s: float = 4.0,
     ack_wait_s: float = 30.0,
     max_deliver: int = 10,
-    limits: Limits | None = None,
+    limits: StreamLimits | None = None,
     as_client: bool = False,
 ) -> AsyncIterator[NatsBus]:
     """
@@ -50,7 +61,7 @@ async def connect(
         How long to look for the server.
     ack_wait_s, max_deliver
         Of the work queue: how long a worker may keep a message, and how often it is delivered at most.
-    limits : Limits, optional
+    limits : StreamLimits, optional
         Of streams that are made; those that are there stay as they are.
     as_client : bool
         Make no streams and no consumers: read by direct gets alone, as people may.
@@ -66,12 +77,140 @@ async def connect(
         url, user=user, password=password, name=name, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
     ) as link:
         if not as_client:
-            await ensure(link, limits or Limits())
+            await ensure(link, limits or StreamLimits())
         bus = NatsBus(link, ack_wait_s=ack_wait_s, max_deliver=max_deliver, as_client=as_client)
         try:
             yield bus
         finally:
             await bus.close()
+
+
+_RETRY_S: Final = 0.1
+_PING_S: Final = 5
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+
+
+class _Attempts:
+    """What went wrong while connecting; afterwards errors are the link's."""
+
+    def __init__(self, link: Link, named: str) -> None:
+        self.link = link
+        self.named = named  # the user in the address
+        self.count = 0
+        self.last: Exception | None = None
+        self.refused = asyncio.Event()
+
+    async def failed(self, error: Exception) -> None:
+        """Take an error from the client."""
+        self.count += 1
+        self.last = error
+        if "authorization" in str(error).lower() or "authentication" in str(error).lower():
+            self.refused.set()
+        await self.link.failed(error)
+
+
+@asynccontextmanager
+async def linked(
+    url: str, *, user: str, password: str, name: str, timeout_s: float, connect_timeout_s: float
+) -> AsyncIterator[Link]:
+    """
+    Connect, and close the connection at the end.
+
+    Raises
+    ------
+    Unavailable
+        If no server answers at the address in time.
+    Unauthorized
+        If it refuses the user.
+    """
+    servers = [_server(one) for one in url.split(",")]
+    link = Link(Client(), ", ".join(map(_shown, servers)), timeout_s)
+    attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
+    connecting = asyncio.ensure_future(
+        link.client.connect(
+            servers,
+            name=name,
+            user=user or None,
+            password=password or None,
+            error_cb=attempts.failed,
+            disconnected_cb=link.disconnected,
+            reconnected_cb=link.reconnected,
+            closed_cb=link.closed,
+            connect_timeout=max(1, int(connect_timeout_s)),
+            reconnect_time_wait=cast("int", _RETRY_S),  # declared as int, slept as seconds
+            max_reconnect_attempts=-1,
+            ping_interval=_PING_S,
+        )
+    )
+    try:
+        await _connected(connecting, attempts, user, connect_timeout_s)
+        await link.start()
+        yield link
+    finally:
+        await link.close()
+
+
+async def _connected(
+    connecting: asyncio.Future[None], attempts: _Attempts, user: str, connect_timeout_s: float
+) -> None:
+    address = attempts.link.address
+    refused = asyncio.ensure_future(attempts.refused.wait())
+    try:
+        both: set[asyncio.Future[Any]] = {connecting, refused}
+        await asyncio.wait(both, timeout=connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise (
+                _refused(address, user, attempts.named)
+                if refused.done()
+                else _absent(address, attempts, connect_timeout_s)
+            )
+        connecting.result()
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"cannot connect to {address}: {error}; is it a NATS server?") from error
+    finally:
+        refused.cancel()
+        await _end(connecting)
+
+
+async def _end(connecting: asyncio.Future[None]) -> None:
+    """Cancel the client's attempts, again if one of them swallows it: they would go on for ever."""
+    while not connecting.done():
+        connecting.cancel()
+        await asyncio.wait({connecting}, timeout=_RETRY_S)
+
+
+def _server(url: str) -> str:
+    """Return the address with its scheme; raise Unavailable if it is none."""
+    whole = url if "://" in url else f"nats://{url}"
+    try:
+        parts = urlsplit(whole)
+        if parts.scheme in _SCHEMES and parts.hostname and parts.port != 0:
+            return whole
+        reason = "no such scheme or no host"
+    except ValueError as error:
+        reason = str(error)
+    raise Unavailable(f"cannot connect to {_shown(whole)}: {reason}; expected nats://HOST:PORT")
+
+
+def _shown(url: str) -> str:
+    """Return the address without credentials."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
+    why = str(attempts.last) or repr(attempts.last) if attempts.last else "no answer"
+    return Unavailable(
+        f"no NATS server at {address}: tried {max(attempts.count, 1)} times in {waited_s:.1f} s, last: {why}. "
+        "Start one with 'penstock up', or set PENSTOCK_URL to the address of yours"
+    )
+
+
+def _refused(address: str, user: str, named: str) -> Unauthorized:
+    if named and not user:
+        return Unauthorized(f"the NATS server at {address} refused user {named!r}; check the password in the address")
+    who, do = (f"user {user!r}", "check") if user else ("a client without a user", "set")
+    return Unauthorized(f"the NATS server at {address} refused {who}; {do} PENSTOCK_USER and PENSTOCK_PASSWORD")
 
 
 if TYPE_CHECKING:

@@ -1,9 +1,20 @@
-"""One connection to the server: calls with answers, stored messages with acknowledgements, and what breaks."""
+"""
+One connection with its answers and errors.
+
+One connection to the server: calls with answers, stored messages with acknowledgements, and what breaks.
+
+Answers on the way: one inbox for all calls of a connection.
+
+What the server's error codes mean to those who use the port.
+
+What the parts of the bus over NATS share.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, overload
 
 import msgspec
@@ -12,9 +23,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.faults import NOT_YET, ApiError, Lost, denied, fault
-from penstock_bus.nats.replies import Many, One, Replies
-from penstock_bus.port import NoResponders, Timeout, TooLarge, Unavailable
+from penstock_bus.port import BusError, NoResponders, StorageFull, Timeout, TooLarge, Unauthorized, Unavailable
+from penstock_bus.stored_messages import DroppedMessages
 
 _HEADROOM: Final = 1024  # for our headers, which the server counts too
 TRY_S: Final = 2.0  # after this long without an acknowledgement the same message is sent again
@@ -31,6 +41,14 @@ class Ack(msgspec.Struct, frozen=True):
     seq: int = 0
     duplicate: bool = False
     error: ApiError | None = None
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """The server's refusal."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
 
 
 _decoder_of_acks: Final = msgspec.json.Decoder(Ack)
@@ -72,7 +90,7 @@ class Link:
             _log.warning("server_lost", address=self.address)
         self._online.clear()
         advice = "look what became of it, and try again"
-        self.replies.fail(Lost(f"the connection to {self.address} was lost before it answered; {advice}"))
+        self.replies.fail(ConnectionLost(f"the connection to {self.address} was lost before it answered; {advice}"))
         for told in list(self.on_lost):
             told()
 
@@ -170,7 +188,7 @@ class Link:
             await self.client.flush()
         await self.client.close()
 
-    async def send(self, call: One | Many, body: bytes, headers: dict[str, str] | None = None) -> None:
+    async def send(self, call: SingleReply | ReplyRow, body: bytes, headers: dict[str, str] | None = None) -> None:
         """
         Publish a call with its own reply subject.
 
@@ -181,13 +199,13 @@ class Link:
     async def tell(self, subject: str, body: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
         """Publish; raise Lost where it surely did not reach the server."""
         if not self.is_online:
-            raise Lost(f"the connection to {self.address} is lost")
+            raise ConnectionLost(f"the connection to {self.address} is lost")
         try:
             await self.client.publish(subject, body, reply=reply, headers=headers)
         except nats.errors.MaxPayloadError:
             self.check_size(subject, body)
         except (nats.errors.Error, OSError) as error:
-            raise Lost(f"could not send to {self.address}: {error}") from error
+            raise ConnectionLost(f"could not send to {self.address}: {error}") from error
 
     async def ask(
         self, subject: str, body: bytes, headers: dict[str, str] | None = None, timeout_s: float = TRY_S
@@ -233,7 +251,7 @@ class Link:
             error = msgspec.convert(found["error"], ApiError) if "error" in found else None
             whole = msgspec.convert(found, answer) if error is None else None
         except _MALFORMED as malformed:
-            raise Lost(f"what answered {verb} is not JetStream: {malformed}") from malformed
+            raise ConnectionLost(f"what answered {verb} is not JetStream: {malformed}") from malformed
         if error is not None:
             raise fault(verb, error)
         return whole
@@ -250,7 +268,7 @@ class Link:
         while True:
             try:
                 ack = decode_ack(await self.patiently(subject, body, headers))
-            except Lost:
+            except ConnectionLost:
                 if clock() >= end_s:
                     raise
                 continue
@@ -280,7 +298,7 @@ def decode_ack(msg: Msg) -> Ack:
 
     Raises
     ------
-    Lost
+    ConnectionLost
         If it is somebody else's word: whether the message was stored is then unknown.
     """
     if not msg.data:
@@ -288,7 +306,7 @@ def decode_ack(msg: Msg) -> Ack:
     try:
         return _decoder_of_acks.decode(msg.data)
     except _MALFORMED as error:
-        raise Lost(f"what answered is no acknowledgement: {error}") from error
+        raise ConnectionLost(f"what answered is no acknowledgement: {error}") from error
 
 
 def _gave_up(subject: str, timeout_s: float, last: Unavailable) -> Unavailable:
@@ -298,3 +316,197 @@ def _gave_up(subject: str, timeout_s: float, last: Unavailable) -> Unavailable:
             "'penstock up' makes the streams; or connect as a user who may"
         )
     return Unavailable(f"gave {subject} up after {timeout_s:.1f} s: {last}; the call may be tried again")
+
+
+class SingleReply:
+    """A call that expects one answer."""
+
+    __slots__ = ("future", "subject", "token")
+
+    def __init__(self, subject: str, token: str) -> None:
+        """Wait for the first message under the token."""
+        self.subject = subject
+        self.token = token
+        self.future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+    def put(self, msg: Msg) -> None:
+        """Take the answer."""
+        if not self.future.done():
+            self.future.set_result(msg)
+
+    def fail(self, error: Exception) -> None:
+        """There will be none."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # mark as seen: the caller may have left
+
+
+class ReplyRow:
+    """A call that expects a row of answers."""
+
+    __slots__ = ("_error", "_messages", "_wake", "subject", "token")
+
+    def __init__(self, subject: str, token: str) -> None:
+        """Collect the messages under the token."""
+        self.subject = subject
+        self.token = token
+        self._messages: deque[Msg] = deque()
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+
+    def put(self, msg: Msg) -> None:
+        """Take one answer."""
+        self._messages.append(msg)
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """There will be no more."""
+        self._error = error
+        self._wake.set()
+
+    async def next(self, timeout_s: float) -> Msg:
+        """Return the next answer; raise what :meth:`fail` was told, or TimeoutError."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        return self._messages.popleft()
+
+
+class Replies:
+    """All calls that wait on one connection."""
+
+    def __init__(self, client: Client) -> None:
+        """Choose the inbox."""
+        self._client = client
+        self._prefix = client.new_inbox() + "."
+        self._waiting: dict[str, SingleReply | ReplyRow] = {}
+        self._last_token = 0
+
+    async def start(self) -> None:
+        """Listen on the inbox; without limits, since each message was asked for."""
+        await self._client.subscribe(self._prefix + "*", cb=self._received, pending_msgs_limit=0, pending_bytes_limit=0)
+
+    def one(self, subject: str) -> SingleReply:
+        """Open a call with one answer."""
+        self._last_token += 1
+        call = SingleReply(subject, str(self._last_token))
+        self._waiting[call.token] = call
+        return call
+
+    def many(self, subject: str) -> ReplyRow:
+        """Open a call with a row of answers."""
+        self._last_token += 1
+        call = ReplyRow(subject, str(self._last_token))
+        self._waiting[call.token] = call
+        return call
+
+    def inbox(self, call: SingleReply | ReplyRow) -> str:
+        """Return the reply subject of a call."""
+        return self._prefix + call.token
+
+    def close(self, call: SingleReply | ReplyRow) -> None:
+        """Forget a call."""
+        self._waiting.pop(call.token, None)
+
+    def fail(self, error: Exception, subject: str = "") -> None:
+        """End all calls, or those to one subject (in lower case), with an error."""
+        for call in list(self._waiting.values()):
+            if not subject or call.subject.lower() == subject:
+                call.fail(error)
+
+    async def _received(self, msg: Msg) -> None:
+        call = self._waiting.get(msg.subject[len(self._prefix) :])
+        if call is not None:
+            call.put(msg)
+
+
+WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
+NOT_YET: Final = frozenset({10158, 10163})  # a cluster still stores the same id, or the subject's last message
+NOT_FOUND: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
+
+_FULL: Final = frozenset({10002, 10023, 10028, 10047, 10077})
+_TOO_LARGE: Final = frozenset({10054, 10097})
+_UNAVAILABLE: Final = 500  # HTTP-like; above it the server itself is in trouble
+
+
+class ServerRefusal(BusError):
+    """The server refused for a reason that its caller here knows how to handle."""
+
+    def __init__(self, what: str, error: ApiError) -> None:
+        """Keep the server's code."""
+        super().__init__(f"{what}: the server refused: {error.description} (code {error.err_code})")
+        self.err_code = error.err_code
+
+
+class ConnectionLost(Unavailable):
+    """The connection broke before the answer; nobody knows whether the call was carried out."""
+
+
+def fault(what: str, error: ApiError) -> BusError:
+    """Return the exception for a refusal; ``what`` says what was tried."""
+    if error.err_code in _FULL:
+        return StorageFull(
+            f"{what}: the server has no room left ({error.description}); nothing was stored, and nothing stored before "
+            "is lost. `penstock purge` says what can go; or free space under its store_dir or raise its limit "
+            "(`--max-store`), then try again"
+        )
+    if error.err_code in _TOO_LARGE:
+        return TooLarge(f"{what}: {error.description}; send less, or raise the server's max_payload")
+    if error.code >= _UNAVAILABLE:
+        return Unavailable(f"{what}: the server cannot do it now ({error.description}); try again")
+    return ServerRefusal(what, error)
+
+
+def denied(subject: str, what: str = "publish to") -> Unauthorized:
+    """Return the exception for a subject that the user may not use."""
+    return Unauthorized(f"the server does not let this user {what} {subject}; log in as a user with that permission")
+
+
+class NatsClient:
+    """
+    One connected client; made by :func:`penstock_bus.nats.connect`.
+
+    Parameters
+    ----------
+    ack_wait_s : float
+        How long a worker may keep a message before another gets it.
+    max_deliver : int
+        How often a message of the work queue is delivered before it goes to REJECTED.
+    as_client : bool
+        Whether it may read by direct gets alone.
+    """
+
+    def __init__(self, link: Link, *, ack_wait_s: float, max_deliver: int, as_client: bool = False) -> None:
+        """Use an open connection."""
+        self.link = link
+        self.as_client = as_client
+        self.ack_wait_s = ack_wait_s
+        self.max_deliver = max_deliver
+        self.dropped = DroppedMessages()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that the server takes beside our headers."""
+        return self.link.max_body_bytes
+
+    def new_id(self) -> str:
+        """Return an id for a message that has none of its own."""
+        return self.link.client.new_inbox().rpartition(".")[2]
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that its caller does not wait for; :meth:`close` does."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
+        if self._background and self.link.is_online:
+            await asyncio.wait(self._background, timeout=1.0)
+        for task in self._background:
+            task.cancel()
+        await self.link.close()

@@ -1,7 +1,14 @@
-"""The part of the port that reads and writes streams."""
+"""
+Appends, followers, output.
+
+The part of the port that reads and writes streams.
+
+Appending to the log: one commit, or many with a window of open acknowledgements.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -10,17 +17,27 @@ from typing import Final
 import msgspec
 
 from penstock_bus.logger import get_logger
-from penstock_bus.nats import append as appending
-from penstock_bus.nats import get
-from penstock_bus.nats.client import NatsClient
-from penstock_bus.nats.faults import WRONG_LAST_SEQUENCE, fault
-from penstock_bus.nats.follow import Reader, position
-from penstock_bus.nats.tail import tail_stream
-from penstock_bus.port import Append, BusError, Delivery, LogLine, Rejection, Shadowed
-from penstock_bus.reading import delivery, origin, placeholder, rejected_as
-from penstock_events import CodecError, Misplaced
-from penstock_events import subjects as names
-from penstock_events.output import End, Place, header_of, of_header
+from penstock_bus.nats import direct_get
+from penstock_bus.nats.consumer import StreamReader, position
+from penstock_bus.nats.direct_get import tail_stream
+from penstock_bus.nats.link import (
+    NOT_YET,
+    PAUSE_S,
+    TRY_S,
+    WRONG_LAST_SEQUENCE,
+    Ack,
+    ConnectionLost,
+    Link,
+    NatsClient,
+    SingleReply,
+    decode_ack,
+    fault,
+)
+from penstock_bus.port import Append, BusError, Conflict, Delivery, LogLine, Rejection, Shadowed, Unavailable
+from penstock_bus.stored_messages import delivery, origin, placeholder, rejected_as
+from penstock_log import CodecError, MisplacedFact, encode
+from penstock_log import subjects as names
+from penstock_log.request_bodies import OutputEnd, OutputOffset, header_of, of_header
 
 _NEWEST: Final = 1000
 _REASON: Final = "Penstock-Reason"
@@ -48,16 +65,116 @@ class _Info(msgspec.Struct, frozen=True):
     ts: str = ""
 
 
-class LogClient(NatsClient):
+MSG_ID: Final = "Nats-Msg-Id"
+EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+
+
+async def append(link: Link, item: Append) -> int:
+    """Append one commit."""
+    ack = await link.store(item.subject, encode(item.commit), headers_of(item))
+    return ack.seq if ack.error is None else await settled(link, item, ack)
+
+
+class AppendWindow:
+    """
+    Many commits on their way at once.
+
+    Commits of one subject never overtake each other, even over a disconnect: the next is sent when the one before is
+    acknowledged.
+    """
+
+    def __init__(self, link: Link, items: Sequence[Append]) -> None:
+        """Prepare the commits."""
+        self._link = link
+        self._items = items
+        self._bodies = [encode(item.commit) for item in items]
+        self._seqs = [0] * len(items)
+        self._open: deque[tuple[int, SingleReply]] = deque()
+        self._subjects: dict[str, SingleReply] = {}
+        self._again: list[int] = []
+
+    async def run(self) -> list[int]:
+        """Append all; after a loss, send what is not acknowledged again in the same order under the same ids."""
+        for item, body in zip(self._items, self._bodies, strict=True):
+            self._link.check_size(item.subject, body)
+        clock = asyncio.get_running_loop().time
+        todo, end_s = list(range(len(self._items))), clock() + self._link.timeout_s
+        while todo:
+            await self._link.online(max(end_s - clock(), 0.0))
+            await self._round(todo)
+            if len(self._again) < len(todo):
+                end_s = clock() + self._link.timeout_s
+            elif clock() >= end_s:
+                raise Unavailable(f"{len(todo)} commits were not acknowledged; try again with the same ids")
+            todo, self._again = self._again, []
+            if todo:
+                await asyncio.sleep(PAUSE_S)
+        return self._seqs
+
+    async def _round(self, todo: list[int]) -> None:
+        try:
+            for position, i in enumerate(todo):
+                await self._make_way(self._items[i].subject)
+                if self._again or not await self._send(i):
+                    await self._settle_all()
+                    self._again = sorted({*self._again, *todo[position:]})
+                    return
+            await self._settle_all()
+        finally:
+            for _, call in self._open:
+                self._link.replies.close(call)
+            self._open.clear()
+            self._subjects.clear()
+
+    async def _make_way(self, subject: str) -> None:
+        before = self._subjects.get(subject)
+        while self._open and (len(self._open) >= WINDOW or (before is not None and not before.future.done())):
+            await self._settle()
+
+    async def _send(self, i: int) -> bool:
+        item = self._items[i]
+        call = self._link.replies.one(item.subject)
+        self._open.append((i, call))
+        self._subjects[item.subject] = call
+        try:
+            await self._link.send(call, self._bodies[i], headers_of(item))
+        except ConnectionLost:
+            return False
+        return self._link.is_online
+
+    async def _settle_all(self) -> None:
+        while self._open:
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Take the oldest acknowledgement; once one is overdue the others are not waited for."""
+        i, call = self._open.popleft()
+        try:
+            if not call.future.done():
+                async with asyncio.timeout(0 if self._again else TRY_S):
+                    await asyncio.shield(call.future)
+            ack = decode_ack(call.future.result())
+        except (TimeoutError, ConnectionLost):
+            self._again.append(i)
+            return
+        finally:
+            self._link.replies.close(call)
+        if ack.error is not None and ack.error.err_code in _AGAIN:
+            self._again.append(i)
+            return
+        self._seqs[i] = ack.seq if ack.error is None else await settled(self._link, self._items[i], ack)
+
+
+class NatsLogClient(NatsClient):
     """Appends, followers, rejections and the output of jobs."""
 
     async def append(self, item: Append) -> int:
         """Append one commit; return its sequence."""
-        return await appending.append(self.link, item)
+        return await append(self.link, item)
 
     async def append_many(self, items: Sequence[Append]) -> list[int]:
         """Append many commits with a window of outstanding acknowledgements."""
-        return await appending.Window(self.link, items).run()
+        return await AppendWindow(self.link, items).run()
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
         """Yield every commit after a sequence, then every new one."""
@@ -65,7 +182,7 @@ class LogClient(NatsClient):
             async with aclosing(tail_stream(self.link, names.EVT, subjects, after_seq)) as messages:
                 async for message in messages:
                     yield self._deliver(message.seq, message.subject, message.stored_s, message.pending, message.body)
-        reader = Reader(self.link, names.EVT, after_seq, subjects)
+        reader = StreamReader(self.link, names.EVT, after_seq, subjects)
         async with aclosing(reader.batches()) as batches:
             async for batch in batches:
                 for msg in batch:
@@ -79,7 +196,7 @@ class LogClient(NatsClient):
     async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
         """Return the stored commits of a subject or pattern."""
         found = []
-        async with aclosing(get.stored(self.link, names.EVT, subject, after_seq)) as messages:
+        async with aclosing(direct_get.stored(self.link, names.EVT, subject, after_seq)) as messages:
             async for message in messages:
                 if until_seq is not None and message.seq > until_seq:
                     break
@@ -90,7 +207,7 @@ class LogClient(NatsClient):
 
     async def last(self, subject: str) -> Delivery | None:
         """Return the last commit of one exact subject."""
-        message = await get.newest(self.link, names.EVT, subject)
+        message = await direct_get.newest(self.link, names.EVT, subject)
         if message is None:
             return None
         return self._deliver(message.seq, message.subject, message.stored_s, 0, message.body)
@@ -101,17 +218,19 @@ class LogClient(NatsClient):
 
     async def reject(self, what: str, rejection: Rejection) -> None:
         """Put something that cannot be accepted where people find it."""
-        await self._store_rejection(what, rejection, {appending.MSG_ID: self.new_id()})
+        await self._store_rejection(what, rejection, {MSG_ID: self.new_id()})
 
     async def rejections(self) -> list[Rejection]:
         """Return the newest thousand, oldest first."""
         after_seq = max(await self._last_seq(names.REJECTED) - _NEWEST, 0)
-        stored = get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
+        stored = direct_get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
         return [_rejection(message) async for message in stored]
 
-    async def write_log(self, job_id: str, rank: int, data: bytes, place: Place | End | None = None) -> None:
+    async def write_log(
+        self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
+    ) -> None:
         """Store a piece of a process's output, and from where in it the piece is."""
-        headers = {appending.MSG_ID: self.new_id()} | ({_PLACE: header_of(place)} if place else {})
+        headers = {MSG_ID: self.new_id()} | ({_PLACE: header_of(place)} if place else {})
         ack = await self.link.store(names.log(job_id, rank), data, headers)
         if ack.error is not None:
             raise fault(f"output of {job_id}", ack.error)
@@ -122,7 +241,7 @@ class LogClient(NatsClient):
         """Yield what the stream holds of a job's output."""
         pattern, seen = names.logs(job_id), after_seq
         newest: deque[LogLine] = deque(maxlen=tail)
-        async with aclosing(get.stored(self.link, names.LOG, pattern, after_seq)) as messages:
+        async with aclosing(direct_get.stored(self.link, names.LOG, pattern, after_seq)) as messages:
             async for message in messages:
                 seen = message.seq
                 if tail is None:
@@ -139,35 +258,35 @@ class LogClient(NatsClient):
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         """Store what a shadow would have done."""
-        ack = await self.link.store(subject, body, {appending.MSG_ID: msg_id or self.new_id()})
+        ack = await self.link.store(subject, body, {MSG_ID: msg_id or self.new_id()})
         if ack.error is not None:
             raise fault(f"shadow's {subject}", ack.error)
 
     async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
         """Yield what is stored of a subject or pattern."""
-        async with aclosing(get.stored(self.link, names.SHADOW, subject)) as messages:
+        async with aclosing(direct_get.stored(self.link, names.SHADOW, subject)) as messages:
             async for message in messages:
                 yield _shadowed(message)
 
     async def last_shadow(self, subject: str) -> Shadowed | None:
         """Return the newest of a subject or pattern."""
         if self.as_client:
-            message = await get.newest_of(self.link, names.SHADOW, subject)
+            message = await direct_get.newest_of(self.link, names.SHADOW, subject)
         else:
-            message = await get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
+            message = await direct_get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
         return _shadowed(message) if message is not None else None
 
     async def now_s(self) -> float:
         """Return the time by the server's clock."""
         info = await self.link.api(f"STREAM.INFO.{names.EVT}", answer=_Info)
         try:
-            return get.seconds(info.ts)
+            return direct_get.seconds(info.ts)
         except ValueError as error:
             raise BusError(f"the server does not say what time it is: {error}; expected NATS 2.10 or later") from error
 
     async def _last_seq(self, stream: str) -> int:
         if self.as_client:
-            newest = await get.newest_of(self.link, stream, names.STREAM_SUBJECTS[stream])
+            newest = await direct_get.newest_of(self.link, stream, names.STREAM_SUBJECTS[stream])
             return newest.seq if newest is not None else 0
         return (await self.link.api(f"STREAM.INFO.{stream}", answer=_Info)).state.last_seq
 
@@ -176,7 +295,7 @@ class LogClient(NatsClient):
     ) -> Delivery:
         try:
             if copied:
-                raise Misplaced(f"the server wrote it on {subject} as an answer that somebody had sent there")
+                raise MisplacedFact(f"the server wrote it on {subject} as an answer that somebody had sent there")
             return delivery(seq, subject, stored_s, pending, body)
         except CodecError as error:
             where = origin(names.EVT, subject, seq)
@@ -189,7 +308,7 @@ class LogClient(NatsClient):
     async def _reject_once(self, seq: int, rejection: Rejection) -> None:
         """Every reader of the log meets the same message; the first one's rejection stays."""
         try:
-            await self._store_rejection(rejected_as(seq), rejection, {appending.EXPECTED: "0"})
+            await self._store_rejection(rejected_as(seq), rejection, {EXPECTED: "0"})
         except BusError as error:
             _log.warning("rejection_not_stored", origin=rejection.origin, reason=rejection.reason, error=str(error))
 
@@ -203,11 +322,11 @@ class LogClient(NatsClient):
             raise fault(f"rejection of {rejection.origin}", ack.error)
 
 
-def _shadowed(message: get.Stored) -> Shadowed:
+def _shadowed(message: direct_get.StoredMessage) -> Shadowed:
     return Shadowed(seq=message.seq, subject=message.subject, stored_s=message.stored_s, body=message.body)
 
 
-def _rejection(message: get.Stored) -> Rejection:
+def _rejection(message: direct_get.StoredMessage) -> Rejection:
     headers = message.headers
     return Rejection(
         reason=headers.get(_REASON, ""),
@@ -217,7 +336,7 @@ def _rejection(message: get.Stored) -> Rejection:
     )
 
 
-def _line(job_id: str, message: get.Stored) -> LogLine:
+def _line(job_id: str, message: direct_get.StoredMessage) -> LogLine:
     place = of_header(message.headers.get(_PLACE, ""))
     rank = _rank(message.subject)
     return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body, place=place)
@@ -225,3 +344,34 @@ def _line(job_id: str, message: get.Stored) -> LogLine:
 
 def _rank(subject: str) -> int:
     return int(subject.rpartition(".")[2])
+
+
+WINDOW: Final = 1024
+
+_NOBODY: Final = 0  # the code of the refusal that stands for "no stream answered"
+_AGAIN: Final = NOT_YET | {_NOBODY}
+
+
+def headers_of(item: Append) -> dict[str, str]:
+    """Return what NATS itself reads of a commit."""
+    if item.expected is None:
+        return {MSG_ID: item.commit.id}
+    return {MSG_ID: item.commit.id, EXPECTED: str(item.expected)}
+
+
+async def settled(link: Link, item: Append, ack: Ack) -> int:
+    """
+    Return the sequence that an acknowledgement gives, looking closer where it is a refusal.
+
+    After a retry the server may say "wrong last sequence" of one's own message: the first message behind the
+    expected sequence tells.
+    """
+    if ack.error is None:
+        return ack.seq
+    if ack.error.err_code not in WRONG_LAST_SEQUENCE or item.expected is None:
+        raise fault(f"append to {item.subject}", ack.error)
+    request = {"seq": item.expected + 1, "next_by_subj": item.subject}
+    rival = await direct_get.from_leader(link, names.EVT, request)
+    if rival is not None and rival.headers.get(MSG_ID) == item.commit.id:
+        return rival.seq
+    raise Conflict(item.subject, item.expected)

@@ -1,4 +1,10 @@
-"""The streams and the bucket that Penstock needs, and making those that are missing."""
+"""
+The streams, their limits and their use.
+
+The streams and the bucket that Penstock needs, and making those that are missing.
+
+How full the server's store is and of what, and making room: for administrators.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.faults import NOT_FOUND, Refused
-from penstock_bus.nats.link import Link
+from penstock_bus.nats.link import NOT_FOUND, Link, ServerRefusal
 from penstock_bus.port import StorageFull, Timeout, Unauthorized
-from penstock_events import subjects
+from penstock_log import subjects
 
 _S: Final = 10**9  # the API counts in nanoseconds
 _MIB: Final = 1 << 20
@@ -36,7 +41,7 @@ KEY: Final = f"$KV.{subjects.LEASES}."
 _log = get_logger("penstock.bus")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
     How much the streams may keep, in bytes and messages. The log itself has no limit: it is the truth.
 
@@ -67,21 +72,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     shadow_age_s: float = 14 * _DAY_S
 
     @classmethod
-    def of_store(cls, store_bytes: int) -> Limits:
+    def of_store(cls, store_bytes: int) -> StreamLimits:
         """
         Return the limits for a store of a size, in bytes.
 
         Examples
         --------
-        >>> small = Limits.of_store(256 << 20)
-        >>> small.log_bytes >> 20, small.inbox_bytes >> 20, Limits.of_store(1 << 40) == Limits()
+        >>> small = StreamLimits.of_store(256 << 20)
+        >>> small.log_bytes >> 20, small.inbox_bytes >> 20, StreamLimits.of_store(1 << 40) == StreamLimits()
         (48, 16, True)
         """
         default = cls()
         return cls(**{name: min(getattr(default, name), int(store_bytes * part)) for name, part in _PARTS.items()})
 
 
-def configs(limits: Limits) -> dict[str, dict[str, Any]]:
+def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
     """Return each stream's configuration, as the server's API takes it."""
     special: dict[str, dict[str, Any]] = {
         subjects.EVT: {"compression": "s2", "deny_delete": True, "deny_purge": True},
@@ -104,7 +109,7 @@ def configs(limits: Limits) -> dict[str, dict[str, Any]]:
     return streams | {BUCKET: _bucket(limits)}
 
 
-def _stream(name: str, patterns: list[str], limits: Limits) -> dict[str, Any]:
+def _stream(name: str, patterns: list[str], limits: StreamLimits) -> dict[str, Any]:
     return {
         "name": name,
         "subjects": patterns,
@@ -117,7 +122,7 @@ def _stream(name: str, patterns: list[str], limits: Limits) -> dict[str, Any]:
     }
 
 
-def _bucket(limits: Limits) -> dict[str, Any]:
+def _bucket(limits: StreamLimits) -> dict[str, Any]:
     """Return the key-value bucket of the leases; its markers show watchers and the next owner that one expired."""
     return _stream(BUCKET, [f"{KEY}>"], limits) | {
         "discard": "new",
@@ -130,7 +135,7 @@ def _bucket(limits: Limits) -> dict[str, Any]:
     }
 
 
-async def ensure(link: Link, limits: Limits) -> None:
+async def ensure(link: Link, limits: StreamLimits) -> None:
     """
     Make the streams that are missing, and bring those of earlier versions up to date; limits that they have stay.
 
@@ -146,7 +151,7 @@ async def ensure(link: Link, limits: Limits) -> None:
 async def _ensure_one(link: Link, name: str, config: dict[str, Any]) -> None:
     try:
         found = (await link.api(f"STREAM.INFO.{name}"))["config"]
-    except Refused as error:
+    except ServerRefusal as error:
         if error.err_code not in NOT_FOUND:
             raise
         await _create(link, name, config)
@@ -187,7 +192,7 @@ async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
         if "max_bytes" not in config:
             raise
         await _create_smaller(link, name, config)
-    except Refused as error:
+    except ServerRefusal as error:
         if error.err_code != _NAME_IN_USE:  # somebody else made it just now
             raise
 
@@ -205,3 +210,68 @@ async def _create_smaller(link: Link, name: str, config: dict[str, Any]) -> None
         raise StorageFull(f"the server has no room for the stream {name}; give it more (max_file_store)")
     await link.api(f"STREAM.UPDATE.{name}", config | {"max_bytes": size // 4})
     _log.warning("stream_made_smaller", stream=name, wanted_bytes=config["max_bytes"], max_bytes=size // 4)
+
+
+_ALL: Final = ">"
+
+
+class StreamUse(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What one stream holds.
+
+    Attributes
+    ----------
+    max_bytes : int
+        Its limit; 0 for none.
+    subjects : dict of str to int
+        Messages of each subject, where they were asked for.
+    """
+
+    name: str
+    messages: int
+    bytes: int
+    max_bytes: int
+    subjects: dict[str, int] = {}
+
+
+async def used_bytes(link: Link) -> int:
+    """Return how much all streams hold, in bytes as the server counts them against its limit."""
+    return int((await link.api("INFO"))["storage"])
+
+
+async def streams(link: Link) -> list[StreamUse]:
+    """Return what each stream holds, the fullest first."""
+    names = (await link.api("STREAM.NAMES"))["streams"] or []
+    found = [_use(name, await link.api(f"STREAM.INFO.{name}")) for name in names]
+    return sorted(found, key=lambda one: one.bytes, reverse=True)
+
+
+async def stream(link: Link, name: str, pattern: str = _ALL) -> StreamUse:
+    """Return what one stream holds, by subject: the first hundred thousand that fit the pattern."""
+    return _use(name, await link.api(f"STREAM.INFO.{name}", {"subjects_filter": pattern}))
+
+
+async def purge(link: Link, name: str, pattern: str = "") -> int:
+    """
+    Delete what a stream holds, or what of it fits a pattern of subjects; return how many messages that were.
+
+    Raises
+    ------
+    ValueError
+        For the log: it is the truth, and nothing brings it back.
+    """
+    if name == subjects.EVT:
+        raise ValueError(f"{name} is the log itself, which nothing brings back; raise the store's limit instead")
+    answer = await link.api(f"STREAM.PURGE.{name}", {"filter": pattern} if pattern else {})
+    return int(answer["purged"])
+
+
+def _use(name: str, info: dict[str, Any]) -> StreamUse:
+    state = info["state"]
+    return StreamUse(
+        name=name,
+        messages=state["messages"],
+        bytes=state["bytes"],
+        max_bytes=max(info["config"]["max_bytes"], 0),
+        subjects=state.get("subjects") or {},
+    )

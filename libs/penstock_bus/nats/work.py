@@ -13,14 +13,12 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.append import MSG_ID
-from penstock_bus.nats.faults import Refused, fault
-from penstock_bus.nats.follow import position
-from penstock_bus.nats.log import LogClient
-from penstock_bus.nats.pull import Pull, Stalled
+from penstock_bus.nats.consumer import ConsumerPull, ConsumerStalled, position
+from penstock_bus.nats.link import ServerRefusal, fault
+from penstock_bus.nats.log import MSG_ID, NatsLogClient
 from penstock_bus.port import BusError, Rejection, Unavailable, Work
-from penstock_bus.reading import undeliverable
-from penstock_events import subjects as names
+from penstock_bus.stored_messages import undeliverable
+from penstock_log import subjects as names
 
 _AHEAD: Final = 64
 _PAUSE_S: Final = 0.05
@@ -34,7 +32,7 @@ _log = get_logger("penstock.bus")
 class NatsWork:
     """One delivery of a message of the work queue."""
 
-    def __init__(self, client: LogClient, msg: Msg) -> None:
+    def __init__(self, client: NatsLogClient, msg: Msg) -> None:
         """Hold the message until it is acknowledged or its time is over."""
         self.seq = position(msg.reply)[0]
         self.subject = msg.subject
@@ -72,7 +70,7 @@ class NatsWork:
                 await link.client.publish(self._reply, b"+WPI")
 
 
-class WorkClient(LogClient):
+class NatsWorkClient(NatsLogClient):
     """The part of the port that hands out work."""
 
     async def submit(self, subject: str, body: bytes) -> None:
@@ -84,14 +82,14 @@ class WorkClient(LogClient):
     async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
         """Yield work; each message goes to one of the workers of ``queue``."""
         while True:
-            pull: Pull | None = None
+            pull: ConsumerPull | None = None
             try:
                 pull = await self._consume(queue, subjects)
                 while True:
                     async with aclosing(self._each(pull, await pull.take())) as each:
                         async for work in each:
                             yield work
-            except (Stalled, Unavailable) as reason:
+            except (ConsumerStalled, Unavailable) as reason:
                 _log.info("consumer_made_again", stream=names.INBOX, queue=queue, reason=str(reason))
             finally:
                 for msg in await pull.close() if pull is not None else ():
@@ -99,7 +97,7 @@ class WorkClient(LogClient):
             await self.link.online()
             await asyncio.sleep(_PAUSE_S)
 
-    async def _each(self, pull: Pull, taken: list[Msg]) -> AsyncGenerator[Work, None]:
+    async def _each(self, pull: ConsumerPull, taken: list[Msg]) -> AsyncGenerator[Work, None]:
         """Yield what was taken; keep the rest alive meanwhile, and give it back if nobody wants it."""
         waiting = deque(NatsWork(self, msg) for msg in taken)
         holding = asyncio.create_task(self._hold(pull, waiting))
@@ -115,13 +113,13 @@ class WorkClient(LogClient):
             for work in waiting:
                 self.in_background(_give_back(work))
 
-    async def _hold(self, pull: Pull, waiting: deque[NatsWork]) -> None:
+    async def _hold(self, pull: ConsumerPull, waiting: deque[NatsWork]) -> None:
         while True:
             await asyncio.sleep(self.ack_wait_s / 3)
             for work in [*waiting, *(NatsWork(self, msg) for msg in pull.come)]:
                 await work.hold()
 
-    async def _consume(self, queue: str, subjects: Sequence[str]) -> Pull:
+    async def _consume(self, queue: str, subjects: Sequence[str]) -> ConsumerPull:
         config: dict[str, Any] = {
             "durable_name": queue,
             "filter_subjects": list(subjects),
@@ -134,9 +132,9 @@ class WorkClient(LogClient):
         request = {"stream_name": names.INBOX, "config": config}
         try:
             await self.link.api(f"CONSUMER.DURABLE.CREATE.{names.INBOX}.{queue}", request)
-        except Refused as error:
+        except ServerRefusal as error:
             raise BusError(f"queue {queue!r} cannot take {', '.join(subjects)}: {error}") from error
-        pull = Pull(self.link, names.INBOX, queue, _AHEAD)
+        pull = ConsumerPull(self.link, names.INBOX, queue, _AHEAD)
         await pull.open()
         return pull
 

@@ -6,14 +6,11 @@ from typing import Final
 
 import msgspec
 
-from penstock_events.problems import nearest
-from penstock_events.spec import Budget, SweepSpec
-from penstock_policies.search import drivers, samplers, space
-from penstock_policies.search.drivers import Driver
-from penstock_policies.search.past import Params, Past, Wanted
-from penstock_policies.search.plan import planned
-from penstock_policies.search.population import generations
-from penstock_policies.search.pruning import check_pruner, climbing
+from penstock_log.spec import Budget, SweepSpec
+from penstock_log.validation import nearest
+from penstock_policies.search import drivers, space
+from penstock_policies.search.drivers import Driver, check_pruner, climbing, generations, planned
+from penstock_policies.search.runs import Params, RunHistory, WantedRun
 from penstock_policies.search.space import BadSpace, NotInstalled
 
 
@@ -77,7 +74,7 @@ def algorithm(spec: SweepSpec) -> Algorithm:
     return msgspec.structs.replace(found, sampler=spec.sampler) if spec.sampler else found
 
 
-def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
+def next_runs(spec: SweepSpec, past: RunHistory, devices: int) -> list[WantedRun]:
     """
     Return the runs that a sweep opens now; with none of them and nothing running, it is over.
 
@@ -85,7 +82,7 @@ def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
     ----------
     spec : SweepSpec
         One that :func:`check` lets pass.
-    past : Past
+    past : RunHistory
     devices : int
         That the sweep could use: what an asynchronous search keeps busy unless the sweep says otherwise.
 
@@ -96,14 +93,14 @@ def next_runs(spec: SweepSpec, past: Past, devices: int) -> list[Wanted]:
 
     Examples
     --------
-    >>> from penstock_events import Choice, JobSpec
+    >>> from penstock_log import Choice, JobSpec
     >>> job = JobSpec(name="j", command=("true",))
     >>> spec = SweepSpec(name="s", job=job, space={"lr": Choice(values=(0.1, 0.2))}, metric="acc", search="grid")
-    >>> [wanted.params for wanted in next_runs(spec, Past(), devices=4)]
+    >>> [wanted.params for wanted in next_runs(spec, RunHistory(), devices=4)]
     [{'lr': 0.1}, {'lr': 0.2}]
     """
     chosen = algorithm(spec)
-    draw = samplers.sampler(chosen.sampler)
+    draw = space.sampler(chosen.sampler)
 
     def sample(count: int) -> list[Params]:
         try:
@@ -127,7 +124,7 @@ def check(spec: SweepSpec) -> None:
 
     Examples
     --------
-    >>> from penstock_events import JobSpec, Uniform
+    >>> from penstock_log import JobSpec, Uniform
     >>> job = JobSpec(name="j", command=("true",))
     >>> try:
     ...     check(SweepSpec(name="s", job=job, space={"lr": Uniform(low=1.0, high=0.0)}, metric="acc", trials=3))
@@ -138,9 +135,9 @@ def check(spec: SweepSpec) -> None:
     chosen = algorithm(spec)
     if spec.pruner:
         check_pruner(spec.pruner)
-        samplers.expect("tpe")  # the pruners are Optuna's
+        space.expect("tpe")  # the pruners are Optuna's
     space.check(spec, grid=chosen.sampler == "grid")
-    samplers.expect(chosen.sampler)
+    space.expect(chosen.sampler)
     if chosen.trials and spec.trials == 0 and chosen.sampler != "grid":
         raise BadSpace(f"trials is 0; expected 1 or more for search = {spec.search!r}")
     if chosen.staged:
@@ -163,7 +160,7 @@ def _check_budget(spec: SweepSpec, budget: Budget) -> None:
 
 def _installed(name: str) -> Algorithm:
     try:
-        samplers.expect(name)
+        space.expect(name)
     except NotInstalled:
         raise
     except BadSpace as error:

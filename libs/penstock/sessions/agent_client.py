@@ -1,0 +1,342 @@
+"""
+The conversation with the node's executor, and the process's vote on the stop step.
+
+The job's side of the conversation with its node's executor: a Unix socket, and a thread that listens to it.
+
+A thread, because a question must be answered even while the loop is inside a step (see
+:mod:`penstock.sessions.agent_client`), and because then a boundary costs one look at an attribute. It sleeps in
+``recv`` all the time. An executor that went away is looked for every :data:`RECONNECT_S`; the job works on meanwhile.
+
+One process's part in agreeing on the step after which a gang stops. Pure: no clock, no socket, no thread.
+
+The promise behind :class:`~penstock_log.agent_protocol.StepReached` is that the process does not go beyond its answer
+plus ``STOP_MARGIN`` before it has heard :class:`~penstock_log.agent_protocol.StopAtStep`. Every process keeps it, so
+the largest answer plus the margin is a step that nobody has passed.
+
+An answer may be given in the middle of a step, and has to be: a process that waits for its peers inside a collective
+operation reaches no boundary while one of those peers waits at its own limit. Between two steps of a loop that takes
+turns, the answer may be that the process is held: then it begins no step before it has heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, assert_never
+
+import msgspec
+
+from penstock_log.agent_protocol import (
+    STOP_MARGIN,
+    FromJob,
+    Hello,
+    HoldMemory,
+    StepReached,
+    StopAtStep,
+    StopRequest,
+    ToJob,
+)
+
+RECONNECT_S: Final = 0.5
+SEND_TIMEOUT_S: Final = 2
+LAST_WORD_S: Final = 5.0
+"""How long the end of a job waits for an executor that is just restarting, to tell it the result."""
+
+_log = logging.getLogger("penstock.session")
+_decoder: Final = msgspec.json.Decoder(ToJob)
+
+
+class StopQuestion(Protocol):
+    """What the agreement makes of a question: what to answer, if anything."""
+
+    def __call__(self, step: int, /, *, held: bool) -> int | None:
+        """Return the answer after so many steps."""
+        ...
+
+
+class AgentClient:
+    """
+    A connection that comes and goes, and what was agreed over it.
+
+    Parameters
+    ----------
+    path : str
+        The executor's socket.
+    hello : callable
+        Returns the first line of a new connection.
+    step : callable
+        Returns the number of steps done, at any time and from any thread.
+    held : callable
+        Returns whether the loop is between two steps and begins none without looking at :attr:`attention`; asked before
+        the step, from any thread too.
+    heard : callable
+        Called when something was heard, by the thread that listens.
+
+    hold : callable
+        ``hold(fraction)``: called when it is told what it may hold by now, by the thread that listens.
+
+    Attributes
+    ----------
+    attention : bool
+        Whether the next boundary has to ask for a :meth:`verdict`. It is set before the step is read for an answer, so
+        that the loop can be one step beyond its answer at most when it comes to know of it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        hello: Callable[[], Hello],
+        *,
+        step: Callable[[], int],
+        held: Callable[[], bool] = lambda: False,
+        heard: Callable[[], object] = lambda: None,
+        hold: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
+    ) -> None:
+        self.attention = False
+        self._path = path
+        self._hello = hello
+        self._step, self._held, self._heard, self._hold = step, held, heard, hold
+        self._agreement = StopVote()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._pid = os.getpid()
+        self._socket: socket.socket | None = None
+        if not self._connect():
+            _log.warning("executor_not_there path=%s; working without it, looking again every %s s", path, RECONNECT_S)
+        self._thread = threading.Thread(target=self._listen, name="penstock-agent", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """The loop begins: a question that came before is answered now."""
+        with self._changed:
+            self._answer(self._agreement.begin)
+
+    @property
+    def stop_at(self) -> int | None:
+        """The step after which everyone stops, once agreed."""
+        return self._agreement.stop_at
+
+    @property
+    def asked(self) -> bool:
+        """Whether the process is to stop, soon or at an agreed step."""
+        with self._changed:
+            return not self._agreement.idle
+
+    def verdict(self, step: int) -> Verdict:
+        """Return whether to go on or to leave after this step, waiting for the others' answers where promised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._agreement.verdict(step) != "wait")
+            return self._agreement.verdict(step)
+
+    def forget(self) -> None:
+        """The process goes on although it had agreed to leave."""
+        with self._changed:
+            self._agreement.forget()
+            self.attention = False
+
+    def tell(self, message: FromJob) -> None:
+        """Send a line; without a connection it is dropped, since a new one begins with the state as it is then."""
+        if os.getpid() == self._pid:
+            with self._changed:
+                self._send(message)
+
+    def tell_last(self, message: FromJob) -> None:
+        """Send the line that must not be lost, waiting up to :data:`LAST_WORD_S` for an executor that restarts."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._send(message), LAST_WORD_S)
+
+    def close(self) -> None:
+        """Hang up and end the thread; what was sent stays readable on the other side."""
+        if os.getpid() != self._pid:
+            return
+        self._closing.set()
+        with self._changed:
+            self._hang_up()
+        self._thread.join(SEND_TIMEOUT_S)
+
+    def detach(self) -> None:
+        """In a forked child: let go of the parent's socket, so that it closes when the parent dies."""
+        self.attention = False
+        self._changed = threading.Condition()
+        self._agreement = StopVote()
+        if self._socket is not None:
+            os.close(self._socket.detach())
+            self._socket = None
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            if self._socket is not None:
+                self._read(self._socket)
+                self._lost()
+            self._closing.wait(RECONNECT_S)
+            if not self._closing.is_set() and self._connect():
+                with self._changed:
+                    self._changed.notify_all()
+        with self._changed:
+            self._hang_up()
+
+    def _read(self, connection: socket.socket) -> None:
+        rest = b""
+        with contextlib.suppress(OSError):
+            while chunk := connection.recv(65_536):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._understand(line)
+
+    def _understand(self, line: bytes) -> None:
+        try:
+            self._hear(_decoder.decode(line))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            _log.warning("executor_line_not_understood line=%r error=%s", line[:200], error)
+
+    def _hear(self, message: ToJob) -> None:
+        if isinstance(message, HoldMemory):
+            self._hold(message.fraction)
+            return
+        with self._changed:
+            self.attention = True  # before the step is read
+            match message:
+                case StopRequest():
+                    self._answer(self._agreement.ask)
+                case StopAtStep(step=step):
+                    self._agreement.agree(step)
+                case _:
+                    assert_never(message)
+            self._changed.notify_all()
+        self._heard()
+
+    def _answer(self, question: StopQuestion) -> None:
+        held = self._held()  # before the step: while it holds, the step stays
+        answer = question(self._step(), held=held)
+        if answer is not None:
+            self._send(StepReached(step=answer, held=self._agreement.held))
+
+    def _lost(self) -> None:
+        with self._changed:
+            self._agreement.lost()
+            self.attention = not self._agreement.idle
+            self._hang_up()
+            self._changed.notify_all()
+
+    def _connect(self) -> bool:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            return False
+        with self._changed:
+            self._socket = connection
+            return self._send(self._hello())
+
+    def _send(self, message: FromJob) -> bool:
+        """Send with the condition held. A line that went out by half, or not at all, costs the connection."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError:
+            self._hang_up()
+            return False
+        return True
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._socket = None
+
+
+Verdict = Literal["go", "wait", "leave"]
+
+
+class StopVote:
+    """
+    What this process was asked, what it answered and what was agreed.
+
+    Steps are counts of completed iterations since the job's very beginning.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._asked = False
+        self._answer: int | None = None
+        self._held = False
+        self._stop_at: int | None = None
+
+    @property
+    def stop_at(self) -> int | None:
+        """The agreed step, once there is one."""
+        return self._stop_at
+
+    @property
+    def held(self) -> bool:
+        """Whether the answer says that no step is begun before the agreed one is heard."""
+        return self._held
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody has asked anything."""
+        return not self._asked and self._stop_at is None
+
+    def begin(self, step: int, *, held: bool = False) -> int | None:
+        """The loop begins after this step, and a checkpoint cannot move it any more; return the answer now due."""
+        self._begun = True
+        return self.ask(step, held=held) if self._asked else None
+
+    def ask(self, step: int, *, held: bool = False) -> int | None:
+        """Return what to answer after so many steps; None while the loop has not begun. The first answer stands."""
+        self._asked = True
+        if not self._begun:
+            return None
+        if self._answer is None:
+            self._answer, self._held = step, held
+        return self._answer
+
+    def agree(self, step: int) -> None:
+        """All have answered: everyone stops after this step."""
+        self._stop_at = step
+
+    def lost(self) -> None:
+        """The asker is gone. An agreed step stays, since others may have heard of it; a mere question is void."""
+        self._asked = self._held = False
+        self._answer = None
+
+    def forget(self) -> None:
+        """The process could not leave after all: a later question is a new one."""
+        self.lost()
+        self._stop_at = None
+
+    def verdict(self, step: int) -> Verdict:
+        """Return what to do at the boundary after a step."""
+        if self._stop_at is not None:
+            return "leave" if step >= self._stop_at else "go"
+        if self._answer is not None and step >= self._answer + (0 if self._held else STOP_MARGIN):
+            return "wait"
+        return "go"
+
+
+_current: AgentClient | None = None
+
+
+def make_current(agent: AgentClient | None) -> None:
+    """Name the one agent of this process, which a forked child must let go of."""
+    global _current  # noqa: PLW0603 - a fork hook can be registered only once and for the whole process
+    _current = agent
+
+
+def _after_fork_in_child() -> None:
+    if _current is not None:
+        _current.detach()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,143 @@
+"""Requests, services and telemetry: what is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.micro import add_service
+from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
+from nats.micro.service import Service, ServiceConfig
+
+from penstock_bus.nats.link import NatsClient, denied
+from penstock_bus.port import Endpoint, Handler, Reply, ServiceError
+
+_KEPT: Final = 10_000
+_STOP_S: Final = 2.0
+
+
+class NatsRequestClient(NatsClient):
+    """The part of the port that stores nothing."""
+
+    async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
+        """Ask and return the answer's body."""
+        self.link.check_size(subject, body)
+        await self.link.online(timeout_s)
+        answer = await self.link.ask(subject, body, timeout_s=timeout_s)
+        headers = answer.headers or {}
+        if ERROR_HEADER in headers or ERROR_CODE_HEADER in headers:
+            code = headers.get(ERROR_CODE_HEADER, "500")
+            raise ServiceError(
+                int(code) if code.isascii() and code.isdigit() else 500, headers.get(ERROR_HEADER, ""), answer.data
+            )
+        return answer.data
+
+    @asynccontextmanager
+    async def serve(
+        self, name: str, version: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str] | None = None
+    ) -> AsyncIterator[None]:
+        """
+        Serve requests while the context is open, as a NATS micro service.
+
+        Each endpoint serves one request at a time, different endpoints side by side; replicas of one name share the
+        requests. At the end, requests that are being served get their answers.
+
+        Raises
+        ------
+        Unauthorized
+            If the user may not hear what is asked on one of the subjects.
+        """
+        await self.link.online(self.link.timeout_s)
+        running: set[asyncio.Task[None]] = set()
+        subjects = [endpoint.subject for endpoint in endpoints]
+        self.link.served |= dict.fromkeys(subjects, True)
+        config = ServiceConfig(name=name, version=version, metadata=dict(metadata or {}), queue_group=name)
+        service = await add_service(self.link.client, config)
+        try:
+            for endpoint in endpoints:
+                handler = _Answerer(endpoint.handler, self.link.max_body_bytes, running)
+                await service.add_endpoint(name=endpoint.name, subject=endpoint.subject, handler=handler)
+            await asyncio.sleep(0)  # the flush must come behind the subscriptions
+            await self.link.client.flush()
+            await self.link.client.flush()
+            if unheard := [subject for subject in subjects if not self.link.served[subject]]:
+                raise denied(unheard[0], "serve")
+            yield
+        finally:
+            await self._stop(service, running)
+
+    async def tell(self, subject: str, body: bytes) -> None:
+        """Publish without storing; what is told while the server is away is lost."""
+        self.link.check_size(subject, body)
+        if self.link.is_online:
+            with suppress(nats.errors.Error, OSError):  # as good as told to nobody
+                await self.link.client.publish(subject, body)
+
+    async def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield what is told from now on."""
+        heard: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
+        wake = asyncio.Event()
+
+        async def received(msg: Msg) -> None:
+            heard.append((msg.subject, msg.data))
+            wake.set()
+
+        await self.link.online(self.link.timeout_s)
+        sub = await self.link.client.subscribe(subject, cb=received, pending_msgs_limit=0, pending_bytes_limit=0)
+        try:
+            while True:
+                while heard:
+                    yield heard.popleft()
+                wake.clear()
+                await wake.wait()
+        finally:
+            if not self.link.client.is_closed:
+                await sub.unsubscribe()
+
+    async def _stop(self, service: Service, running: set[asyncio.Task[None]]) -> None:
+        with suppress(TimeoutError, nats.errors.Error, OSError):  # the server forgets it with the connection
+            async with asyncio.timeout(_STOP_S):
+                if self.link.is_online:
+                    await service.stop()
+                    await asyncio.gather(*running, return_exceptions=True)
+        for task in running:
+            task.cancel()
+
+
+class _Answerer:
+    """Between the service framework and a handler."""
+
+    def __init__(self, handler: Handler, max_body_bytes: int, running: set[asyncio.Task[None]]) -> None:
+        self._handler = handler
+        self._max_body_bytes = max_body_bytes
+        self._running = running
+
+    async def __call__(self, request: Request) -> None:
+        """Answer in a task of its own, which outlives the subscription."""
+        task = asyncio.create_task(self._answer(request))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        await asyncio.shield(task)
+
+    async def _answer(self, request: Request) -> None:
+        reply = await self._reply(request.data)
+        if reply.code:
+            await request.respond_error(str(reply.code), reply.error, data=reply.body)
+        else:
+            await request.respond(reply.body)
+
+    async def _reply(self, body: bytes) -> Reply:
+        try:
+            reply = await self._handler(body)
+        except Exception as error:  # whatever the handler raises is the caller's to know
+            return Reply(code=500, error=repr(error))
+        if len(reply.body) > self._max_body_bytes:
+            return Reply(
+                code=500, error=f"the answer has {len(reply.body)} bytes, too many for the server; ask for less"
+            )
+        return reply

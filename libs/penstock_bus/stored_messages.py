@@ -1,0 +1,170 @@
+"""
+What both adapters share: patterns, pieces of snapshots, unreadable messages.
+
+From what a log holds to what its readers are given, for every adapter.
+
+Whether a subject fits a pattern, by the rules of NATS: ``*`` is one token, ``>`` is all the rest.
+
+How a snapshot becomes pieces that fit into messages, and how damage to them is noticed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock_bus.logger import get_logger
+from penstock_bus.port import Delivery, Snapshot
+from penstock_log import Commit, decode_at
+
+UNREADABLE: Final = Commit(id="", actor="", facts=())
+"""Stands for a message that cannot be decoded, or stands where it may not: it keeps the place, and says nothing."""
+
+_log = get_logger("penstock.bus")
+
+
+class DroppedMessages:
+    """What one reader of the log has dropped; only the first is logged, and all are in REJECTED."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, origin: str, reason: str) -> None:
+        """Count one."""
+        self.count += 1
+        if self.count == 1:
+            _log.warning("commit_dropped", origin=origin, reason=reason, advice="`penstock rejected` lists all")
+
+
+def delivery(seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
+    """
+    Return the message as a delivery.
+
+    Raises
+    ------
+    CodecError
+        If the body is no commit of known facts, or holds a fact that does not belong on the subject: permissions alone
+        do not keep writers apart.
+    """
+    return Delivery(seq=seq, subject=subject, stored_s=stored_s, pending=pending, commit=decode_at(subject, body))
+
+
+def placeholder(seq: int, subject: str, stored_s: float, pending: int) -> Delivery:
+    """Return the delivery that stands for an unreadable message, so that folds and writers count it too."""
+    return Delivery(seq=seq, subject=subject, stored_s=stored_s, pending=pending, commit=UNREADABLE)
+
+
+def origin(stream: str, subject: str, seq: int) -> str:
+    """Return where a message came from, as a :class:`~penstock_bus.port.Rejection` says it."""
+    return f"{stream} {subject} seq {seq}"
+
+
+def rejected_as(seq: int) -> str:
+    """Return the name under which an unreadable message of the log is rejected: one name a message, so only once."""
+    return f"evt-{seq}"
+
+
+def undeliverable(times: int) -> str:
+    """Return the reason for giving a message of the work queue up."""
+    return f"delivered {times} times and never acknowledged: its workers failed or stopped each time"
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """
+    Return whether the subject fits the pattern.
+
+    Examples
+    --------
+    >>> matches("penstock.evt.*.j1", "penstock.evt.job.j1"), matches("penstock.evt.>", "penstock.evt")
+    (True, False)
+    """
+    if pattern == subject:
+        return True
+    wanted, given = pattern.split("."), subject.split(".")
+    for i, token in enumerate(wanted):
+        if token == ">":  # noqa: S105 - a token of a subject
+            return len(given) > i
+        if i >= len(given) or token not in ("*", given[i]):
+            return False
+    return len(wanted) == len(given)
+
+
+def matches_any(patterns: Sequence[str], subject: str) -> bool:
+    """Return whether the subject fits one of the patterns; no patterns fit everything."""
+    return not patterns or any(matches(pattern, subject) for pattern in patterns)
+
+
+_MOST_BYTES: Final = 2 << 30
+_LEVEL: Final = 1  # the fastest; states of many like entries shrink to a tenth even so
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):
+    """One piece. ``crc`` is that of the whole, so that pieces of two snapshots never mix."""
+
+    index: int
+    count: int
+    crc: int
+    data: bytes
+
+
+class SnapshotDamaged(ValueError):
+    """The pieces do not make a snapshot."""
+
+
+def split(snapshot: Snapshot, chunk_bytes: int) -> list[bytes]:
+    """Return the snapshot, compressed, in pieces of about ``chunk_bytes``; at least one."""
+    packed = zlib.compress(msgspec.msgpack.encode(snapshot), _LEVEL)
+    crc = zlib.crc32(packed)
+    parts = [packed[i : i + chunk_bytes] for i in range(0, len(packed), chunk_bytes)]
+    return [msgspec.msgpack.encode(SnapshotChunk(i, len(parts), crc, part)) for i, part in enumerate(parts)]
+
+
+def open_chunk(body: bytes) -> SnapshotChunk:
+    """
+    Return the piece that the bytes hold.
+
+    Raises
+    ------
+    SnapshotDamaged
+        If they hold none.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=SnapshotChunk)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SnapshotDamaged(f"no piece of a snapshot: {error}") from error
+
+
+def join(bodies: Sequence[bytes]) -> Snapshot:
+    """
+    Return the snapshot made of all its pieces, in order.
+
+    Raises
+    ------
+    SnapshotDamaged
+        If a piece is missing, from another snapshot, or changed.
+    """
+    chunks = [open_chunk(body) for body in bodies]
+    count, crc = (chunks[0].count, chunks[0].crc) if chunks else (1, 0)
+    if len(chunks) != count or any(chunk.index != at for at, chunk in enumerate(chunks)):
+        raise SnapshotDamaged(f"{len(chunks)} pieces of {count}, or not in order")
+    packed = b"".join(chunk.data for chunk in chunks)
+    if zlib.crc32(packed) != crc:
+        raise SnapshotDamaged("its bytes are not the ones that were saved")
+    try:
+        return msgspec.msgpack.decode(_unpacked(packed), type=Snapshot)
+    except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SnapshotDamaged(f"not a snapshot: {error}") from error
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """Return what was compressed, unless that is more than any state: a few bytes may stand for a memory full."""
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(packed, _MOST_BYTES)
+    if unpacking.unconsumed_tail:
+        raise SnapshotDamaged(f"it is larger than {_MOST_BYTES} bytes")
+    if not unpacking.eof:
+        raise SnapshotDamaged("it ends too early")
+    return found

@@ -1,0 +1,56 @@
+"""
+The command line: ``penstock``.
+
+In reading order:
+
+* ``app``: All commands put together, and the small ones: schema, completion, new service.
+* ``invocation``: What every command shares: connection, common options, errors, exit codes.
+* ``value_formats``: Sizes, times and pairs as people type and read them.
+* ``render``: Tables, pairs and JSON on standard output.
+* ``view_lines``: The gateway's views as lines of text.
+* ``size_views``: An elastic job's sizes in words and as a chart.
+* ``spec_file``: Job and sweep files, read strictly.
+* ``simulation_arguments``: What was typed of a simulation.
+* ``simulation_plan``: A simulation that can start: arguments, engine, seeds.
+* ``simulation_run``: A simulation or comparison from its plan to what is shown, with its progress.
+* ``replay_run``: A replay from its arguments to what is shown.
+* ``commands/``: The commands of ``penstock``, one file for each group; a command is found by its name.
+* ``local/``: What ``penstock up`` is made of: the folder's lock and record, the children, and waiting until all are
+  ready.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main() -> None:
+    """Run ``penstock``."""
+    try:
+        from penstock_cli.app import app
+
+        app(args=hoisted(sys.argv[1:]), prog_name="penstock")
+    except KeyboardInterrupt:  # before there was a command that could end in good order
+        sys.exit(130)
+
+
+def hoisted(args: Sequence[str]) -> list[str]:
+    """
+    Return the arguments with ``--url`` before the command, where the root takes it, wherever it was typed.
+
+    Examples
+    --------
+    >>> hoisted(["ps", "--url", "nats://a", "-a"]), hoisted(["run", "--", "x", "--url", "y"])
+    (['--url', 'nats://a', 'ps', '-a'], ['run', '--', 'x', '--url', 'y'])
+    """
+    end = args.index("--") if "--" in args else len(args)
+    first: list[str] = []
+    rest: list[str] = []
+    i = 0
+    while i < end:
+        width = 2 if args[i] == "--url" and i + 1 < end else 1
+        is_url = args[i] == "--url" or args[i].startswith("--url=")
+        (first if is_url else rest).extend(args[i : i + width])
+        i += width
+    return [*first, *rest, *args[end:]]

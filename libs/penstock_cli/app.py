@@ -1,0 +1,212 @@
+"""
+All commands put together, and the small ones: schema, completion, new service.
+
+All commands of ``penstock``, put together.
+
+Small commands: schema, completion, new service.
+
+Write the skeleton of a service that stands beside Penstock: ``penstock new service NAME``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from penstock_cli import render
+from penstock_cli.commands import cluster, jobs, lanes, policies, replay, shadow, simulate, submit, sweeps, trace, up
+from penstock_cli.invocation import CommandGroup, bad_input, tell
+
+LOCAL = "nats://127.0.0.1:4222"
+
+app = typer.Typer(
+    cls=CommandGroup,
+    help="Keep every GPU of a shared cluster doing useful work.",
+    epilog="Exit codes: 1 it failed, 2 bad input, 3 server unreachable, 4 not found, 5 conflict; "
+    "with --wait and run, the job's own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    """Answer before a command is missed."""
+    if asked:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"penstock {installed('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url", help="NATS server; PENSTOCK_URL, penstock.toml, else nats://127.0.0.1:4222.", show_default=False
+        ),
+    ] = "",
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Keep every GPU of a shared cluster doing useful work."""
+    ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL}
+
+
+def _configured() -> str:
+    """Return the address in the settings file; empty where there is no file."""
+    if not (
+        os.environ.get("PENSTOCK_CONFIG") or os.environ.get("PENSTOCK_CREDENTIALS") or Path("penstock.toml").exists()
+    ):
+        return ""
+    from penstock_bus.settings import BusAddress, load
+
+    return load(BusAddress, "").server()
+
+
+new_app = typer.Typer(help="Write a skeleton to start from.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(schema)
+    app.command()(completion)
+    new_app.command("service")(new_service)
+    app.add_typer(new_app, name="new")
+
+
+@new_app.callback()
+def _new() -> None:
+    """Write a skeleton to start from."""
+
+
+def schema(what: Annotated[Literal["job", "sweep"], typer.Argument(help="Of a job or a sweep file.")] = "job") -> None:
+    """Print the JSON Schema of job or sweep files; needs no server."""
+    from penstock_log.spec import job_schema, sweep_schema
+
+    render.show_json(job_schema() if what == "job" else sweep_schema())
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"] | None, typer.Argument(help="By default the one in $SHELL.")
+    ] = None,
+) -> None:
+    """
+    Print the completion script of a shell.
+
+    For example: penstock completion bash >> ~/.bash_completion
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined] # there, if not in __all__
+
+    name = shell or Path(os.environ.get("SHELL", "bash")).name
+    if name not in {"bash", "zsh", "fish"}:
+        bad_input(f"there is no completion for {name}; expected bash, zsh or fish")
+    script = get_completion_script(prog_name="penstock", complete_var="_PENSTOCK_COMPLETE", shell=name)
+    typer.echo(script)
+
+
+def new_service(
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and -.")],
+    into: Annotated[Path, typer.Option("--into", help="Folder in which the service's own folder is made.")] = Path(),
+) -> None:
+    """Write a working service with its test."""
+
+    try:
+        written = write_service(name, into)
+    except (ValueError, OSError) as error:
+        bad_input(str(error))
+    for path in written:
+        render.say(str(path))
+    tell(f"next: cd {into / name} && pip install -e '.[test]' && pytest")
+
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,40}")
+_SUFFIX: Final = ".txt"
+
+
+def write_service(name: str, into: Path) -> list[Path]:
+    """
+    Write a working service and its test into the folder ``into / name``.
+
+    Parameters
+    ----------
+    name : str
+        Lower-case letters, digits and hyphens; the package becomes ``penstock_<name>`` with underscores.
+    into : Path
+        An existing folder.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+
+    Raises
+    ------
+    ValueError
+        If the name is of another form.
+    FileExistsError
+        If the folder exists and holds something: nothing is overwritten.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name a service; expected lower-case letters, digits and -, such as my-notifier"
+        )
+    target = into / name
+    if target.exists() and any(target.iterdir()):
+        raise FileExistsError(f"{target} exists and is not empty; choose another name or folder")
+    module = name.replace("-", "_")
+    words = {"@name@": name, "@module@": module, "@MODULE@": module.upper()}
+    return [_write(source, target / path, words) for source, path in _templates(module)]
+
+
+def _templates(module: str) -> list[tuple[Traversable, Path]]:
+    root = files("penstock_cli") / "templates" / "service"
+    places = {"package": Path(f"penstock_{module}"), "tests": Path("tests")}
+    found = [(item, Path(item.name)) for item in root.iterdir() if item.is_file()]
+    for folder, place in places.items():
+        found += [(item, place / item.name) for item in (root / folder).iterdir() if item.is_file()]
+    renamed = {"test_service.py": f"test_{module}.py"}
+    named = [(item, path.with_name(path.name.removesuffix(_SUFFIX))) for item, path in found]
+    return sorted(((i, p.with_name(renamed.get(p.name, p.name))) for i, p in named), key=lambda pair: pair[1])
+
+
+def _write(source: Traversable, target: Path, words: dict[str, str]) -> Path:
+    text = source.read_text(encoding="utf-8")
+    for placeholder, word in words.items():
+        text = text.replace(placeholder, word)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    return target
+
+
+for add_commands in (
+    submit.register,
+    jobs.register,
+    jobs.register_logs,
+    policies.register_profile,
+    sweeps.register,
+    cluster.register,
+    lanes.register,
+    policies.register,
+    replay.register,
+    simulate.register,
+    shadow.register,
+    trace.register,
+    up.register,
+    up.register_purge,
+    cluster.register_doctor,
+    register,
+):
+    add_commands(app)

@@ -1,0 +1,17 @@
+"""
+The commands of ``penstock``, one file for each group; a command is found by its name.
+
+In reading order:
+
+* ``submit``: ``submit``, ``run``.
+* ``jobs``: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+* ``cluster``: ``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.
+* ``policies``: ``policy``, ``profile``.
+* ``sweeps``: ``tune``, ``sweep``.
+* ``lanes``: ``lanes bench``, ``lanes estimate``.
+* ``up``: ``up``, ``down``, ``service``, ``purge``.
+* ``simulate``: ``sim``, ``sweep sim``.
+* ``replay``: ``replay``.
+* ``shadow``: ``shadow``.
+* ``trace``: ``trace``.
+"""

@@ -1,0 +1,379 @@
+"""
+``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.
+
+Commands about nodes, and the whole at one glance.
+
+`penstock doctor`: is everything there that a job needs, and if not, what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import typer
+
+from penstock_cli import render
+from penstock_cli.invocation import AnswerOut, At, Out, Output, act, call
+from penstock_cli.value_formats import clock, moment, now_s, span
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_log import views
+
+
+node_app = typer.Typer(help="Take a node out of service and back, or off the list.", no_args_is_help=True)
+NodeIds = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(nodes)
+    node_app.command()(drain)
+    node_app.command()(resume)
+    node_app.command()(remove)
+    app.add_typer(node_app, name="node")
+    app.command()(status)
+    app.command()(rejected)
+
+
+def nodes(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+    """List nodes; with -o wide their devices and what runs on them."""
+    from penstock_cli import view_lines
+
+    found = call(ctx, lambda client: client.nodes(moment(at)))
+    now = now_s()
+    if output == "json":
+        render.show_json(found)
+    elif output == "wide":
+        rows = [row for node in found.nodes for row in view_lines.wide_node_rows(node, now)]
+        render.show_table(view_lines.NODE_WIDE, rows, wide=True)
+    else:
+        render.show_table(view_lines.NODE_HEADERS, [view_lines.node_row(node, now) for node in found.nodes])
+
+
+def drain(
+    ctx: typer.Context,
+    nodes: NodeIds,
+    preempt: Annotated[bool, typer.Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Give nodes no new jobs."""
+    act(ctx, nodes, lambda client, node: client.drain(node, reason, preempt=preempt), output)
+
+
+def resume(ctx: typer.Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
+    """Give drained nodes jobs again."""
+    act(ctx, nodes, lambda client, node: client.resume(node), output)
+
+
+def remove(
+    ctx: typer.Context,
+    nodes: NodeIds,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """List nodes no more that are gone for good."""
+    act(ctx, nodes, lambda client, node: client.remove(node, reason), output)
+
+
+def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+    """Count jobs, devices, nodes and services."""
+    found = call(ctx, lambda client: client.status(moment(at)))
+    if output == "json":
+        render.show_json(found)
+        return
+    replicas: dict[str, int] = {}
+    for replica in found.services:
+        replicas[replica.service] = replicas.get(replica.service, 0) + 1
+    render.show_pairs(
+        [
+            ("jobs", _counts(_in_order(found.jobs)) or "none"),
+            ("sweeps", _counts(found.sweeps)),
+            ("nodes", _counts(found.nodes) or "none"),
+            *((f"{kind} devices", _counts(counts)) for kind, counts in found.devices.items()),
+            ("services", _counts(replicas) or "none heard"),
+            ("log", f"sequence {found.last_seq}" + (f", {found.backlog} not read yet" if found.backlog else "")),
+            ("version", found.version),
+        ]
+    )
+
+
+def rejected(ctx: typer.Context, output: Out = "table") -> None:
+    """List what came in and could not be accepted, and why."""
+    found = call(ctx, lambda client: client.rejected())
+    if output == "json":
+        render.show_json(found)
+    else:
+        rows = [(clock(one.stored_s), one.origin, one.reason, one.body) for one in found.rejected]
+        render.show_table(("TIME", "FROM", "REASON", "BODY"), rows, wide=output == "wide")
+
+
+def _in_order(counts: dict[str, int]) -> dict[str, int]:
+    """Return the counts of jobs in the order of a job's life."""
+    from penstock_log import JobState
+
+    return {state: counts[state] for state in JobState if state in counts}
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+Level = Literal["ok", "warn", "fail"]
+
+SKEW_S: Final = 5.0
+UNDECIDED_S: Final = 5.0
+"""A fact that matters to a service is decided on within a second; after this long something is wrong."""
+LITTLE_BYTES: Final = 1 << 30
+TOO_LITTLE_BYTES: Final = 100 << 20
+_CONNECT_S: Final = 3.0
+_COLOURS: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Finding(NamedTuple):
+    """One line of the report; ``remedy`` is what to do, where anything is."""
+
+    level: Level
+    what: str
+    detail: str
+    remedy: str = ""
+
+
+def register_doctor(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(
+    ctx: typer.Context,
+    data: Annotated[Path, typer.Option("--data", help="Data folder of `penstock up`, if it is on this machine.")] = (
+        Path("penstock-data")
+    ),
+    output: Annotated[Output, typer.Option("-o", "--output", help="table or json.")] = "table",
+) -> None:
+    """
+    Check server, log, services, nodes, clocks and disk.
+
+    The exit code is 1 if something is broken.
+    """
+    findings = asyncio.run(_collect(ctx, data))
+    if output == "json":
+        render.show_json([finding._asdict() for finding in findings])
+    else:
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            render.say_painted(line_of(finding, width=width, colour=render.colours()))
+    if any(finding.level == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
+    """
+    Return a finding as a line; ``width`` is that of the column of what was checked.
+
+    Examples
+    --------
+    >>> line_of(Finding("warn", "nodes", "none has joined", "start an executor"), width=7)
+    'warn  nodes    none has joined; start an executor'
+    """
+    level = f"{finding.level:<4}"
+    painted = typer.style(level, fg=_COLOURS[finding.level]) if colour else level
+    said = render.seen(f"{finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}")
+    return f"{painted}  {finding.what:<{width}}  {said}"
+
+
+async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
+    from penstock.client import Client
+    from penstock_bus.port import BusError
+
+    url = ctx.obj["url"]
+    findings = [disk(data)]
+    if "client" not in ctx.obj:
+        findings.append(await server(url))
+    if findings[-1].level == "fail" and findings[-1].what == "server":
+        return findings
+    try:
+        asking = partial(Client, nobody_s=0.0)  # what is not there now is what it is to find
+        async with ctx.obj.get("client", asking)(url) as client:
+            findings += [finding async for finding in ask(client)]
+    except BusError as error:
+        findings.append(Finding("fail", "connection", str(error)))
+    return findings
+
+
+def disk(data: Path) -> Finding:
+    """Check the folder that the log is kept in."""
+    if not data.exists():
+        return Finding("ok", "data folder", f"{data} is not on this machine, or `penstock up` has not run yet")
+    if not os.access(data, os.W_OK | os.X_OK):
+        return Finding("fail", "data folder", f"{data} cannot be written to by this user", "check its owner and mode")
+    free = shutil.disk_usage(data).free
+    detail = f"{render.size(free)} free under {data}"
+    if free < TOO_LITTLE_BYTES:
+        return Finding("fail", "data folder", detail, "free some: the log refuses facts when the disk is full")
+    if free < LITTLE_BYTES:
+        return Finding("warn", "data folder", detail, "free some before the disk is full")
+    return Finding("ok", "data folder", detail)
+
+
+async def server(url: str) -> Finding:
+    """Check what the NATS server says of itself when one connects."""
+    import msgspec
+
+    host, port = urlsplit(url).hostname or url, urlsplit(url).port or 4222
+    start = "start one with `penstock up`, or name another with --url or PENSTOCK_URL"
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            greeting = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError, ValueError) as error:
+        return Finding("fail", "server", f"nothing listens at {url} ({error or 'no answer in time'})", start)
+    if not greeting.startswith(b"INFO "):
+        return Finding("fail", "server", f"what listens at {url} is no NATS server", start)
+    info = msgspec.json.decode(greeting[5:])
+    about = f"NATS {info.get('version', 'of unknown version')} at {url}"
+    if not info.get("jetstream"):
+        return Finding("fail", "server", f"{about} without JetStream", "start it with -js, or use `penstock up`")
+    return Finding("ok", "server", f"{about}, messages up to {render.size(info.get('max_payload', 0))}")
+
+
+async def ask(client: Client) -> AsyncIterator[Finding]:
+    """Check what is behind the server."""
+    from penstock_bus.port import BusError
+
+    yield await _log(client)
+    try:
+        found, status = await client.nodes(), await client.status()
+    except BusError as error:
+        async for finding in _services(client, ()):
+            yield finding
+        yield Finding("fail", "gateway", str(error), "see the line about the gateway above")
+        return
+    async for finding in _services(client, status.services):
+        yield finding
+    for finding in _gateway(found, status):
+        yield finding
+
+
+async def _log(client: Client) -> Finding:
+    from penstock_bus.port import BusError
+    from penstock_log import subjects
+
+    try:
+        seq = await client.bus.last_seq()
+        rejected = await client.bus.rejections()
+    except BusError as error:
+        return Finding("fail", "log", str(error), "start a service once: it creates the streams")
+    dropped = [one for one in rejected if one.origin.startswith(f"{subjects.EVT} ")]
+    if dropped:
+        latest = f"{_were(len(dropped), 'commit')} dropped by all readers, the last because {dropped[-1].reason}"
+        remedy = "list them with `penstock rejected`; if you know of none, change the passwords"
+        return Finding("warn", "log", f"at sequence {seq}; {latest}", remedy)
+    if rejected:
+        latest = f"{_were(len(rejected), 'message')} rejected, the last because {rejected[-1].reason}"
+        return Finding("warn", "log", f"at sequence {seq}; {latest}", "list them with `penstock rejected`")
+    return Finding("ok", "log", f"at sequence {seq}")
+
+
+def _were(number: int, noun: str) -> str:
+    return f"{render.count(number, noun)} {'was' if number == 1 else 'were'}"
+
+
+async def _services(client: Client, replicas: Iterable[views.ReplicaView]) -> AsyncIterator[Finding]:
+    from penstock_bus.health import heard
+    from penstock_bus.port import BusError, NoResponders, ServiceError
+    from penstock_log import subjects
+
+    for service in sorted(set(subjects.WRITERS.values())):
+        mine = [replica for replica in replicas if replica.service == service]
+        try:
+            vitals = heard(await client.bus.request(subjects.query("ready", service), b"", 2.0))
+            finding = leader(service, mine)
+            note = f"; it {vitals.note}" if vitals is not None and vitals.note else ""
+            yield finding._replace(detail=finding.detail + note)
+        except ServiceError as error:
+            yield Finding("warn", service, str(error))
+        except NoResponders:
+            yield Finding("fail", service, "no replica answers", f"start one: `penstock service {service}`")
+        except BusError as error:
+            yield Finding("fail", service, str(error))
+
+
+def leader(service: str, replicas: Iterable[views.ReplicaView]) -> Finding:
+    """Check that a ready service decides: that one replica leads if one has to, and that no fact waits for it."""
+    replicas = list(replicas)
+    deciding = [replica for replica in replicas if replica.leading or not replica.elected]
+    if replicas and not deciding:
+        remedy = "it is taken within seconds; if it is not, the logs of its replicas say why"
+        return Finding(
+            "fail", service, f"ready, but none of its {render.count(len(replicas), 'replica')} has the lead", remedy
+        )
+    for late in sorted(deciding, key=lambda replica: -replica.undecided_s)[:1]:
+        if late.undecided_s > UNDECIDED_S:
+            waited = f"facts have waited {span(late.undecided_s)} for a decision"
+            remedy = f"see the log of {service} {late.id}, and restart it"
+            return Finding("fail", service, f"ready, but {waited}: {_of_leader(late)}", remedy)
+    led = [_of_leader(replica) for replica in deciding if replica.elected]
+    return Finding("ok", service, "; ".join(["ready", *led]))
+
+
+def _of_leader(replica: views.ReplicaView) -> str:
+    if not replica.elected:
+        return f"{replica.id} last decided at fact {replica.decided_seq} of {replica.last_seq}"
+    lease = "" if replica.lease_s is None else f", its lease {span(replica.lease_s)} old"
+    decided = f"last decision at fact {replica.decided_seq} of {replica.last_seq}"
+    return f"{replica.id} has led for {span(replica.term_s)}{lease}, {decided}"
+
+
+def _gateway(found: views.NodesView, status: views.StatusView) -> Iterator[Finding]:
+    backlog = status.backlog
+    if backlog > 1000:
+        yield Finding("warn", "gateway", f"{backlog} facts behind the log", "wait, or start more replicas")
+    for finding in (check_nodes(found), host_memory(found), skew(found, now_s())):
+        if finding:
+            yield finding
+
+
+def check_nodes(found: views.NodesView) -> Finding:
+    """Check that there is something to run on."""
+    up = [node for node in found.nodes if node.state == "up"]
+    away = [node.id for node in found.nodes if node.state == "lost"]
+    devices = sum(len(node.devices) for node in up)
+    if not up:
+        return Finding("fail", "nodes", "none is up", "start an executor: `penstock service executor` on each node")
+    detail = f"{len(up)} up with {render.count(devices, 'device')}"
+    if away:
+        remedy = f"restart their executors, or `penstock node remove {' '.join(away)}`"
+        return Finding("warn", "nodes", f"{detail}; lost: {', '.join(away)}", remedy)
+    return Finding("ok", "nodes", detail)
+
+
+def host_memory(found: views.NodesView) -> Finding | None:
+    """Tell how runs are held to their part of the hosts' memory; nothing where no node says so."""
+    held: dict[str, list[str]] = {}
+    for node in found.nodes:
+        if node.state == "up" and node.held_by:
+            held.setdefault(node.held_by, []).append(node.id)
+    words = (f"by {how} on {len(ids)} node{'s' if len(ids) > 1 else ''}" for how, ids in sorted(held.items()))
+    return Finding("ok", "host memory", f"runs are held to their part {' and '.join(words)}") if held else None
+
+
+def skew(found: views.NodesView, now: float) -> Finding | None:
+    """Compare this machine's clock with the gateway's: heartbeats come every second, so the last was just now."""
+    heard = [node.heard_s for node in found.nodes if node.state == "up" and node.heard_s is not None]
+    if not heard:
+        return None
+    off = now - max(heard)
+    if abs(off) > SKEW_S:
+        words = f"{span(abs(off))} {'ahead of' if off > 0 else 'behind'} the gateway's"
+        return Finding("warn", "clock", f"this machine's clock is {words}", "synchronise both (chrony, ntpd)")
+    return Finding("ok", "clock", "agrees with the gateway's")

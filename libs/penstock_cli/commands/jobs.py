@@ -1,0 +1,383 @@
+"""
+``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+
+Commands about jobs that are there: ps, show, why, story, events, cancel, hold, release.
+
+What `story` and `why` answer from a log in a file, without a server.
+
+The output of jobs: `penstock logs`, and what `penstock run` shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.output_reader import OutputReader
+from penstock_cli import render
+from penstock_cli.invocation import AnswerOut, At, JobId, JobIds, LogFile, Out, act, bad_input, call, tell
+from penstock_cli.value_formats import moment, now_s
+from penstock_log.request_bodies import OutputOffset
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_bus.port import LogLine
+    from penstock_log import views
+    from penstock_simulator.log_query import Moment
+
+
+ENDED_SHOWN = 20
+"""How many of the jobs that have ended `penstock ps` shows without --all."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands, in the order of the help."""
+    for command in (ps, show, why, story, events, cancel, hold, release):
+        app.command()(command)
+
+
+def ps(
+    ctx: typer.Context,
+    *,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Ended jobs too, however old.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="PD R PR CG CD F CA, or running and so on; repeatable.")
+    ] = None,
+    user: Annotated[str, typer.Option("--user", "-u", help="Of this user; `me` is you.")] = "",
+    name: Annotated[str, typer.Option("--name", "-n", help="With this name, or this beginning: 'train*'.")] = "",
+    sweep: Annotated[str, typer.Option("--sweep", help="Trials of this sweep.")] = "",
+    samples: Annotated[bool, typer.Option("--samples", help="The profiler's samples too.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many, the newest.")] = 500,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """List jobs: the open ones, and the last twenty that ended."""
+    if user == "me":
+        from penstock.submission import user_name
+
+        user = user_name()
+    asked = _states(state or [])
+
+    async def ask(client: Client) -> views.JobsView:
+        async def jobs(states: tuple[str, ...], most: int) -> views.JobsView:
+            return await client.jobs(
+                state=states, user=user, name=name, parent=sweep, samples=samples, limit=most, at=moment(at)
+            )
+
+        if everything or asked or sweep:
+            return await jobs(asked, limit)
+        return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
+
+    _show_jobs(call(ctx, ask), output)
+
+
+_OPEN = ("PD", "R", "PR", "CG")
+_ENDED = ("CD", "F", "CA")
+_NAMES = {
+    "PD": ("waiting", "pending", "queued"),
+    "R": ("running",),
+    "PR": ("preempting",),
+    "CG": ("stopping", "completing"),
+    "CD": ("completed", "done"),
+    "F": ("failed",),
+    "CA": ("cancelled", "canceled"),
+}
+"""Of each state: how it may be typed, what the error names first."""
+
+
+def _states(typed: list[str]) -> tuple[str, ...]:
+    from penstock_cli.invocation import bad_input
+
+    states: dict[str, None] = {}
+    for word in (word.strip() for entry in typed for word in entry.split(",") if word.strip()):
+        found = next((state for state, names in _NAMES.items() if word.lower() in {state.lower(), *names}), None)
+        if found is None:
+            names = f"{', '.join(_NAMES)}, or {', '.join(names[0] for names in _NAMES.values())}"
+            bad_input(f"--state {word!r} is no state; expected some of {names}")
+        states[found] = None
+    return tuple(states)
+
+
+def _merged(ended: views.JobsView, open_: views.JobsView) -> views.JobsView:
+    """Return both lists as one, each job once (one may have ended between the two answers)."""
+    from penstock_log import views
+
+    by_id = {job.id: job for job in (*open_.jobs, *ended.jobs)}
+    jobs = sorted(by_id.values(), key=lambda job: (job.submitted_s, job.id))
+    return views.JobsView(jobs=tuple(jobs), total=ended.total + open_.total, seq=open_.seq)
+
+
+def _show_jobs(found: views.JobsView, output: str) -> None:
+    from penstock_cli import view_lines
+
+    if output == "json":
+        render.show_json(found)
+        return
+    headers = view_lines.job_headers(found.jobs, wide=output == "wide")
+    if output == "wide":
+        render.show_table(headers, [view_lines.wide_job_row(job, headers) for job in found.jobs], wide=True)
+    else:
+        render.show_table(headers, [view_lines.job_row(job, headers) for job in found.jobs])
+
+
+def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+    """
+    Show all that is known of a job.
+
+    Of an elastic one, its devices and its throughput over time are drawn.
+    """
+    from penstock_cli import size_views, view_lines
+
+    detail = call(ctx, lambda client: client.job(job, moment(at)))
+    if output == "json":
+        render.show_json(detail)
+        return
+    lines, as_of_s = view_lines.job_lines(detail), now_s()
+    if detail.sizing is not None and (chart := size_views.chart(detail.job, detail.sizing, as_of_s)):
+        lines += ["", *chart]
+    if detail.job.state == "PD":
+        lines += ["", *render.wrapped(view_lines.why_lines(detail.why, as_of_s))]
+    render.say_lines(lines)
+
+
+def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
+    """
+    Say why a job waits, and what would change that.
+
+    The one dominant cause comes first; then what shows it, and what was checked and is not the cause. Of an elastic
+    job, a running one too: how it came to its size, and who gave what to whom.
+    """
+    from penstock_cli import view_lines
+
+    as_of_s = now_s()
+    if log is not None:
+        found, as_of_s = why_of_file(log, job, moment(at))
+    else:
+        found = call(ctx, lambda client: client.why(job, moment(at)))
+    if output == "json":
+        render.show_json(found)
+    else:
+        render.say_lines(render.wrapped(view_lines.why_lines(found, as_of_s)))
+
+
+def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
+    """Tell a job's life, a sentence for each fact."""
+    from penstock_cli import view_lines
+
+    if log is not None:
+        found = story_of_file(log, job, moment(at))
+    else:
+        found = call(ctx, lambda client: client.story(job, moment(at)))
+    if output == "json":
+        render.show_json(found)
+    elif output == "wide":
+        render.show_table(view_lines.STORY_WIDE, view_lines.wide_story_rows(found), wide=True)
+    else:
+        render.show_table(view_lines.STORY_HEADERS, view_lines.story_rows(found), wrap=True)
+
+
+def events(
+    ctx: typer.Context,
+    entity: Annotated[str, typer.Argument(metavar="[ID]", help="Job, sweep, node, pool or workload.")] = "",
+    *,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new facts until Ctrl-C.")] = False,
+    after: Annotated[int | None, typer.Option("--after", min=0, help="Only behind this stream sequence.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """Show the raw facts of the log; the newest, without --after."""
+    from penstock_cli import view_lines
+
+    async def ask(client: Client) -> None:
+        found = await client.events(entity, after=after, limit=limit, at=moment(at))
+        if output == "json" and not follow:
+            render.show_json(found)
+            return
+        if output == "json":
+            _json_lines(found)
+        elif output == "wide":
+            render.show_table(view_lines.EVENT_WIDE, [view_lines.wide_event_row(e) for e in found.events], wide=True)
+        else:
+            render.show_table(view_lines.EVENT_HEADERS, [view_lines.event_row(e) for e in found.events])
+        if follow:
+            async for event in client.follow_events(_whole_id(found, entity), after=found.seq):
+                _show_event(event, output)
+
+    call(ctx, ask)
+
+
+def _whole_id(found: views.EventsView, entity: str) -> str:
+    """Return the id that the gateway took a beginning for, as its facts show; the log knows whole ids only."""
+    from penstock_log import subjects
+
+    return next((subjects.entity_of(event.subject)[1] for event in found.events), entity) if entity else ""
+
+
+def _json_lines(found: views.EventsView) -> None:
+    for event in found.events:
+        render.show_json_line(event)
+
+
+def _show_event(event: views.EventView, output: str) -> None:
+    from penstock_cli import view_lines
+
+    if output == "json":
+        render.show_json_line(event)
+    else:
+        render.say("  ".join(view_lines.wide_event_row(event) if output == "wide" else view_lines.event_row(event)))
+
+
+def cancel(
+    ctx: typer.Context,
+    jobs: JobIds,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """End jobs; running ones are stopped first."""
+    act(ctx, jobs, lambda client, job: client.cancel(job, reason), output)
+
+
+def hold(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:
+    """Keep waiting jobs from being started."""
+    act(ctx, jobs, lambda client, job: client.hold(job), output)
+
+
+def release(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:
+    """Let held jobs be started again."""
+    act(ctx, jobs, lambda client, job: client.release(job), output)
+
+
+def story_of_file(log: Path, job: str, at: int | float | str | None) -> views.StoryView:
+    """Return a job's story."""
+    from penstock_simulator import log_query
+    from penstock_simulator.traces.columns import TraceSource
+
+    moment = _moment(at)
+    with TraceSource(log).raw() as text:
+        try:
+            return log_query.tell(text, job, moment)
+        except ValueError as error:
+            bad_input(f"{log}: {error}")
+
+
+def why_of_file(log: Path, job: str, at: int | float | str | None) -> tuple[views.WhyView, float]:
+    """Return why a job is where it is, and the time of that."""
+    from penstock_simulator import log_query
+    from penstock_simulator.traces.columns import TraceSource
+
+    moment = _moment(at)
+    with TraceSource(log).raw() as text:
+        try:
+            return log_query.explain(text, job, moment)
+        except ValueError as error:
+            bad_input(f"{log}: {error}")
+
+
+def _moment(at: int | float | str | None) -> Moment:
+    """Return a moment of a log; dates are those of its own clock."""
+    if isinstance(at, str):
+        from datetime import datetime
+
+        return datetime.fromisoformat(at).timestamp()
+    return at
+
+
+def register_logs(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(logs)
+
+
+def logs(
+    ctx: typer.Context,
+    job: JobId,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this process of a gang.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")] = None,
+) -> None:
+    """Show a job's output; lines of a gang begin with the rank."""
+
+    async def show(client: Client) -> None:
+        await stream(client, job, follow=follow, rank=rank, tail=tail)
+
+    call(ctx, show)
+
+
+class Printer:
+    """
+    Turns pieces of output into what is written: as they are, or as whole lines with the rank before them.
+
+    Examples
+    --------
+    >>> printer, one, other = Printer(ranks=True), (0, "stdout"), (1, "stdout")
+    >>> printer.feed(one, b"a\\nb"), printer.feed(other, b"x\\n"), printer.feed(one, b"c\\n"), printer.rest()
+    (b'[0] a\\n', b'[1] x\\n', b'[0] bc\\n', b'')
+    """
+
+    def __init__(self, *, ranks: bool) -> None:
+        self._ranks = ranks
+        self._open: dict[tuple[int, str], list[bytes]] = {}
+
+    def feed(self, source: tuple[int, str], data: bytes) -> bytes:
+        """Return what to write after one more piece of a rank's stream."""
+        if not self._ranks:
+            return data
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join((*self._open.pop(source, ()), whole[0]))
+        if rest:
+            self._open.setdefault(source, []).append(rest)
+        return b"".join(self._line(source[0], line) for line in whole)
+
+    def rest(self) -> bytes:
+        """Return the lines that never ended."""
+        return b"".join(self._line(rank, b"".join(parts)) for (rank, _), parts in sorted(self._open.items()))
+
+    def _line(self, rank: int, line: bytes) -> bytes:
+        return b"[%d] %s\n" % (rank, line)
+
+
+async def stream(
+    client: Client, job_id: str, *, follow: bool, rank: int | None = None, tail: int | None = None
+) -> None:
+    """Write a job's output to standard output, with ``follow`` until the job has ended."""
+    detail = await client.job(job_id)
+    reader, printer = OutputReader(client.bus, detail.job.id), Printer(ranks=detail.spec.gpus > 1 and rank is None)
+    if tail is not None:
+        last = await reader.last(tail, rank)
+        _write(last_lines(b"".join(_shown(printer, line) for line in last), tail))
+    if follow or tail is None:
+        async for line in client.follow_output(detail, reader) if follow else reader.stored():
+            if rank in {None, line.rank}:
+                _write(_shown(printer, line))
+    _write(printer.rest())
+
+
+def _shown(printer: Printer, line: LogLine) -> bytes:
+    if line.missing:
+        tell(line.missing)
+    source = line.place.channel.stream if isinstance(line.place, OutputOffset) else ""
+    return printer.feed((line.rank, source), line.data)
+
+
+def last_lines(data: bytes, count: int) -> bytes:
+    """
+    Return the last lines of some text.
+
+    Examples
+    --------
+    >>> last_lines(b"a\\nb\\nc\\n", 2), last_lines(b"a\\nb", 1), last_lines(b"a", 0)
+    (b'b\\nc\\n', b'b', b'')
+    >>> last_lines(b"10 %\\r20 %\\ndone\\n", 2)
+    b'10 %\\r20 %\\ndone\\n'
+    """
+    lines = [line + b"\n" for line in data.split(b"\n")]  # and not where a progress bar returns to its line's beginning
+    lines[-1] = lines[-1].removesuffix(b"\n")
+    return b"".join(list(filter(None, lines))[-count:]) if count else b""
+
+
+def _write(data: bytes) -> None:
+    if data:
+        typer.echo(data, nl=False)

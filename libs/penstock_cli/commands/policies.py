@@ -1,0 +1,264 @@
+"""
+``policy``, ``profile``.
+
+Commands about what the pools are run by.
+
+What is known of a workload: ``penstock profile``.
+
+How an elastic workload goes with batch size and devices, as a table.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock_cli import render
+from penstock_cli.invocation import AnswerOut, At, Out, call
+from penstock_cli.value_formats import moment
+
+if TYPE_CHECKING:
+    from penstock_log import MemoryNeed, Scalability, Setting, Timing, TrialsMeasured, views
+
+
+policy_app = typer.Typer(help="See and change what the pools are run by, while they run.", no_args_is_help=True)
+Pool = Annotated[str, typer.Option("--pool", help="Which pool.")]
+Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    policy_app.command()(show)
+    policy_app.command("set")(set_)
+    policy_app.command()(reset)
+    app.add_typer(policy_app, name="policy")
+
+
+def show(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+    """List what is set live for each pool; with -o wide every setting. Built-in holds where no file says otherwise."""
+    found = call(ctx, lambda client: client.policies(moment(at)))
+    if output == "json":
+        render.show_json(found)
+        return
+    rows = [row for one in found.pools for row in _policy_rows(one, found.defaults, everything=output == "wide")]
+    if rows:
+        render.show_table(("POOL", "SETTING", "LIVE", "BUILT-IN"), rows, wide=output == "wide")
+    else:
+        render.say("nothing is set live; every pool is run as its services are set (-o wide lists what can be set)")
+
+
+def set_(
+    ctx: typer.Context,
+    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as order=fifo; off for none.")],
+    pool: Pool = "default",
+    reason: Why = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Run a pool by other settings from now on: order=2d-gittins, thresholds_gpu_s=3600,36000, promote_knob=off."""
+    chosen = dict(parsed(text) for text in settings)
+    _answer(call(ctx, lambda client: client.set_policy(pool, chosen, reason=reason)), output)
+
+
+def reset(
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="All where none is named.")] = None,
+    pool: Pool = "default",
+    reason: Why = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Go back to what the services' own settings say."""
+    unset = names or []
+    _answer(call(ctx, lambda client: client.set_policy(pool, unset=unset, reset=not unset, reason=reason)), output)
+
+
+def parsed(text: str) -> tuple[str, Setting]:
+    """
+    Return the name and the value of ``name=value``; numbers with commas are a list, ``off`` is none.
+
+    Examples
+    --------
+    >>> parsed("order=2d-las"), parsed("thresholds_gpu_s=60,600"), parsed("promote_knob=off"), parsed("window=64")
+    (('order', '2d-las'), ('thresholds_gpu_s', [60, 600]), ('promote_knob', None), ('window', 64))
+    >>> parsed("thresholds_gpu_s=[]"), parsed("topology=zone,rack"), parsed("thresholds_gpu_s=60,")
+    (('thresholds_gpu_s', []), ('topology', ['zone', 'rack']), ('thresholds_gpu_s', [60]))
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise typer.BadParameter(f"{text!r} is no setting; expected NAME=VALUE, such as order=fifo")
+    if "," in value and not value.startswith("["):
+        items = [_one(item) for item in value.split(",") if item.strip()]
+        return name, [item for item in items if isinstance(item, str | int | float)]
+    return name, _one(value)
+
+
+def _one(value: str) -> Setting:
+    word = value.strip()
+    if word in {"off", "none"}:
+        return None
+    try:
+        found: Setting = tomllib.loads(f"it = {word}")["it"]
+    except tomllib.TOMLDecodeError:
+        return word
+    return found if isinstance(found, bool | int | float | list) else word
+
+
+def _answer(answer: views.ActAnswer, output: str) -> None:
+    if output == "json":
+        render.show_json_line(answer)
+    else:
+        render.say(answer.message)
+
+
+def _policy_rows(
+    one: views.PolicyView, defaults: dict[str, Setting], *, everything: bool
+) -> list[tuple[str, str, str, str]]:
+    from penstock_log.facts import worded
+
+    names = sorted({*one.settings, *(defaults if everything else ())})
+    return [
+        (one.pool, name, worded(one.settings[name]) if name in one.settings else "", worded(defaults.get(name)))
+        for name in names
+    ]
+
+
+Workload = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD", help="Its key or a unique beginning of it, or the id or name of a job or sweep."
+    ),
+]
+
+
+def register_profile(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(profile)
+
+
+def curve_lines(kinds: Sequence[Scalability], width: int | None = None) -> list[str]:
+    """
+    Return what is known, kind by kind: a table of the measured sizes, what a device holds, and what is missing.
+
+    ``EACH`` is the batch on each device, and ``EFFICIENCY`` the throughput as a part of what so many single devices
+    with this batch would have.
+
+    Parameters
+    ----------
+    width : int or None
+        Columns of the terminal, where bars for the throughput are drawn as well; None elsewhere.
+    """
+    if not kinds:
+        return []
+    rows = [row for kind in kinds for row in _curve_rows(kind)]
+    fastest = max((speed for _, speed in rows), default=0.0)
+    headers = HEADERS if width is None else (*HEADERS, "")
+    cells = [cell if width is None else (*cell, _bar(speed, fastest)) for cell, speed in rows]
+    return [*(render.table(headers, cells, width=width) if rows else []), *render.labelled(map(_said, kinds))]
+
+
+def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: At = None) -> None:
+    """
+    Show what is known of a workload: speeds, scaling, memory.
+
+    How an elastic one goes with batch size and devices, with errors; and what trials have shown of sharing devices and
+    of scaling out.
+    """
+    found = call(ctx, lambda client: client.profile(workload, moment(at)))
+    if output == "json":
+        render.show_json(found)
+        return
+    curve = curve_lines(found.scaling, render.terminal_width())
+    render.say_lines(render.wrapped([*profile_lines(found), *(["", *curve] if curve else [])]))
+
+
+def profile_lines(found: views.ProfileView) -> list[str]:
+    """Return a workload in lines."""
+    from penstock_cli import view_lines
+
+    names = ", ".join(found.names)
+    pairs = [
+        ("workload", found.workload),
+        ("jobs", f"{found.jobs}{f': {names}' if names else ''}"),
+        ("speeds", view_lines.speeds(found.speeds) or "not measured"),
+        ("note", found.note),
+        ("memory", memory(found.need)),
+        *(trials(found.trials) if found.trials is not None else ()),
+    ]
+    return render.labelled((label, value) for label, value in pairs if value)
+
+
+def memory(need: MemoryNeed | None) -> str:
+    """Return what a run needs of a device's memory, in words."""
+    if need is None:
+        return "not measured"
+    more = f", {render.size(need.ephemeral_bytes)} more within an iteration" if need.ephemeral_bytes else ""
+    return f"{render.size(need.resident_bytes)} kept{more}"
+
+
+def trials(seen: TrialsMeasured) -> list[tuple[str, str]]:
+    """Return what trials have shown, in words."""
+    unseen = "not measured"
+    packing = (
+        f"alpha {seen.alpha:.3g}, at most {render.count(seen.packing, 'trial')} on a device" if seen.alpha else unseen
+    )
+    most = f", at most {render.count(seen.widest, 'device')} for a trial" if seen.widest else ""
+    guessed = "" if seen.moves else " (nobody has been moved yet: starting, and a guess for stopping)"
+    never = "" if seen.saves else "; its script saves no checkpoints, so that trials are never moved"
+    return [
+        ("side by side", packing),
+        ("scaling out", f"beta {seen.beta:.3g}{most}" if seen.beta else unseen),
+        ("moving", f"{seen.overhead_s:.2g} s{guessed}{never}" if seen.overhead_s else unseen),
+    ]
+
+
+HEADERS: Final = ("KIND", "GPUS", "EACH", "MS/STEP", "ERROR", "EXAMPLES/S", "EFFICIENCY", "RUNS")
+_BAR: Final = 24
+_MOST_ROWS: Final = 16
+"""Sizes that are shown of a kind: real runs may have added many."""
+
+
+def _curve_rows(known: Scalability) -> list[tuple[tuple[str, ...], float]]:
+    """Return a row for each size, the most measured ones where there are many, and its samples a second."""
+    most = sorted(known.timings, key=lambda timing: -timing.runs)[:_MOST_ROWS]
+    shown = sorted(most, key=lambda timing: (timing.gpus, timing.local_batch))
+    return [(_row(known, timing), timing.gpus * timing.local_batch / timing.iteration_s) for timing in shown]
+
+
+def _row(known: Scalability, timing: Timing) -> tuple[str, ...]:
+    alone_s = _alone_s(known, timing.local_batch)
+    efficiency = "-" if math.isnan(alone_s) else f"{100 * alone_s / timing.iteration_s:.0f}%"
+    return (
+        known.kind,
+        str(timing.gpus),
+        str(timing.local_batch),
+        f"{1000 * timing.iteration_s:.4g}",
+        f"{1000 * timing.error_s:.2g}" if timing.error_s else "-",
+        render.rate(timing.gpus * timing.local_batch / timing.iteration_s),
+        efficiency if timing.gpus > 1 else "-",
+        str(timing.runs),
+    )
+
+
+def _alone_s(known: Scalability, local_batch: int) -> float:
+    """Return the seconds of an iteration with so many samples on one device; nan beyond those that were timed."""
+    alone = [timing for timing in known.timings if timing.gpus == 1]
+    below = [timing for timing in alone if timing.local_batch <= local_batch]
+    above = [timing for timing in alone if timing.local_batch >= local_batch]
+    if not below or not above:
+        return math.nan
+    low, high = max(below, key=lambda t: t.local_batch), min(above, key=lambda t: t.local_batch)
+    apart = high.local_batch - low.local_batch
+    part = (local_batch - low.local_batch) / apart if apart else 0.0
+    return low.iteration_s + part * (high.iteration_s - low.iteration_s)
+
+
+def _said(known: Scalability) -> tuple[str, str]:
+    cap = f"at most {render.count(known.per_gpu_cap, 'example')} on a device" if known.per_gpu_cap else ""
+    return f"on {known.kind}", "; ".join(filter(None, (cap, known.note)))
+
+
+def _bar(speed: float, fastest: float) -> str:
+    return "█" * max(1, round(_BAR * speed / fastest))

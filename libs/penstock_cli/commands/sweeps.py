@@ -1,0 +1,337 @@
+"""
+``tune``, ``sweep``.
+
+Commands about sweeps: tune, and sweep ls, show, best, export, cancel and sim.
+
+How far a sweep is, while somebody waits for it: one line that changes on a terminal, else a line for each change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from penstock_cli import render
+from penstock_cli.commands import simulate
+from penstock_cli.invocation import AnswerOut, At, Failure, Out, act, call, require_script, tell
+from penstock_cli.render import seen
+from penstock_cli.value_formats import moment
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_log import views
+
+
+sweep_app = typer.Typer(help="List, show, plot, export, cancel and simulate sweeps.", no_args_is_help=True)
+_COLUMNS: Final = [
+    "job_id",
+    "number",
+    "bracket",
+    "rung",
+    "budget",
+    "group",
+    "gpus",
+    "state",
+    "value",
+    "problem",
+    "promoted",
+]
+SweepId = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep id, or a unique beginning of it.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(tune)
+    sweep_app.command("ls")(ls)
+    sweep_app.command("show")(show)
+    sweep_app.command("best")(best)
+    sweep_app.command("export")(export)
+    sweep_app.command("plot")(plot)
+    sweep_app.command("cancel")(cancel)
+    sweep_app.command("sim")(simulate.simulate_sweep)
+    app.add_typer(sweep_app, name="sweep")
+
+
+def tune(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Sweep in TOML, YAML or JSON; - for standard input.")],
+    *,
+    name: Annotated[str, typer.Option("--name", help="Instead of the file's.")] = "",
+    sweep_id: Annotated[str, typer.Option("--id", help="Wished id.")] = "",
+    trials: Annotated[int | None, typer.Option("--trials", min=0, help="How many points are tried.")] = None,
+    max_gpus: Annotated[int | None, typer.Option("--max-gpus", min=1, help="Most devices for one trial.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the random search.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a sweep that could not start at present.")] = False,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")] = True,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            "-f",
+            "--follow",
+            help="Say how far it is until it ends; exit code 0 if it completed and none of its runs failed.",
+        ),
+    ] = False,
+    output: AnswerOut = "text",
+) -> None:
+    """Submit a sweep over hyper-parameters."""
+    from penstock_cli import spec_file
+
+    typed: dict[str, Any] = {"name": name, "id": sweep_id, "trials": trials, "max_gpus": max_gpus, "seed": seed}
+    overrides = {key: value for key, value in typed.items() if value not in {"", None}}
+    spec = spec_file.sweep(spec_file.read(file, sys.stdin.read), overrides)
+    if check:
+        require_script(spec.job)
+
+    async def submit(client: Client) -> views.SweepView | None:
+        answer = await client.tune(spec, strict=strict)
+        for warning in answer.warnings:
+            tell(warning)
+        if output == "json":
+            render.show_json_line(answer)
+        else:
+            render.say(answer.id)
+        return await followed(client, answer.id) if wait else None
+
+    _conclude(call(ctx, submit))
+
+
+def _conclude(sweep: views.SweepView | None) -> None:
+    from penstock_cli import view_lines
+    from penstock_cli.invocation import Exit
+
+    if sweep is None:
+        return
+    best = (
+        f": best {sweep.metric} {render.number(sweep.best_value)} by {sweep.best_job_id}" if sweep.best_job_id else ""
+    )
+    why = f": {sweep.reason}" if sweep.reason else ""
+    tell(f"sweep {sweep.id} {sweep.state}{why or best}")
+    if failures := view_lines.sweep_failures(sweep):
+        tell(failures)
+    if sweep.state != "completed" or sweep.failed:
+        raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
+
+
+def ls(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+    """List sweeps."""
+    from penstock_cli import view_lines
+
+    found = call(ctx, lambda client: client.sweeps(moment(at)))
+    if output == "json":
+        render.show_json(found)
+    else:
+        headers = view_lines.sweep_headers(found.sweeps)
+        render.show_table(headers, [view_lines.sweep_row(s, headers) for s in found.sweeps], wide=output == "wide")
+
+
+def show(
+    ctx: typer.Context,
+    sweep: SweepId,
+    *,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Say how far it is until it ends, then show it.")
+    ] = False,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """Show a sweep, its trials, and what its devices were used for; with -f -o json, a line for each change."""
+    if follow:
+        from penstock_cli.invocation import bad_input
+
+        if at is not None:
+            bad_input("--follow and --at were given; expected one of them: what was does not change")
+        found = call(ctx, lambda client: _followed(client, sweep, output))
+        if output == "json":
+            return
+    else:
+        found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    if output == "json":
+        render.show_json(found)
+    else:
+        _show(found, output)
+
+
+async def _followed(client: Client, sweep_id: str, output: str) -> views.SweepView:
+
+    if output != "json":
+        return await followed(client, sweep_id)
+    told = SweepProgressLine()
+    async for sweep in client.follow_sweep(sweep_id, EVERY_S):
+        if told.news(sweep):
+            render.show_json_line(sweep)
+    return sweep
+
+
+def _show(found: views.SweepView, output: str) -> None:
+    from penstock_cli import view_lines
+
+    render.say_lines(render.wrapped(view_lines.sweep_lines(found)))
+    render.say()
+    if found.rungs:
+        render.show_table(view_lines.RUNG_HEADERS, [view_lines.rung_row(r) for r in found.rungs], wide=output == "wide")
+        render.say()
+        render.show_table(
+            view_lines.STAGED_HEADERS, [view_lines.staged_row(t) for t in found.trials], wide=output == "wide"
+        )
+    else:
+        render.show_table(
+            view_lines.TRIAL_HEADERS, [view_lines.trial_row(t) for t in found.trials], wide=output == "wide"
+        )
+
+
+def best(ctx: typer.Context, sweep: SweepId, output: AnswerOut = "text", at: At = None) -> None:
+    """Show the best trial so far: its job, its value and its hyper-parameters, one a line."""
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    trial = next((trial for trial in found.trials if trial.job_id == found.best_job_id), None)
+    if trial is None:
+        raise Failure(f"no trial of sweep {found.id} has given a value yet")
+    if output == "json":
+        render.show_json_line(trial)
+        return
+    pairs = [("job", trial.job_id), (found.metric, render.number(trial.value))]
+    pairs += [(name, str(value)) for name, value in sorted(trial.params.items())]
+    render.say_lines(render.labelled(pairs))
+
+
+def export(
+    ctx: typer.Context,
+    sweep: SweepId,
+    *,
+    optuna: Annotated[
+        str,
+        typer.Option("--optuna", metavar="STORAGE", help="As an Optuna study, to sqlite:///FILE or another storage."),
+    ] = "",
+    at: At = None,
+) -> None:
+    """Write a sweep's runs as CSV: where each stands, what it gave, and its hyper-parameters; or as an Optuna study."""
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    if optuna:
+        _export_study(found, optuna)
+    else:
+        _export_csv(found)
+
+
+def _export_csv(found: views.SweepView) -> None:
+    import csv
+
+    names = sorted({name for trial in found.trials for name in trial.params})
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    shown = render.seen if render.terminal_width() else str  # a file is given every character
+    writer.writerow([*_COLUMNS, *map(shown, names)])
+    for trial in found.trials:
+        cells = ["" if (value := getattr(trial, name)) is None else value for name in _COLUMNS]
+        row = [*cells, *(trial.params.get(name, "") for name in names)]
+        writer.writerow([shown(cell) if isinstance(cell, str) else cell for cell in row])
+
+
+def _export_study(found: views.SweepView, storage: str) -> None:
+    from penstock import results
+
+    with _extras("an Optuna study", "penstock[optuna]"):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            kept_in = optuna.storages.get_storage(storage)
+        except Exception as error:  # of whatever is behind that storage
+            said = str(error).partition("\n")[0]
+            raise Failure(f"--optuna {storage}: {said}; expected a storage such as sqlite:///studies.db") from error
+        try:
+            made = results.study(found, storage=kept_in)
+        except optuna.exceptions.DuplicatedStudyError as error:
+            raise Failure(f"{storage} has a study {found.name}-{found.id} already; name another storage") from error
+    render.say(f"{made.study_name}: {render.count(len(made.trials), 'trial')} in {storage}")
+
+
+def plot(
+    ctx: typer.Context,
+    sweep: SweepId,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder; it is made if it is not there.")],
+    picture: Annotated[Literal["png", "svg"], typer.Option("--format", help="png or svg.")] = "png",
+    at: At = None,
+) -> None:
+    """Draw a sweep's history, its points side by side, and its values at each budget, by Optuna."""
+    found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
+    with _extras("pictures of a sweep", "penstock[optuna,plot]"):
+        from penstock.results import draw
+
+        try:
+            written = draw(found, out, picture)
+        except ValueError as error:
+            raise Failure(str(error)) from error
+        except OSError as error:
+            raise Failure(f"--out {out}: {error}") from error
+    for path in written:
+        render.say(str(path))
+
+
+@contextmanager
+def _extras(what: str, extras: str) -> Iterator[None]:
+    """Say what has to be installed, where it is not."""
+    try:
+        yield
+    except ImportError as error:
+        raise Failure(f"{what} needs {error.name or error}; install it: pip install '{extras}'") from error
+
+
+def cancel(
+    ctx: typer.Context,
+    sweeps: Annotated[list[str], typer.Argument(metavar="SWEEP...", help="Sweep ids, or beginnings of them.")],
+    output: AnswerOut = "text",
+) -> None:
+    """End sweeps and their trials."""
+    act(ctx, sweeps, lambda client, sweep: client.cancel_sweep(sweep), output)
+
+
+EVERY_S: Final = 1.0
+"""How often the gateway is asked."""
+
+
+async def followed(client: Client, sweep_id: str) -> views.SweepView:
+    """Say on standard error how far a sweep is until it has ended; return it then."""
+    told = SweepProgressLine()
+    try:
+        async for sweep in client.follow_sweep(sweep_id, EVERY_S):
+            if sweep.finished_s is None:
+                told.say(sweep)
+        return sweep
+    finally:
+        told.clear()
+
+
+class SweepProgressLine:
+    """What was said last: on a terminal it is written over, elsewhere said again only when something has come of it."""
+
+    def __init__(self) -> None:
+        self._over_itself = sys.stderr.isatty()
+        self._last: object = None
+
+    def say(self, sweep: views.SweepView) -> None:
+        """Say how far it is."""
+        from penstock_cli.view_lines import sweep_progress
+
+        line = seen(sweep_progress(sweep))
+        if self._over_itself:
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+        elif self.news(sweep):
+            typer.echo(line, err=True)
+
+    def news(self, sweep: views.SweepView) -> bool:
+        """Say whether something has come of the sweep since this was asked last."""
+        now = (sweep.done, sweep.best_job_id, sweep.state)
+        changed, self._last = now != self._last, now
+        return changed
+
+    def clear(self) -> None:
+        """Leave a terminal's line to what follows."""
+        if self._over_itself:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,350 @@
+"""
+``up``, ``down``, ``service``, ``purge``.
+
+`penstock up`, `down` and `service`: running Penstock itself.
+
+`penstock purge`: what the store holds, and making room in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+
+from penstock_cli import render
+from penstock_cli.invocation import Exit, Failure, bad_input, tell
+from penstock_cli.local.data_folder import UpOptions
+from penstock_cli.value_formats import size
+
+if TYPE_CHECKING:
+    from penstock_bus.nats.link import Link
+    from penstock_bus.nats.streams import StreamUse
+
+
+T = TypeVar("T")
+DATA = Path("penstock-data")
+Data = Annotated[str, typer.Option("--data", help="Data folder: everything that must survive.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (up, down, service):
+        app.command()(command)
+
+
+def up(
+    ctx: typer.Context,
+    *,
+    data: Data = "penstock-data",
+    port: Annotated[int, typer.Option("--port", min=-1, max=65535, help="Of NATS; -1 takes a free one.")] = 4222,
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--devices",
+            "--emulate",
+            help="auto, cuda, cpu, or emulated: fast:2@1.0:16GiB,slow:2@0.4:16GiB (kind:count@speed:memory).",
+        ),
+    ] = "",
+    cpu: Annotated[int, typer.Option("--cpu", min=0, max=1024, help="So many devices of kind cpu besides.")] = 0,
+    replicas: Annotated[
+        list[str] | None, typer.Option("--replicas", help="SERVICE=N processes of a service; repeatable.")
+    ] = None,
+    config: Annotated[str, typer.Option("--config", help="Settings file; PENSTOCK_CONFIG, else ./penstock.toml.")] = "",
+    max_store: Annotated[
+        str, typer.Option("--max-store", help="Most room for the log, such as 10GiB; else 3/4 of what is free.")
+    ] = "",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all are ready.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' logs in files only.")] = False,
+) -> None:
+    """
+    Run NATS and all services on this machine.
+
+    Until Ctrl-C, or with --detach until `penstock down`.
+    """
+    from penstock_cli.local import supervisor
+
+    described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
+    _check_devices(described)
+    options = UpOptions(
+        data_dir=data,
+        port=port,
+        devices=described,
+        replicas=_counts(replicas or []),
+        config=config,
+        max_store_bytes=size(max_store) if max_store else 0,
+        quiet=quiet or detach,
+    )
+    with _told():
+        options.processes()  # or say now what is wrong with them
+    if detach:
+        record = _supervised(supervisor.detach(options, tell))
+        render.say(f"penstock is up at {record.url}; its log is {options.folder / 'penstock.log'}")
+        if record.url != ctx.obj["url"]:
+            render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
+        for line in supervisor.noted(record.notes):
+            render.say(line)
+        render.say(supervisor.access_lines(options, record.url))
+        render.say(f"stop it with `penstock down{_data_flag(data)}`")
+    else:
+        tell(supervisor.beginning(options))
+        _supervised(supervisor.up(options, lambda text: render.say_lines(text.splitlines())))
+
+
+def down(data: Data = "penstock-data") -> None:
+    """
+    Stop what `penstock up` runs on a data folder.
+
+    The jobs go on at the next start.
+    """
+    from penstock_cli.local import supervisor
+
+    if not _supervised(supervisor.down(data)):
+        tell(f"nothing runs on {Path(data).absolute()}")
+        raise typer.Exit(Exit.NOT_FOUND)
+    render.say(f"stopped; `penstock up{_data_flag(data)}` goes on where it was")
+
+
+def service(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="gateway, profiler, ranker, autoscaler, matcher, tuner, executor or shadow.")
+    ],
+    data: Annotated[str, typer.Option("--data", help="Join the `penstock up` of this data folder.")] = "",
+) -> None:
+    """
+    Run one more replica of a service here.
+
+    Settings come from the environment and penstock.toml.
+    """
+    from penstock_bus import access
+
+    known = sorted(access.LOGINS)
+    if name not in known:
+        bad_input(f"there is no service {name!r}; expected one of {', '.join(known)}")
+    become(name, environment_of(name, Path(data)) if data else login_of(name, DATA, ctx.obj["url"]))
+
+
+def login_of(name: str, folder: Path, url: str) -> dict[str, str]:
+    """Return as whom a service goes to a server: as is set, else by the data folder if that is this server's."""
+    from penstock_bus import access
+    from penstock_cli.local import data_folder
+
+    here = {"PENSTOCK_URL": url}
+    if os.environ.get("PENSTOCK_USER") or os.environ.get(access.VARIABLE):
+        return here
+    try:
+        record, password = data_folder.read(folder), access.read(folder / "nats" / "passwords.json").get(name)
+    except PermissionError:
+        return here
+    if record is None or password is None or not access.is_same(record.url, url):
+        return here
+    return {**here, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
+
+
+def environment_of(
+    name: str, folder: Path, otherwise: str = "expected one, or set PENSTOCK_URL without --data"
+) -> dict[str, str]:
+    """Return where the server of a data folder is, and as whom a service goes there; else say what to do."""
+    from penstock_bus import access
+    from penstock_cli.local import data_folder
+
+    record = data_folder.read(folder)
+    password = access.read(folder / "nats" / "passwords.json").get(name)
+    if record is None or password is None:
+        bad_input(f"{folder} is no data folder of `penstock up`; {otherwise}")
+    return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
+
+
+def become(name: str, environment: dict[str, str]) -> NoReturn:
+    """Go on as a service."""
+    env = {**os.environ, **environment}
+    os.execve(sys.executable, [sys.executable, "-m", f"penstock_{name}"], env)  # noqa: S606 - it is to be this process
+
+
+def _supervised(work: Coroutine[Any, Any, T]) -> T:
+    with _told():
+        return asyncio.run(work)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the supervisor says of its end into a message."""
+    from penstock_bus.port import BusError
+    from penstock_cli.local.data_folder import UpError
+
+    try:
+        yield
+    except (UpError, BusError) as error:
+        raise Failure(str(error)) from error
+
+
+def _check_devices(described: str) -> None:
+    """Say now what the executor would only say to its log."""
+    from penstock_cluster.device_backend import DeviceError
+    from penstock_cluster.inventory import backends_of
+
+    try:
+        backends_of(described or "auto")
+    except DeviceError as error:
+        bad_input(f"--devices: {error}")
+
+
+def _counts(words: list[str]) -> dict[str, int]:
+    from penstock_cli.value_formats import pairs
+
+    found = pairs(words, "--replicas")
+    for name, count in found.items():
+        if not count.isdigit():
+            bad_input(f"--replicas {name}={count}: expected a whole number")
+    return {name: int(count) for name, count in found.items()}
+
+
+def _data_flag(data: str) -> str:
+    return "" if data == "penstock-data" else f" --data {data}"
+
+
+WHAT: Final = {
+    "output": ("LOG", "what jobs printed"),
+    "submissions": ("INBOX", "submissions that no gateway has taken yet"),
+    "rejected": ("REJECTED", "what was refused, and why"),
+    "snapshots": ("STATE", "what makes services start fast; they read the log instead"),
+    "shadows": ("SHADOW", "what shadows would have done"),
+}
+"""What may be purged → its stream, and what that is."""
+
+_KEPT: Final = {"EVT": "the log itself: never purged", "KV_penstock-leases": "who leads"}
+_NAMED: Final = 5
+
+
+def register_purge(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(purge)
+
+
+def purge(
+    ctx: typer.Context,
+    what: Annotated[
+        str, typer.Argument(metavar="[WHAT]", help="output, submissions, rejected, snapshots or shadows.")
+    ] = "",
+    *,
+    job: Annotated[str, typer.Option("--job", help="Of output: this job's alone (the whole id).")] = "",
+    data: Annotated[Path, typer.Option("--data", help="Data folder of `penstock up`: it takes its administrator.")] = (
+        Path("penstock-data")
+    ),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """
+    Make room in the store; without WHAT say what it holds.
+
+    The log itself, which everything else comes from, is never purged.
+    """
+    if what and what not in WHAT:
+        bad_input(f"{what!r} cannot be purged; expected one of {', '.join(WHAT)}")
+    if job and what != "output":
+        bad_input("--job is for `penstock purge output`")
+    if not what:
+        _show(_login(data, ctx.obj["url"]))
+        return
+    from penstock_bus.nats import streams
+    from penstock_log import subjects
+
+    name, _ = WHAT[what]
+    if job and not subjects.is_token(job):
+        bad_input(f"{job!r} is no job id; `penstock ps` lists them")
+    pattern = subjects.logs(job) if job else ">"
+    login = _login(data, ctx.obj["url"])
+    found = _asked(login, lambda link: streams.stream(link, name, pattern))
+    count = sum(found.subjects.values())
+    if not count:
+        render.say(f"there is nothing to purge: no {what}{f' of {job}' if job else ''}")
+        return
+    render.say(_about(what, found, count, job))
+    if not yes and not _agreed():
+        tell("nothing was purged")
+        raise typer.Exit(1)
+    purged = _asked(login, lambda link: streams.purge(link, name, pattern if job else ""))
+    render.say(f"purged {render.count(purged, 'message')}")
+
+
+def _show(login: dict[str, str]) -> None:
+    from penstock_bus.nats import streams
+
+    found = _asked(login, streams.streams)
+    rows = [(_name(one), str(one.messages), render.size(one.bytes), _limit(one), _meaning(one)) for one in found]
+    render.show_table(("WHAT", "MESSAGES", "SIZE", "LIMIT", "IS"), rows, wide=True)
+
+
+def _about(what: str, found: StreamUse, count: int, job: str) -> str:
+    """Return what would go."""
+    most = sorted(found.subjects.items(), key=lambda pair: -pair[1])
+    named = ", ".join(f"{number} on {subject}" for subject, number in most[:_NAMED])
+    more = f", and more on {render.count(len(most) - _NAMED, 'other subject')}" if len(most) > _NAMED else ""
+    size = "" if job else f" of {render.size(found.bytes)}"
+    return f"{what} ({WHAT[what][1]}): {render.count(count, 'message')}{size} would go: {named}{more}"
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        tell("give --yes where nobody can be asked")
+        return False
+    return typer.confirm("Purge them?")
+
+
+def _name(one: StreamUse) -> str:
+    return next((what for what, (name, _) in WHAT.items() if name == one.name), one.name)
+
+
+def _meaning(one: StreamUse) -> str:
+    return next((about for name, about in WHAT.values() if name == one.name), _KEPT.get(one.name, ""))
+
+
+def _limit(one: StreamUse) -> str:
+    return render.size(one.max_bytes) if one.max_bytes else "none"
+
+
+def _login(data: Path, url: str) -> dict[str, str]:
+    """
+    Return the administrator's login: as is set, else that of the data folder, which has to be this server's.
+
+    The folder of a server that runs by itself, as in a container, does not tell its address: it is at the one that is
+    set, or else on this machine.
+    """
+    from penstock_bus import access
+    from penstock_bus.settings import LOCAL, BusAddress, load
+    from penstock_cli.local import data_folder
+
+    connection = load(BusAddress, "")
+    if connection.user == "admin":
+        return {"PENSTOCK_URL": url, "PENSTOCK_USER": connection.user, "PENSTOCK_PASSWORD": connection.secret()}
+    password = access.read(data / "nats" / "passwords.json").get("admin")
+    if password is not None and data_folder.read(data) is None:
+        return {"PENSTOCK_URL": url, "PENSTOCK_USER": "admin", "PENSTOCK_PASSWORD": password}
+    otherwise = "name it with --data, or set PENSTOCK_USER to admin and PENSTOCK_PASSWORD"
+    login = environment_of("admin", data, otherwise)
+    if url != LOCAL and not access.is_same(url, login["PENSTOCK_URL"]):
+        bad_input(f"{data} is the folder of {login['PENSTOCK_URL']} and not of {url}; {otherwise}")
+    return login
+
+
+def _asked(login: dict[str, str], use: Callable[[Link], Awaitable[T]]) -> T:
+    """Run something as the administrator."""
+    from penstock_bus.nats import connect
+
+    async def asked() -> T:
+        async with connect(
+            login["PENSTOCK_URL"],
+            user=login["PENSTOCK_USER"],
+            password=login["PENSTOCK_PASSWORD"],
+            name="penstock purge",
+            as_client=True,  # what is there is changed, nothing is made
+        ) as bus:
+            return await use(bus.link)
+
+    return asyncio.run(asked())

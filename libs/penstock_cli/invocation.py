@@ -1,0 +1,262 @@
+"""
+What every command shares: connection, common options, errors, exit codes.
+
+What every command shares: the server's address, the connection, the event loop, and options of many commands.
+
+What can go wrong and how it is said: one line on standard error, and an exit code that scripts can tell apart.
+
+Reading the live log from its beginning to where it ends now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from penstock_cli import render
+from penstock_cli.render import seen
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_bus import Delivery
+    from penstock_log import JobSpec, views
+
+
+T = TypeVar("T")
+Output = Literal["table", "wide", "json"]
+Out = Annotated[Output, typer.Option("-o", "--output", help="table, wide (all columns, nothing cut) or json.")]
+AnswerOutput = Literal["text", "json"]
+AnswerOut = Annotated[AnswerOutput, typer.Option("-o", "--output", help="text, or json: the answers, one a line.")]
+At = Annotated[
+    str | None,
+    typer.Option("--at", help="As of a stream sequence, a span ago (10m), or a time (2026-01-31T09:30:00Z)."),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option("--log", help="Ask a log in a file, as `events -f -o json` or `sim --log` write it, not the server."),
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Job id, or a unique beginning of it.")]
+JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
+
+
+def call(ctx: typer.Context, use: Callable[[Client], Awaitable[T]]) -> T:
+    """
+    Connect, run ``use`` with the client, and disconnect; its errors are explained by the root of all commands.
+
+    ``ctx.obj["client"]``, a function of the address, may stand in for the client: tests give one on another bus.
+    """
+    options: dict[str, Any] = ctx.obj
+    make = options.get("client") or _client
+
+    async def connected() -> T:
+        async with make(options["url"]) as client:
+            return await use(client)
+
+    try:
+        return asyncio.run(connected())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _client(url: str) -> Client:
+    from penstock.client import Client
+
+    return Client(url)
+
+
+def act(
+    ctx: typer.Context,
+    ids: Sequence[str],
+    command: Callable[[Client, str], Awaitable[views.ActAnswer]],
+    output: AnswerOutput,
+) -> None:
+    """Give a command about each id and say what became of it; all are tried, and the first error ends it badly."""
+
+    async def each(client: Client) -> Failure | None:
+        first = None
+        for entity_id in ids:
+            try:
+                answer = await command(client, entity_id)
+            except Exception as error:
+                failure = explain(error, ctx.obj["url"])
+                if failure is None or failure.code is Exit.UNREACHABLE:
+                    raise
+                tell(str(failure))
+                first = first or failure
+                continue
+            if output == "json":
+                render.show_json_line(answer)
+            else:
+                render.say(answer.message)
+        return first
+
+    failed = call(ctx, each)
+    if failed:
+        raise typer.Exit(failed.code)
+
+
+class Exit(IntEnum):
+    """Exit codes of ``penstock``; with ``--wait`` and ``run`` the job's own exit code comes back instead."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    INTERRUPTED = 130
+
+
+class Failure(Exception):
+    """An error that people are told in one line: what was wrong, what was expected, what to do."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        """Keep the exit code."""
+        super().__init__(message)
+        self.code = code
+
+
+class CommandGroup(TyperGroup):
+    """The root of all commands: turns expected errors into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+        except BrokenPipeError:
+            _silence()
+            raise typer.Exit(Exit.OK) from None
+        except Exception as error:
+            failure = explain(error, (ctx.find_object(dict) or {}).get("url", ""))
+            if failure is None:
+                raise
+            if isinstance(error, OSError):
+                _silence()
+            tell(str(failure))
+            raise typer.Exit(failure.code) from error
+
+
+def tell(message: str) -> None:
+    """Say something on standard error, in one line after the program's name."""
+    typer.echo(seen(f"penstock: {message}"), err=True)
+
+
+def explain(error: Exception, url: str) -> Failure | None:
+    """Return what to tell people about an error; None for one that is a defect and deserves its traceback."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, ValueError) and _is_bad_input(error):
+        return Failure(str(error), Exit.USAGE)
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return Failure(_missing(Path(os.fsdecode(error.filename))), Exit.USAGE)
+    if isinstance(error, OSError) and error.strerror:
+        return Failure(
+            f"cannot use {error.filename or 'standard output'}: {error.strerror}; is there room, and access?"
+        )
+    if "penstock_bus.port" in sys.modules:
+        return _explain_bus(error, url)
+    return None
+
+
+def _missing(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it first, or name another"
+    return f"there is no file {path}; check the path"
+
+
+def _is_bad_input(error: ValueError) -> bool:
+    from penstock_bus import settings
+    from penstock_cli import spec_file
+    from penstock_log import validation
+
+    return isinstance(error, spec_file.SpecError | validation.BadInput | settings.SettingsError)
+
+
+def _explain_bus(error: Exception, url: str) -> Failure | None:
+    from penstock_bus import port
+
+    match error:
+        case port.ServiceError():
+            code, message = _of_service(error.code), str(error)
+        case port.TooLarge():
+            code, message = Exit.USAGE, str(error)
+        case port.NoResponders():
+            code = Exit.UNREACHABLE
+            message = f"no gateway answers at {url}; start one with `penstock up`, or look with `penstock doctor`"
+        case port.Unanswered():
+            code, message = Exit.UNREACHABLE, str(error)
+        case port.Timeout():
+            code, message = Exit.UNREACHABLE, f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
+        case port.Unauthorized():
+            code, message = Exit.UNREACHABLE, f"{error}{_came_as()}"
+        case port.Unavailable():
+            code, message = Exit.UNREACHABLE, str(error)
+        case port.BusError():
+            code, message = Exit.FAILED, str(error)
+        case _:
+            return None
+    return Failure(message, code)
+
+
+def _came_as() -> str:
+    from penstock_bus.settings import BusAddress, came_as, load
+
+    connection = load(BusAddress, "")
+    return f"; you came as {came_as(connection)}" if connection.user else ""
+
+
+def _of_service(code: int) -> Exit:
+    match code:
+        case 400 | 413:
+            return Exit.USAGE
+        case 404:
+            return Exit.NOT_FOUND
+        case 409:
+            return Exit.CONFLICT
+        case 503:
+            return Exit.UNREACHABLE
+        case _:
+            return Exit.FAILED
+
+
+def bad_input(message: str) -> NoReturn:
+    """End with a message about what was typed."""
+    raise Failure(message, Exit.USAGE)
+
+
+def require_script(spec: JobSpec, verb: str = "submit") -> None:
+    """End with a message if the script that a job's command names is not there, or its program cannot be started."""
+    from penstock.submission import missing_script, start_problem
+
+    if problem := start_problem(spec, verb):
+        bad_input(problem)
+    if missing := missing_script(spec):
+        bad_input(f"there is no script {missing}; check the path, or give --no-check if only the nodes have it")
+
+
+def _silence() -> None:
+    """Let the interpreter flush into nothing at exit: nobody takes our output any more."""
+    with suppress(OSError, AttributeError):  # what stands in for standard output may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def read(client: Client, add: Callable[[Delivery], None]) -> None:
+    """Give every commit of the log so far to ``add``, in its order."""
+    last = await client.bus.last_seq()
+    if not last:
+        return
+    async for delivery in client.bus.follow():
+        add(delivery)
+        if delivery.seq >= last or not delivery.pending:
+            return

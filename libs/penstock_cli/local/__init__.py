@@ -1,0 +1,10 @@
+"""
+What ``penstock up`` is made of: the folder's lock and record, the children, and waiting until all are ready.
+
+In reading order:
+
+* ``supervisor``: ``penstock up``: the server and all services as children, kept running until told to stop.
+* ``service_template``: The process that services are forked from.
+* ``data_folder``: The data folder: its lock, its record, its options, the list of services.
+* ``lane_bench``: What turns cost on this machine.
+"""

@@ -1,0 +1,277 @@
+"""
+The data folder: its lock, its record, its options, the list of services.
+
+The data folder: one supervisor at a time, and a record of what it runs.
+
+What ``penstock up`` can be told, and what the services are told in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from penstock_bus.access import write_private
+
+_START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
+_GONE_S: Final = 10.0
+_OWNER_ONLY: Final = 0o700
+_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension.json")
+"""What the names begin with of all that is in a data folder."""
+UNKNOWN: Final = 0
+"""In place of the process id of a supervisor that has the folder and has not yet said who it is."""
+_LOOK_S: Final = 0.01
+
+
+class SupervisedProcess(msgspec.Struct, frozen=True):
+    """A process that cannot be mistaken for a later one with the same id."""
+
+    pid: int
+    start_ticks: int
+
+
+class SupervisorRecord(msgspec.Struct, kw_only=True):
+    """
+    ``penstock.json``: where the bus is and what runs.
+
+    Attributes
+    ----------
+    url : str
+        Of the NATS server.
+    pid : int
+        Of the supervisor.
+    ready : bool
+        All services have said that they are ready.
+    waiting_for : tuple of str
+        Processes that have not said so yet.
+    notes : dict of str to str
+        Service → what people should know of it at first.
+    """
+
+    url: str
+    pid: int
+    started_s: float
+    version: str
+    ready: bool = False
+    processes: dict[str, SupervisedProcess] = {}
+    waiting_for: tuple[str, ...] = ()
+    notes: dict[str, str] = {}
+
+    def save(self, folder: Path) -> None:
+        """Write it down."""
+        write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
+
+
+def path(folder: Path) -> Path:
+    """Return the path of the record."""
+    return folder / "penstock.json"
+
+
+def read(folder: Path) -> SupervisorRecord | None:
+    """Return the record; None where there is none or it cannot be read."""
+    try:
+        return msgspec.json.decode(path(folder).read_bytes(), type=SupervisorRecord)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """
+    Be the folder's only supervisor; the kernel gives the lock back whatever becomes of this process.
+
+    Raises
+    ------
+    UpError
+        If another one is, or the folder cannot be used.
+    """
+    try:
+        folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.getuid() and all(path.name.startswith(_OURS) for path in folder.iterdir()):
+            folder.chmod(_OWNER_ONLY)  # one of an earlier version was open to all; with others' things in it, it stays
+        lock = os.open(folder / "penstock.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UpError(
+            f"the data folder {folder} cannot be used: {error.strerror}; choose another with --data"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UpError(_taken(folder, lock)) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(lock, 0)  # or the next holder would be taken for this one, until it has written its own id
+    finally:
+        os.close(lock)
+
+
+def holder(folder: Path) -> int | None:
+    """Return the process id of the folder's supervisor, :data:`UNKNOWN` for a moment at first; None if none runs."""
+    try:
+        lock = os.open(folder / "penstock.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(lock, 32, 0) or UNKNOWN)
+    finally:
+        os.close(lock)
+    return None
+
+
+def process(pid: int) -> SupervisedProcess:
+    """Return a running process's identity; start ticks 0 if it is gone."""
+    return SupervisedProcess(pid, _start_ticks(pid))
+
+
+async def kill_stale(folder: Path) -> list[str]:
+    """
+    Kill what an earlier supervisor that was killed itself has left, wait until it is gone, and return the names.
+
+    Raises
+    ------
+    UpError
+        If one of them does not go.
+    """
+    record = read(folder)
+    stale = {} if record is None else {name: old for name, old in record.processes.items() if _is_running(old)}
+    for old in stale.values():
+        with suppress(ProcessLookupError):
+            os.kill(old.pid, signal.SIGKILL)
+    try:
+        async with asyncio.timeout(_GONE_S):
+            while any(_is_running(old) for old in stale.values()):  # noqa: ASYNC110 - only a parent is told
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError as error:
+        left = ", ".join(f"{name} ({old.pid})" for name, old in stale.items() if _is_running(old))
+        raise UpError(f"an earlier run left {left}, which kill -9 does not end; is the disk stuck?") from error
+    return list(stale)
+
+
+def _is_running(old: SupervisedProcess) -> bool:
+    return old.start_ticks != 0 and _start_ticks(old.pid) == old.start_ticks
+
+
+def _start_ticks(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[_START_TICKS])  # dead, whether or not its parent has looked
+
+
+def _taken(folder: Path, lock: int) -> str:
+    pid = os.pread(lock, 32, 0).decode() or "unknown"
+    return (
+        f"the data folder {folder} is in use by the supervisor with process id {pid}; stop it with "
+        f"'penstock down --data {folder}', or choose another folder with --data"
+    )
+
+
+DECIDING: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner")
+SERVICES: Final = (*DECIDING, "executor")
+FIRST: Final = 1
+
+
+class UpError(Exception):
+    """It cannot be started or stopped; the message says why and what to do."""
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How to run everything on one machine.
+
+    Attributes
+    ----------
+    data_dir : str
+        Holds all that must survive; made if it is not there.
+    port : int
+        Of the NATS server on loopback; -1 takes a free one.
+    devices : str
+        Of the executor, such as ``fast:2@1.0:16GiB,cpu``; empty leaves it to its settings.
+    replicas : dict of str to int
+        Processes of each service; one where not named.
+    config : str
+        Settings file for the services; empty takes ``PENSTOCK_CONFIG`` or ``./penstock.toml``.
+    quiet : bool
+        The services' logs go to files in the data folder and not to standard error.
+    max_payload : int
+        Largest message, in bytes.
+    max_store_bytes : int
+        Most bytes of the log and of all output together; 0 takes three quarters of what the disk has free.
+    ready_s : float
+        How long to wait for all services to be ready, in seconds.
+    drain_s : float
+        How long a service may take to stop in good order, in seconds.
+    """
+
+    data_dir: str = "penstock-data"
+    port: int = 4222
+    devices: str = ""
+    replicas: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    config: str = ""
+    quiet: bool = False
+    max_payload: int = 1 << 20
+    max_store_bytes: Annotated[int, Meta(ge=0)] = 0
+    ready_s: float = 60.0
+    drain_s: float = 30.0
+
+    @property
+    def folder(self) -> Path:
+        """The data folder, absolute."""
+        return Path(self.data_dir).absolute()
+
+    def processes(self) -> list[tuple[str, int]]:
+        """
+        Return ``(service, number)`` of each process, numbers from 1.
+
+        Raises
+        ------
+        UpError
+            If ``replicas`` names a service that does not exist.
+        """
+        for service in self.replicas:
+            if service not in SERVICES:
+                raise UpError(f"there is no service {service!r}; expected one of {', '.join(SERVICES)}")
+        return [(name, number) for name in SERVICES for number in range(FIRST, FIRST + self.replicas.get(name, 1))]
+
+
+def environment(options: UpOptions, service: str, number: int, *, url: str, password: str) -> dict[str, str]:
+    """Return what the environment of one service process has besides the supervisor's."""
+    env = {"PENSTOCK_URL": url, "PENSTOCK_USER": service, "PENSTOCK_PASSWORD": password}
+    env["PENSTOCK_DRAIN_S"] = str(options.drain_s)
+    if options.config:
+        env["PENSTOCK_CONFIG"] = str(Path(options.config).absolute())
+    if service == "executor":
+        env |= _of_executor(options, number)
+    return env
+
+
+def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
+    """Give each executor of this machine a folder of its own; all share the checkpoints, to move jobs among them."""
+    name = "executor" if number == FIRST else f"executor-{number}"
+    env = {
+        "PENSTOCK_EXECUTOR_DATA_DIR": str(options.folder / name),
+        "PENSTOCK_EXECUTOR_CHECKPOINT_DIR": str(options.folder / "checkpoints"),
+    }
+    if number != FIRST:
+        env["PENSTOCK_EXECUTOR_NODE_ID"] = f"{socket.gethostname().split('.')[0].lower()}-{number}"
+    if options.devices:
+        env["PENSTOCK_EXECUTOR_DEVICES"] = options.devices
+    return env

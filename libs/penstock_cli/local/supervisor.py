@@ -1,0 +1,548 @@
+"""
+``penstock up``: the server and all services as children, kept running until told to stop.
+
+``penstock up`` and ``penstock down``: NATS and all services on one machine, kept running.
+
+Waiting until every process has said over the bus that it is ready.
+
+One supervised process: started again when it dies, more slowly each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+import structlog
+
+from penstock_bus import access, health, logs
+from penstock_bus.follower import background
+from penstock_bus.nats import StreamLimits, connect
+from penstock_bus.port import Bus, BusError
+from penstock_bus.server import Process, Server, ServerError, ServerSettings, end, until_room_again, with_room
+from penstock_bus.settings import SettingsError, load
+from penstock_bus.shell import EX_CONFIG, REFUSED, handle_signals
+from penstock_cli.local import data_folder
+from penstock_cli.local.data_folder import UpError, UpOptions, environment
+from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
+from penstock_log import subjects
+
+__all__ = ["UpError", "UpOptions", "banner", "detach", "down", "noted", "up"]
+
+
+KILL_AFTER_S: Final = 10.0
+DOWN_S: Final = 120.0
+PATIENT_S: Final = 3.0
+_LOOK_S: Final = 0.05
+_log = structlog.get_logger("penstock.up")
+_detached: Final[list[subprocess.Popen[bytes]]] = []  # so that nobody waits for them when they are forgotten
+Say = Callable[[str], None]
+
+
+async def up(options: UpOptions, say: Say, stopping: asyncio.Event | None = None) -> None:
+    """
+    Run everything until SIGTERM or SIGINT, or until ``stopping`` is set.
+
+    Parameters
+    ----------
+    options : UpOptions
+    say : callable
+        Takes the banner when all are ready, and what happens at the end.
+    stopping : asyncio.Event, optional
+        In place of signals.
+
+    Raises
+    ------
+    UpError
+        If it cannot start, with what to do.
+    """
+    if stopping is None:
+        stopping = asyncio.Event()
+        handle_signals(stopping)
+    try:
+        logs.configure(load(logs.Logging, "log"))
+    except SettingsError as error:
+        raise UpError(str(error)) from error
+    with data_folder.locked(options.folder):
+        for name in await data_folder.kill_stale(options.folder):
+            _log.warning("stale_process_killed", name=name)
+        data_folder.path(options.folder).unlink(missing_ok=True)
+        await _Supervisor(options, say, stopping).run()
+
+
+async def down(data_dir: str, most_s: float = DOWN_S) -> bool:
+    """
+    Stop what runs on a data folder and wait until it has ended; False if nothing ran.
+
+    Raises
+    ------
+    UpError
+        If it still runs after ``most_s`` seconds.
+    """
+    folder = UpOptions(data_dir=data_dir).folder
+    told = 0
+    try:
+        async with asyncio.timeout(most_s):
+            while (pid := data_folder.holder(folder)) is not None and (not told or pid in (told, data_folder.UNKNOWN)):
+                if not told and pid != data_folder.UNKNOWN:
+                    told = pid
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+                await asyncio.sleep(_LOOK_S)  # the kernel tells nobody when a lock is free
+    except TimeoutError as error:
+        who = f"process {told}" if told else "a process that does not say its id"
+        advice = f"'kill -9 {told}' if it must end now" if told else "find it with 'fuser'"
+        raise UpError(f"{who} still runs on {folder} after {most_s:.0f} s; {advice}") from error
+    return bool(told)
+
+
+async def detach(options: UpOptions, say: Say = lambda _: None) -> data_folder.SupervisorRecord:
+    """
+    Run :func:`up` in a process of its own and return when all are ready; its log is ``penstock.log`` in the folder.
+
+    Parameters
+    ----------
+    say : callable
+        Told that it begins, and which processes it still waits for, as they become fewer, if that takes longer than
+        :data:`PATIENT_S`.
+
+    Raises
+    ------
+    UpError
+        If it ends before that, with its last words.
+    """
+    options = msgspec.structs.replace(options, quiet=True)
+    folder = options.folder
+    with data_folder.locked(folder):  # or say at once who has it
+        log_file = folder / "penstock.log"
+        log = private_log(log_file)
+    with log:
+        process = subprocess.Popen(  # not asyncio's: it outlives this event loop  # noqa: ASYNC220
+            [sys.executable, "-m", "penstock_cli.local.supervisor", msgspec.json.encode(options).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    say(beginning(options))
+    told, tell_at_s = "", time.monotonic() + PATIENT_S  # noqa: TID251 - it only says how it goes
+    while True:
+        record = data_folder.read(folder)
+        if record is not None and record.pid == process.pid and record.ready:
+            _detached.append(process)
+            return record
+        waits = _waits(record if record is not None and record.pid == process.pid else None)
+        if waits != told and time.monotonic() >= tell_at_s:  # noqa: TID251 - as above
+            say(waits)
+            told, tell_at_s = waits, time.monotonic() + PATIENT_S  # noqa: TID251
+        if process.poll() is not None:
+            lines = log_file.read_text(errors="replace").splitlines()
+            raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")
+        await asyncio.sleep(_LOOK_S)
+
+
+def beginning(options: UpOptions) -> str:
+    """Return what is said before anything runs."""
+    return f"starting NATS and the services, data in {options.folder}"
+
+
+def _waits(record: data_folder.SupervisorRecord | None) -> str:
+    """
+    Return for what it is waited.
+
+    Examples
+    --------
+    >>> waited = ("matcher-1", "tuner-1")
+    >>> _waits(data_folder.SupervisorRecord(url="", pid=1, started_s=0.0, version="", waiting_for=waited))
+    'waiting for matcher-1, tuner-1'
+    """
+    waiting_for = ", ".join(record.waiting_for) if record is not None else ""
+    return f"waiting for {waiting_for or 'NATS'}"
+
+
+def noted(notes: Mapping[str, str]) -> list[str]:
+    """
+    Return what services said of themselves when they became ready, a line each.
+
+    Examples
+    --------
+    >>> noted({"matcher": "compiles its kernels"})
+    ['the matcher compiles its kernels']
+    """
+    return [f"the {service} {note}" for service, note in sorted(notes.items())]
+
+
+def banner(options: UpOptions, url: str) -> str:
+    """Return what is said when all are ready."""
+    number = len(options.processes())
+    count = f"{number} process{'' if number == 1 else 'es'}"
+    return (
+        f"Penstock {health.VERSION} is up at {url}: {count}, data in {options.folder}\n"
+        "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else.\n"
+        f"{access_lines(options, url)}"
+    )
+
+
+def access_lines(options: UpOptions, url: str) -> str:
+    """Return who may use it, and how others get to."""
+    login = options.folder / access.file_name("client")
+    if access.is_kept("client", url, os.environ):
+        found = f"{access.user_name()}'s commands find the password by themselves"
+    else:
+        found = f"commands need {access.VARIABLE}={login}, as this user has no home to keep it in"
+    return f"{found}; other users and the nats command line need a copy of {login} (docs/cli.md)."
+
+
+class _Supervisor:
+    def __init__(self, options: UpOptions, say: Say, stopping: asyncio.Event) -> None:
+        self._options, self._say, self._stopping = options, say, stopping
+        self._server = Server(
+            ServerSettings(
+                data_dir=options.folder,
+                port=options.port,
+                max_payload=options.max_payload,
+                max_store_bytes=options.max_store_bytes,
+            )
+        )
+        self._template = ServiceTemplate([service for service, _ in options.processes()])
+        self._children: list[Child] = []
+        self._store_note = ""
+        self._logins: dict[access.Role, access.Login] = {}
+        self._record = data_folder.SupervisorRecord(
+            url="",
+            pid=os.getpid(),
+            started_s=time.time(),  # noqa: TID251 - for people who read the record
+            version=health.VERSION,
+        )
+
+    async def run(self) -> None:
+        async with self._template:
+            await self._run(self._options.processes())
+
+    async def _run(self, processes: Sequence[tuple[str, int]]) -> None:
+        try:
+            await self._server.start()
+            self._store_note = await with_room(self._server)
+        except ServerError as error:
+            raise UpError(str(error)) from error
+        try:
+            self._record.url = self._server.url
+            self._write_logins()
+            self._children = [self._child(service, number) for service, number in processes]
+            await self._supervise([service for service, _ in processes])
+        except BaseExceptionGroup as group:
+            raise _cause(group) from group
+        finally:
+            await self._end_all()
+
+    def _child(self, service: str, number: int) -> Child:
+        options, name = self._options, f"{service}-{number}"
+        env = environment(options, service, number, url=self._server.url, password=self._server.passwords[service])
+        log_file = options.folder / "logs" / f"{name}.log" if options.quiet else None
+        if log_file is not None:
+            log_file.parent.mkdir(mode=0o700, exist_ok=True)
+
+        async def start(log: IO[bytes] | None) -> ServiceProcess:
+            return await self._template.fork(service, env, log)
+
+        return Child(name, start, log_file, self._started)
+
+    async def _supervise(self, services: list[str]) -> None:
+        password = self._server.passwords[access.ADMIN]
+        limits = StreamLimits.of_store(self._server.store_bytes)
+        async with connect(
+            self._server.url, user=access.ADMIN, password=password, name="supervisor", limits=limits
+        ) as bus:
+            readiness = Readiness()
+            ready = readiness.all_of(bus, services, self._missing, self._options.ready_s)
+            kept = [
+                keep_running("nats", self._nats, self._stopping.is_set),
+                *(child.keep() for child in self._children),
+                self._renew_after_full_disk(),
+            ]
+            async with background(*kept):
+                await self._first(ready)
+                if not self._stopping.is_set():
+                    notes = readiness.notes | ({"store": self._store_note} if self._store_note else {})
+                    self._record.ready, self._record.notes = True, notes
+                    self._save_record()
+                    self._say("\n".join([banner(self._options, self._server.url), *noted(notes)]))
+                await self._stopping.wait()
+
+    def _write_logins(self) -> None:
+        """Leave credentials for people and foreign services, and a copy of each where this user's programs look."""
+        folder = self._options.folder
+        for role in access.ROLES:
+            login = access.Login(
+                url=self._server.url,
+                user=role,
+                password=self._server.passwords[role],
+                description=f"penstock up on {folder}",
+            )
+            try:
+                access.write_login(folder / access.file_name(role), login)
+            except OSError as error:
+                raise UpError(
+                    f"credentials cannot be written to {folder}: {error.strerror}; make room there"
+                ) from error
+            self._logins[role] = login
+            if access.keep_login(role, login, os.environ) is None:
+                advice = f"set {access.VARIABLE} to {folder / access.file_name(role)} in the shells that need it"
+                _log.warning(
+                    "credentials_not_kept", role=role, reason="this user's home cannot be written to", advice=advice
+                )
+
+    def _remove_logins(self) -> None:
+        for role, login in self._logins.items():
+            access.forget_login(role, login, os.environ)
+            (self._options.folder / access.file_name(role)).unlink(missing_ok=True)
+
+    def _missing(self, ready: set[int]) -> list[str]:
+        names = [child.name for child in self._children if child.pid not in ready]
+        if self._record.waiting_for != tuple(names):
+            self._record.waiting_for = tuple(names)
+            self._save_record()
+        return names
+
+    async def _first(self, ready: Coroutine[object, object, None]) -> None:
+        """Wait until all are ready, or until it is to stop."""
+        waits = {asyncio.ensure_future(ready), asyncio.ensure_future(self._stopping.wait())}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _nats(self) -> int:
+        process = self._server.process
+        if process is None or process.returncode is not None:
+            try:
+                await self._server.start()
+            except ServerError as error:
+                _log.error("nats_not_started", error=str(error))
+                return 1
+        self._note("nats", self._server.process.pid if self._server.process else 0)
+        return await self._server.wait()
+
+    async def _renew_after_full_disk(self) -> None:
+        while True:
+            await until_room_again(self._options.folder)
+            await self._server.stop()  # and it is started again, as after any other end
+
+    def _started(self, child: Child) -> None:
+        self._note(child.name, child.pid)
+
+    def _note(self, name: str, pid: int) -> None:
+        self._record.processes[name] = data_folder.process(pid)
+        self._save_record()
+
+    def _save_record(self) -> None:
+        """Write down what runs; without room for that, all runs on: it only helps to clean up after a crash."""
+        try:
+            self._record.save(self._options.folder)
+        except OSError as error:
+            _log.error("record_not_saved", folder=str(self._options.folder), error=str(error))
+
+    async def _end_all(self) -> None:
+        """Stop those that decide, then the executors, which hand their jobs back to the log, then the log."""
+        grace_s = self._options.drain_s + KILL_AFTER_S
+        if self._children:
+            self._say("Stopping: running jobs are checkpointed first")
+        executors = [child for child in self._children if child.name.startswith("executor-")]
+        others = [child for child in self._children if child not in executors]
+        for group in (others, executors):
+            await asyncio.gather(*(child.end(grace_s) for child in group))
+        await self._server.stop()
+        self._remove_logins()
+        data_folder.path(self._options.folder).unlink(missing_ok=True)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that people can do something about, if there is one."""
+    found: BaseException = group.subgroup(UpError) or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _main() -> int:
+    options = msgspec.json.decode(sys.argv[1], type=UpOptions)
+    try:
+        asyncio.run(up(options, lambda text: _log.info("up", text=text)))
+    except (UpError, BusError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+class Readiness:
+    """Which process ids have said that they are ready."""
+
+    def __init__(self) -> None:
+        self._ready: set[int] = set()
+        self._heard = asyncio.Event()
+        self.notes: dict[str, str] = {}
+        """Service → what people should know of it, as it was heard last."""
+
+    def hear(self, body: bytes) -> None:
+        """Take a heartbeat; anything else is not heard."""
+        vitals = health.heard(body)
+        if vitals is not None and vitals.ready:
+            self._ready.add(vitals.pid)
+            self.notes |= {vitals.service: vitals.note} if vitals.note else {}
+            self._heard.set()
+
+    async def all_of(
+        self, bus: Bus, services: Iterable[str], missing: Callable[[set[int]], list[str]], most_s: float
+    ) -> None:
+        """
+        Wait until ``missing`` names nobody among those that are not ready.
+
+        Raises
+        ------
+        UpError
+            If somebody is still missing after ``most_s`` seconds.
+        """
+        async with background(*(self._listen(bus, service) for service in set(services))):
+            try:
+                async with asyncio.timeout(most_s):
+                    while missing(self._ready):
+                        self._heard.clear()
+                        await self._heard.wait()
+            except TimeoutError as error:
+                names = ", ".join(missing(self._ready))
+                raise UpError(f"not ready after {most_s:.0f} s: {names}; their logs say why") from error
+
+    async def _listen(self, bus: Bus, service: str) -> None:
+        async for _, body in bus.listen(subjects.replicas(service)):
+            self.hear(body)
+
+
+FIRST_S: Final = 0.2
+MOST_S: Final = 10.0
+STEADY_S: Final = 10.0
+_HOPELESS: Final = {EX_CONFIG: "its settings are wrong", REFUSED: "the bus refuses its credentials"}
+
+Start = Callable[[IO[bytes] | None], Awaitable[Process]]
+"""Starts a process whose output goes to the file; without one it goes where the supervisor's goes."""
+
+
+class Backoff:
+    """How long to wait before the next start."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_S
+
+    def after(self, lived_s: float) -> float:
+        """Return the wait in seconds after a life of ``lived_s``; a long life makes the next wait short again."""
+        wait_s = FIRST_S if lived_s >= STEADY_S else self._next_s
+        self._next_s = min(wait_s * 2, MOST_S)
+        return wait_s
+
+
+class Child:
+    """
+    One process of a service.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``matcher-1``.
+    start : callable
+        Starts the process; see :data:`Start`.
+    log_file : Path or None
+        Where its standard error goes; None leaves it on the supervisor's.
+    on_start : callable
+        Called with the child after each start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Start,
+        log_file: Path | None,
+        on_start: Callable[[Child], None],
+    ) -> None:
+        self.name = name
+        self.pid = 0
+        self.starts = 0
+        self._start, self._log_file, self._on_start = start, log_file, on_start
+        self._process: Process | None = None
+        self._ending = False
+
+    async def keep(self) -> None:
+        """
+        Run it until :meth:`end`, starting it again whenever it dies.
+
+        Raises
+        ------
+        UpError
+            If starting it again cannot help.
+        """
+        await keep_running(self.name, self._once, lambda: self._ending)
+
+    async def end(self, grace_s: float) -> None:
+        """Stop it in good order, or kill it after ``grace_s``."""
+        self._ending = True
+        if self._process is not None:
+            await end(self._process, grace_s)
+
+    async def _once(self) -> int:
+        log = private_log(self._log_file) if self._log_file is not None else None
+        try:
+            self._process = await self._start(log)
+        finally:
+            if log is not None:
+                log.close()
+        self.pid = self._process.pid
+        self.starts += 1
+        self._on_start(self)
+        status = await self._process.wait()
+        if status in _HOPELESS and not self._ending:
+            where = self._log_file or "its log above"
+            raise UpError(f"{self.name} cannot run: {_HOPELESS[status]}; see {where}")
+        return status
+
+
+def private_log(path: Path) -> IO[bytes]:
+    """Open a log file to append to it; the owner alone may read it, since names and commands of jobs are in it."""
+    file = path.open("ab")
+    os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+async def keep_running(name: str, once: Callable[[], Awaitable[int]], ending: Callable[[], bool]) -> None:
+    """Run something again and again until ``ending``; its return value is the exit status for the log."""
+    backoff, clock = Backoff(), asyncio.get_running_loop().time
+    while not ending():
+        started = clock()
+        try:
+            status = await once()
+        except OSError as error:  # no room for its log, no memory for a process: that may pass
+            status, reason = None, str(error)
+        else:
+            reason = ""
+        if ending():
+            return
+        wait_s = backoff.after(clock() - started)
+        if status is None:
+            _log.error("process_not_started", name=name, error=reason, again_in_s=wait_s)
+        else:
+            _log.warning("process_died", name=name, status=status, restart_in_s=wait_s)
+        await asyncio.sleep(wait_s)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,290 @@
+"""
+Tables, pairs and JSON on standard output. Plain columns: they line up, paste and grep, and cost no start-up time.
+
+Whatever is shown may hold words of others, so everything goes through :func:`seen`: nothing that a job, a name or a
+message says reaches the terminal as more than text, or looks like a line of ours. Only a job's own output is as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import typer
+
+_COLOURS: Final = {"R": "green", "PR": "yellow", "CG": "yellow", "F": "red", "CA": "magenta", "CD": "blue"}
+_GAP: Final = "  "
+_LEAST_NAME: Final = 8
+_WELCOME_LAST: Final = 24
+"""How narrow a NAME may become so that this much of the last column can be seen."""
+_LEAST_WRAPPED: Final = 20
+_NUMBER: Final = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?(x|%|[KMGT]?i?B|[smhd]|[mhd]\d\d[smh])?( ago)?|\d+/[\d?]+")
+_LABEL: Final = re.compile(r" *[a-z]+: +")
+
+
+def say(line: str = "") -> None:
+    """Write one line."""
+    typer.echo(seen(line))
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Write lines."""
+    for line in lines:
+        say(line)
+
+
+def say_painted(line: str) -> None:
+    """Write a line with colours of ours, in which the words of others went through :func:`seen` before."""
+    typer.echo(line)
+
+
+def seen(text: str) -> str:
+    r"""
+    Return text as one line that no terminal obeys.
+
+    Examples
+    --------
+    >>> seen("killed\x1b[2J")
+    'killed\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    from penstock_log.text import escaped
+
+    return escaped(text)
+
+
+def show_json(view: object) -> None:
+    """Write a view as indented JSON: what the gateway answered, word for word."""
+    _show_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+
+
+def show_json_line(view: object) -> None:
+    """Write a view as one line of JSON."""
+    _show_json(msgspec.json.encode(view).decode())
+
+
+def _show_json(text: str) -> None:
+    if not text.replace("\n", "").isprintable():
+        from penstock_log.text import escaped_json
+
+        text = escaped_json(text)
+    typer.echo(text)
+
+
+def show_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, wide: bool = False, wrap: bool = False
+) -> None:
+    """Write a table; on a terminal its lines are cut at the edge, or broken there, unless it is ``wide``."""
+    width = None if wide else terminal_width()
+    for line in table(headers, rows, width=width, wrap=wrap, colour=colours()):
+        say_painted(line)
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that standard output is; None if it is none."""
+    return shutil.get_terminal_size().columns if _is_terminal() else None
+
+
+def wrapped(lines: Iterable[str], width: int | None = None) -> list[str]:
+    """
+    Return lines broken between words, by default at the terminal's edge, so that values stay in their column.
+
+    Examples
+    --------
+    >>> print(*wrapped(["  because:  2 fast busy with 2 jobs"], width=32), sep=chr(10))
+      because:  2 fast busy with 2
+                jobs
+    """
+    width = width or terminal_width()
+    return [part for line in lines for part in (_broken(line, width) if width else [line])]
+
+
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    width: int | None = None,
+    wrap: bool = False,
+    colour: bool = False,
+) -> list[str]:
+    """
+    Return the lines of a table: columns as wide as their longest cell, numbers and spans to the right.
+
+    Parameters
+    ----------
+    width : int or None
+        Cut lines at this many characters, long names first; None leaves them whole.
+    wrap : bool
+        Break the last column into several lines instead.
+    colour : bool
+        Paint the cells of the column ``ST``.
+
+    Examples
+    --------
+    >>> print(*table(("ID", "GPUS"), [("a", "1"), ("bcd", "16")]), sep=chr(10))
+    ID   GPUS
+    a       1
+    bcd    16
+    """
+    headers = [seen(header) for header in headers]
+    cells = [[_one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    right = [_is_numeric([row[i] for row in cells]) for i in range(len(headers))]
+    if width is not None and "NAME" in headers:
+        _narrow(headers.index("NAME"), cells, widths, width)
+    lines = []
+    for row in [list(headers), *cells]:
+        padded = [f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True)]
+        line = _GAP.join(padded).rstrip()
+        first, *more = _hung(line, len(line) - len(row[-1]), width) if wrap and width else [_cut(line, width)]
+        lines += [_paint(first, headers, widths, row) if colour else first, *more]
+    return lines
+
+
+def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Write ``key: value`` lines with the values in one column; pairs without a value are left out."""
+    for line in labelled(pairs):
+        say(line)
+
+
+def labelled(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """
+    Return ``key: value`` lines with the values in one column.
+
+    Examples
+    --------
+    >>> labelled([("id", "a"), ("name", "b"), ("user", "")])
+    ['id:    a', 'name:  b']
+    """
+    kept = [(seen(key), seen(value)) for key, value in pairs if value]
+    width = max((len(key) for key, _ in kept), default=0) + 1
+    return [f"{key + ':':<{width}}{_GAP}{value}" for key, value in kept]
+
+
+def size(count: int) -> str:
+    """
+    Return bytes in binary units; a dash for none.
+
+    Examples
+    --------
+    >>> size(0), size(16 << 30), size(1536)
+    ('-', '16GiB', '1.5KiB')
+    """
+    if not count:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g}{unit}"
+        value /= 1024
+    return f"{value:.4g}TiB"
+
+
+def count(of: int, noun: str) -> str:
+    """
+    Return a number with its noun, in the right number.
+
+    Examples
+    --------
+    >>> count(0, "job"), count(1, "device"), count(12_345, "message")
+    ('0 jobs', '1 device', '12,345 messages')
+    """
+    return f"{of:,} {noun}" if of == 1 else f"{of:,} {noun}s"
+
+
+def number(value: float | None) -> str:
+    """Return a number in at most six figures; a dash for none."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def rate(per_s: float) -> str:
+    """
+    Return how many a second: four figures, or all of those before the point.
+
+    Examples
+    --------
+    >>> rate(0.123456), rate(4914.2), rate(34880.4)
+    ('0.1235', '4914', '34880')
+    """
+    return f"{per_s:.4g}" if per_s < 9999.5 else f"{per_s:.0f}"
+
+
+def mapping(values: dict[str, float] | dict[str, str] | dict[str, str | int | float | bool]) -> str:
+    """Return ``name=value`` words."""
+    return " ".join(f"{k}={number(v) if isinstance(v, float) else v}" for k, v in values.items())
+
+
+def devices(names: Sequence[str]) -> str:
+    """
+    Return devices by node.
+
+    Examples
+    --------
+    >>> devices(("n1/fast0", "n1/fast1", "n2/slow0"))
+    'n1/fast0,fast1 n2/slow0'
+    """
+    by_node: dict[str, list[str]] = {}
+    for name in names:
+        node, _, device = name.rpartition("/")
+        by_node.setdefault(node, []).append(device)
+    return " ".join(f"{node}/{','.join(found)}" if node else ",".join(found) for node, found in by_node.items())
+
+
+def colours() -> bool:
+    """Say whether standard output is a terminal that wants colours (https://no-color.org)."""
+    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()  # None where a shell closed it: >&-
+
+
+def _one_line(cell: str) -> str:
+    return seen(" ".join(cell.split())) or "-"
+
+
+def _is_numeric(column: list[str]) -> bool:
+    return any(c != "-" for c in column) and all(c == "-" or _NUMBER.fullmatch(c) for c in column)
+
+
+def _narrow(at: int, cells: list[list[str]], widths: list[int], width: int) -> None:
+    """Shorten the cells of one column, as far as that lets the last column be seen."""
+    needed = sum(widths[:-1]) + min(widths[-1], _WELCOME_LAST) + len(_GAP) * (len(widths) - 1)
+    if needed > width:
+        widths[at] = max(min(_LEAST_NAME, widths[at]), widths[at] - (needed - width))
+        for row in cells:
+            row[at] = _cut(row[at], widths[at])
+
+
+def _broken(line: str, width: int) -> list[str]:
+    label = _LABEL.match(line)
+    return _hung(line, len(label[0]) if label else 2, width)
+
+
+def _hung(line: str, indent: int, width: int) -> list[str]:
+    """Break a line between words; what follows begins at ``indent``, as far as there is room for it."""
+    if len(line) <= width or width - indent < _LEAST_WRAPPED:
+        return [line]
+    head, hanging = line[:indent], " " * indent
+    parts = textwrap.wrap(line[indent:], width - indent, break_on_hyphens=False)
+    return [(hanging if i else head) + part for i, part in enumerate(parts)]
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def _paint(line: str, headers: Sequence[str], widths: list[int], row: list[str]) -> str:
+    at = headers.index("ST") if "ST" in headers else None
+    if at is None or row[at] not in _COLOURS:
+        return line
+    start = sum(widths[:at]) + len(_GAP) * at
+    end = start + len(row[at])
+    return line[:start] + typer.style(line[start:end], fg=_COLOURS[row[at]]) + line[end:]

@@ -1,0 +1,331 @@
+"""
+A simulation or comparison from its plan to what is shown, with its progress.
+
+`penstock sim` from what was asked to what is shown.
+
+How comparisons of policies are shown and kept: by `penstock sim` and `penstock replay`.
+
+Long computations: how far they are, on a terminal, and Ctrl-C that leaves the results so far.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import typer
+
+from penstock_cli import render
+from penstock_cli.invocation import Exit, Failure, Output, bad_input, tell
+from penstock_cli.render import count, seen
+from penstock_cli.simulation_arguments import SimulationArguments
+from penstock_cli.simulation_plan import SimulationPlan, plan, sizing_option
+from penstock_cli.value_formats import span
+from penstock_policies.kernels import Kernels
+from penstock_simulator.outcome import Outcome
+from penstock_simulator.report import device_timeline, page, policy_comparison
+from penstock_simulator.report.picture import ReportAddition
+from penstock_simulator.report.policy_comparison import Comparison, SeedComparison
+
+__all__ = ["ReportOptions", "SimulationArguments", "simulate"]
+
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class PolicyRun(NamedTuple):
+    """What became of one policy under one seed."""
+
+    policy: str
+    seed: int
+    outcome: Outcome
+
+
+def simulate(asked: SimulationArguments, wanted: ReportOptions) -> None:
+    """Simulate every policy, and show and keep what came out; Ctrl-C leaves the results so far."""
+    wanted.check()
+    planned = plan(asked, timeline=wanted.out is not None, spells=wanted.gantt)
+    compile_kernels(planned, says=sys.stderr is not None and sys.stderr.isatty())
+    with ComputationProgress() as patience:
+        found = list(_one_by_one(planned, patience) if asked.processes == 1 else _at_once(planned, patience))
+    if found:
+        _present(planned, found, wanted, over=patience.over)
+    if patience.over:
+        tell(
+            "stopped by Ctrl-C" + ("; what is shown are the results so far" if found else " before there was a result")
+        )
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+def compile_kernels(planned: SimulationPlan, *, says: bool) -> None:
+    """Have what is compiled ready before anything is timed; where that takes long, ``says`` so."""
+    from penstock_policies.matching import flow, matching_warmup
+    from penstock_simulator.fast import kernel_state
+    from penstock_simulator.fast.fast_path import warm
+
+    found: list[tuple[Kernels, Callable[[], None]]] = []
+    if planned.engine == "counted" or sizing_option(planned.asked):
+        found.append((kernel_state.KERNELS, warm))
+    if planned.engine == "deciders":
+        found.append((flow.KERNELS, matching_warmup.compile_kernels))
+    for kernels, compile_all in found:
+        if not kernels.are_kept():
+            if says:
+                tell("compiling the simulator, once on this machine: about 40 s")
+            kernels.keep_all(compile_all)
+
+
+def present(comparison: Comparison, wanted: ReportOptions, title: str, addition: ReportAddition | None = None) -> None:
+    """Show the results on standard output, and write them into the folder where one was named."""
+    if wanted.output == "json":
+        render.show_json(comparison.document if addition is None else addition.document)
+    else:
+        show(comparison, wide=wanted.output == "wide")
+        if addition is not None:
+            render.say_lines(["", *addition.lines])
+    if wanted.gantt:
+        for outcome in comparison.outcomes:
+            render.say()
+            render.say_lines(device_timeline.lines(outcome, render.terminal_width() or _WIDTH))
+    if wanted.out is not None:
+        missing = page.write_folder(comparison, wanted.out, title, addition)
+        tell(f"wrote {wanted.out / page.PAGE}")
+        if missing:
+            raise Failure(missing)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions on which results rest."""
+    return {
+        "penstock": metadata.version("penstock"),
+        "Python": platform.python_version(),
+        "NumPy": metadata.version("numpy"),
+    }
+
+
+def _present(planned: SimulationPlan, found: Sequence[PolicyRun], wanted: ReportOptions, *, over: bool) -> None:
+    stopped = ["stopped by Ctrl-C: these are the results so far"] if over else []
+    comparison = Comparison(
+        trace=planned.trace,
+        cluster=planned.asked.cluster,
+        outcomes=[ran.outcome for ran in found if ran.seed == planned.seeds[0]],
+        settings=planned.described,
+        command=["penstock", "sim", *planned.asked.words(), *wanted.words()],
+        versions=versions(),
+        notes=[*planned.notes, *stopped],
+        window_s=planned.asked.window_s or math.inf,
+    )
+    if len(planned.seeds) == 1:
+        present(comparison, wanted, "Simulation")
+        return
+    several = over_seeds(comparison, found)
+    lines = render.table(policy_comparison.headers(several), policy_comparison.seed_rows(several, span))
+    addition = ReportAddition(several.seeds_document, lines, [policy_comparison.section(several, span)])
+    present(several, wanted, "Simulation", addition)
+
+
+def over_seeds(comparison: Comparison, found: Sequence[PolicyRun]) -> SeedComparison:
+    """Return the comparison with the means over the seeds."""
+    policies = dict.fromkeys(ran.policy for ran in found)
+    by_seed = {policy: {ran.seed: ran.outcome for ran in found if ran.policy == policy} for policy in policies}
+    note = f"means over {max(map(len, by_seed.values()))} seeds; +- is the standard deviation between them"
+    return SeedComparison(
+        **{**vars(comparison), "notes": [*comparison.notes, note]},
+        by_seed=by_seed,
+    )
+
+
+def _one_by_one(planned: SimulationPlan, patience: ComputationProgress) -> Iterator[PolicyRun]:
+    """Run seed by seed, so that what Ctrl-C leaves compares all policies."""
+    runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
+    for at, (policy, seed) in enumerate(runs):
+        if patience.over:
+            return
+        what = policy if len(planned.seeds) == 1 else f"{policy}, seed {seed}"
+        label = what if len(runs) == 1 else f"{what} ({at + 1} of {len(runs)})"
+        told = patience.watch(label, len(planned.trace))
+        told(0)
+        yield PolicyRun(policy, seed, planned.run(policy, seed, told))
+
+
+def _at_once(planned: SimulationPlan, patience: ComputationProgress) -> list[PolicyRun]:
+    """Run policies and seeds in processes of their own; return what they found in the order in which it was asked."""
+    runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
+    context = get_context("spawn")
+    stop = context.Event()
+    found: dict[tuple[str, int], Outcome] = {}
+    with ProcessPoolExecutor(
+        min(planned.asked.processes, len(runs)), mp_context=context, initializer=_heed, initargs=(stop,)
+    ) as pool:
+        with patience.deaf():  # so are processes that are started now: they are told by the event alone
+            running = {pool.submit(_run, planned, policy, seed): (policy, seed) for policy, seed in runs}
+        told, waiting = patience.steps("simulations", len(runs)), set(running)
+        while waiting:
+            done, waiting = wait(waiting, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
+            found.update({running[one]: outcome for one in done if (outcome := one.result()) is not None})
+            if not told(len(found)):
+                stop.set()
+                waiting = {one for one in waiting if not one.cancel()}
+    return [PolicyRun(policy, seed, found[policy, seed]) for policy, seed in runs if (policy, seed) in found]
+
+
+_stops: list[Event] = []
+"""In a process of its own: what tells it to end with the results so far."""
+
+
+def _heed(stop: Event) -> None:
+    _stops.append(stop)
+
+
+def _run(planned: SimulationPlan, policy: str, seed: int) -> Outcome | None:
+    """Simulate in a process of its own; return None where it has been stopped before it began."""
+    stop = _stops[0]
+    return None if stop.is_set() else planned.run(policy, seed, lambda _ended: not stop.is_set())
+
+
+_WIDTH: Final = 100
+"""Of charts where standard output is no terminal."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is to become of the results."""
+
+    output: Output = "table"
+    out: Path | None = None
+    gantt: bool = False
+
+    def words(self) -> list[str]:
+        """Return the arguments that ask for this again."""
+        return [
+            *(["-o", self.output] if self.output != "table" else []),
+            *(["--out", str(self.out)] if self.out is not None else []),
+            *(["--gantt"] if self.gantt else []),
+        ]
+
+    def check(self) -> None:
+        """End with a message if it makes no sense."""
+        if self.gantt and self.output == "json":
+            bad_input("--gantt is for people and -o json for programs; leave one of them out")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            bad_input(f"--out {self.out} is a file; expected a folder, which is made if there is none")
+
+
+def show(comparison: Comparison, *, wide: bool = False) -> None:
+    """Show the table and what its readers have to know."""
+    if wide:
+        render.show_table(policy_comparison.WIDE, policy_comparison.wide_rows(comparison), wide=True)
+    else:
+        render.show_table(policy_comparison.HEADERS, policy_comparison.rows(comparison, span))
+    for line in render.wrapped(policy_comparison.notes(comparison)):
+        render.say(line)
+
+
+_EVERY_S: Final = 0.2
+
+
+class ComputationProgress:
+    """
+    Within it, the first Ctrl-C only says that it is ``over``; the second interrupts.
+
+    Examples
+    --------
+    >>> with ComputationProgress() as patience:
+    ...     told = patience.watch("fifo", jobs=3)
+    ...     told(1), patience.over
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        """Begin with all the patience in the world."""
+        self.over = False
+        self._before: Any = None
+        self._shown_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Take Ctrl-C."""
+        self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give Ctrl-C back, and clear the line."""
+        signal.signal(signal.SIGINT, self._before)
+        self._say("")
+
+    def watch(self, what: str, jobs: int) -> Callable[[int], bool]:
+        """Return a function that is told how many jobs have ended, and says whether to go on."""
+        began_s = _now_s()
+
+        def told(ended: int) -> bool:
+            now_s = _now_s()
+            if now_s - self._shown_s >= _EVERY_S:
+                self._shown_s = now_s
+                self._say(progress(what, ended, jobs, now_s - began_s))
+            return not self.over
+
+        return told
+
+    def steps(self, what: str, of: int) -> Callable[[int], bool]:
+        """Return a function that is told how many of several are done, and says whether to go on."""
+        began_s = _now_s()
+
+        def told(done: int) -> bool:
+            left = f", {span((_now_s() - began_s) / done * (of - done))} left" if done else ""
+            self._say(f"{what}: {done} of {of} done{left}")
+            return not self.over
+
+        return told
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Ignore Ctrl-C within, as processes that are started within will."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._interrupted)
+
+    def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.over:
+            raise KeyboardInterrupt
+        self.over = True
+
+    def _say(self, line: str) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{seen(line)}")
+            sys.stderr.flush()
+
+
+def progress(what: str, ended: int, jobs: int, elapsed_s: float) -> str:
+    """
+    Return how far it is, how fast, and how long it will take if it goes on like this.
+
+    Examples
+    --------
+    >>> progress("2d-las", 2000, 8000, 4.0)
+    '2d-las: 2,000 of 8,000 jobs, 25 %, 500 jobs/s, 12.0s left'
+    """
+    line = f"{what}: {ended:,} of {count(jobs, 'job')}, {100 * ended // max(jobs, 1)} %"
+    if not (ended and elapsed_s > 0):
+        return line
+    rate = ended / elapsed_s
+    return f"{line}, {rate:,.0f} jobs/s, {span((jobs - ended) / rate)} left"
+
+
+def _now_s() -> float:
+    return time.monotonic()  # noqa: TID251 - people are shown a rate; nothing is decided by it

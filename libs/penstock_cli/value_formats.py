@@ -1,0 +1,248 @@
+"""
+Sizes, times and pairs as people type and read them.
+
+What people type as values of options: sizes, NAME=VALUE pairs, array indices.
+
+Times and spans, as people read and type them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from penstock_cli.invocation import bad_input
+
+MOST_IN_ARRAY: Final = 10_000
+_SIZE_SHIFTS: Final = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def size(text: str) -> int:
+    """
+    Return bytes; K, M, G and T are binary, as everywhere where memory is spoken of, KB to TB decimal.
+
+    Examples
+    --------
+    >>> size("8GiB") == size("8g") == 8 * 2**30, size("1.5KB"), size("100")
+    (True, 1500, 100)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
+    if found is None:
+        bad_input(f"{text!r} is no amount of memory; expected a number and a unit, such as 8GiB or 512M")
+    number, unit, ending = float(found[1]), found[2], found[3]
+    if not unit:
+        return int(number)
+    power = _SIZE_SHIFTS[unit]
+    return int(number * (1000 ** (power // 10) if ending == "b" else 2**power))
+
+
+def widths(text: str) -> dict[str, int]:
+    """
+    Return the fields that say how many devices: a number, or the fewest and the most; ``1-4``, as Slurm has it, too.
+
+    Examples
+    --------
+    >>> widths("4"), widths("1..8") == widths("1-8")
+    ({'gpus': 4, 'min_gpus': 0, 'max_gpus': 0}, True)
+    """
+    from penstock_log import validation
+
+    if re.fullmatch(r"[1-9]\d{0,4}", text.strip()):
+        return {"gpus": int(text), "min_gpus": 0, "max_gpus": 0}
+    try:
+        least, most = validation.bounds(_dotted(text), "--gpus")
+    except validation.BadInput as error:
+        bad_input(str(error))
+    return {"gpus": least, "min_gpus": least, "max_gpus": most}
+
+
+def batch(text: str, table: dict[str, int | str]) -> dict[str, object]:
+    """
+    Return the fields that say which batch: always the same, or between two.
+
+    Parameters
+    ----------
+    table : dict
+        What else was typed of how it may change.
+
+    Examples
+    --------
+    >>> batch("64..512", {"lr": "linear"})
+    {'batch': {'min': 64, 'max': 512, 'lr': 'linear'}}
+    >>> batch("128", {})
+    {'batch_size': 128, 'batch': None}
+    """
+    if not text:
+        return {"batch": table} if table else {}
+    least, dots, most = (part.strip() for part in _dotted(text).partition(".."))
+    if not (_is_count(least) and (_is_count(most) or not dots)):
+        bad_input(f"--batch {text!r} is no batch; expected examples over all devices, such as 256, or 64..512")
+    if dots:
+        return {"batch": {"min": int(least), "max": int(most), **table}}
+    if table:
+        bad_input(f"--batch {text} never changes; expected a range, such as {text}..{4 * int(text)}, with such flags")
+    return {"batch_size": int(least), "batch": None}
+
+
+def _is_count(text: str) -> bool:
+    return re.fullmatch(r"[1-9]\d{0,9}", text) is not None
+
+
+def _dotted(text: str) -> str:
+    """Return ``1-4`` as ``1..4``."""
+    return re.sub(r"^\s*(\d+)\s*[-:]\s*(\d+)\s*$", r"\1..\2", text)
+
+
+def need(text: str) -> dict[str, int]:
+    """
+    Return what a lane job needs of a device's memory: kept, of the framework, and in an iteration.
+
+    Examples
+    --------
+    >>> need("1GiB,512M,3g")["ephemeral_bytes"] == 3 * 2**30
+    True
+    """
+    parts = text.split(",")
+    if len(parts) != 3:
+        bad_input(f"{text!r} is no need; expected three amounts of memory, kept, of the framework, and in an iteration")
+    return dict(zip(("persistent_bytes", "framework_bytes", "ephemeral_bytes"), map(size, parts), strict=True))
+
+
+def pairs(words: Iterable[str], option: str) -> dict[str, str]:
+    """Return NAME=VALUE words as a table."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            bad_input(f"{option} {word!r} is no pair; expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def environment(words: Iterable[str]) -> dict[str, str]:
+    """Return NAME=VALUE words, and bare NAMEs with their value in this shell, as a table."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals and name not in os.environ:
+            bad_input(f"--env {name} is not set in this shell; set it, or give NAME=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
+    """
+    Return hyper-parameters: numbers and booleans as such, all else as text.
+
+    Examples
+    --------
+    >>> parameters(["lr=0.1", "layers=3", "nesterov=true", "name=adam"])
+    {'lr': 0.1, 'layers': 3, 'nesterov': True, 'name': 'adam'}
+    """
+    return {name: _value(text) for name, text in pairs(words, "--param").items()}
+
+
+def _value(text: str) -> str | int | float | bool:
+    try:
+        value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool) else text
+
+
+def array(text: str) -> list[int]:
+    """
+    Return the indices of an array of jobs.
+
+    Examples
+    --------
+    >>> array("0-3"), array("1,5,7-8")
+    ([0, 1, 2, 3], [1, 5, 7, 8])
+    """
+    indices: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        if found is None:
+            bad_input(f"--array {text!r} is no list of indices; expected such as 0-9 or 1,3,7-8")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first or last - first >= MOST_IN_ARRAY:
+            bad_input(f"--array {text!r} is empty or too long; expected 1 to {MOST_IN_ARRAY} rising indices")
+        indices += range(first, last + 1)
+    if len(set(indices)) != len(indices) or len(indices) > MOST_IN_ARRAY:
+        bad_input(f"--array {text!r} repeats an index or has more than {MOST_IN_ARRAY}")
+    return indices
+
+
+def words(entries: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of a repeatable option that also takes commas."""
+    return tuple(word.strip() for entry in entries for word in entry.split(",") if word.strip())
+
+
+_TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def now_s() -> float:
+    """Return the time by this machine's clock, to show ages and to resolve ``--at 10m``."""
+    return time.time()  # noqa: TID251 - the command line shows ages to people; nothing is decided by them
+
+
+def span(seconds: float | None) -> str:
+    """
+    Return a span in at most two units; a dash for none.
+
+    Examples
+    --------
+    >>> [span(s) for s in (None, 0.04, 9.96, 59.9, 61, 7265, 90061)]
+    ['-', '0.0s', '10.0s', '59.9s', '1m01s', '2h01m', '1d01h']
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 59.95:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = int(seconds + 0.5)
+    for size, unit, part, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // part:02d}{small}"
+    raise AssertionError(whole)
+
+
+def clock(at_s: float | None) -> str:
+    """Return a moment in the local time zone, to the second; a dash for none."""
+    return "-" if at_s is None else datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment(text: str | None, now: float | None = None, option: str = "--at") -> int | float | str | None:
+    """
+    Return what ``--at`` means to the gateway: a sequence, seconds since the epoch, or RFC 3339; ``10m`` is so long ago.
+
+    Examples
+    --------
+    >>> moment("12"), moment("1.5m", now=100.0), moment("2026-01-02T03:04:05Z")
+    (12, 10.0, '2026-01-02T03:04:05Z')
+    """
+    if text is None:
+        return None
+    if text.isdigit():
+        return int(text)
+    if ago := re.fullmatch(r"-?(\d+(?:\.\d+)?)([smhd])", text):
+        return (now_s() if now is None else now) - float(ago[1]) * _TIME_UNITS[ago[2]]
+    try:
+        return float(text)
+    except ValueError:
+        return _rfc3339(text, option)
+
+
+def _rfc3339(text: str, option: str) -> str:
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        bad_input(
+            f"{option} {text!r} is no moment; expected a stream sequence, a span such as 10m, seconds since the epoch, "
+            "or a time such as 2026-01-31T09:30:00Z"
+        )
+    return text if parsed.tzinfo else parsed.astimezone().isoformat()

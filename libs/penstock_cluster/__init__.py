@@ -1,0 +1,18 @@
+"""
+What devices a node has: one port, and backends for CUDA, the host's CPU, and emulated devices.
+
+In reading order:
+
+* ``nodes``: Nodes and their hosts as the log has them, and which of them a gang is spread over.
+* ``device_backend``: The port of device backends, by capability.
+* ``inventory``: From a ``devices`` setting to numbered devices: the registry of backends.
+* ``host_backends``: The host as a device, and emulated devices.
+* ``cuda_backend``: CUDA devices by NVML.
+* ``accounting``: How much memory each process holds.
+* ``host_limits``: What a host has for jobs, and how runs are held to it.
+"""
+
+from penstock_cluster.device_backend import Accounting, DeviceBackend, DeviceError
+from penstock_cluster.inventory import DeviceSurvey, backends_of, environment, survey
+
+__all__ = ["Accounting", "DeviceBackend", "DeviceError", "DeviceSurvey", "backends_of", "environment", "survey"]

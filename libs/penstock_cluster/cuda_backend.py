@@ -1,0 +1,445 @@
+"""
+CUDA devices by NVML.
+
+CUDA devices as NVIDIA's management library reports them. Nothing is changed: MIG, MPS and modes are the operator's.
+
+A GPU in MIG mode is not a device; each of its instances is one. Compute instances of one GPU instance share its memory,
+which nothing divides between them: each is given an equal part of it here, so that together they are given no more.
+
+What is asked of NVIDIA's management library: the functions of ``pynvml`` under their own names.
+
+Tests put a library of their own in its place. Every function may raise ``pynvml.NVMLError``; those for which a device
+has no answer raise it with ``NVML_ERROR_NOT_SUPPORTED``, which :func:`answer` turns into a default.
+
+References
+----------
+NVIDIA, NVML API Reference Guide. Signatures and return types as in nvidia-ml-py.
+
+NVIDIA's multi-process service: whether the operator runs it. It is never started, stopped or set from here.
+
+A CUDA program uses it by itself where its daemon listens in the pipe directory. Here is only how one knows.
+
+References
+----------
+NVIDIA, Multi-Process Service: the control daemon notes its pid in the pipe directory; ``CUDA_MPS_PIPE_DIRECTORY``,
+by default ``/tmp/nvidia-mps``.
+
+How CUDA devices are connected: by NVLink, or how far up the PCIe tree they meet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal, Protocol, TypeVar
+
+import msgspec
+import pynvml
+
+from penstock_cluster.accounting import CudaAccounting
+from penstock_cluster.device_backend import DeviceError
+from penstock_log import Device
+
+_VENDOR: Final = {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "gpu"}
+_ABSENT: Final = (
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+_MODES: Final = {
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+}
+
+
+class _Gpu(msgspec.Struct, frozen=True):
+    """
+    One GPU as the driver lists it; its instances, where it is in MIG mode.
+
+    An instance has beside it how many compute instances, with itself, have the memory of one GPU instance together.
+    """
+
+    handle: object
+    uuid: str
+    mig: bool
+    pending: bool
+    instances: list[tuple[Handle, int]]
+
+    @property
+    def parts(self) -> list[tuple[Handle, int]]:
+        """What of it is a device."""
+        return self.instances if self.mig else [(self.handle, 1)]
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What was read once: devices; of the whole GPUs among them (W) their numbers, modes and links (W, W)."""
+
+    devices: tuple[Device, ...] = ()
+    whole: list[int] = []
+    modes: list[int] = []
+    links: list[list[str]] = []
+    mig: dict[str, str] = {}
+
+
+def running(environ: Mapping[str, str]) -> Path | None:
+    """
+    Return the pipe directory of the daemon that programs with this environment would find; None if none lives.
+
+    A directory that a dead daemon left behind does not count, nor does one whose daemon lives in another pid namespace.
+    """
+    directory = Path(environ.get(PIPE_DIRECTORY) or _DEFAULT)
+    try:
+        pid = int((directory / _PID_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return directory if pid > 0 and _lives(pid) else None
+
+
+def links(library: NvmlLibrary, handles: Sequence[Handle]) -> list[list[str]]:
+    """
+    Return how each two of the devices are connected.
+
+    Returns
+    -------
+    (D, D) strings, symmetric: ``nv12`` for so many NVLinks, a level of the PCIe tree, ``?`` where the driver does not
+    know, empty from a device to itself.
+
+    Notes
+    -----
+    Links into an NVSwitch reach every device that has such links; the fewer of two devices' are counted.
+    """
+    ends = [_ends(library, handle) for handle in handles]
+    buses = [_bus(library, handle) for handle in handles]
+    table = [["" for _ in handles] for _ in handles]
+    for i, one in enumerate(handles):
+        for j in range(i):
+            lanes = max(ends[i][buses[j]], ends[j][buses[i]]) + min(ends[i][SWITCH], ends[j][SWITCH])
+            table[i][j] = table[j][i] = f"nv{lanes}" if lanes else _level(library, one, handles[j])
+    return table
+
+
+def labels(numbers: Sequence[int], table: Sequence[Sequence[str]]) -> dict[str, str]:
+    """
+    Return a node's labels of its devices' connections: one for each device that has any.
+
+    Examples
+    --------
+    >>> labels([0, 1, 2], [["", "nv18", "sys"], ["nv18", "", "sys"], ["sys", "sys", ""]])
+    {'links.0': '1:nv18 2:sys', 'links.1': '0:nv18 2:sys', 'links.2': '0:sys 1:sys'}
+    """
+    rows = {
+        f"links.{number}": " ".join(f"{numbers[j]}:{link}" for j, link in enumerate(row) if link)
+        for number, row in zip(numbers, table, strict=True)
+    }
+    return {name: row for name, row in rows.items() if row}
+
+
+class CudaBackend:
+    """
+    The host's NVIDIA devices; none where there is no driver, which ``reason`` then says.
+
+    Parameters
+    ----------
+    library : NvmlLibrary
+        The driver's library, or one that answers in its place.
+    """
+
+    name: Literal["cuda"] = "cuda"
+
+    def __init__(self, library: NvmlLibrary = pynvml) -> None:
+        self.reason = ""
+        self._library = library
+        self._pipe = running(os.environ)
+        self._found = self._find()
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the devices in the driver's order, MIG instances in the place of their GPU."""
+        return self._found.devices
+
+    def labels(self, first: int = 0) -> dict[str, str]:
+        """
+        Return what the node is labelled with: connections, MIG and compute modes, MPS.
+
+        ``links.N``: to each other device, see :func:`penstock_cluster.cuda_backend.links`. ``compute_mode.N``: where it
+        is not the default. ``mig.UUID``: of each GPU in MIG mode, or about to change it. ``cuda_backend``: the pipe
+        directory.
+        """
+        numbers = [first + number for number in self._found.whole]
+        modes = zip(numbers, self._found.modes, strict=True)
+        return {
+            **labels(numbers, self._found.links),
+            **{f"compute_mode.{number}": _MODES[mode] for number, mode in modes if mode in _MODES},
+            **{f"mig.{uuid}": state for uuid, state in self._found.mig.items()},
+            **({"mps": str(self._pipe)} if self._pipe and self._found.devices else {}),
+        }
+
+    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
+        """Show exactly these devices."""
+        return environment(devices)
+
+    def accounting(self) -> CudaAccounting:
+        """Return the driver's word."""
+        return CudaAccounting(self.processes)
+
+    def processes(self, device: Device) -> dict[int, int]:
+        """
+        Return the bytes that each process holds on a device, as the driver counts them: its context among them.
+
+        A process whose memory the driver does not tell is left out. Pids are those of the driver's namespace: an
+        executor in a container needs the host's.
+
+        Raises
+        ------
+        DeviceError
+            If the device cannot be read.
+        """
+        with self._reading():
+            handle = self._library.nvmlDeviceGetHandleByUUID(device.uuid)
+            known = [
+                *self._library.nvmlDeviceGetComputeRunningProcesses(handle),
+                *answer(lambda: self._library.nvmlDeviceGetMPSComputeRunningProcesses(handle), ()),
+            ]
+        held: dict[int, int] = {}
+        for process in known:
+            if process.usedGpuMemory is not None:
+                held[process.pid] = max(held.get(process.pid, 0), process.usedGpuMemory)
+        return held
+
+    def _find(self) -> _Found:
+        try:
+            self._library.nvmlInit()
+        except pynvml.NVMLError as error:
+            if error.value in _ABSENT:
+                self.reason = f"no NVIDIA driver: {error}"
+                return _Found()
+            raise DeviceError(f"the NVIDIA driver answers with an error: {error}; does nvidia-smi work?") from error
+        try:
+            with self._reading():
+                return self._read()
+        finally:
+            self._library.nvmlShutdown()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            self._library.nvmlInit()
+            try:
+                yield
+            finally:
+                self._library.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            raise DeviceError(f"an NVIDIA device cannot be read: {error}; does nvidia-smi list it?") from error
+
+    def _read(self) -> _Found:
+        gpus = [self._gpu(i) for i in range(self._library.nvmlDeviceGetCount())]
+        parts = [(part, among, gpu) for gpu in gpus for part, among in gpu.parts]
+        whole = [(number, gpu.handle) for number, (_, _, gpu) in enumerate(parts) if not gpu.mig]
+        handles = [handle for _, handle in whole]
+        return _Found(
+            devices=tuple(self._device(number, *part) for number, part in enumerate(parts)),
+            whole=[number for number, _ in whole],
+            modes=[self._mode(handle) for handle in handles],
+            links=links(self._library, handles),
+            mig={gpu.uuid: _mig_state(gpu) for gpu in gpus if gpu.mig or gpu.pending},
+        )
+
+    def _gpu(self, index: int) -> _Gpu:
+        handle = self._library.nvmlDeviceGetHandleByIndex(index)
+        now, pending = answer(lambda: self._library.nvmlDeviceGetMigMode(handle), (0, 0))
+        uuid = text(self._library.nvmlDeviceGetUUID(handle))
+        return _Gpu(handle, uuid, bool(now), bool(pending), self._instances(handle) if now else [])
+
+    def _instances(self, gpu: Handle) -> list[tuple[Handle, int]]:
+        most = answer(lambda: self._library.nvmlDeviceGetMaxMigDeviceCount(gpu), 0)
+        every = [self._instance(gpu, i) for i in range(most)]  # there are gaps where instances were destroyed
+        found = [handle for handle in every if handle is not None]
+        homes = [self._library.nvmlDeviceGetGpuInstanceId(handle) for handle in found]
+        return [(handle, homes.count(home)) for handle, home in zip(found, homes, strict=True)]
+
+    def _instance(self, gpu: Handle, index: int) -> Handle | None:
+        return answer(lambda: self._library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index), None)
+
+    def _mode(self, gpu: Handle) -> int:
+        return answer(lambda: self._library.nvmlDeviceGetComputeMode(gpu), 0)  # the default mode
+
+    def _device(self, index: int, handle: Handle, among: int, gpu: _Gpu) -> Device:
+        product, _, profile = text(self._library.nvmlDeviceGetName(handle)).partition(" MIG ")
+        return Device(
+            index=index,
+            kind=f"{kind_of(product)}-{_word(profile or 'mig')}" if gpu.mig else kind_of(product),
+            memory_bytes=int(self._library.nvmlDeviceGetMemoryInfo(handle).total) // among,
+            backend="cuda",
+            uuid=text(self._library.nvmlDeviceGetUUID(handle)),
+            mig=(profile or "mig") if gpu.mig else "",
+            parent=gpu.uuid if gpu.mig else "",
+            mps=self._pipe is not None and not gpu.mig,
+        )
+
+
+PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def environment(devices: Sequence[Device]) -> dict[str, str]:
+    """
+    Name the devices by UUID: numbers change with ``CUDA_DEVICE_ORDER``, UUIDs do not.
+
+    Of several MIG instances, a process uses only the first: CUDA opens one of them.
+    """
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid or str(device.index) for device in devices)}
+    pipe = running(os.environ) if any(device.mps for device in devices) else None
+    return seen | ({PIPE_DIRECTORY: str(pipe)} if pipe else {})
+
+
+def kind_of(product: str) -> str:
+    """
+    Return what people call a product: its model's name, without the vendor, the form and the memory size.
+
+    Examples
+    --------
+    >>> [kind_of(name) for name in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Tesla V100-PCIE-16GB")]
+    ['h200', 'a100', 'v100']
+    >>> kind_of("NVIDIA GeForce RTX 4090"), kind_of("NVIDIA RTX A6000"), kind_of("Quadro RTX 8000")
+    ('rtx4090', 'rtxa6000', 'rtx8000')
+    """
+    words = [word for word in re.split(r"[^a-z0-9]+", product.lower()) if word and word not in _VENDOR]
+    if not words:
+        return "gpu"
+    return words[0] + words[1] if words[0] in {"rtx", "gtx"} and len(words) > 1 else words[0]
+
+
+def _word(profile: str) -> str:
+    """Return a profile as a part of a kind's name, which has no dots: ``1g-10gb``."""
+    return re.sub(r"[^a-z0-9]+", "-", profile.lower()).strip("-")
+
+
+def _mig_state(gpu: _Gpu) -> str:
+    then = "" if gpu.mig == gpu.pending else f", {'on' if gpu.pending else 'off'} after a reset"
+    return (f"on, {len(gpu.instances)} instances" if gpu.mig else "off") + then
+
+
+Handle = object
+T = TypeVar("T")
+D = TypeVar("D")
+
+_NO_ANSWER: Final = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # an older driver
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a link or an instance beyond those that there are
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+
+
+class NvmlMemory(Protocol):
+    """``nvmlMemory_t``."""
+
+    total: int
+
+
+class NvmlPci(Protocol):
+    """``nvmlPciInfo_t``."""
+
+    busId: str | bytes  # noqa: N815 -- the library's name
+
+
+class NvmlProcess(Protocol):
+    """``nvmlProcessInfo_t``; memory is None where the driver does not know it."""
+
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815 -- the library's name
+
+
+class NvmlLibrary(Protocol):
+    """The functions that are used."""
+
+    def nvmlInit(self) -> None: ...  # noqa: N802, D102
+    def nvmlShutdown(self) -> None: ...  # noqa: N802, D102
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: N802, D102
+    def nvmlDeviceGetName(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> NvmlMemory: ...  # noqa: N802, D102
+    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetMigMode(self, device: Handle) -> Sequence[int]: ...  # noqa: N802, D102
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle: ...  # noqa: N802, D102
+    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> NvmlPci: ...  # noqa: N802, D102
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Handle, link: int) -> NvmlPci: ...  # noqa: N802, D102
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> Sequence[NvmlProcess]: ...  # noqa: N802, D102
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Handle) -> Sequence[NvmlProcess]: ...  # noqa: N802, D102
+
+
+def answer(ask: Callable[[], T], default: D) -> T | D:
+    """Return what the library answers, or the default where the device, the driver or its rights have no answer."""
+    try:
+        return ask()
+    except pynvml.NVMLError as error:
+        if error.value in _NO_ANSWER:
+            return default
+        raise
+
+
+def text(value: str | bytes) -> str:
+    """Return a string; versions of ``pynvml`` differ in what they give."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+_DEFAULT: Final = "/tmp/nvidia-mps"  # noqa: S108 -- the driver's default, not ours
+_PID_FILE: Final = "nvidia-cuda-mps-control.pid"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # it is the operator's, as it should be
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+LEVELS: Final = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "pix",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "pxb",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "phb",
+    pynvml.NVML_TOPOLOGY_NODE: "node",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "sys",
+}
+"""Where two devices' roads meet, from near to far, under the names of ``nvidia-smi topo``."""
+SWITCH: Final = "switch"
+
+
+def _ends(library: NvmlLibrary, handle: Handle) -> Counter[str]:
+    """Return where a device's active links end: at which bus id, or at a switch."""
+    every = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    return Counter(_end(library, handle, link) for link in every if _active(library, handle, link))
+
+
+def _active(library: NvmlLibrary, handle: Handle, link: int) -> bool:
+    return bool(answer(lambda: library.nvmlDeviceGetNvLinkState(handle, link), 0))
+
+
+def _end(library: NvmlLibrary, handle: Handle, link: int) -> str:
+    unknown = pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN
+    kind = answer(lambda: library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), unknown)
+    if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+        return SWITCH
+    return answer(lambda: text(library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId), "?")
+
+
+def _bus(library: NvmlLibrary, handle: Handle) -> str:
+    return answer(lambda: text(library.nvmlDeviceGetPciInfo(handle).busId), "")
+
+
+def _level(library: NvmlLibrary, one: Handle, other: Handle) -> str:
+    return LEVELS.get(answer(lambda: library.nvmlDeviceGetTopologyCommonAncestor(one, other), -1), "?")

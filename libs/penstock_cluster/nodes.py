@@ -1,0 +1,462 @@
+"""
+Nodes and their hosts as the log has them, and which of them a gang is spread over.
+
+The pool's nodes and devices as the log has them, and which of them are free.
+
+What jobs take of their hosts beside devices: processors and memory.
+
+A device comes with its share of its node: the node's processors and memory for jobs, divided by its devices. A job that
+asks for nothing has the shares of its devices, so that where nobody asks there is always room, and nothing is counted.
+One that asks for more takes of the shares of the node's other devices, and one that asks for less leaves some.
+
+Which nodes a gang is spread over where no single node has enough: few and near each other, or the holes.
+
+``rooms`` is how many devices each node has for the gang; ``paths`` is where a node stands, outermost domain first, such
+as ``("zone-1", "rack-7")``. Nodes without a path stand anywhere. All paths are of one length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from penstock_log import (
+    Device,
+    Event,
+    Job,
+    JobSpec,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeRemoved,
+    NodeResumed,
+    RoundDecided,
+)
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """
+    One node as the log has it so far.
+
+    Attributes
+    ----------
+    joined_s : float
+        When its executor last said that it is up.
+    drained : bool
+        It takes no new jobs; this survives a restart of the executor and ends with ``NodeResumed``.
+    evicting : bool
+        Drained, and its running jobs are to be moved as well.
+    cpus, host_memory_bytes, held_by
+        As :class:`penstock_log.NodeJoined` has them.
+    gone : {"", "left", "lost"}
+        Empty while its executor is up; anything else lasts until the next ``NodeJoined``.
+    gone_s : float
+        Since when it has been gone.
+    """
+
+    id: str
+    pool: str = "default"
+    devices: tuple[Device, ...] = ()
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    incarnation: str = ""
+    joined_s: float = 0.0
+    drained: bool = False
+    evicting: bool = False
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    held_by: Literal["", "cgroup", "rlimit"] = ""
+    gone: Literal["", "left", "lost"] = ""
+    gone_s: float = 0.0
+
+    @property
+    def present(self) -> bool:
+        """Whether its executor is up."""
+        return not self.gone
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes new jobs."""
+        return not self.gone and not self.drained
+
+
+OF_NODES: Final[frozenset[type[Event]]] = frozenset(
+    {NodeJoined, NodeLeft, NodeDrained, NodeRemoved, NodeResumed, RoundDecided}
+)
+"""Kinds of facts that may say something of nodes."""
+
+
+class Cluster(msgspec.Struct):
+    """
+    All nodes that joined and were not removed or forgotten since, by id.
+
+    Examples
+    --------
+    >>> cluster = Cluster()
+    >>> fast = Device(index=0, kind="fast", memory_bytes=8, backend="emulated")
+    >>> cluster.apply(NodeJoined(at_s=0.0, node_id="n1", devices=(fast,)))
+    True
+    >>> [device.kind for device in cluster.free([])["n1"]]
+    ['fast']
+    """
+
+    nodes: dict[str, Node] = msgspec.field(default_factory=dict)
+
+    def apply(self, event: Event) -> bool:
+        """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
+        if isinstance(event, RoundDecided):
+            lost = [self._set(node, gone="lost", gone_s=event.at_s) for node in event.lost_nodes]
+            return any([*lost, *map(self._remove, event.forgotten_nodes)])
+        return type(event) in OF_NODES and self._apply(event)
+
+    def _apply(self, event: Event) -> bool:
+        match event:
+            case NodeJoined():
+                self.nodes[event.node_id] = _joined(event, self.nodes.get(event.node_id))
+                return True
+            case NodeLeft():
+                return self._set(event.node_id, gone="left", gone_s=event.at_s)
+            case NodeRemoved():
+                return self._remove(event.node_id)
+            case NodeDrained():
+                return self._set(event.node_id, drained=True, evicting=event.preempt)
+            case NodeResumed():
+                return self._set(event.node_id, drained=False, evicting=False)
+            case _:
+                return False
+
+    def pools(self) -> set[str]:
+        """Return the names of all pools that have a node, present or gone."""
+        return {node.pool for node in self.nodes.values()}
+
+    def present(self, pool: str | None = None) -> Iterator[Node]:
+        """Yield the nodes whose executors are up, drained ones among them."""
+        return (node for node in self.nodes.values() if node.present and pool in {None, node.pool})
+
+    def usable(self, pool: str | None = None) -> Iterator[Node]:
+        """Yield the nodes that take new jobs."""
+        return (node for node in self.present(pool) if not node.drained)
+
+    def free(self, jobs: Iterable[Job], pool: str | None = None) -> dict[str, list[Device]]:
+        """
+        Return the free devices of every usable node, by node id, in the node's order.
+
+        A device is taken while the lease of one of ``jobs`` has its node in ``open_nodes``. Jobs without a lease cost
+        a look each, so pass those that may have one.
+        """
+        taken = taken_devices(jobs)
+        return {
+            node.id: [device for device in node.devices if (node.id, device.index) not in taken]
+            for node in self.usable(pool)
+        }
+
+    def paths(self, levels: Sequence[str], pool: str | None = None) -> dict[str, Path]:
+        """
+        Return where the usable nodes stand, by node id: the domain of each level, outermost first.
+
+        A node says where with labels such as ``topology.rack = r1``. A level that no node has a label of does not
+        count; a node without one that others have stands in a domain of its own.
+        """
+        nodes = list(self.usable(pool))
+        labels = [f"topology.{level}" for level in levels]
+        known = [label for label in labels if any(label in node.labels for node in nodes)]
+        return {node.id: tuple(node.labels.get(label, f"node {node.id}") for label in known) for node in nodes if known}
+
+    def _remove(self, node_id: str) -> bool:
+        return self.nodes.pop(node_id, None) is not None
+
+    def _set(self, node_id: str, **fields: object) -> bool:
+        node = self.nodes.get(node_id)
+        if node is None:
+            return False
+        for name, value in fields.items():
+            setattr(node, name, value)
+        return True
+
+
+def taken_devices(jobs: Iterable[Job]) -> set[tuple[str, int]]:
+    """Return ``(node id, device index)`` of every device that a lease still holds."""
+    return {
+        (slot.node_id, index)
+        for job in jobs
+        if job.placement is not None
+        for slot in job.placement.slots
+        if slot.node_id in job.open_nodes
+        for index in slot.devices
+    }
+
+
+def fits(spec: JobSpec, device: Device) -> bool:
+    """
+    Say whether one device is of a kind and a memory size that the job accepts.
+
+    A job that names no kind takes every device but a bare CPU.
+    """
+    accepted = device.kind in spec.kinds if spec.kinds else device.backend != "cpu"
+    return accepted and device.memory_bytes >= spec.memory_bytes
+
+
+def _joined(event: NodeJoined, before: Node | None) -> Node:
+    return Node(
+        id=event.node_id,
+        pool=event.pool,
+        devices=event.devices,
+        labels=dict(event.labels),
+        incarnation=event.incarnation,
+        joined_s=event.at_s,
+        cpus=event.cpus,
+        host_memory_bytes=event.host_memory_bytes,
+        held_by=event.held_by,
+        drained=before.drained if before else False,
+        evicting=before.evicting if before else False,
+    )
+
+
+PLENTY: Final = 1 << 40
+"""Devices that a node has room for which says nothing of its host."""
+
+
+class HostAmount(NamedTuple):
+    """Thousandths of processors, and bytes."""
+
+    cpus: int
+    memory_bytes: int
+
+    def plus(self, more: HostAmount) -> HostAmount:
+        """Return the sum."""
+        return HostAmount(self.cpus + more.cpus, self.memory_bytes + more.memory_bytes)
+
+    def times(self, factor: int) -> HostAmount:
+        """Return so many times as much."""
+        return HostAmount(self.cpus * factor, self.memory_bytes * factor)
+
+    def holds(self, need: HostAmount) -> int:
+        """Return how many of a need there is room for; an amount of 0 needs no room."""
+        counts = [have // each for have, each in zip(self, need, strict=True) if each > 0]
+        return max(0, min(counts, default=PLENTY))
+
+
+NOTHING: Final = HostAmount(0, 0)
+
+
+def asks(spec: JobSpec) -> bool:
+    """Say whether a job asks for anything but the shares of its devices."""
+    return spec.cpus > 0 or spec.host_memory_bytes > 0
+
+
+def of_node(node: Node) -> HostAmount:
+    """Return what a node has for jobs; 0 of what it does not tell."""
+    return HostAmount(round(node.cpus * 1000), node.host_memory_bytes)
+
+
+def share_of(node: Node) -> HostAmount:
+    """
+    Return the share of each of a node's devices.
+
+    Examples
+    --------
+    >>> from penstock_log import Device
+    >>> devices = [Device(index=i, kind="fast", memory_bytes=8, backend="emulated") for i in range(4)]
+    >>> share_of(Node(id="n1", devices=tuple(devices), cpus=6.0, host_memory_bytes=1000))
+    HostAmount(cpus=1500, memory_bytes=250)
+    """
+    each = max(1, len(node.devices))
+    whole = of_node(node)
+    return HostAmount(whole.cpus // each, whole.memory_bytes // each)
+
+
+def need_of(spec: JobSpec, share: HostAmount) -> HostAmount:
+    """Return what a job takes for each of its devices where they come with a share; nothing of what no node tells."""
+    cpus = round(spec.cpus * 1000) or share.cpus
+    memory_bytes = spec.host_memory_bytes or share.memory_bytes
+    return HostAmount(cpus if share.cpus else 0, memory_bytes if share.memory_bytes else 0)
+
+
+class HostUsage:
+    """
+    What is taken of the hosts of a pool beyond the shares of the devices in use, or left of them.
+
+    Parameters
+    ----------
+    nodes : iterable of Node
+
+    Attributes
+    ----------
+    beyond : dict of str to HostAmount
+        Node → what runs that ask take beyond the shares of their devices, for nodes with such runs.
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.shares: Mapping[str, HostAmount] = {node.id: share_of(node) for node in nodes}
+        self.beyond: dict[str, HostAmount] = {}
+        self._charged: dict[tuple[str, int], HostAmount] = {}
+
+    def room(self, node_id: str, free: int, spec: JobSpec) -> int:
+        """Return for how many devices of a job a node has room, so many of whose devices are free."""
+        share = self.shares.get(node_id, NOTHING)
+        need = need_of(spec, share)
+        return min(free, self.left(node_id, free).holds(need))
+
+    def left(self, node_id: str, free: int) -> HostAmount:
+        """Return what is left of a node so many of whose devices are free."""
+        beyond = self.beyond.get(node_id, NOTHING)
+        return self.shares.get(node_id, NOTHING).times(free).plus(beyond.times(-1))
+
+    def within_shares(self, spec: JobSpec) -> bool:
+        """Say whether a job asks for no more than the share of any device."""
+        return all(share.holds(need_of(spec, share)) for share in self.shares.values())
+
+    def charge(self, devices: Iterable[tuple[str, int]], spec: JobSpec) -> None:
+        """Note that a job which asks has these devices: nodes and numbers."""
+        for node_id, index in devices:
+            share = self.shares.get(node_id, NOTHING)
+            more = need_of(spec, share).plus(share.times(-1))
+            if more != NOTHING and (node_id, index) not in self._charged:
+                self._charged[node_id, index] = more
+                self.beyond[node_id] = self.beyond.get(node_id, NOTHING).plus(more)
+
+    def release(self, devices: Iterable[tuple[str, int]]) -> None:
+        """Note that these devices are free again, whoever had them."""
+        if not self._charged:
+            return
+        for at in devices:
+            more = self._charged.pop(at, None)
+            if more is not None:
+                left = self.beyond.pop(at[0]).plus(more.times(-1))
+                if left != NOTHING or any(node_id == at[0] for node_id, _ in self._charged):
+                    self.beyond[at[0]] = left
+
+
+Path = tuple[str, ...]
+"""The domains a node stands in, outermost first."""
+
+Rooms = Mapping[str, int]
+"""Node → how many devices it has."""
+
+
+def fewest(rooms: Rooms, count: int, paths: Mapping[str, Path]) -> list[str]:
+    """
+    Return the fewest nodes that have ``count`` devices, fullest first; all nodes if all have fewer.
+
+    Among as few nodes, one innermost domain if one will do, the one with the least left over; else one of the next
+    level, and so on outwards. Within a domain that is wider than need be, or where none holds the gang, as few of the
+    next inner domains as a greedy choice finds. The last node is the one where the rest fits best.
+
+    Notes
+    -----
+    O(N log N) in N nodes, and for R domains that are combined O(R² k log k) for k nodes. The number of nodes is the
+    least; the number of domains is the least where one is enough, and not proved where several are.
+
+    Examples
+    --------
+    >>> fewest({"a": 4, "b": 4, "c": 2, "d": 3}, 6, {})
+    ['a', 'c']
+    >>> fewest({"a": 4, "b": 4, "c": 4}, 8, {"a": ("r1",), "b": ("r2",), "c": ("r2",)})
+    ['b', 'c']
+    """
+    most = _least_number(rooms, count)
+
+    def enough(nodes: Iterable[str]) -> bool:
+        return _most_of(most, (rooms[node] for node in nodes)) >= count
+
+    near, depth = _near(rooms, paths, enough)
+    for level in range(depth + 1, _depth(paths) + 1):
+        near = _few_domains(near, level, most, count, paths)
+    return _fill(near, count)
+
+
+def holes(rooms: Rooms, count: int, paths: Mapping[str, Path]) -> list[str]:
+    """
+    Return nodes that have ``count`` devices, those with the fewest first, so that what is whole stays whole.
+
+    What the last one made superfluous is left out, the largest first. They stand in one innermost domain if one has
+    enough, the one with the least left over; else in one of the next level, and so on outwards. In a wider domain, the
+    inner domains with the fewest devices go first.
+
+    Examples
+    --------
+    >>> holes({"a": 4, "b": 1, "c": 2}, 5, {})
+    ['b', 'a']
+    """
+    near, _ = _near(rooms, paths, lambda nodes: sum(rooms[node] for node in nodes) >= count)
+    totals: defaultdict[Path, int] = defaultdict(int)
+    for node, room in near.items():
+        for level in range(1, len(paths.get(node, ())) + 1):
+            totals[paths[node][:level]] += room
+    order = sorted(near, key=lambda node: (_sizes(paths.get(node, ()), totals), near[node], node))
+    return _needed(order[: _least_index([near[node] for node in order], count)], near, count)
+
+
+def _near(rooms: Rooms, paths: Mapping[str, Path], enough: Callable[[Iterable[str]], bool]) -> tuple[Rooms, int]:
+    """Return the nodes of the innermost domain that is enough, the one with the least left over, and its level."""
+    for level in range(_depth(paths), 0, -1):
+        groups = [nodes for nodes in _groups(rooms, level, paths) if enough(nodes)]
+        if groups:
+            return min(groups, key=lambda nodes: (sum(nodes.values()), min(nodes))), level
+    return rooms, 0
+
+
+def _few_domains(rooms: Rooms, level: int, most: int, count: int, paths: Mapping[str, Path]) -> Rooms:
+    """Add domains, each time the one that helps most, until ``most`` nodes of them have ``count`` devices."""
+    groups, chosen = _groups(rooms, level, paths), {}
+    tops = [sorted(group.values(), reverse=True)[:most] for group in groups]
+    have: list[int] = []
+    while sum(have) < count and groups:
+        found = [_most_of(most, (*have, *top)) for top in tops]
+        best = found.index(max(found))
+        have = sorted((*have, *tops.pop(best)), reverse=True)[:most]
+        chosen.update(groups.pop(best))
+    return chosen
+
+
+def _fill(rooms: Rooms, count: int) -> list[str]:
+    """Return the fullest nodes, and last the one where the rest fits best."""
+    left = sorted(rooms, key=lambda node: (-rooms[node], node))
+    chosen: list[str] = []
+    while left and count > 0:
+        fitting = [node for node in left if rooms[node] >= count]
+        node = min(fitting, key=lambda node: (rooms[node], node)) if fitting else left[0]
+        left.remove(node)
+        chosen.append(node)
+        count -= rooms[node]
+    return chosen
+
+
+def _needed(nodes: Sequence[str], rooms: Rooms, count: int) -> list[str]:
+    needed, over = list(nodes), sum(rooms[node] for node in nodes) - count
+    for node in sorted(nodes, key=lambda node: -rooms[node]):
+        if rooms[node] <= over:
+            needed.remove(node)
+            over -= rooms[node]
+    return needed
+
+
+def _groups(rooms: Rooms, level: int, paths: Mapping[str, Path]) -> list[dict[str, int]]:
+    groups: defaultdict[Path, dict[str, int]] = defaultdict(dict)
+    for node, room in rooms.items():
+        groups[paths[node][:level] if node in paths else (node,)][node] = room
+    return [groups[path] for path in sorted(groups)]
+
+
+def _sizes(path: Path, totals: Mapping[Path, int]) -> Sequence[tuple[int, Path]]:
+    return [(totals[path[:level]], path[:level]) for level in range(1, len(path) + 1)]
+
+
+def _least_number(rooms: Rooms, count: int) -> int:
+    return _least_index(sorted(rooms.values(), reverse=True), count)
+
+
+def _least_index(sizes: Sequence[int], count: int) -> int:
+    """Return how many of the sizes, from the first on, make up a count; all of them if they do not."""
+    return next((i for i, total in enumerate(accumulate(sizes), start=1) if total >= count), len(sizes))
+
+
+def _most_of(number: int, sizes: Iterable[int]) -> int:
+    return sum(sorted(sizes, reverse=True)[:number])
+
+
+def _depth(paths: Mapping[str, Path]) -> int:
+    return max(map(len, paths.values()), default=0)

@@ -1,0 +1,221 @@
+"""
+What a job's process and its node's executor say to each other, over a Unix socket, one JSON object a line.
+
+The executor listens; every process of a job connects, says :class:`Hello` and goes on. To preempt a gang without losing
+or repeating a step, all of its processes must stop after the same one although none may wait for the others inside a
+collective operation: the executor asks (:class:`StopRequest`), each answers (:class:`StepReached`) and goes on for at
+most ``STOP_MARGIN`` steps; with all answers in, the executor names the step (:class:`StopAtStep`): the largest answer
+plus the margin, which nobody can have passed.
+
+Each answers as soon as it is asked, from within a step too: a process that waits inside a collective operation for a
+peer that waits at its margin would reach no boundary. Only before its first step it answers when the loop begins.
+
+A process that takes turns on its device may wait for one for long, or for ever, where there is no memory for it any
+more. So between two steps it may answer that it is ``held``: it begins none before it hears the verdict, and needs no
+margin. If all of a gang are, they leave after the step that they have done.
+Rank 0 alone says :class:`CheckpointSaved`; the others' last word is :class:`StepProgress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+VERSION: Final = 1
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0)]
+Digest = Annotated[str, Meta(max_length=64)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+MOST_METRICS: Final = 256
+LONGEST_METRIC: Final = 128
+"""A session keeps so many metrics, by names of so many characters; what is more is left out, and that is said once."""
+STOP_MARGIN: Final = 2
+"""Steps a process may go on after answering; two, because processes of one gang are at most one step apart."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """First line of a process, at every connection."""
+
+    version: int
+    job_id: str
+    epoch: int
+    rank: int
+    pid: int
+    step: Count = 0
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a process holds of its device's memory, measured between two steps.
+
+    Attributes
+    ----------
+    allocated_bytes : int
+        What stays from step to step: P, once optimizer state is there.
+    peak_bytes : int
+        The most that was allocated since the last measurement: P + E.
+    reserved_bytes : int
+        What the framework's allocator has taken from the device. What the device says that the process holds, less
+        this, is F.
+    on_device : bool
+        Whether it was measured on a device; else it is the process's resident memory on the host.
+    """
+
+    allocated_bytes: Count
+    peak_bytes: Count
+    reserved_bytes: Count = 0
+    on_device: bool = False
+
+
+class StepProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """
+    Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning.
+
+    ``waited_s`` is what it waited for its turns, between its iterations; ``saves``, whether it has said how to save a
+    checkpoint. ``diverged`` names the metrics whose last
+    value is no finite number. ``batch_size`` is that of one step over all processes, as the script uses it; 0 where it
+    has not asked. ``samples`` are those that its sampler has handed out and that were done, over all runs and epochs.
+    ``iteration_s`` and ``error_s`` are the mean of the measured iterations of this run and its standard error.
+    """
+
+    step: Count
+    loop_steps: Count
+    loop_s: Seconds
+    waited_s: Seconds = 0.0
+    saves: bool = False
+    metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
+    skew: Share = 0.0
+    memory: MemoryReport | None = None
+    batch_size: Count = 0
+    samples: Count = 0
+    iteration_s: Seconds = 0.0
+    error_s: Seconds = 0.0
+
+
+class StepReached(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
+    """
+    Answer to :class:`StopRequest`: this many steps are done; ``held``: none is begun before :class:`StopAtStep` is
+    heard.
+    """
+
+    step: Count
+    held: bool = False
+
+
+class CheckpointSaved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
+    """
+    A checkpoint after this step, and so many samples, is complete; ``leaving`` where the process exits next.
+
+    ``digest`` is the SHA-256 of its manifest; empty where it has none.
+    """
+
+    step: Count
+    leaving: bool = False
+    samples: Count = 0
+    digest: Digest = ""
+
+
+class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
+    """The checkpoint could not be written; the one before is untouched, and the process goes on."""
+
+    step: Count
+    error: str
+
+
+class SessionDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The session was left in good order: last step and last metrics."""
+
+    step: Count
+    loop_steps: Count
+    loop_s: Seconds
+    waited_s: Seconds = 0.0
+    saves: bool = False
+    metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
+    skew: Share = 0.0
+    memory: MemoryReport | None = None
+    batch_size: Count = 0
+    samples: Count = 0
+    iteration_s: Seconds = 0.0
+    error_s: Seconds = 0.0
+
+
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """Say where you are: you are about to be preempted."""
+
+
+class StopAtStep(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
+    """
+    Save a checkpoint after this step, say :class:`CheckpointSaved` with ``leaving``, and exit with
+    :data:`EXIT_PREEMPTED`.
+
+    A process that is a gang by itself may leave after an earlier one.
+    """
+
+    step: Count
+
+
+class HoldMemory(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """
+    Have the framework's allocator hold no more than this share of each device's memory, from a boundary soon.
+
+    Said at each connection and whenever it changes, to processes that share GPUs; what they begin with is in their
+    environment. On devices whose memory is the host's the kernel is told instead.
+    """
+
+    fraction: Annotated[float, Meta(gt=0, le=1)]
+
+
+def kept_metrics(names: Iterable[str]) -> list[str]:
+    """
+    Return which of the metrics are kept, in their order.
+
+    Examples
+    --------
+    >>> kept_metrics(["loss", "x" * 129, "accuracy"])
+    ['loss', 'accuracy']
+    """
+    return list(islice((name for name in names if len(name) <= LONGEST_METRIC), MOST_METRICS))
+
+
+FromJob = Hello | StepProgress | StepReached | CheckpointSaved | SaveFailed | SessionDone
+ToJob = StopRequest | StopAtStep | HoldMemory
+
+EXIT_PREEMPTED: Final = 75
+"""``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""
+
+
+class AgentEnv:
+    """Environment variables that a job's processes find."""
+
+    JOB_ID: Final = "PENSTOCK_JOB_ID"
+    EPOCH: Final = "PENSTOCK_EPOCH"
+    NODE: Final = "PENSTOCK_NODE"
+    RANK: Final = "PENSTOCK_RANK"
+    LOCAL_RANK: Final = "PENSTOCK_LOCAL_RANK"
+    WORLD_SIZE: Final = "PENSTOCK_WORLD_SIZE"
+    SOCKET: Final = "PENSTOCK_SOCKET"
+    PROCESS: Final = "PENSTOCK_PROCESS"  # path of the process's folder on its node; all that it starts ends with it
+    LANES: Final = "PENSTOCK_LANES"  # path of the lane keeper's socket; only where the job takes turns on its devices
+    CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
+    CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
+    RESUME_STEP: Final = "PENSTOCK_RESUME_STEP"  # of the checkpoint to load; 0: none; unset: the newest there is
+    BEGIN_DIR: Final = "PENSTOCK_BEGIN_DIR"  # another job's checkpoints, to begin from where there are none
+    BEGIN_STEP: Final = "PENSTOCK_BEGIN_STEP"  # of the one to load of those; 0: none; unset: the newest there is
+    SAVE_AT_END: Final = "PENSTOCK_SAVE_AT_END"  # 1: save a checkpoint when all is done as well
+    PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
+    BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"
+    BASE_BATCH_SIZE: Final = "PENSTOCK_BASE_BATCH_SIZE"  # for which the script's learning rate is meant
+    LR_RULE: Final = "PENSTOCK_LR_RULE"  # keep, linear, sqrt or callback
+    SAMPLE_ITERATIONS: Final = "PENSTOCK_SAMPLE_ITERATIONS"  # only in a profiler's sample
+    DEVICE_KIND: Final = "PENSTOCK_DEVICE_KIND"
+    DEVICES: Final = "PENSTOCK_DEVICES"  # this process's device numbers, with commas
+    BACKEND: Final = "PENSTOCK_BACKEND"
+    EMULATED_SPEED: Final = "PENSTOCK_EMULATED_SPEED"  # only on an emulated device
+    MEMORY_BYTES: Final = "PENSTOCK_MEMORY_BYTES"  # most of each device's memory; only of a job that shares it
+    MEMORY_FRACTION: Final = "PENSTOCK_MEMORY_FRACTION"  # the same for torch's allocator, as part of the device

@@ -1,0 +1,308 @@
+"""
+Facts to bytes and back; old tags; unknown facts.
+
+The one place where facts become bytes and bytes become facts.
+
+How facts of older tags become facts of today: from the decoded JSON object to the next version's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, get_args
+
+import msgspec
+
+from penstock_log import subjects
+from penstock_log.decision_facts import (
+    JobsRanked,
+    RoundDecided,
+    ScaleDecided,
+    SweepFinished,
+    TrialFinished,
+    TrialGroupOpened,
+    TrialRetried,
+    TrialsMeasured,
+    TrialsScaled,
+)
+from penstock_log.facts import (
+    Event,
+    JobCancelled,
+    JobFinished,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    LaneChanged,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeRemoved,
+    NodeResumed,
+    PolicySet,
+    RunCheckpointed,
+    RunEnded,
+    RunMeasured,
+    RunRewound,
+    RunStarted,
+    RunWarned,
+    SamplesRequested,
+    SweepCancelled,
+    SweepSubmitted,
+    WorkloadProfiled,
+    WorkloadScaled,
+)
+
+AnyEvent = (
+    JobSubmitted
+    | JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobFinished
+    | RunStarted
+    | RunCheckpointed
+    | RunEnded
+    | RunRewound
+    | RunWarned
+    | RunMeasured
+    | LaneChanged
+    | NodeJoined
+    | NodeLeft
+    | SamplesRequested
+    | WorkloadProfiled
+    | WorkloadScaled
+    | JobsRanked
+    | RoundDecided
+    | ScaleDecided
+    | SweepSubmitted
+    | SweepCancelled
+    | NodeDrained
+    | NodeRemoved
+    | NodeResumed
+    | PolicySet
+    | TrialGroupOpened
+    | TrialFinished
+    | TrialsScaled
+    | TrialsMeasured
+    | TrialRetried
+    | SweepFinished
+)
+"""Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    One message of the log: several facts of one entity that became true together.
+
+    Attributes
+    ----------
+    id : str
+        Also the message id: a retry under the same id is stored once.
+    actor : str
+        Who wrote it, such as ``matcher/7f3a``.
+    facts : tuple of AnyEvent
+    cause : int
+        Stream sequence of the commit that led to this one; 0 where a person did.
+    trace : str
+        W3C trace id; empty where tracing is off.
+    """
+
+    id: str
+    actor: str
+    facts: tuple[AnyEvent, ...]
+    cause: int = 0
+    trace: str = ""
+
+
+class CodecError(ValueError):
+    """Bytes that are no commit, or a commit that must not become bytes."""
+
+
+class MisplacedFact(CodecError):
+    """A commit with a fact that does not belong to the entity on whose subject it stands: nobody may say it there."""
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(Commit)
+_TO_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
+_ZEROS: Final = b"0" * 19  # no whole number of fewer digits needs more than 64 bits
+_BEFORE_NUMBERS: Final = frozenset(b":,[- \t\r\n")
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what msgspec raises on foreign bytes
+
+
+def encode(commit: Commit) -> bytes:
+    """
+    Return the commit as JSON.
+
+    Raises
+    ------
+    CodecError
+        If a number is not finite: JSON has no word for it, and it would come back as null.
+    """
+    body = _encoder.encode(commit)
+    if b"null" in body and (path := _not_finite(msgspec.to_builtins(commit), "commit")):
+        raise CodecError(f"{path} is not a finite number; the log holds finite numbers only")
+    return body
+
+
+def decode(body: bytes) -> Commit:
+    """
+    Return the commit that the bytes hold, its facts upcast to today's tags.
+
+    Raises
+    ------
+    CodecError
+        If the bytes are not JSON, or not a commit of known facts.
+    """
+    try:
+        return _decoder.decode(body)
+    except _UNREADABLE:
+        return _decode_upcast(body)
+
+
+def decode_at(subject: str, body: bytes) -> Commit:
+    """
+    Return the commit that stands on a subject of the log.
+
+    Permissions say who writes a subject; this says that nothing but the entity's own facts is heard there.
+
+    Raises
+    ------
+    MisplacedFact
+        If one of its facts is of another entity.
+    CodecError
+        If the bytes are not a commit of known facts, or hold a whole number of more than 64 bits.
+    """
+    try:  # as decode does: a call less, where each of a million messages comes by
+        commit = _decoder.decode(body)
+    except _UNREADABLE:
+        commit = _decode_upcast(body)
+    if _has_long_number(body) and (path := _too_large(msgspec.to_builtins(commit), "commit")):
+        raise CodecError(f"{path} is a whole number of more than 64 bits; no snapshot and no answer could hold it")
+    for fact in commit.facts:
+        prefix, id_of = _PLACES[fact.__class__]
+        entity_id = id_of(fact)
+        if prefix + entity_id != subject or "." in entity_id:
+            raise MisplacedFact(_misplaced(subject, fact))
+    return commit
+
+
+def _has_long_number(body: bytes) -> bool:
+    """Say whether there may be a whole number of 19 digits or more: a few tenths of a microsecond for each message."""
+    digits = body.translate(_TO_ZEROS)
+    at = digits.find(_ZEROS)
+    while at > 0:
+        if body[at - 1] in _BEFORE_NUMBERS:
+            return True
+        at = digits.find(_ZEROS, at + len(_ZEROS))
+    return False
+
+
+def subject_of(fact: Event) -> str:
+    """
+    Return the log subject on which a fact belongs.
+
+    Examples
+    --------
+    >>> subject_of(JobHeld(job_id="j1", at_s=0.0))
+    'penstock.evt.job.j1'
+    """
+    prefix, entity_id = _PLACES[type(fact)]
+    return prefix + entity_id(fact)
+
+
+def _misplaced(subject: str, fact: Event) -> str:
+    wanted, found = subject_of(fact), subjects.writer_of(subject) or "somebody"
+    return f"{found} wrote {tag_of(fact)} on {subject}, and that fact belongs on {wanted}; the commit is dropped"
+
+
+def _decode_upcast(body: bytes) -> Commit:
+    try:
+        raw = msgspec.json.decode(body)
+        if isinstance(raw, dict) and isinstance(raw.get("facts"), list):
+            raw["facts"] = [upcast(fact) if isinstance(fact, dict) else fact for fact in raw["facts"]]
+        return msgspec.convert(raw, Commit)
+    except (*_UNREADABLE, KeyError, TypeError) as error:
+        raise CodecError(f"not a commit of known facts: {error}") from error
+
+
+def _not_finite(value: Any, path: str) -> str:
+    return _where(lambda number: isinstance(number, float) and not math.isfinite(number), value, path)
+
+
+def _too_large(value: Any, path: str) -> str:
+    return _where(lambda number: isinstance(number, int) and not -(2**63) <= number < 2**64, value, path)
+
+
+def _where(is_bad: Callable[[Any], bool], value: Any, path: str) -> str:
+    """Return the place of the first bad number; empty where there is none."""
+    if isinstance(value, int | float):
+        return path if is_bad(value) else ""
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    else:
+        return ""
+    return next((found for where, item in items if (found := _where(is_bad, item, where))), "")
+
+
+def tag_of(event: Event | type[Event]) -> str:
+    """Return the tag of an event or of its type, such as ``job.submitted.v1``."""
+    return str(event.__struct_config__.tag)
+
+
+def kind_of(event: Event | type[Event]) -> str:
+    """
+    Return the entity kind to which a fact belongs: its tag begins with it.
+
+    Examples
+    --------
+    >>> kind_of(NodeDrained)
+    'request'
+    """
+    return tag_of(event).partition(".")[0]
+
+
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "job": ("job_id",),
+    "run": ("job_id",),
+    "node": ("node_id",),
+    "profile": ("key",),
+    "rank": ("pool",),
+    "round": ("pool",),
+    "scale": ("pool",),
+    "sweep": ("sweep_id",),
+    "policy": ("pool",),
+    "request": ("sweep_id", "node_id"),
+}
+"""Entity kind → the field of its facts that holds the entity's id: the first of these that a fact has."""
+
+
+def _place(event: type[Event]) -> tuple[str, Callable[[Any], str]]:
+    kind = kind_of(event)
+    name = next(name for name in _NAMES[kind] if name in event.__struct_fields__)
+    return subjects.prefix(kind), attrgetter(name)
+
+
+_PLACES: Final[dict[type, tuple[str, Callable[[Any], str]]]] = {event: _place(event) for event in get_args(AnyEvent)}
+
+Json = dict[str, Any]
+
+
+def _node_joined_v1(old: Json) -> Json:
+    """``v1`` gave ``gpus``, ``kind`` and ``memory_bytes`` of a node with devices of one kind."""
+    count, kind, memory = old.pop("gpus"), old.pop("kind"), old.pop("memory_bytes", 0)
+    device = {"kind": kind, "memory_bytes": memory, "backend": "cuda"}
+    return {**old, "type": "node.joined.v2", "devices": [{**device, "index": i} for i in range(count)]}
+
+
+UPCASTS: Final[dict[str, Callable[[Json], Json]]] = {"node.joined.v1": _node_joined_v1}
+
+
+def upcast(fact: Json) -> Json:
+    """Return the fact under today's tag; one that is of today comes back as it is."""
+    while (step := UPCASTS.get(fact.get("type", ""))) is not None:
+        fact = step(dict(fact))
+    return fact

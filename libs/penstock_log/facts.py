@@ -1,0 +1,512 @@
+"""
+Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
+
+What every fact has: a tag of its own, an entity, and the time at which it became true.
+
+Facts about jobs. Written by the gateway on ``evt.job.<id>``.
+
+Facts about runs: one attempt of a job on its devices. Written by executors on ``evt.run.<job>``.
+
+Facts about nodes. Written by each node's executor on ``evt.node.<id>``.
+
+What people ask of sweeps and nodes. Written by the gateway on ``evt.request.<id>``.
+
+By which policies a pool is run. Written by the gateway on ``evt.policy.<pool>``.
+
+Facts about workloads. Written by the profiler on ``evt.profile.<key>``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from penstock_log.spec import Device, JobSpec, MemoryNeed, Outcome, SweepSpec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """
+    A fact of the past, about one entity.
+
+    Every subclass repeats ``frozen=True, kw_only=True`` and gives a versioned ``tag``: the tag is what the log holds,
+    the class name is free to change. Fields are only ever added, with defaults; a change of meaning is a new tag and
+    an entry in :mod:`penstock_log.codec`.
+
+    Attributes
+    ----------
+    at_s : float
+        Seconds since the Unix epoch at which the fact became true, by the writer's clock.
+    """
+
+    at_s: float
+
+
+class JobSubmitted(Event, frozen=True, kw_only=True, tag="job.submitted.v1"):
+    """The gateway accepted a job; from here on it ends exactly once."""
+
+    job_id: str
+    spec: JobSpec
+
+
+class JobCancelled(Event, frozen=True, kw_only=True, tag="job.cancelled.v1"):
+    """Somebody asked for the job to end; a running one is stopped first."""
+
+    job_id: str
+    by: str = ""
+    reason: str = ""
+
+
+class JobHeld(Event, frozen=True, kw_only=True, tag="job.held.v1"):
+    """The job is not to be started until it is released; a running one goes on."""
+
+    job_id: str
+    by: str = ""
+
+
+class JobReleased(Event, frozen=True, kw_only=True, tag="job.released.v1"):
+    """The job may start again."""
+
+    job_id: str
+    by: str = ""
+
+
+class JobFinished(Event, frozen=True, kw_only=True, tag="job.finished.v1"):
+    """
+    The job is over: the gateway's announcement, for people and for services that keep no fold of their own.
+
+    Whoever folds job, round and run facts with :mod:`penstock_log.lifecycle` knows the same without it.
+    """
+
+    job_id: str
+    name: str
+    state: Literal["completed", "failed", "cancelled"]
+    submitted_s: float
+    reason: str = ""
+    exit_code: int | None = None
+    run_s: float = 0.0
+    gpu_s: float = 0.0
+    preemptions: int = 0
+    attempts: int = 0
+    steps: int = 0
+    metrics: dict[str, float] = {}
+    user: str = ""
+    parent: str = ""
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
+    """
+    The executor of one node started the job's processes on all of its devices there.
+
+    Attributes
+    ----------
+    resumed_step : int
+        The step of the checkpoint that the executor has found on its node, and has the processes load; 0 where there
+        is none.
+    resumed_digest : str
+        Which one that is; empty where nobody knows.
+    begun_from : str
+        The other job whose checkpoint it is, where the job has none of its own.
+    copied_from : str
+        The node from which the executor has copied it for this run; empty where it lay there.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    devices: tuple[int, ...]
+    resumed_step: int = 0
+    resumed_digest: str = ""
+    begun_from: str = ""
+    copied_from: str = ""
+
+
+class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1"):
+    """
+    A checkpoint was completed on a node: a later run resumes after this step.
+
+    Attributes
+    ----------
+    generation : int
+        Epoch of the run that wrote it, where that is not ``epoch``: an executor has found it later.
+    digest : str
+        SHA-256 of its manifest, which has a checksum of each of its files; empty where the script did not say.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    step: int
+    generation: int = 0
+    digest: str = ""
+
+
+class RunRewound(Event, frozen=True, kw_only=True, tag="run.rewound.v1"):
+    """
+    The job's last checkpoint cannot be had or was not loaded: it goes on from an earlier step.
+
+    Attributes
+    ----------
+    step : int
+        From which it goes on; 0 is the beginning.
+    generation, digest : int, str
+        Of the checkpoint after that step; 0 and empty where there is none.
+    samples : int
+        That were done by then.
+    lost_step, lost_generation : int
+        Of the checkpoint that it does not go on from.
+    reason : str
+        In one sentence.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    step: int
+    generation: int = 0
+    digest: str = ""
+    samples: int = 0
+    lost_step: int = 0
+    lost_generation: int = 0
+    reason: str = ""
+
+
+class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
+    """
+    All of the job's processes on one node are gone, and its devices there are free.
+
+    Attributes
+    ----------
+    outcome : {"completed", "failed", "preempted", "cancelled", "lost"}
+        ``lost`` means that the processes vanished without an exit status (the machine went down): it is not held
+        against the job.
+    steps : int
+        Iterations done since the job's very beginning, over all runs.
+    loop_steps, loop_s : int, float
+        Iterations of this run and the seconds that they took.
+    waited_s : float
+        Between them, for its turns on devices that it shares.
+    saves : bool
+        Its script has said how to save a checkpoint: a run that is stopped loses no step.
+    peak_memory_bytes : int
+        The most that its first process said it held of one device, between iterations and within them; 0: it did not.
+    out_of_memory : bool
+        It has failed for want of memory.
+    killed : bool
+        It has failed because one of its processes was ended by a signal that its executor had not sent.
+    cap_bytes : int
+        What each of its processes might hold of a device that it shared; 0 where it had its devices to itself.
+    metrics : dict
+        The last value of each reported metric, where that was a finite number.
+    diverged : tuple of str
+        Metrics whose last value was none.
+    skew : float
+        Share of the model's largest tensor in all of its tensors, as the script described it; 0 where it did not.
+    batch_size : int
+        Of one step over all processes, as the script has asked for it or has its sampler draw it; 0 where it has not.
+    samples : int
+        That its sampler has handed out and that were done, over all runs and epochs; 0 where it has none.
+    iteration_s, error_s : float
+        Mean over the measured iterations of this run, and its standard error, in seconds; 0 where not known.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    outcome: Outcome
+    exit_code: int | None = None
+    reason: str = ""
+    steps: int = 0
+    loop_steps: int = 0
+    loop_s: float = 0.0
+    waited_s: float = 0.0
+    saves: bool = False
+    peak_memory_bytes: int = 0
+    out_of_memory: bool = False
+    killed: bool = False
+    cap_bytes: int = 0
+    metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
+    skew: float = 0.0
+    batch_size: int = 0
+    samples: int = 0
+    iteration_s: float = 0.0
+    error_s: float = 0.0
+
+
+class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):
+    """Something about the run deserves attention, and it goes on: a checkpoint failed, output was dropped."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    warning: str
+
+
+class RunMeasured(Event, frozen=True, kw_only=True, tag="run.measured.v1"):
+    """What a run needs of one device's memory, measured at its iterations' boundaries; again where it has changed."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    need: MemoryNeed
+    iterations: int
+
+
+class LaneChanged(Event, frozen=True, kw_only=True, tag="run.lane_changed.v1"):
+    """
+    A run that shares its device came into a lane, left it, or has to wait at a boundary until there is memory for it.
+
+    Attributes
+    ----------
+    device : int
+        Of the node.
+    lane : int
+        Number of the lane, counted from 0 over the device's life; -1 while it is in none.
+    change : {"entered", "moved", "parked", "left"}
+    reason : str
+        In one sentence.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    device: int
+    lane: int
+    change: Literal["entered", "moved", "parked", "left"]
+    reason: str = ""
+
+
+class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
+    """
+    A node's executor is up, has ended what no longer belongs to it, and offers these devices.
+
+    Said at every start of the executor. ``v1`` knew only a count of devices of one kind; it is upcast.
+
+    Attributes
+    ----------
+    incarnation : str
+        Changes with every start of the executor.
+    cpus : float
+        Processors that jobs may use; 0: not known, so that nobody is kept from it for want of them.
+    host_memory_bytes : int
+        Memory of the host that jobs may use; 0: not known, likewise.
+    held_by : {"", "cgroup", "rlimit"}
+        How jobs are held to their share of it; empty: they are not.
+    """
+
+    node_id: str
+    devices: tuple[Device, ...]
+    pool: str = "default"
+    labels: dict[str, str] = {}
+    incarnation: str = ""
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    held_by: Literal["", "cgroup", "rlimit"] = ""
+
+
+class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):
+    """The executor stopped in good order and all of its runs have ended."""
+
+    node_id: str
+    reason: str = ""
+
+
+class SweepSubmitted(Event, frozen=True, kw_only=True, tag="request.sweep_submitted.v1"):
+    """The gateway accepted a sweep."""
+
+    sweep_id: str
+    spec: SweepSpec
+
+
+class SweepCancelled(Event, frozen=True, kw_only=True, tag="request.sweep_cancelled.v1"):
+    """No further trials; the gateway cancels those that have not ended."""
+
+    sweep_id: str
+    by: str = ""
+
+
+class NodeDrained(Event, frozen=True, kw_only=True, tag="request.node_drained.v1"):
+    """The node takes no new jobs; with ``preempt`` its running ones are checkpointed and moved."""
+
+    node_id: str
+    by: str = ""
+    reason: str = ""
+    preempt: bool = False
+
+
+class NodeRemoved(Event, frozen=True, kw_only=True, tag="request.node_removed.v1"):
+    """The node is no longer there, and is listed no more; if its executor ever starts again, it joins as a new node."""
+
+    node_id: str
+    by: str = ""
+    reason: str = ""
+
+
+class NodeResumed(Event, frozen=True, kw_only=True, tag="request.node_resumed.v1"):
+    """The node takes jobs again."""
+
+    node_id: str
+    by: str = ""
+
+
+Setting = str | bool | int | float | list[str | float] | None
+"""A value as TOML has it; None where a setting is to be off."""
+
+
+class PolicySet(Event, frozen=True, kw_only=True, tag="policy.set.v1"):
+    """
+    From here on a pool is run by these settings; what they leave out is as the services' own settings say.
+
+    Attributes
+    ----------
+    settings : dict of str to Setting
+        All that are set live, by name as in ``[ranker.pools.NAME]`` and ``[matcher.pools.NAME]``; none: nothing is.
+    """
+
+    pool: str
+    settings: dict[str, Setting]
+    by: str = ""
+    reason: str = ""
+
+
+def worded(value: Setting) -> str:
+    """
+    Return a setting as people write it.
+
+    Examples
+    --------
+    >>> worded("fifo"), worded([60.0, 600.0]), worded(True), worded(None), worded([])
+    ('fifo', '60,600', 'true', 'off', '[]')
+    """
+    match value:
+        case None:
+            return "off"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case list():
+            return ",".join(worded(one) for one in value) or "[]"
+        case _:
+            return str(value)
+
+
+class ProfileSample(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One short run of a workload, placed by the matcher like a job and never retried.
+
+    Attributes
+    ----------
+    batch_size : int
+        Over all of its devices; 0: as the workload has it.
+    """
+
+    sample_id: str
+    kind: str
+    iterations: int
+    gpus: int = 1
+    batch_size: int = 0
+
+
+class SamplesRequested(Event, frozen=True, kw_only=True, tag="profile.samples_requested.v1"):
+    """
+    An unseen workload is to be sampled; each sample becomes a job of its own, ahead of all others.
+
+    Of a workload that its user neither names nor asks for, nor repeats, no sample is requested
+    (:func:`penstock_policies.sample_plan.why_sampled`).
+    """
+
+    key: str
+    spec: JobSpec
+    samples: tuple[ProfileSample, ...]
+
+
+class KindSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How fast a workload is on one kind of device.
+
+    Attributes
+    ----------
+    kind : str
+    iteration_s : float
+        Seconds an iteration (the slope ``a`` of ``t = a·n + b``); 0 where it could not be measured.
+    run_s : float
+        Seconds of a whole run, of a workload whose runs have no iterations; 0 where none was measured.
+    speed : float
+        Relative to the fastest measured kind of this workload, in (0, 1]; larger is faster.
+    memory_bytes : int
+        Peak seen; 0 where unknown.
+    predicted : bool
+        True where it was not measured but predicted from other workloads.
+    """
+
+    kind: str
+    iteration_s: float
+    speed: float
+    memory_bytes: int = 0
+    predicted: bool = False
+    run_s: float = 0.0
+
+
+class WorkloadProfiled(Event, frozen=True, kw_only=True, tag="profile.measured.v1"):
+    """
+    The profiler's present knowledge of a workload; a later one replaces it.
+
+    Attributes
+    ----------
+    skew : float
+        Share of the model's largest tensor in all of its tensors, as its script described it last; 0 where it did not.
+    """
+
+    key: str
+    speeds: tuple[KindSpeed, ...]
+    note: str = ""
+    skew: float = 0.0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    How long an iteration takes on so many devices, with so many samples on each.
+
+    Attributes
+    ----------
+    gpus, local_batch : int
+    iteration_s : float
+        Mean, in seconds.
+    error_s : float
+        Standard error of that mean; 0 where it is not known.
+    runs : int
+        Samples and real runs that have gone into it.
+    """
+
+    gpus: int = 1
+    local_batch: int
+    iteration_s: float
+    error_s: float = 0.0
+    runs: int = 1
+
+
+class Scalability(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    How a workload goes with batch size and devices on one kind of device.
+
+    Attributes
+    ----------
+    per_gpu_cap : int
+        Most samples that one device holds, as far as is known; 0: no limit has been seen.
+    note : str
+        What could not be measured, and why.
+    """
+
+    kind: str
+    timings: tuple[Timing, ...]
+    per_gpu_cap: int = 0
+    note: str = ""
+
+
+class WorkloadScaled(Event, frozen=True, kw_only=True, tag="profile.scaled.v1"):
+    """How an elastic workload goes with batch size and devices, on each kind; a later one replaces it."""
+
+    key: str
+    kinds: tuple[Scalability, ...]

@@ -1,0 +1,369 @@
+"""
+One job with its state, size and checkpoint.
+
+One job and its states: what :mod:`penstock_log.lifecycle` folds facts into.
+
+How a job comes to another size, and back: what demands make of it, and what becomes of a run that a new size has ended.
+
+An elastic job is not failed by the autoscaler's choice. A run that fails at once with a size that had not done before
+goes back to the one that had, and so does one that fails for want of memory; that size is not tried again. A gang of
+which a process is killed is treated as if its node was lost: it goes on from its last checkpoint, at whatever width
+there is room for. Neither goes on for ever: there are so many sizes only, and a gang must get on between its losses.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from penstock_log.decision_facts import Demand, Placement
+from penstock_log.facts import ProfileSample
+from penstock_log.spec import JobSpec, MemoryNeed, Outcome
+
+
+class JobState(StrEnum):
+    """What ``penstock ps`` shows."""
+
+    PENDING = "PD"
+    RUNNING = "R"
+    PREEMPTING = "PR"
+    COMPLETING = "CG"
+    COMPLETED = "CD"
+    FAILED = "F"
+    CANCELLED = "CA"
+
+
+TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+ACTIVE: Final = frozenset({JobState.RUNNING, JobState.PREEMPTING, JobState.COMPLETING})
+
+_ENDED: Final = {
+    "completed": JobState.COMPLETED,
+    "failed": JobState.FAILED,
+    "retried": JobState.PENDING,
+    "preempted": JobState.PENDING,
+    "lost": JobState.PENDING,
+    "cancelled": JobState.CANCELLED,
+}
+
+TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
+    JobState.PENDING: {"placed": JobState.RUNNING, "cancel": JobState.CANCELLED, "dropped": JobState.FAILED},
+    JobState.RUNNING: {"preempt": JobState.PREEMPTING, "cancel": JobState.COMPLETING, **_ENDED},
+    JobState.PREEMPTING: {"cancel": JobState.COMPLETING, **_ENDED},
+    JobState.COMPLETING: dict.fromkeys(_ENDED, JobState.CANCELLED),
+    JobState.COMPLETED: {},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
+}
+"""State → what happened → next state; what is not listed changes nothing. ``docs/states.md`` is drawn from it."""
+
+SEVERITY: Final[dict[Outcome, int]] = {"completed": 0, "preempted": 1, "failed": 2, "lost": 3, "cancelled": 4}
+"""``lost`` outweighs ``failed``: where a node of a gang goes down, the processes elsewhere fail for want of it."""
+
+
+class Size(msgspec.Struct, frozen=True, order=True):
+    """Devices, and the batch size over all of them; 0 where the script chooses that."""
+
+    gpus: int
+    batch_size: int = 0
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A job's last checkpoint, as far as the log knows.
+
+    Attributes
+    ----------
+    generation : int
+        Epoch of the run that wrote it.
+    step : int
+    digest : str
+        SHA-256 of its manifest; empty where nobody said.
+    node_ids : tuple of str
+        Nodes on which it lies: the one that wrote it, and those that have resumed from it.
+    """
+
+    generation: int
+    step: int
+    digest: str = ""
+    node_ids: tuple[str, ...] = ()
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """
+    One job as the log has it so far.
+
+    Attributes
+    ----------
+    epoch : int
+        Of the last placement; 0 before the first.
+    placement : Placement or None
+        The lease in force.
+    open_nodes : set of str
+        Nodes of the lease whose run has not ended: their devices are taken.
+    outcome : str
+        The worst outcome among the ended nodes of the lease; a gang ends as a whole.
+    started_s : float
+        Start of the present run; 0 while none has started.
+    pending_since_s, waited_s, executed_s : float
+        Since when it waits, how long it waited before that, and how long it ran in ended runs.
+    share, share_since_s : float
+        Part of its devices' time that the present run is reckoned to have, and since when; 1 where it shares none.
+    forgone_s : float
+        Of all that it ran up to then, what others had on devices that it shared: see :mod:`penstock_log.lifecycle`.
+    accepts : tuple of str or None
+        The device kinds of its specification, once it has been sized for one of them.
+    before : Size or None
+        Of an elastic job: the size with which a run of it has gone well last, or else that with which it was submitted;
+        None before it is sized.
+    unfit : tuple of Size
+        Sizes with which a run failed at once or for want of memory; it went back to the one before, and is given none
+        of these again. With a batch of 0 it is that many devices, with any batch.
+    resumed_step : int
+        The step after which the present run began, or else the last one.
+    run_steps : int
+        Steps that the present run has done at least, or else the last one.
+    lost_steps : int
+        Steps that it had done when a process of it was killed last; -1 where none has.
+    samples : int
+        That its sampler has handed out and that were done, over all runs.
+    out_of_memory : bool
+        A run of the lease in force has failed for want of memory.
+    killed : bool
+        A run of the lease in force has failed because one of its processes was killed.
+    carried_gpu_s : float
+        What runs of other widths attained beyond what the same time would have on the present one.
+    need : MemoryNeed or None
+        Of one device's memory, as its last run that measured it says; before that, as its placement says.
+    demand : Demand or None
+        What its next run is to have instead, while the present one is to make way for it.
+    checkpointed_s : float
+        When its last checkpoint was complete; 0 before the first.
+    checkpoint : Checkpoint or None
+        The last one; None before the first, and once it was found to be lost with no other behind it.
+    rewound : int
+        Epoch of the last run that had to go on from before the last checkpoint; 0 where none had. Checkpoints of
+        earlier runs, but for the one that it went on from, no longer count.
+    begins_anew : bool
+        That run had to begin from step 0: the job with whose checkpoint it was to begin does not count either.
+    not_before_s : float
+        End of the back-off after a failure.
+    diverged : tuple of str
+        Metrics whose last value was no finite number.
+    """
+
+    id: str
+    spec: JobSpec
+    submitted_s: float
+    state: JobState = JobState.PENDING
+    sample: ProfileSample | None = None
+    profile_key: str = ""
+    held: bool = False
+    epoch: int = 0
+    placement: Placement | None = None
+    open_nodes: set[str] = msgspec.field(default_factory=set)
+    outcome: Outcome = "completed"
+    started_s: float = 0.0
+    first_started_s: float = 0.0
+    pending_since_s: float = 0.0
+    waited_s: float = 0.0
+    executed_s: float = 0.0
+    share: float = 1.0
+    share_since_s: float = 0.0
+    forgone_s: float = 0.0
+    carried_gpu_s: float = 0.0
+    need: MemoryNeed | None = None
+    demand: Demand | None = None
+    accepts: tuple[str, ...] | None = None
+    before: Size | None = None
+    unfit: tuple[Size, ...] = ()
+    run_steps: int = 0
+    lost_steps: int = -1
+    samples: int = 0
+    out_of_memory: bool = False
+    killed: bool = False
+    not_before_s: float = 0.0
+    attempts: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    resumed_step: int = 0
+    checkpoint_step: int = 0
+    checkpointed_s: float = 0.0
+    checkpoint: Checkpoint | None = None
+    rewound: int = 0
+    begins_anew: bool = False
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    diverged: tuple[str, ...] = ()
+    reason: str = ""
+    exit_code: int | None = None
+    finished_s: float = 0.0
+
+    def executed_by(self, now_s: float) -> float:
+        """Return the seconds executed over all runs up to ``now_s``."""
+        running_s = max(0.0, now_s - self.started_s) if self.started_s and self.placement else 0.0
+        return self.executed_s + running_s
+
+    def unsaved_by(self, now_s: float) -> float:
+        """Return the seconds of the present run since its last checkpoint up to ``now_s``; 0 where none has started."""
+        return max(0.0, now_s - max(self.started_s, self.checkpointed_s)) if self.started_s else 0.0
+
+    def forgone_by(self, now_s: float) -> float:
+        """Return the seconds that others have had of the devices that it shared, up to ``now_s``."""
+        if self.share == 1.0:
+            return self.forgone_s
+        return self.forgone_s + (1.0 - self.share) * max(0.0, now_s - self.share_since_s)
+
+    def served_by(self, now_s: float) -> float:
+        """Return the seconds executed over all runs up to ``now_s``, with its share only where it shared devices."""
+        return self.executed_by(now_s) - self.forgone_by(now_s)
+
+    def attained_gpu_s(self, now_s: float) -> float:
+        """Return the two-dimensional attained service up to ``now_s``, in GPU-seconds."""
+        return self.carried_gpu_s + self.spec.gpus * self.served_by(now_s)
+
+    def waited_by(self, now_s: float) -> float:
+        """Return the seconds spent waiting up to ``now_s``."""
+        return self.waited_s + (max(0.0, now_s - self.pending_since_s) if self.state is JobState.PENDING else 0.0)
+
+    def may_run(self, epoch: int, node_id: str) -> bool:
+        """Say whether the processes of this epoch on this node are still wanted, in whatever state they are."""
+        return self.placement is not None and self.placement.epoch == epoch and node_id in self.open_nodes
+
+    @property
+    def size(self) -> Size:
+        """What it has, or asks for."""
+        return Size(self.spec.gpus, self.spec.batch_size)
+
+    def is_unfit(self, size: Size) -> bool:
+        """Say whether a size did not do."""
+        return size in self.unfit or Size(size.gpus) in self.unfit
+
+    @property
+    def stopping(self) -> bool:
+        """Whether processes that still run are to end: preempted, cancelled, or the gang has ended badly elsewhere."""
+        return self.state in {JobState.PREEMPTING, JobState.COMPLETING} or self.outcome != "completed"
+
+    def move(self, what: str) -> bool:
+        """Go to the next state, if there is one for what has happened."""
+        to = TRANSITIONS[self.state].get(what)
+        if to is None:
+            return False
+        self.state = to
+        return True
+
+
+EARLY_STEPS: Final = 2
+"""A run that has failed after so many steps, or fewer, has failed at once."""
+
+
+def scale(job: Job, demand: Demand) -> bool:
+    """
+    Note what a job is to have from its next run on.
+
+    One that waits takes a new epoch with it, so that a placement which was decided before is void.
+    """
+    if (
+        demand.epoch != job.epoch
+        or job.state in TERMINAL
+        or job.state is JobState.COMPLETING
+        or not _may_have(job, demand)
+    ):
+        return False
+    if job.placement is None:
+        job.epoch += 1
+        become(job, demand)
+    else:
+        job.demand = demand
+    return True
+
+
+def _may_have(job: Job, demand: Demand) -> bool:
+    """Say whether an elastic job has said that it takes this size, not found unfit since; others take any but none."""
+    spec, batch = job.spec, job.spec.batch
+    if not spec.elastic:
+        return demand.gpus > 0
+    size = _asked(job, demand)
+    kept = size.batch_size == spec.batch_size
+    batch_fits = kept or (batch is not None and batch.min <= size.batch_size <= batch.max)
+    return size.gpus in spec.widths and batch_fits and not job.is_unfit(size)
+
+
+def become(job: Job, demand: Demand) -> None:
+    """Have a job ask for something else; what it has attained by now stays."""
+    job.demand = None
+    if not _may_have(job, demand):
+        return  # its run has just failed with that size
+    if job.spec.elastic and job.before is None:
+        job.before = job.size
+    if demand.kinds and job.accepts is None:
+        job.accepts = job.spec.kinds
+    _set(job, _asked(job, demand))
+    job.spec = msgspec.structs.replace(
+        job.spec,
+        sharing=demand.sharing,
+        sharers=demand.sharers if demand.sharing == "lane" else 0,
+        kinds=demand.kinds or (job.spec.kinds if job.accepts is None else job.accepts),
+    )
+
+
+def drop(job: Job, at_s: float) -> bool:
+    """End a job that has never run, for want of room."""
+    if job.attempts or job.placement is not None or not job.move("dropped"):
+        return False
+    job.reason = "dropped: its smallest size found no room, and its pool drops such jobs"
+    job.waited_s += max(0.0, at_s - job.pending_since_s)
+    job.finished_s = at_s
+    return True
+
+
+def prove(job: Job) -> None:
+    """Note with which size a run has just gone well: it got on, and it was not for itself that it ended."""
+    if job.spec.elastic and job.outcome != "failed" and job.run_steps > EARLY_STEPS:
+        job.before = job.size
+
+
+def spared(job: Job) -> str:
+    """
+    Say what is to be made of an elastic job's failed run, if that is not to be held against it.
+
+    Returns
+    -------
+    str
+        ``lost`` where a process was killed; ``retried`` for a size that did not do; empty where it has failed.
+    """
+    if not job.spec.elastic or job.state is JobState.COMPLETING:
+        return ""
+    if job.killed and job.spec.gpus > 1 and job.steps > job.lost_steps and not job.out_of_memory:
+        job.lost_steps = job.steps
+        job.reason = f"one of its processes was killed ({job.reason})"
+        return "lost"
+    early = job.attempts > 1 and job.run_steps <= EARLY_STEPS
+    if job.before is not None and job.before != job.size and (early or job.out_of_memory):
+        _go_back(job, job.before)
+        return "retried"
+    return ""
+
+
+def _go_back(job: Job, size: Size) -> None:
+    any_batch = size.gpus != job.spec.gpus and not job.out_of_memory  # such as a checkpoint of another width
+    job.unfit = (*job.unfit, Size(job.spec.gpus, 0 if any_batch else job.spec.batch_size))
+    job.reason = f"it did not run on {_words(job.size)}, and goes back to {_words(size)}: {job.reason}"
+    _set(job, size)
+    if job.accepts is not None:
+        job.spec = msgspec.structs.replace(job.spec, kinds=job.accepts)
+
+
+def _asked(job: Job, demand: Demand) -> Size:
+    return Size(demand.gpus, demand.batch_size or job.spec.batch_size)
+
+
+def _set(job: Job, size: Size) -> None:
+    job.carried_gpu_s += (job.spec.gpus - size.gpus) * (job.executed_s - job.forgone_s)
+    job.spec = msgspec.structs.replace(job.spec, gpus=size.gpus, batch_size=size.batch_size)
+
+
+def _words(size: Size) -> str:
+    batch = f" with a batch of {size.batch_size}" if size.batch_size else ""
+    return f"{size.gpus} device{'s' if size.gpus > 1 else ''}{batch}"

@@ -1,0 +1,426 @@
+"""
+The fold of all jobs, with the shares of those that share devices.
+
+The life of a job, as a table: every service that cares about jobs folds them with this one module.
+
+States are the two letters that people read in ``penstock ps``. The fold never refuses a fact: one that does not fit the
+job's present state (an older epoch, a placement of a job that was cancelled meanwhile) changes nothing, and it changes
+nothing in the same way in every service.
+
+Whose a device's time is while several jobs share it: what makes the service of a sharing job less than its run time.
+
+Of ``k`` jobs that take turns on a device, each is reckoned to have ``1 / k`` of its time while, by the log, so many
+runs are under way there, whatever the turns really were; a gang, which takes its turns on all of its devices together,
+what it has of the fullest one. A job with a fraction of a device has this fraction of its time. All of it follows from
+``run.started`` and ``run.ended`` facts and from lost nodes: each changes the shares of those beside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock_log import job_state
+from penstock_log.decision_facts import Placement, RoundDecided, ScaleDecided, TrialsScaled
+from penstock_log.facts import (
+    Event,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    ProfileSample,
+    RunCheckpointed,
+    RunEnded,
+    RunMeasured,
+    RunRewound,
+    RunStarted,
+    SamplesRequested,
+)
+from penstock_log.job_state import ACTIVE, SEVERITY, TERMINAL, TRANSITIONS, Checkpoint, Job, JobState
+from penstock_log.spec import JobSpec, Outcome
+
+__all__ = ["ACTIVE", "TERMINAL", "TRANSITIONS", "Checkpoint", "Job", "JobState", "JobTable", "last_checkpoint"]
+
+
+Sharers = dict[str, list[str]]
+"""Node → the sharing jobs whose runs are under way there."""
+
+
+class JobTable(msgspec.Struct):
+    """
+    All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`.
+
+    Attributes
+    ----------
+    by_id : dict of str to Job
+    sharers : dict of str to list of str
+        Node → the jobs whose runs are under way there and share its devices.
+    """
+
+    by_id: dict[str, Job] = msgspec.field(default_factory=dict)
+    sharers: Sharers = msgspec.field(default_factory=dict)
+
+    def __getitem__(self, job_id: str) -> Job:
+        return self.by_id[job_id]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.by_id.values())
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def get(self, job_id: str) -> Job | None:
+        """Return a job, or None where the id is not known."""
+        return self.by_id.get(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job; facts about it are ignored from here on."""
+        self.by_id.pop(job_id, None)
+
+    def apply(self, event: Event) -> list[Job]:
+        """Fold one fact in; return the jobs it touched."""
+        fold = _FOLDS.get(type(event))
+        return fold(self, event) if fold is not None else []
+
+
+def _submit(jobs: JobTable, job_id: str, spec: JobSpec, at_s: float) -> Job:
+    job = Job(id=job_id, spec=spec, submitted_s=at_s, pending_since_s=at_s, held=spec.hold)
+    return jobs.by_id.setdefault(job_id, job)
+
+
+def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSample) -> Job:
+    spec = msgspec.structs.replace(
+        event.spec,
+        id=sample.sample_id,
+        kinds=(sample.kind,),
+        sharing="exclusive",
+        gpus=sample.gpus,
+        min_gpus=0,
+        max_gpus=0,
+        batch_size=sample.batch_size or event.spec.batch_size,
+        batch=None,
+        retries=0,
+        checkpoint_s=0.0,
+        hold=False,
+        parent="",
+    )
+    job = _submit(jobs, sample.sample_id, spec, event.at_s)
+    if job.spec is spec:
+        job.sample, job.profile_key = sample, event.key
+    return job
+
+
+def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
+    touched = []
+    for node_id in event.lost_nodes:
+        touched += [job for job in jobs if node_id in job.open_nodes and _leave_node(job, node_id, "lost", event.at_s)]
+        _leave_sharers(jobs, touched, node_id, event.at_s)
+    for preemption in event.preemptions:
+        job = jobs.by_id.get(preemption.job_id)
+        if job is not None and job.epoch == preemption.epoch and job.move("preempt"):
+            job.reason = preemption.reason
+            touched.append(job)
+    for placement in event.placements:
+        job = jobs.by_id.get(placement.job_id)
+        if job is not None and _place(job, placement, event.at_s):
+            touched.append(job)
+    return touched
+
+
+def _place(job: Job, placement: Placement, at_s: float) -> bool:
+    if job.held or placement.epoch != job.epoch + 1 or not job.move("placed"):
+        return False
+    job.epoch, job.placement = placement.epoch, placement
+    job.need = job.need or placement.need
+    job.open_nodes = {slot.node_id for slot in placement.slots}
+    job.outcome, job.reason, job.exit_code = "completed", "", None
+    job.run_steps, job.out_of_memory, job.killed = 0, False, False
+    job.waited_s += max(0.0, at_s - job.pending_since_s)
+    return True
+
+
+def _start_run(job: Job, event: RunStarted) -> bool:
+    if not job.may_run(event.epoch, event.node_id):
+        return False
+    if not job.started_s:
+        job.started_s = event.at_s
+        job.attempts += 1
+        job.first_started_s = job.first_started_s or event.at_s
+        # those behind its last checkpoint are done again, and counted again
+        job.steps = job.resumed_step = event.resumed_step
+    job.checkpoint = _lies_here_too(job.checkpoint, event)
+    return True
+
+
+def leave(jobs: JobTable, job: Job, node_id: str, at_s: float) -> None:
+    """Note that a sharing job's run on a node is over."""
+    there = jobs.sharers.get(node_id, [])
+    if job.id not in there:
+        return
+    there.remove(job.id)
+    if there:
+        _divide(jobs, node_id, at_s)
+    else:
+        del jobs.sharers[node_id]
+
+
+def _leave_sharers(jobs: JobTable, left: Iterable[Job], node_id: str, at_s: float) -> None:
+    for job in left if jobs.sharers else ():  # whose sharing may have changed with the end of this run
+        leave(jobs, job, node_id, at_s)
+
+
+def _measure(job: Job, event: RunMeasured) -> bool:
+    if not job.may_run(event.epoch, event.node_id) or job.need == event.need:
+        return False
+    job.need = event.need
+    return True
+
+
+def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
+    if job.placement is None or job.placement.epoch != event.epoch:
+        return False
+    if not event.generation:
+        job.run_steps = max(job.run_steps, event.step - job.checkpoint_step)
+    if event.step >= job.checkpoint_step:
+        job.checkpoint = _written(event)
+    job.checkpoint_step = max(job.checkpoint_step, event.step)
+    job.steps = max(job.steps, event.step)
+    job.checkpointed_s = max(job.checkpointed_s, event.at_s)
+    return True
+
+
+def _rewind(job: Job, event: RunRewound) -> bool:
+    """Go on from an earlier step, unless that checkpoint has been given up already: of a gang the first one counts."""
+    if not job.may_run(event.epoch, event.node_id) or not _gives_up(job.checkpoint, event):
+        return False
+    job.checkpoint = _instead(event)
+    job.checkpoint_step = job.checkpoint.step if job.checkpoint is not None else 0
+    job.steps = job.resumed_step = event.step
+    job.samples, job.run_steps = event.samples, 0
+    job.rewound, job.begins_anew = event.epoch, event.step == 0
+    return True
+
+
+def last_checkpoint(facts: Iterable[Event]) -> Checkpoint | None:
+    """
+    Return a job's last checkpoint by the facts about its runs alone, in order; others are left out.
+
+    For whoever needs to know of a job that it has forgotten.
+    """
+    last, epoch = None, 0
+    for fact in facts:
+        if not isinstance(fact, RunStarted | RunCheckpointed | RunRewound) or fact.epoch < epoch:
+            continue
+        epoch = fact.epoch
+        match fact:
+            case RunStarted():
+                last = _lies_here_too(last, fact)
+            case RunCheckpointed() if last is None or fact.step >= last.step:
+                last = _written(fact)
+            case RunRewound() if _gives_up(last, fact):
+                last = _instead(fact)
+            case _:
+                pass
+    return last
+
+
+def _written(event: RunCheckpointed) -> Checkpoint:
+    generation, node_ids = event.generation or event.epoch, (event.node_id,)
+    return Checkpoint(generation=generation, step=event.step, digest=event.digest, node_ids=node_ids)
+
+
+def _lies_here_too(last: Checkpoint | None, event: RunStarted) -> Checkpoint | None:
+    if last is None or event.begun_from or (event.resumed_step, event.resumed_digest) != (last.step, last.digest):
+        return last
+    elsewhere = tuple(node_id for node_id in last.node_ids if node_id != event.node_id)
+    return msgspec.structs.replace(last, node_ids=(*elsewhere, event.node_id))
+
+
+def _gives_up(last: Checkpoint | None, event: RunRewound) -> bool:
+    return last is None or (event.lost_step, event.lost_generation) == (last.step, last.generation)
+
+
+def _instead(event: RunRewound) -> Checkpoint | None:
+    if not event.generation:
+        return None
+    node_ids = (event.node_id,)
+    return Checkpoint(generation=event.generation, step=event.step, digest=event.digest, node_ids=node_ids)
+
+
+def _end_run(job: Job, event: RunEnded) -> bool:
+    if not job.may_run(event.epoch, event.node_id):
+        return False
+    job.steps, job.run_steps = max(job.steps, event.steps), max(job.run_steps, event.loop_steps)
+    job.samples = max(job.samples, event.samples)
+    job.out_of_memory |= event.out_of_memory
+    if event.metrics or event.diverged:
+        known = {**job.metrics, **event.metrics}
+        job.metrics = {name: value for name, value in known.items() if name not in event.diverged}
+        job.diverged = event.diverged or job.diverged
+    worse = SEVERITY[event.outcome] - SEVERITY[job.outcome]
+    if worse > 0 or (worse == 0 and (event.killed or not job.killed)):  # the others failed for want of the killed one
+        job.reason = event.reason
+        job.exit_code = event.exit_code
+    job.killed |= event.killed
+    _leave_node(job, event.node_id, event.outcome, event.at_s)
+    return True
+
+
+def _leave_node(job: Job, node_id: str, outcome: Outcome, at_s: float) -> bool:
+    job.open_nodes.discard(node_id)
+    if SEVERITY[outcome] > SEVERITY[job.outcome]:
+        job.outcome = outcome
+    if job.open_nodes:
+        return True
+    if job.share != 1.0:
+        job.forgone_s, job.share = job.forgone_by(at_s), 1.0
+    job.executed_s = job.executed_by(at_s)
+    job.placement, job.started_s = None, 0.0
+    _conclude(job, at_s)
+    return True
+
+
+def _conclude(job: Job, at_s: float) -> None:
+    what: str = job.outcome
+    job_state.prove(job)
+    if what == "failed" and (spared := job_state.spared(job)):
+        what = spared
+    elif what == "failed":
+        job.failures += 1
+        if job.failures <= job.spec.retries and job.state is not JobState.COMPLETING:
+            what = "retried"
+            job.not_before_s = at_s + job.spec.backoff_s * 2.0 ** (job.failures - 1)
+    elif what == "preempted":
+        job.preemptions += 1
+    elif what == "lost":
+        job.reason = "its node was lost"
+    job.move(what)
+    if job.state is JobState.PENDING:
+        job.pending_since_s = at_s
+        if job.demand is not None:
+            job_state.become(job, job.demand)
+    else:
+        job.finished_s, job.demand = at_s, None
+
+
+def _cancel(job: Job, event: JobCancelled) -> bool:
+    was_pending = job.state is JobState.PENDING
+    if not job.move("cancel"):
+        return False
+    job.reason = event.reason or (f"cancelled by {event.by}" if event.by else "cancelled")
+    if was_pending:
+        job.waited_s += max(0.0, event.at_s - job.pending_since_s)
+        job.finished_s = event.at_s
+    return True
+
+
+def _hold(job: Job, event: JobHeld | JobReleased) -> bool:
+    held = isinstance(event, JobHeld)
+    changed = job.state not in TERMINAL and job.held != held
+    if changed:
+        job.held = held
+    return changed
+
+
+def _on_submitted(jobs: JobTable, event: JobSubmitted) -> list[Job]:
+    return [_submit(jobs, event.job_id, event.spec, event.at_s)]
+
+
+def _on_samples(jobs: JobTable, event: SamplesRequested) -> list[Job]:
+    return [_submit_sample(jobs, event, sample) for sample in event.samples]
+
+
+def enter(jobs: JobTable, job: Job, node_id: str, at_s: float) -> None:
+    """Note that a sharing job's run is under way on a node."""
+    there = jobs.sharers.setdefault(node_id, [])
+    if job.id not in there:
+        there.append(job.id)
+        _divide(jobs, node_id, at_s)
+
+
+def _on_started(jobs: JobTable, event: RunStarted) -> list[Job]:
+    job = jobs.by_id.get(event.job_id)
+    if job is None or not _start_run(job, event):
+        return []
+    if job.spec.sharing != "exclusive":
+        enter(jobs, job, event.node_id, event.at_s)
+    return [job]
+
+
+def _on_ended(jobs: JobTable, event: RunEnded) -> list[Job]:
+    job = jobs.by_id.get(event.job_id)
+    if job is None or not _end_run(job, event):
+        return []
+    _leave_sharers(jobs, [job], event.node_id, event.at_s)
+    return [job]
+
+
+def _on_scaled(jobs: JobTable, event: TrialsScaled | ScaleDecided) -> list[Job]:
+    named = [(job, demand) for demand in event.demands if (job := jobs.by_id.get(demand.job_id)) is not None]
+    return [job for job, demand in named if job_state.scale(job, demand)]
+
+
+def _on_sized(jobs: JobTable, event: ScaleDecided) -> list[Job]:
+    named = [job for job_id in event.dropped if (job := jobs.by_id.get(job_id)) is not None]
+    return [*_on_scaled(jobs, event), *(job for job in named if job_state.drop(job, event.at_s))]
+
+
+def _on_one(step: Callable[[Job, Any], bool]) -> Callable[[JobTable, Any], list[Job]]:
+    """Return the fold of a fact about one job, of which a step says whether it has changed."""
+
+    def fold(jobs: JobTable, event: Any) -> list[Job]:
+        job = jobs.by_id.get(event.job_id)
+        return [job] if job is not None and step(job, event) else []
+
+    return fold
+
+
+def _divide(jobs: JobTable, node_id: str, at_s: float) -> None:
+    """Give each job with a run on a node its share, from now on."""
+    there = [jobs[job_id] for job_id in jobs.sharers[node_id]]
+    turns = Counter(at for job in there if job.spec.sharing == "lane" for at in _devices(job))
+    for job in there:
+        share = _share(job, turns, node_id)
+        if share != job.share:
+            job.forgone_s, job.share, job.share_since_s = job.forgone_by(at_s), share, at_s
+
+
+def _share(job: Job, turns: Mapping[tuple[str, int], int], node_id: str) -> float:
+    if job.spec.sharing == "fraction":
+        return job.spec.fraction
+    most = max((turns[at] for at in _devices(job) if at[0] == node_id), default=1)
+    return 1.0 / max(1, most)
+
+
+def _devices(job: Job) -> Iterable[tuple[str, int]]:
+    slots = job.placement.slots if job.placement is not None else ()
+    return ((slot.node_id, index) for slot in slots for index in slot.devices)
+
+
+_FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
+    JobSubmitted: _on_submitted,
+    SamplesRequested: _on_samples,
+    RoundDecided: _apply_round,
+    RunStarted: _on_started,
+    RunEnded: _on_ended,
+    RunCheckpointed: _on_one(_checkpoint),
+    RunRewound: _on_one(_rewind),
+    RunMeasured: _on_one(_measure),
+    JobCancelled: _on_one(_cancel),
+    JobHeld: _on_one(_hold),
+    JobReleased: _on_one(_hold),
+    TrialsScaled: _on_scaled,
+    ScaleDecided: _on_sized,
+}
+"""Kind of fact → its fold, which returns the jobs that it touched; other kinds change nothing in a job's life."""
+
+
+def beside(jobs: JobTable, event: Event) -> list[Job]:
+    """Return the jobs whose shares a start or an end of another's run has changed, once it is folded in."""
+    if not jobs.sharers or not isinstance(event, RunStarted | RunEnded):
+        return []
+    there = (jobs[job_id] for job_id in jobs.sharers.get(event.node_id, ()) if job_id != event.job_id)
+    return [job for job in there if job.share_since_s == event.at_s]

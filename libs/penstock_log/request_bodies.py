@@ -1,0 +1,288 @@
+"""
+Bodies of requests to the gateway and to nodes.
+
+What the gateway is asked: the bodies of its commands and queries, as JSON. A query's empty body is one with all
+defaults; a command always says what it is about.
+
+``submit``, ``dryrun`` and ``tune`` also take a bare specification; :class:`SubmitAsk` and :class:`TuneAsk` wrap it
+where something is to be said beside it. Every query takes ``at``: a stream sequence (a whole number below a thousand
+million), a time in seconds since the epoch, or an RFC 3339 text; it is then answered as of that moment.
+
+Where a job's output is: pieces of it in the stream ``LOG``, each with its place, and all of it on the job's nodes.
+
+A process writes two files, ``stdout`` and ``stderr``, on its node, which are a *channel* each. Its executor streams
+them to ``LOG`` in pieces that say from where in which channel they are, up to a bound, and says at the end how long the
+channels are. So whoever reads ``LOG`` knows what is not there, and asks the node for it (:class:`OutputAsk`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock_log.facts import Setting
+from penstock_log.spec import JobSpec, Name, SweepSpec
+
+At = int | float | str | None
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+Who = Annotated[str, Meta(max_length=128)]
+Reason = Annotated[str, Meta(max_length=1000)]
+"""It is shown wherever the job is."""
+
+
+class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of all requests."""
+
+
+# --- commands
+
+
+class SubmitRequest(GatewayRequest, frozen=True, kw_only=True):
+    """A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait."""
+
+    spec: JobSpec
+    strict: bool = False
+
+
+class TuneRequest(GatewayRequest, frozen=True, kw_only=True):
+    """A sweep; ``strict`` as for a job."""
+
+    spec: SweepSpec
+    strict: bool = False
+
+
+class ActRequest(GatewayRequest, frozen=True, kw_only=True):
+    """What is acted on, by its id or a unique beginning: of all commands that need no more than that."""
+
+    id: str
+    by: Who = ""
+    reason: Reason = ""
+
+
+class DrainRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Take a node out of service; with ``preempt`` its running jobs are checkpointed and moved."""
+
+    id: str
+    by: Who = ""
+    reason: Reason = ""
+    preempt: bool = False
+
+
+class PolicyRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Run a pool by other settings.
+
+    Attributes
+    ----------
+    set : dict of str to Setting
+        Names and values as in ``[ranker.pools.NAME]`` and ``[matcher.pools.NAME]``; what is not named stays.
+    unset : tuple of str
+        Settings that go back to what the services' own settings say.
+    reset : bool
+        All go back, but for those in ``set``.
+    """
+
+    pool: Name = "default"
+    set: dict[str, Setting] = {}
+    unset: tuple[str, ...] = ()
+    reset: bool = False
+    by: Who = ""
+    reason: Reason = ""
+
+
+# --- queries
+
+
+class OneRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Of ``job``, ``why``, ``story`` and ``sweep``: an id or its unique beginning."""
+
+    id: str
+    at: At = None
+
+
+class JobsRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Which jobs; all given filters must match.
+
+    Attributes
+    ----------
+    state : tuple of str
+        Two-letter states; empty means all.
+    name : str
+        Equal to it, or beginning with it where it ends in ``*``.
+    ids : tuple of str
+        Whole ids.
+    samples : bool
+        Show the profiler's samples too.
+    limit : int
+        At most this many, the newest.
+    """
+
+    state: tuple[str, ...] = ()
+    user: str = ""
+    name: str = ""
+    parent: str = ""
+    ids: tuple[str, ...] = ()
+    samples: bool = False
+    limit: Limit = 500
+    at: At = None
+
+
+class AllRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
+
+    at: At = None
+
+
+class EventsRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Raw facts.
+
+    Attributes
+    ----------
+    id : str
+        Facts about this job, sweep, node, pool or workload; empty means all.
+    after : int or None
+        Only behind this stream sequence; None means the newest ``limit``.
+    """
+
+    id: str = ""
+    after: Annotated[int, Meta(ge=0)] | None = None
+    limit: Limit = 100
+    at: At = None
+
+
+class EmptyRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Of ``rejected`` and ``schema``."""
+
+
+Stream = Literal["stdout", "stderr"]
+STREAMS: Final[tuple[Stream, Stream]] = ("stdout", "stderr")
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+MOST_BYTES: Final = 512 * 1024
+"""Of one answer: half of what a server takes in one message by default."""
+
+
+class OutputChannel(msgspec.Struct, frozen=True, order=True):
+    """One output file: of one stream of one process in one of its job's runs."""
+
+    epoch: int
+    node_id: str
+    rank: int
+    stream: Stream
+
+
+class OutputOffset(msgspec.Struct, frozen=True):
+    """From where in which channel a piece is; ``offset`` in bytes from the channel's beginning."""
+
+    channel: OutputChannel
+    offset: int
+
+
+class OutputEnd(msgspec.Struct, frozen=True):
+    """
+    A process has ended: how many bytes its standard output and its standard error have.
+
+    ``processes`` is how many its run has on that node.
+    """
+
+    epoch: int
+    node_id: str
+    rank: int
+    stdout_bytes: int
+    stderr_bytes: int
+    processes: int = 1
+
+    @property
+    def sizes(self) -> dict[OutputChannel, int]:
+        """Its channels with their sizes."""
+        sizes = (self.stdout_bytes, self.stderr_bytes)
+        return {
+            OutputChannel(self.epoch, self.node_id, self.rank, stream): size
+            for stream, size in zip(STREAMS, sizes, strict=True)
+        }
+
+
+def header_of(place: OutputOffset | OutputEnd) -> str:
+    """
+    Return a place as a message's header has it.
+
+    Examples
+    --------
+    >>> header_of(OutputOffset(OutputChannel(1, "n1", 0, "stdout"), 300)), header_of(OutputEnd(1, "n1", 0, 300, 0))
+    ('1 n1 0 stdout 300', '1 n1 0 end 300 0 1')
+    """
+    match place:
+        case OutputOffset(channel=at, offset=offset):
+            return f"{at.epoch} {at.node_id} {at.rank} {at.stream} {offset}"
+        case OutputEnd():
+            numbers = f"{place.stdout_bytes} {place.stderr_bytes} {place.processes}"
+            return f"{place.epoch} {place.node_id} {place.rank} end {numbers}"
+
+
+def of_header(text: str) -> OutputOffset | OutputEnd | None:
+    """
+    Return the place that a header tells; None where there is no header, or one that is not understood.
+
+    Examples
+    --------
+    >>> of_header("1 n1 0 stdout 300")
+    OutputOffset(channel=OutputChannel(epoch=1, node_id='n1', rank=0, stream='stdout'), offset=300)
+    >>> of_header("1 n1 0 end 300 0 1"), of_header("something else")
+    (OutputEnd(epoch=1, node_id='n1', rank=0, stdout_bytes=300, stderr_bytes=0, processes=1), None)
+    """
+    try:
+        epoch, node_id, rank, what, *numbers = text.split(" ")
+        if what == "end":
+            stdout_bytes, stderr_bytes, processes = map(int, numbers)
+            return OutputEnd(int(epoch), node_id, int(rank), stdout_bytes, stderr_bytes, processes)
+        (offset,) = map(int, numbers)
+        stream = next(stream for stream in STREAMS if stream == what)
+        return OutputOffset(OutputChannel(int(epoch), node_id, int(rank), stream), offset)
+    except (ValueError, StopIteration):
+        return None
+
+
+class OutputRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    What a node is asked of a job's output, as JSON: which channels it has, or a piece of one.
+
+    Attributes
+    ----------
+    epoch : int
+        0: which channels there are.
+    offset : int
+        In bytes; from there at most ``most_bytes`` are answered.
+    """
+
+    job_id: str
+    epoch: Count = 0
+    rank: Count = 0
+    stream: Stream = "stdout"
+    offset: Count = 0
+    most_bytes: Annotated[int, Meta(ge=1, le=MOST_BYTES)] = MOST_BYTES
+
+
+class OutputAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a node answers, as MessagePack.
+
+    Attributes
+    ----------
+    data : bytes
+        The piece; empty at the channel's end.
+    sizes : list of (OutputChannel, int)
+        The channels that were asked for, and how many bytes each has by now.
+    """
+
+    data: bytes = b""
+    sizes: list[tuple[OutputChannel, int]] = []
+
+
+class OutputGrown(msgspec.Struct, frozen=True, kw_only=True):
+    """Telemetry, as JSON: how far a channel has come that has more than is streamed."""
+
+    channel: OutputChannel
+    size: int

@@ -1,0 +1,458 @@
+"""
+What people ask for: the specifications of a job and a sweep, a device, and their schema.
+
+What people ask for: the specifications of a job and of a sweep, and what a device is.
+
+The published JSON Schemas of job and sweep specifications, made from the Structs and their docstrings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$", description="letters, digits, - and _")]
+EntityId = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9][a-z0-9_-]{0,62})?$",
+        description="lower-case letters, digits, - and _; empty: given by the gateway",
+    ),
+]
+Param = str | int | float | bool
+MOST_GPUS: Final = 65_536
+MOST_SAMPLES: Final = 2**31
+Gpus = Annotated[int, Meta(ge=1, le=MOST_GPUS)]
+Size = Annotated[int, Meta(ge=0, le=2**53)]
+"""Beyond 53 bits, programs that read JSON numbers as floats see another number."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Thirty years; sums and doublings of it stay finite."""
+Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+
+
+class MemoryNeed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    What a job needs of one device's memory.
+
+    Attributes
+    ----------
+    persistent_bytes : int
+        Held from the first iteration to the last (P): model, optimizer.
+    framework_bytes : int
+        Held beside what the framework's allocator sees (F): its context, its libraries.
+    ephemeral_bytes : int
+        The most that an iteration takes and gives back at its end (E).
+
+    Raises
+    ------
+    ValueError
+        If one of them is negative.
+    """
+
+    persistent_bytes: Size = 0
+    framework_bytes: Size = 0
+    ephemeral_bytes: Size = 0
+
+    def __post_init__(self) -> None:
+        if min(self.persistent_bytes, self.framework_bytes, self.ephemeral_bytes) < 0:
+            raise ValueError(f"{self} has a negative part; expected 0 or more bytes of each")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Held between iterations too: P + F."""
+        return self.persistent_bytes + self.framework_bytes
+
+    @property
+    def alone_bytes(self) -> int:
+        """What it takes to run at all: P + F + E."""
+        return self.persistent_bytes + self.framework_bytes + self.ephemeral_bytes
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Which batch sizes a job may be given; all of them over all of its devices together.
+
+    Attributes
+    ----------
+    min, max : int
+        The smallest and the largest.
+    step : int
+        Between two that are tried: ``min``, ``min + step``, … up to ``max``.
+    per_gpu_max : int
+        Most samples that one device holds; 0: as its memory allows, as measured.
+    base : int
+        The batch size for which the script's learning rate is meant; 0: the job's ``batch_size``, or else ``min``.
+    lr : {"keep", "linear", "sqrt", "callback"}
+        What becomes of the learning rate at another batch size: nothing; it goes with the batch size, or with its
+        square root; or the script's own function says.
+
+    Raises
+    ------
+    ValueError
+        If the smallest is larger than the largest, or ``base`` lies outside of them.
+    """
+
+    min: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
+    max: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
+    step: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)] = 1
+    per_gpu_max: Annotated[int, Meta(ge=0, le=MOST_SAMPLES)] = 0
+    base: Annotated[int, Meta(ge=0, le=MOST_SAMPLES)] = 0
+    lr: Literal["keep", "linear", "sqrt", "callback"] = "keep"
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min} and max {self.max}; expected the smallest batch first")
+        if self.base and not self.min <= self.base <= self.max:
+            raise ValueError(f"base is {self.base}; expected one from min ({self.min}) to max ({self.max})")
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    One job, as its user describes it. Nothing here asks how long it will run.
+
+    Attributes
+    ----------
+    name : str
+        For people; need not be unique.
+    command : tuple of str
+        The program and its arguments; started once on every device (see ``processes``).
+    id : str
+        Wished id. The same id with equal content is the same job; with other content it is a conflict.
+    user, team : str
+        Whose job it is; filled in by the client.
+    pool : str
+        The set of nodes it may run on.
+    gpus : int
+        Devices, all of one kind and all at once (a gang where more than one). Of an elastic job, as many as it has at
+        present. ``"1..8"`` is short for 1, with ``min_gpus = 1`` and ``max_gpus = 8``.
+    min_gpus, max_gpus : int
+        Between how many devices an elastic job may be given; both 0: always ``gpus``.
+    kinds : tuple of str
+        Accepted device kinds; empty means every kind that is not a bare CPU.
+    memory_bytes : int
+        Least memory of each device; 0 where any will do.
+    cpus : float
+        Processors of the host for each of its devices; 0: the device's share of its node.
+    host_memory_bytes : int
+        The host's memory for each of its devices, which it is held to; 0: the device's share of its node.
+    model, batch_size
+        Name the workload for the profiler. With a model named, arguments do not tell workloads apart. The batch size is
+        that of one step over all devices; of an elastic job, the present one.
+    batch : Batch or None
+        Which other batch sizes it may be given; None: always ``batch_size``.
+    digest : str
+        Digest of the script, filled in by the client where it can read it.
+    opaque : bool
+        No file of the command line mentions Penstock, as far as the client can read them: it cannot be sampled. Filled
+        in by the client.
+    profile : {"auto", "on", "off"}
+        Whether an unseen workload is sampled, by short runs of its script on each kind of device, if that script uses
+        :func:`penstock.session`. ``auto``: where its ``model`` is named, it is a sweep's, or it is elastic; of any
+        other its real runs are measured. ``on``: in any case. ``off``: never.
+    processes : {"device", "node"}
+        One process for each device, or one for all of a node's devices.
+    retries : int
+        How often a failed run is tried again.
+    backoff_s : float
+        Wait before the first retry, in seconds; doubles with each further one.
+    grace_s : float
+        Seconds between asking a run to stop and TERM, and again between TERM and KILL.
+    checkpoint_s : float
+        Least seconds between two periodic checkpoints; 0 leaves only those asked for by a preemption.
+    duration_s : float
+        Exclusive run time, if the user happens to know it; 0 where unknown. Used by the matcher, never required.
+    skew : float
+        Share of the model's largest tensor in all of its tensors, if known; 0 where not. Gangs whose model is skewed
+        suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
+    env, cwd, params
+        Environment, working directory, and hyper-parameters (``session.params``).
+    sharing : {"exclusive", "lane", "fraction"}
+        ``lane``: the script uses :func:`penstock.session` and takes turns with others on its devices, iteration by
+        iteration. ``fraction``: the command runs beside others, in a part of one device's memory.
+    fraction : float
+        That part, for ``fraction``.
+    memory : MemoryNeed or None
+        For ``lane``: what it needs of each device, where its user knows; None: it is measured.
+    share_with : {"user", "team", "anyone"}
+        With whose jobs it may share a device.
+    sharers : int
+        For ``lane``: most jobs on one of its devices, itself among them; 0: as many as its pool allows.
+    priority : int
+        The higher, the sooner its turn, on devices whose turns go by priority.
+    begins_from : str
+        Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
+        go on where they ended, if they are longer now.
+    keep_checkpoint : bool
+        Save a checkpoint at its end too; kept until its sweep is over, or for good where it belongs to none.
+    hold : bool
+        Accept the job, but do not start it before ``penstock release``.
+    parent : str
+        The sweep this job is a trial of.
+    """
+
+    name: Name
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+    id: EntityId = ""
+    user: str = ""
+    team: str = ""
+    pool: Name = "default"
+    gpus: Gpus = 1
+    kinds: tuple[Name, ...] = ()
+    memory_bytes: Size = 0
+    cpus: Annotated[float, Meta(ge=0, le=MOST_GPUS)] = 0.0
+    host_memory_bytes: Size = 0
+    min_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
+    max_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
+    model: str = ""
+    batch_size: Size = 0
+    batch: Batch | None = None
+    digest: str = ""
+    opaque: bool = False
+    profile: Literal["auto", "on", "off"] = "auto"
+    processes: Literal["device", "node"] = "device"
+    retries: Annotated[int, Meta(ge=0, le=100)] = 0
+    backoff_s: Seconds = 1.0
+    grace_s: Seconds = 10.0
+    checkpoint_s: Seconds = 60.0
+    duration_s: Seconds = 0.0
+    skew: Share = 0.0
+    env: dict[str, str] = {}
+    cwd: str = ""
+    params: dict[str, Param] = {}
+    sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    memory: MemoryNeed | None = None
+    share_with: Literal["user", "team", "anyone"] = "team"
+    sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    begins_from: EntityId = ""
+    keep_checkpoint: bool = False
+    hold: bool = False
+    parent: str = ""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether its number of devices, or its batch size, is for the autoscaler to choose."""
+        return self.max_gpus > 0 or self.batch is not None
+
+    @property
+    def widths(self) -> range:
+        """The numbers of devices that it may be given, feasible or not."""
+        least, most = (self.min_gpus, self.max_gpus) if self.max_gpus else (self.gpus, self.gpus)
+        least = max(1, least)  # neither empty nor of no devices, whatever a foreign fact says
+        return range(least, max(least, most) + 1)
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):
+    """One of the listed values."""
+
+    values: Annotated[tuple[Param, ...], Meta(min_length=1)]
+
+
+class Uniform(msgspec.Struct, frozen=True, kw_only=True, tag="uniform", tag_field="kind"):
+    """A number between ``low`` and ``high``; evenly in its logarithm where ``log`` is set."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+class Integers(msgspec.Struct, frozen=True, kw_only=True, tag="int", tag_field="kind"):
+    """A whole number between ``low`` and ``high``, both included."""
+
+    low: int
+    high: int
+
+
+Dimension = Choice | Uniform | Integers
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    How long trials train, for searches that stop early: in whatever their script counts.
+
+    Attributes
+    ----------
+    param : str
+        The hyper-parameter by which a trial's script is told how far to train, counted from its very beginning.
+    least, most : int
+        What a trial gets before it can be stopped, and what the best get. In population-based training ``least`` is the
+        length of a generation.
+    eta : int
+        One trial in so many goes on, with so many times the budget.
+    """
+
+    most: Annotated[int, Meta(ge=1, le=10**9)]
+    param: str = "steps"
+    least: Annotated[int, Meta(ge=1, le=10**9)] = 1
+    eta: Annotated[int, Meta(ge=2, le=1000)] = 3
+
+
+class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    A search over hyper-parameters: one job template, one space, one metric.
+
+    Attributes
+    ----------
+    name, id
+        As for a job.
+    job : JobSpec
+        What each trial runs; its ``params`` are overlaid with the trial's point of the space.
+    space : dict of str to Dimension
+        Name of each hyper-parameter and where its values come from.
+    metric, mode
+        What ``session.report`` calls the result, and which end of it is better.
+    target : float or None
+        A value that is good enough: it is told how long the sweep took to reach it. Nothing stops there.
+    search : str
+        ``random``, ``grid``, ``tpe`` or ``cmaes`` train each trial to its end. ``halving``, ``hyperband``, ``asha``,
+        ``bohb``, ``bohb-async`` and ``pbt`` stop early and need a ``budget``. Or the name of an installed sampler.
+    sampler : str
+        Where new points come from, if not as the search has it: ``random``, ``grid``, ``tpe``, ``cmaes``, ``model``.
+    pruner : str
+        ``median``, ``percentile`` or ``halving``: stops single trials early, with any sampler; needs a ``budget``.
+    budget : Budget or None
+        How long trials train.
+    trials : int
+        How many points are tried; 0: a whole grid, or as many as the brackets of the search have. Of ``pbt``, the
+        population.
+    concurrency : int
+        Trials open at a time; 0: a batch or an asynchronous search takes as many as there are devices.
+    max_gpus : int
+        Most devices for one trial (Fluid's d).
+    filling : {"water", "one", "fixed"}
+        How devices are given to trials: by water-filling; or, to compare with, one each, or an equal part for each.
+    packing : int
+        Of water-filling: most trials side by side on one device; fewer where that has been seen to bring nothing.
+    intra, inter, dynamic : bool
+        Of water-filling, each of which can be switched off alone: pack several trials on one device; spread one over
+        several; move running ones to other widths.
+    on_memory : {"retry", "fail"}
+        What becomes of a trial that has exceeded its memory: it is tried once more with a device to itself, or fails.
+    leftover : bool
+        Of water-filling: hand the devices that rounding down leaves over to the trials that gain most.
+    seed : int
+        The same seed gives the same trials.
+    """
+
+    name: Name
+    job: JobSpec
+    space: dict[str, Dimension]
+    metric: str
+    id: EntityId = ""
+    mode: Literal["max", "min"] = "max"
+    target: float | None = None
+    search: Name = "random"
+    sampler: Annotated[str, Meta(max_length=63)] = ""
+    pruner: Annotated[str, Meta(max_length=63)] = ""
+    budget: Budget | None = None
+    trials: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    concurrency: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    max_gpus: Gpus = 1
+    filling: Literal["water", "one", "fixed"] = "water"
+    packing: Annotated[int, Meta(ge=1, le=64)] = 4
+    intra: bool = True
+    inter: bool = True
+    dynamic: bool = True
+    on_memory: Literal["retry", "fail"] = "retry"
+    leftover: bool = False
+    seed: int = 0
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """
+    One device of a node.
+
+    Attributes
+    ----------
+    index : int
+        Its number within the node.
+    kind : str
+        What the matcher tells devices apart by, such as ``h100`` or ``fast``.
+    memory_bytes : int
+    backend : {"cuda", "cpu", "emulated"}
+    uuid : str
+        The driver's own name for it, if it has one.
+    speed : float
+        Of an emulated device: its speed relative to this host, shown as emulated everywhere.
+    mig : str
+        Profile of a MIG instance, such as ``1g.10gb``; empty for a whole device.
+    parent : str
+        Of a MIG instance: the driver's name for the GPU that it is a part of.
+    mps : bool
+        The operator runs NVIDIA's multi-process service on it.
+    """
+
+    index: int
+    kind: str
+    memory_bytes: int
+    backend: Literal["cuda", "cpu", "emulated"]
+    uuid: str = ""
+    speed: float = 1.0
+    mig: str = ""
+    parent: str = ""
+    mps: bool = False
+
+
+BASE: Final = "https://penstock.example/schemas"
+RANGE: Final = r"^\s*[1-9]\d{0,4}\s*\.\.\s*[1-9]\d{0,4}\s*$"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_ATTRIBUTE: Final = re.compile(r"^(\w[\w, ]*?)(?: : .*)?\n((?:    .*\n?)+)", re.MULTILINE)
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job specification."""
+    made = _published(JobSpec, "job", "Penstock job")
+    _take_ranges(made["properties"])
+    return made
+
+
+def sweep_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a sweep specification."""
+    made = _published(SweepSpec, "sweep", "Penstock sweep")
+    made["$defs"]["JobSpec"]["required"].remove("name")  # it has the sweep's, where it has none of its own
+    return made
+
+
+def _take_ranges(fields: dict[str, Any]) -> None:
+    """Have ``gpus`` take ``"1..8"`` too: how people write it, which is written out before it is decoded."""
+    number = fields["gpus"]
+    about = {name: number.pop(name) for name in ("description", "default") if name in number}
+    ranged = {"type": "string", "pattern": RANGE, "examples": ["1..8"]}
+    fields["gpus"] = {**about, "anyOf": [number, ranged]}
+
+
+def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:
+    made = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(type_)))  # defaults may be tuples
+    definitions: dict[str, Any] = made["$defs"]
+    for defined, schema in definitions.items():
+        _document(schema, globals()[defined])
+    top = definitions.pop(type_.__name__)
+    rest = {"$defs": definitions} if definitions else {}
+    return {"$schema": DIALECT, "$id": f"{BASE}/{name}.json", **top, "title": title, **rest}
+
+
+def _document(schema: dict[str, Any], type_: type) -> None:
+    doc = inspect.cleandoc(type_.__doc__ or "")
+    schema["description"] = _joined(doc.partition("\n\nAttributes\n")[0])
+    schema["additionalProperties"] = False
+    described = _attributes(doc)
+    for name, field in schema["properties"].items():
+        if name in described:
+            field["description"] = described[name]
+
+
+def _attributes(doc: str) -> dict[str, str]:
+    _, _, section = doc.partition("\n\nAttributes\n----------\n")
+    return {
+        name.strip(): _joined(text) for names, text in _ATTRIBUTE.findall(f"{section}\n") for name in names.split(",")
+    }
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`")

@@ -1,0 +1,490 @@
+"""
+Strict reading of what people write; every problem with its path.
+
+Strict decoding of what people write: unknown fields are errors, and every problem is named with its path.
+
+msgspec alone ignores unknown fields and stops at the first problem; a fold wants the former, a user neither.
+
+What is wrong with a value of plain dicts, lists, strings and numbers, seen against a msgspec type.
+
+How people write an elastic job, and what they meant by it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from penstock_log.spec import MOST_GPUS, JobSpec, SweepSpec
+
+T = TypeVar("T")
+
+MOST_PROBLEMS: Final = 5
+_POSITION: Final = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
+_PLACE_LAST: Final = re.compile(r"^(.*) - at `(\$.*)`$", re.DOTALL)
+"""How msgspec says where a value stands that its type's own check refuses."""
+
+_PLAINER: Final = {
+    "Input data was truncated": "it ends too early",
+    "Number out of range": "a number is too large; numbers are finite",
+}
+
+
+class BadInput(ValueError):
+    """What somebody wrote cannot be accepted; ``problems`` has one sentence for each thing to correct."""
+
+    def __init__(self, *problems: str) -> None:
+        """Join the problems into one message."""
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def decode(body: bytes, type_: type[T]) -> T:
+    """
+    Return the value that a JSON body holds.
+
+    Raises
+    ------
+    BadInput
+        If it is not JSON, or not of the type; the message names the place and what was expected.
+
+    Examples
+    --------
+    >>> from penstock_log.spec import JobSpec
+    >>> decode(b'{"name": "a", "command": ["true"], "gpu": 2}', JobSpec)
+    Traceback (most recent call last):
+    penstock_log.validation.BadInput: $.gpu: unknown field; did you mean `gpus`?
+    """
+    return convert(parse(body), type_)
+
+
+def parse(body: bytes) -> Any:
+    """Return a JSON body as plain dicts, lists, strings and numbers; raise :class:`BadInput` where it is not JSON."""
+    if not body.strip():
+        raise BadInput("the body is empty; expected a JSON object")
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the body is not UTF-8 text ({error.reason} in a string)") from error
+    except RecursionError as error:
+        raise BadInput("the JSON is nested too deeply") from error
+    except msgspec.MsgspecError as error:
+        raise BadInput(_malformed(body, str(error))) from error
+
+
+def convert(raw: Any, type_: type[T]) -> T:
+    """
+    Return plain dicts, lists, strings and numbers (of JSON, TOML or YAML) as a value of ``type_``.
+
+    Raises
+    ------
+    BadInput
+        With all problems, :data:`MOST_PROBLEMS` at most.
+    """
+    found = list(problems(raw, type_))
+    if len(found) > MOST_PROBLEMS:
+        found[MOST_PROBLEMS - 1 :] = [f"and {len(found) - MOST_PROBLEMS + 1} more"]
+    if found:
+        raise BadInput(*found)
+    try:
+        return msgspec.convert(raw, type_)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInput(_PLACE_LAST.sub(r"\2: \1", str(error))) from error
+
+
+def _malformed(body: bytes, message: str) -> str:
+    found = _POSITION.match(message)
+    if found is None:
+        return f"malformed JSON: {_PLAINER.get(message.partition(' - at')[0], message)}"
+    before = body[: int(found[2])]
+    line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
+    return f"malformed JSON at line {line}, column {column}: {found[1]}{_not_json_words(body, int(found[2]))}"
+
+
+def _not_json_words(body: bytes, at: int) -> str:
+    word = re.match(rb"-?(nan|inf(inity)?)", body[max(0, at - 2) :].lstrip(b" -:,["), re.IGNORECASE)
+    return f" (JSON has no word for {word[0].decode()}; numbers are finite)" if word else ""
+
+
+_INT_LIMIT: Final = 2**63
+_MOST_BITS: Final = 10_000  # of a number that is shown: Python refuses to write one of 4,300 digits
+_PLAIN: Final[dict[type, str]] = {inspect.BoolType: "true or false", inspect.NoneType: "null"}
+
+
+def problems(raw: Any, type_: Any) -> Iterator[str]:
+    """
+    Yield one sentence for each problem, with its path: unknown and missing fields, wrong types, values out of range.
+
+    Patterns must match the whole text. Whole numbers must fit 64 bits, since that is what the log and snapshots hold.
+    """
+    yield from _problems(raw, _type_info(type_), "$", "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """
+    Return a question with the known word that comes nearest, or nothing.
+
+    Examples
+    --------
+    >>> nearest("gpu", ["name", "gpus"])
+    '; did you mean `gpus`?'
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+@cache
+def _type_info(type_: Any) -> inspect.Type:
+    return inspect.type_info(type_)
+
+
+def _problems(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
+    match info:
+        case inspect.Metadata():
+            meant = (info.extra_json_schema or {}).get("description", meant)
+            yield from _problems(raw, info.type, path, meant)
+        case inspect.StructType():
+            yield from _struct(raw, info, path)
+        case inspect.UnionType():
+            yield from _union(raw, info, path)
+        case inspect.VarTupleType() | inspect.ListType():
+            yield from _array(raw, info, path)
+        case inspect.DictType():
+            yield from _table(raw, info, path)
+        case inspect.AnyType():
+            return
+        case _:
+            yield from _atom(raw, info, path, meant)
+
+
+def _struct(raw: Any, info: inspect.StructType, path: str) -> Iterator[str]:
+    if not isinstance(raw, dict):
+        yield _wrong(path, "an object", raw)
+        return
+    fields = {field.encode_name: field for field in info.fields}
+    for key in raw:
+        if key not in fields and key != info.tag_field:
+            yield f"{_under(path, key)}: unknown field{nearest(str(key), fields)}"
+    for name, field in fields.items():
+        if name in raw:
+            yield from _problems(raw[name], field.type, _under(path, name), "")
+        elif field.required:
+            yield f"{_under(path, name)}: missing; it is required"
+
+
+def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
+    if (only := _optional(info)) is not None:
+        if raw is not None:
+            yield from _problems(raw, only, path, "")
+        return
+    tagged = {t.tag: t for t in info.types if isinstance(t, inspect.StructType)}
+    if not tagged:
+        if all(any(_problems(raw, t, path, "")) for t in info.types):
+            yield _wrong(path, _any_of(info.types) + _fitting(raw), raw)
+        return
+    field = next(iter(tagged.values())).tag_field or "type"
+    known = ", ".join(f'"{tag}"' for tag in tagged)
+    if not isinstance(raw, dict):
+        yield _wrong(path, f"an object with `{field}`: {known}", raw)
+    elif field not in raw:
+        yield f"{_under(path, field)}: missing; expected one of {known}"
+    elif not isinstance(raw[field], str) or raw[field] not in tagged:
+        tag = raw[field]
+        close = nearest(tag, [str(other) for other in tagged]) if isinstance(tag, str) else ""
+        yield _wrong(_under(path, field), f"one of {known}", tag) + close
+    else:
+        yield from _struct(raw, tagged[raw[field]], path)
+
+
+def _optional(info: inspect.UnionType) -> inspect.StructType | None:
+    """Return the struct of a union with nothing but null beside it."""
+    others = [type_ for type_ in info.types if not isinstance(type_, inspect.NoneType)]
+    only = others[0] if len(others) == 1 < len(info.types) else None
+    return only if isinstance(only, inspect.StructType) else None
+
+
+def _array(raw: Any, info: inspect.VarTupleType | inspect.ListType, path: str) -> Iterator[str]:
+    if not isinstance(raw, list | tuple):
+        yield _wrong(path, "an array", raw)
+        return
+    if len(raw) < (info.min_length or 0):
+        yield f"{path}: expected at least {info.min_length} element{'s'[: info.min_length != 1]}, got {len(raw)}"
+    for i, item in enumerate(raw):
+        yield from _problems(item, info.item_type, f"{path}[{i}]", "")
+
+
+def _table(raw: Any, info: inspect.DictType, path: str) -> Iterator[str]:
+    if not isinstance(raw, dict):
+        yield _wrong(path, "an object", raw)
+        return
+    for key, value in raw.items():
+        if not isinstance(key, str) or "\0" in key:
+            yield _wrong(path, "names that are text without NUL characters", key)
+        yield from _problems(value, info.value_type, _under(path, key), "")
+
+
+def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
+    match info:
+        case inspect.StrType():
+            good = isinstance(raw, str) and _fits(raw, info)
+            if isinstance(raw, str) and "\0" in raw:
+                yield f"{path}: contains a NUL character; leave it out"
+                return
+        case inspect.IntType():
+            good = isinstance(raw, int) and not isinstance(raw, bool) and _within(raw, info)
+        case inspect.FloatType():
+            good = isinstance(raw, int | float) and not isinstance(raw, bool) and _within(raw, info)
+        case inspect.BoolType():
+            good = isinstance(raw, bool)
+        case inspect.NoneType():
+            good = raw is None
+        case inspect.LiteralType():
+            good = isinstance(raw, str | int) and raw in info.values
+        case _:
+            return  # left to msgspec
+    if not good:
+        bounded = getattr(info, "le", None) is not None
+        fitting = "" if bounded else _fitting(raw)
+        yield _wrong(path, _expected(info, meant) + fitting, raw) + _closest_literal(raw, info)
+
+
+def _fits(raw: str, info: inspect.StrType) -> bool:
+    short = info.max_length is None or len(raw) <= info.max_length
+    return short and (info.pattern is None or re.fullmatch(info.pattern, raw) is not None)
+
+
+def _fitting(raw: Any) -> str:
+    return "; whole numbers fit 64 bits" if isinstance(raw, int) and abs(raw) >= _INT_LIMIT else ""
+
+
+def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
+    return (
+        (abs(raw) < _INT_LIMIT if isinstance(raw, int) else math.isfinite(raw))  # a large int has no finite float
+        and (info.ge is None or raw >= info.ge)
+        and (info.gt is None or raw > info.gt)
+        and (info.le is None or raw <= info.le)
+        and (info.lt is None or raw < info.lt)
+    )
+
+
+def _expected(info: inspect.Type, meant: str) -> str:
+    match info:
+        case inspect.StrType():
+            most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
+            text = f"1 to 63 {meant.partition(';')[0]}" if meant else f"text{most}"
+        case inspect.IntType():
+            text = "a whole number" + _range(info)
+        case inspect.FloatType():
+            text = "a finite number" + _range(info)
+        case inspect.LiteralType():
+            text = "one of " + ", ".join(f'"{value}"' for value in info.values)
+        case _:
+            text = _PLAIN.get(type(info), type(info).__name__.removesuffix("Type").lower())
+    return text
+
+
+def _any_of(types: Iterable[inspect.Type]) -> str:
+    """Return what any of several types expects; a finite number may be a whole one."""
+    expected = list(dict.fromkeys(_expected(type_, "") for type_ in types))
+    if any(isinstance(type_, inspect.FloatType) for type_ in types) and "a whole number" in expected:
+        expected.remove("a whole number")
+    return ", ".join(expected)
+
+
+def _range(info: inspect.IntType | inspect.FloatType) -> str:
+    if info.ge is not None and info.le is not None:
+        return f" from {_plain(info.ge)} to {_plain(info.le)}"
+    bounds = {"of at least": info.ge, "above": info.gt, "of at most": info.le, "below": info.lt}
+    said = [f"{word} {_plain(bound)}" for word, bound in bounds.items() if bound is not None]
+    return f" {' and '.join(said)}" if said else ""
+
+
+def _plain(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def _closest_literal(raw: Any, info: inspect.Type) -> str:
+    if isinstance(info, inspect.LiteralType) and isinstance(raw, str):
+        return nearest(raw, [str(value) for value in info.values])
+    return ""
+
+
+def _wrong(path: str, expected: str, raw: Any) -> str:
+    return f"{path}: expected {expected}, got {_shown(raw)}"
+
+
+def _shown(raw: Any) -> str:
+    if isinstance(raw, Mapping):
+        return "an object"
+    if isinstance(raw, list | tuple):
+        return "an array"
+    if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
+        return f"a whole number of {raw.bit_length()} bits"
+    try:
+        text = json.dumps(raw)
+    except (TypeError, ValueError):
+        text = f"{type(raw).__name__} {raw}"
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def _under(path: str, key: object) -> str:
+    return f"{path}.{key}" if re.fullmatch(r"[\w-]+", str(key)) else f"{path}[{json.dumps(str(key))}]"
+
+
+_RANGE: Final = re.compile(r"\s*(\d{1,5})\s*\.\.\s*(\d{1,5})\s*")
+_WANTED: Final = f'expected a whole number from 1 to {MOST_GPUS}, or a range such as "1..8"'
+_SIZED_BY_SWEEP: Final = (
+    "trials are sized by their sweep; give the job one number of devices and one batch_size, and the sweep max_gpus"
+)
+
+
+def widened(raw: Any, path: str = "$") -> Any:
+    """
+    Return the fields of a job with ``gpus = "1..8"`` written out; everything else as it is.
+
+    Raises
+    ------
+    BadInput
+        If ``gpus`` is a text and no such range; ``path`` says where the job stands.
+
+    Examples
+    --------
+    >>> widened({"name": "a", "gpus": "2..8"})
+    {'name': 'a', 'gpus': 2, 'min_gpus': 2, 'max_gpus': 8}
+    >>> widened({"gpus": 4})
+    {'gpus': 4}
+    >>> widened({"gpus": "8..1"})
+    Traceback (most recent call last):
+    penstock_log.validation.BadInput: $.gpus: got "8..1"; the fewest devices come first: "1..8"
+    """
+    text = raw.get("gpus") if isinstance(raw, dict) else None
+    if not isinstance(text, str):
+        return raw
+    least, most = bounds(text, f"{path}.gpus")
+    for field, meant in (("min_gpus", least), ("max_gpus", most)):
+        if raw.get(field, meant) != meant:
+            raise BadInput(f'{path}.{field}: {raw[field]} stands beside gpus = "{text}"; leave one of them out')
+    return {**raw, "gpus": least, "min_gpus": least, "max_gpus": most}
+
+
+def written_out(raw: Any, type_: type[JobSpec | SweepSpec]) -> Any:
+    """
+    Return the fields of a job, or of a sweep with its job, as :func:`widened` does.
+
+    The job of a sweep has the sweep's name where it has none of its own.
+    """
+    if type_ is JobSpec:
+        return widened(raw)
+    job = raw.get("job") if isinstance(raw, dict) else None
+    if isinstance(job, dict) and "name" in raw:
+        job = {"name": raw["name"], **job}
+    return raw if job is None else {**raw, "job": widened(job, "$.job")}
+
+
+def bounds(text: str, what: str) -> tuple[int, int]:
+    """
+    Return the fewest and the most devices of a range as people write it; ``what`` begins the message if it is none.
+
+    Raises
+    ------
+    BadInput
+    """
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise BadInput(f"{what}: {_WANTED}, got {json.dumps(text)}")
+    least, most = map(int, found.groups())
+    if least > most > 0:
+        raise BadInput(f'{what}: got {json.dumps(text)}; the fewest devices come first: "{most}..{least}"')
+    if least < 1 or most > MOST_GPUS:
+        raise BadInput(f"{what}: got {json.dumps(text)}; expected from 1 to {MOST_GPUS} devices")
+    return least, most
+
+
+def settled(spec: JobSpec) -> JobSpec:
+    """
+    Return a job as it begins: at its smallest width, with a batch size, and that as its base.
+
+    Examples
+    --------
+    >>> from penstock_log.spec import Batch
+    >>> job = settled(JobSpec(name="a", command=("x",), max_gpus=8, batch=Batch(min=32, max=256)))
+    >>> job.gpus, job.min_gpus, job.batch_size, job.batch.base
+    (1, 1, 32, 32)
+    """
+    if spec.max_gpus:
+        least = max(1, spec.min_gpus)
+        gpus = spec.gpus if least <= spec.gpus <= spec.max_gpus else least
+        spec = msgspec.structs.replace(spec, min_gpus=least, gpus=gpus)
+    if (batch := spec.batch) is not None:
+        base = batch.base or spec.batch_size or batch.min
+        if not batch.base and batch.min <= base <= batch.max:
+            batch = msgspec.structs.replace(batch, base=base)
+        spec = msgspec.structs.replace(spec, batch=batch, batch_size=spec.batch_size or base)
+    return spec
+
+
+def check(spec: JobSpec | SweepSpec) -> None:
+    """
+    Refuse what cannot be meant so.
+
+    Raises
+    ------
+    BadInput
+        With all that :func:`elastic_problems` finds in a job; of a sweep, if its trials were to be elastic.
+    """
+    if isinstance(spec, JobSpec):
+        found = [f"$.{problem}" for problem in elastic_problems(spec)]
+    else:
+        found = [f"$.job.{field}: {_SIZED_BY_SWEEP}" for field in _elastic_fields(spec.job)]
+    if found:
+        raise BadInput(*found)
+
+
+def _elastic_fields(spec: JobSpec) -> Iterator[str]:
+    if spec.max_gpus:
+        yield "gpus"
+    if spec.batch is not None:
+        yield "batch"
+
+
+def elastic_problems(spec: JobSpec) -> Iterator[str]:
+    """Yield what cannot be meant so about an elastic job, each with its field first."""
+    if spec.min_gpus > spec.max_gpus:
+        yield f"min_gpus: {spec.min_gpus} is more than max_gpus, {spec.max_gpus}; expected the fewest first"
+        return  # there is no width for the rest to be held against
+    if spec.max_gpus and spec.gpus != 1 and spec.gpus not in spec.widths:
+        yield f"gpus: {spec.gpus} is outside of min_gpus, {spec.min_gpus}, to max_gpus, {spec.max_gpus}; leave it out"
+    if spec.max_gpus and not spec.batch_size and spec.batch is None:
+        yield (
+            f"gpus: {spec.min_gpus or 1} to {spec.max_gpus} devices need a batch size to divide among them; set "
+            "`batch_size`, over all devices, or `batch = { min, max }` where it may change (--batch 256, or 64..512)"
+        )
+    most = spec.batch.max if spec.batch is not None else spec.batch_size
+    if spec.elastic and 0 < most < spec.widths[0]:
+        field = "batch.max" if spec.batch is not None else "batch_size"
+        yield f"{field}: {most} is less than the fewest devices, {spec.widths[0]}; expected a sample for each at least"
+    if spec.batch is not None and spec.batch_size and not spec.batch.min <= spec.batch_size <= spec.batch.max:
+        yield (
+            f"batch_size: {spec.batch_size} is outside of batch, {spec.batch.min} to {spec.batch.max}; it is what the "
+            "job begins with and its learning rate is for: choose one of those, or leave it out"
+        )
+    if spec.batch is not None and spec.batch.per_gpu_max and spec.batch.per_gpu_max * spec.widths[-1] < spec.batch.min:
+        yield (
+            f"batch: the smallest, {spec.batch.min}, does not fit on {spec.widths[-1]} devices of at most "
+            f"{spec.batch.per_gpu_max} samples each; lower min, or raise max_gpus or per_gpu_max"
+        )
+    if spec.elastic and spec.sharing != "exclusive":
+        yield (
+            f"sharing: an elastic job has its devices to itself, got `{spec.sharing}`; leave `sharing` out, or give "
+            "it a fixed number of devices and a fixed batch"
+        )
+    if spec.elastic and spec.processes == "node":
+        yield "processes: an elastic job has a process for each device, got `node`; leave `processes` out"

@@ -1,0 +1,409 @@
+"""
+Nodes, services, lanes, sweeps.
+
+Nodes, services, and the whole at one glance.
+
+What a node tells of its shared devices on ``subjects.lanes``, once a second while there are any.
+
+Sweeps and their trials.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_log.decision_facts import Problem
+from penstock_log.facts import Setting
+from penstock_log.spec import Device, MemoryNeed, Param, SweepSpec
+from penstock_log.views.jobs import View
+
+
+class DeviceView(View, frozen=True, kw_only=True):
+    """
+    One device of a node.
+
+    Attributes
+    ----------
+    job_id : str
+        Who has it, the first of those who share it; empty where it is idle.
+    shared_by : tuple of str
+        All who share it.
+    taken : str
+        What they hold of it, such as ``3 jobs hold 11.2 of 16 GiB``; empty where nobody else may join.
+    """
+
+    name: str
+    device: Device
+    job_id: str
+    shared_by: tuple[str, ...] = ()
+    taken: str = ""
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """
+    One node.
+
+    Attributes
+    ----------
+    state : {"up", "draining", "drained", "lost", "left"}
+        ``draining`` while a drained node still has running jobs.
+    heard_s : float or None
+        Last heartbeat that this gateway heard; None where it heard none, and in answers about the past.
+    cpus, host_memory_bytes : float, int
+        What its host has for jobs; 0 where it does not say.
+    held_by : {"", "cgroup", "rlimit"}
+        How jobs are held to their part of its memory; empty: they are not.
+    """
+
+    id: str
+    pool: str
+    state: str
+    devices: tuple[DeviceView, ...]
+    joined_s: float
+    heard_s: float | None = None
+    labels: dict[str, str] = {}
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    held_by: str = ""
+
+
+class NodesView(View, frozen=True, kw_only=True):
+    """All nodes ever seen, by id."""
+
+    nodes: tuple[NodeView, ...]
+    seq: int
+
+
+class ReplicaView(View, frozen=True, kw_only=True):
+    """
+    One replica of a service that was heard lately, with what it said of itself then.
+
+    Attributes
+    ----------
+    elected : bool
+        One replica of this service is to lead, by a lease; otherwise all decide.
+    term_s : float
+        For how long it has led without a gap.
+    lease_s : float or None
+        How long before it asked for the lease that was last confirmed; None where it has none.
+    last_seq, decided_seq : int
+        How far it has read the log, and how far it had when it last decided.
+    undecided_s : float
+        How long the oldest fact that matters to it has waited for a decision; 0 where none does, or others decide.
+    """
+
+    service: str
+    id: str
+    heard_s: float
+    ready: bool = False
+    elected: bool = False
+    leading: bool = False
+    term_s: float = 0.0
+    lease_s: float | None = None
+    last_seq: int = 0
+    decided_seq: int = 0
+    undecided_s: float = 0.0
+
+
+class StatusView(View, frozen=True, kw_only=True):
+    """
+    The whole at one glance.
+
+    Attributes
+    ----------
+    jobs : dict of str to int
+        Jobs by state, samples left out.
+    devices : dict of str to dict of str to int
+        Kind → ``{"busy", "idle", "lost", "drained"}`` → count.
+    last_seq : int
+        Of the log.
+    backlog : int
+        Messages of the log that this gateway has not folded yet.
+    """
+
+    jobs: dict[str, int]
+    devices: dict[str, dict[str, int]]
+    nodes: dict[str, int]
+    sweeps: dict[str, int]
+    services: tuple[ReplicaView, ...]
+    last_seq: int
+    backlog: int
+    version: str = ""
+
+
+class PolicyView(View, frozen=True, kw_only=True):
+    """
+    What is set live for one pool.
+
+    Attributes
+    ----------
+    settings : dict of str to Setting
+        By name; all others are as the services' own settings say.
+    """
+
+    pool: str
+    settings: dict[str, Setting]
+
+
+class PoliciesView(View, frozen=True, kw_only=True):
+    """
+    What is set live, by pool.
+
+    Attributes
+    ----------
+    pools : tuple of PolicyView
+        All pools that have or had a node, and those for which something is set.
+    defaults : dict of str to Setting
+        Every setting that can be set live, and what holds where neither the file nor anybody says otherwise.
+    """
+
+    pools: tuple[PolicyView, ...]
+    defaults: dict[str, Setting]
+    seq: int
+
+
+class SchemaView(View, frozen=True, kw_only=True):
+    """The published JSON Schemas."""
+
+    job: dict[str, Any]
+    sweep: dict[str, Any]
+
+
+class SharerView(View, frozen=True, kw_only=True):
+    """
+    One run on a shared device.
+
+    Attributes
+    ----------
+    state : {"turn", "idle", "parked", "waits", "leaving", "fraction"}
+        ``turn``: it has its lane's token; ``idle``: it is in a lane and has not; ``waits``: it has not started;
+        ``fraction``: it has a part of the device's memory and takes no turns.
+    need : MemoryNeed or None
+        As far as it is known.
+    cap_bytes : int
+        The most that it may hold of the device; 0 where nothing caps it.
+    share : float
+        Of the last second, for how long it had the turn: 0 to 1.
+    reason : str
+        Why it waits, is parked or has to leave.
+    """
+
+    job_id: str
+    epoch: int
+    state: str
+    need: MemoryNeed | None = None
+    cap_bytes: int = 0
+    share: float = 0.0
+    reason: str = ""
+
+
+class SharedLaneView(View, frozen=True, kw_only=True):
+    """
+    One lane.
+
+    Attributes
+    ----------
+    holder : str
+        The job that has the turn; empty where nobody has.
+    switches_per_s : float
+        How often the turn changed hands in the last second.
+    """
+
+    lane: int
+    size_bytes: int
+    holder: str
+    switches_per_s: float
+    members: tuple[SharerView, ...]
+
+
+class SharedDeviceView(View, frozen=True, kw_only=True):
+    """
+    One shared device.
+
+    Attributes
+    ----------
+    used_bytes : int
+        What counts as used: what everybody keeps, and the lanes.
+    outside : tuple of SharerView
+        Those that share it and are in no lane.
+    """
+
+    device: int
+    kind: str
+    memory_bytes: int
+    used_bytes: int
+    lanes: tuple[SharedLaneView, ...]
+    outside: tuple[SharerView, ...] = ()
+
+
+class LanesView(View, frozen=True, kw_only=True):
+    """The shared devices of one node at one moment."""
+
+    node_id: str
+    at_s: float
+    devices: tuple[SharedDeviceView, ...]
+
+
+class TrialView(View, frozen=True, kw_only=True):
+    """
+    One run of a trial; ``state`` is that of its job (empty before it is submitted).
+
+    Attributes
+    ----------
+    gpus, packed : int
+        Devices that its job asks for, and how many trials may take turns on its device; 1 where it has it to itself.
+    number : int
+        Of the trial: the same in all rungs.
+    bracket, rung, budget : int
+        Where it stands in a search that stops early; 0 elsewhere.
+    promoted : bool
+        Whether another run went on from it.
+    problem : str
+        Why it gave no value: crashed, diverged, no_report, refused.
+    reason : str
+        The same in a sentence, where there is more to say.
+    """
+
+    job_id: str
+    params: dict[str, Param]
+    gpus: int
+    group: int
+    state: str
+    value: float | None
+    packed: int = 1
+    number: int = 0
+    bracket: int = 0
+    rung: int = 0
+    budget: int = 0
+    promoted: bool = False
+    problem: Problem = ""
+    reason: str = ""
+
+
+class RungView(View, frozen=True, kw_only=True):
+    """
+    One group of a search that stops early: so many trials opened, of which so many are over and were promoted.
+
+    Attributes
+    ----------
+    best_value : float or None
+        The best of those that are over.
+    """
+
+    bracket: int
+    rung: int
+    budget: int
+    opened: int
+    over: int
+    promoted: int
+    best_value: float | None
+
+
+class GoodputView(View, frozen=True, kw_only=True):
+    """
+    What became of the devices that a sweep's trials held, in device-seconds; all but the last of runs that are over.
+
+    Attributes
+    ----------
+    useful_gpu_s : float
+        Spent in iterations whose result reached the search, of runs that were promoted or are the best.
+    stopped_gpu_s : float
+        The same of runs that were not: what it costs to find out.
+    failed_gpu_s : float
+        Of runs that gave no value, iterations and all: crashed, diverged, cancelled.
+    rescale_gpu_s : float
+        Stopping and going on again, after a move, a preemption or a crash.
+    overhead_gpu_s : float
+        What else was no iteration: starting, loading and saving checkpoints, leaving.
+    profile_gpu_s : float
+        Samples that the profiler took of the workload while the sweep was there.
+    allocated_gpu_s : float
+        All of these.
+    running_gpu_s : float
+        Held so far by runs on their way.
+    """
+
+    useful_gpu_s: float
+    stopped_gpu_s: float
+    failed_gpu_s: float
+    overhead_gpu_s: float
+    allocated_gpu_s: float
+    rescale_gpu_s: float = 0.0
+    profile_gpu_s: float = 0.0
+    running_gpu_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The useful part of what was allocated, from 0 to 1."""
+        return self.useful_gpu_s / self.allocated_gpu_s if self.allocated_gpu_s else 0.0
+
+
+class SweepView(View, frozen=True, kw_only=True):
+    """
+    One sweep.
+
+    Attributes
+    ----------
+    state : {"running", "cancelling", "completed", "failed", "cancelled"}
+    trials : tuple of TrialView
+        Runs opened so far.
+    done : int
+        Runs that are over.
+    opened : int
+        Trials opened so far; a trial that is promoted runs more than once.
+    wanted : int
+        Runs that there will be if nothing fails; 0 where the search finds out on the way.
+    best_job_id, best_value
+        So far: of the runs with the largest budget that gave a value, the best.
+    eta_s : float or None
+        Seconds to the end at the pace so far, as far as the search knows what is left.
+    makespan_s : float
+        Seconds from submission to the end, or so far.
+    target_s : float or None
+        Seconds from submission to the first value as good as the target of the specification.
+    utilisation : float or None
+        Device-seconds held over those of the devices that it could have used, from 0 to 1; None where there were none.
+    failed : int
+        Runs that should have given a value and gave none: they crashed, reported nothing or were refused. Those that
+        diverged have shown something, and are not among them; nor are those that were cancelled.
+    failed_promotions : int
+        Of these, the runs that went on from another.
+    first_failed, first_error : str
+        The first of them, and why, in a sentence; empty where none has.
+    rungs : tuple of RungView
+    goodput : GoodputView or None
+        None in a list of sweeps.
+    """
+
+    id: str
+    name: str
+    state: str
+    metric: str
+    mode: str
+    submitted_s: float
+    finished_s: float | None
+    wanted: int
+    done: int
+    best_job_id: str
+    best_value: float | None
+    reason: str
+    trials: tuple[TrialView, ...]
+    spec: SweepSpec
+    opened: int = 0
+    eta_s: float | None = None
+    makespan_s: float = 0.0
+    target_s: float | None = None
+    utilisation: float | None = None
+    failed: int = 0
+    failed_promotions: int = 0
+    first_failed: str = ""
+    first_error: str = ""
+    rungs: tuple[RungView, ...] = ()
+    goodput: GoodputView | None = None
+
+
+class SweepsView(View, frozen=True, kw_only=True):
+    """All sweeps, by submission; their trials are left out (``sweep`` has them)."""
+
+    sweeps: tuple[SweepView, ...]
+    seq: int

@@ -1,0 +1,472 @@
+"""
+Jobs: lines, details, sizes, why, story.
+
+The root of all answers.
+
+Answers to commands.
+
+What happened: stories of jobs, raw facts, and what was rejected.
+
+Jobs: their lines, their details, and why they are where they are.
+
+Sizes of elastic jobs: what they had, how fast they went, and why they came to others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock_log.decision_facts import Alternative, TrialsMeasured
+from penstock_log.facts import KindSpeed, Scalability
+from penstock_log.job_state import Size
+from penstock_log.spec import JobSpec, MemoryNeed
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Root of all answers."""
+
+
+class SubmitAnswer(View, frozen=True, kw_only=True):
+    """
+    The job or sweep is in the log.
+
+    Attributes
+    ----------
+    seq : int
+        Stream sequence of the submission; a query with ``at`` this or later knows the job.
+    created : bool
+        False where the same id with equal content was there before.
+    warnings : tuple of str
+        What does not prevent it from being accepted, but will keep it waiting.
+    """
+
+    id: str
+    seq: int
+    created: bool
+    warnings: tuple[str, ...] = ()
+
+
+class ActAnswer(View, frozen=True, kw_only=True):
+    """
+    What became of a cancel, hold, release, drain, resume or cancel_sweep.
+
+    Attributes
+    ----------
+    id : str
+        The whole id, also where a prefix was given.
+    changed : bool
+        False where it was so before.
+    state : str
+        Of the job (two letters), sweep or node afterwards.
+    message : str
+        One sentence for people.
+    """
+
+    id: str
+    changed: bool
+    state: str
+    message: str
+    seq: int = 0
+
+
+class StoryLine(View, frozen=True, kw_only=True):
+    """
+    One sentence of a job's life.
+
+    Attributes
+    ----------
+    after_s : float
+        Seconds since the job's submission.
+    seq, cause : int
+        Stream sequence of the commit, and of the commit that led to it (0: a person did).
+    """
+
+    at_s: float
+    after_s: float
+    text: str
+    seq: int
+    cause: int
+    actor: str
+
+
+class StoryView(View, frozen=True, kw_only=True):
+    """One job's life."""
+
+    id: str
+    name: str
+    lines: tuple[StoryLine, ...]
+
+
+class EventView(View, frozen=True, kw_only=True):
+    """One fact as the log holds it; ``fact`` is its JSON object without ``type`` and ``at_s``."""
+
+    seq: int
+    stored_s: float
+    subject: str
+    actor: str
+    cause: int
+    type: str
+    at_s: float
+    fact: dict[str, Any]
+
+
+class EventsView(View, frozen=True, kw_only=True):
+    """Facts in the order of the log; ask again with ``after`` = ``seq`` for those behind them."""
+
+    events: tuple[EventView, ...]
+    seq: int
+
+
+class RejectedView(View, frozen=True, kw_only=True):
+    """One thing that could not be accepted; ``body`` is its beginning, as text."""
+
+    reason: str
+    origin: str
+    body: str
+    stored_s: float
+
+
+class RejectedListView(View, frozen=True, kw_only=True):
+    """What was rejected, oldest first."""
+
+    rejected: tuple[RejectedView, ...]
+
+
+class JobView(View, frozen=True, kw_only=True):
+    """
+    One job, as a line of ``penstock ps``.
+
+    Attributes
+    ----------
+    state : str
+        Two letters, see :class:`penstock_log.lifecycle.State`.
+    started_s : float or None
+        First start.
+    wait_s, run_s : float
+        Spent waiting and running, over all runs, up to now.
+    jct_s : float or None
+        From submission to end.
+    devices : tuple of str
+        Devices used over all runs, such as ``n1/fast0``, in order of first use.
+    placed_on : tuple of str
+        Devices of the lease in force.
+    steps : int
+        Done since the very beginning; of a running job, the last that it told.
+    queue : int or None
+        The ranker's queue, 0 first; None before it was ranked.
+    cause : str
+        Why it waits, one word; empty where it does not wait.
+    sample : bool
+        True for a profiler's sample.
+    sharing : str
+        Whether it has its devices to itself (``exclusive``), or shares them by turns (``lane``) or by ``fraction``.
+    share : float
+        Part of its devices' time that its run is reckoned to have.
+    gpus, min_gpus, max_gpus : int
+        Devices that it has or asks for; between how many an elastic job may be given, both 0 where always so many.
+    batch_size : int
+        Over all devices, as it has it at present; 0 where its script alone knows.
+    batches : tuple of int or None
+        The smallest and the largest batch that it may be given; None where it never changes.
+    samples : int
+        Handed out by its sampler and done since the very beginning; of a running job, the last that it told.
+    cpus, host_memory_bytes : float, int
+        Of the host, for each of its devices; 0 where it asks for no more than their share.
+    """
+
+    id: str
+    name: str
+    state: str
+    user: str
+    team: str
+    parent: str
+    pool: str
+    gpus: int
+    kinds: tuple[str, ...]
+    submitted_s: float
+    started_s: float | None
+    finished_s: float | None
+    wait_s: float
+    run_s: float
+    jct_s: float | None
+    devices: tuple[str, ...]
+    placed_on: tuple[str, ...]
+    preemptions: int
+    attempts: int
+    steps: int
+    metrics: dict[str, float]
+    reason: str
+    exit_code: int | None
+    queue: int | None
+    held: bool
+    cause: str
+    sample: bool = False
+    model: str = ""
+    epoch: int = 0
+    warnings: tuple[str, ...] = ()
+    sharing: str = "exclusive"
+    share: float = 1.0
+    min_gpus: int = 0
+    max_gpus: int = 0
+    batch_size: int = 0
+    batches: tuple[int, int] | None = None
+    samples: int = 0
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+
+
+class JobsView(View, frozen=True, kw_only=True):
+    """Jobs by submission, oldest first; ``total`` counts those that matched before ``limit`` left the oldest out."""
+
+    jobs: tuple[JobView, ...]
+    total: int
+    seq: int
+
+
+class RankView(View, frozen=True, kw_only=True):
+    """A waiting job's place: its queue and how many waiting jobs of its pool stand before it."""
+
+    queue: int
+    ahead: int
+
+
+class WhyView(View, frozen=True, kw_only=True):
+    """
+    Why a job is where it is.
+
+    Attributes
+    ----------
+    cause : str
+        The dominant one: one of :data:`penstock_log.decision_facts.Cause` for a waiting job, ``undecided`` where no
+        round has looked at it yet, else ``running``, ``stopping`` or ``finished``.
+    evidence : str
+        What shows it, in figures.
+    remedy : str
+        What would change it; empty where nothing would.
+    not_causes : tuple of str
+        What one might suspect, and why it is not that.
+    since_s : float
+        When the present state began.
+    rank : RankView or None
+    alternative : Alternative or None
+        The best change of the job with which it would start at once, tried on the matcher's round; None where none of
+        those that were tried would.
+    start_in_s : float or None
+        Of a waiting job that nothing would start at once, an estimate of when it does; None where nothing tells.
+    basis : str
+        What the estimate rests on, or why there is none.
+    size : str
+        Of an elastic job: what it has or asks for, of what it may have.
+    resized : ResizeView or None
+        The last decision about its size, if there was one.
+    freed : dict of str to int
+        Of a waiting job: running job → devices that it is giving up for this one.
+    """
+
+    id: str
+    name: str
+    state: str
+    cause: str
+    evidence: str
+    remedy: str
+    not_causes: tuple[str, ...]
+    since_s: float
+    rank: RankView | None
+    alternative: Alternative | None = None
+    start_in_s: float | None = None
+    basis: str = ""
+    size: str = ""
+    resized: ResizeView | None = None
+    freed: dict[str, int] = {}
+
+
+class JobDetail(View, frozen=True, kw_only=True):
+    """
+    One job in full.
+
+    Attributes
+    ----------
+    speeds : tuple of KindSpeed
+        What the profiler knows of its workload.
+    sizing : SizingView or None
+        Of an elastic job: its sizes so far.
+    """
+
+    job: JobView
+    spec: JobSpec
+    why: WhyView
+    workload: str
+    speeds: tuple[KindSpeed, ...]
+    seq: int
+    sizing: SizingView | None = None
+
+
+class ProfileView(View, frozen=True, kw_only=True):
+    """
+    What is known of a workload.
+
+    Attributes
+    ----------
+    workload : str
+        Its key.
+    jobs : int
+        How many there have been of it.
+    names : tuple of str
+        Of some of them.
+    note : str
+        Why speeds are only predicted.
+    need : MemoryNeed or None
+        Of one device's memory, as its last run that measured it said.
+    trials : TrialsMeasured or None
+        What sweeps have shown of sharing devices, scaling out and being moved.
+    scaling : tuple of Scalability
+        Of an elastic workload: how its iterations go with batch size and devices, on each kind.
+    """
+
+    workload: str
+    jobs: int
+    names: tuple[str, ...]
+    speeds: tuple[KindSpeed, ...]
+    note: str
+    need: MemoryNeed | None
+    trials: TrialsMeasured | None
+    seq: int
+    scaling: tuple[Scalability, ...] = ()
+
+
+class DryRunView(View, frozen=True, kw_only=True):
+    """
+    What would happen to a job if it were submitted now.
+
+    Attributes
+    ----------
+    starts : bool
+        True where it would start at once, on ``devices``.
+    start_in_s : float or None
+        Where it would wait for devices, an estimate of how long; None where nothing tells.
+    basis : str
+        What the estimate rests on, or why there is none.
+    cause, evidence, remedy : str
+        Why it would wait.
+    alternative : Alternative or None
+        The best change of it with which it would start at once.
+    beside : tuple of str
+        Jobs with which it would share its devices.
+    size : str
+        Of an elastic job: the size that was tried, and when it is decided what it gets.
+    """
+
+    starts: bool
+    start_in_s: float | None = None
+    basis: str = ""
+    kind: str = ""
+    devices: tuple[str, ...] = ()
+    cause: str = ""
+    evidence: str = ""
+    remedy: str = ""
+    warnings: tuple[str, ...] = ()
+    alternative: Alternative | None = None
+    beside: tuple[str, ...] = ()
+    size: str = ""
+
+
+class RunView(View, frozen=True, kw_only=True):
+    """
+    One run of an elastic job.
+
+    Attributes
+    ----------
+    end_s : float or None
+        None where it goes on.
+    batch_size : int
+        Of one step over all of its devices, as the script says that it uses it; 0 where nobody told one.
+    steps, loop_s : int, float
+        Iterations of this run and the seconds that they took; of one that goes on, as it last told.
+    samples_per_s : float or None
+        Over the seconds of the whole run with its start and end: what its sampler handed out, or batch size times
+        steps where it has none. None where that is not known.
+    outcome : str
+        How it ended, ``resized`` where it made way for another size of the job; empty where it goes on.
+    """
+
+    start_s: float
+    end_s: float | None
+    gpus: int
+    batch_size: int
+    kind: str
+    steps: int
+    loop_s: float
+    samples_per_s: float | None
+    outcome: str
+
+
+class ResizeView(View, frozen=True, kw_only=True):
+    """
+    A decision to give a job another size.
+
+    Attributes
+    ----------
+    because : str
+        As :class:`penstock_log.ScaleDecided` has it; ``unfit`` where the job went back from a size that did not do.
+    before, after : Size
+    kinds : tuple of str
+        Device kinds for which the new size is; empty for all that it accepts.
+    reason : str
+        In one sentence.
+    gives, takes : dict of str to int
+        Job → devices that this one gives up for it; job → devices that it gives up for this one.
+    done_s : float or None
+        When its first run with that size began; None where none has.
+    """
+
+    at_s: float
+    because: str
+    before: Size
+    after: Size
+    kinds: tuple[str, ...]
+    reason: str
+    gives: dict[str, int]
+    takes: dict[str, int]
+    done_s: float | None
+
+
+class SizingView(View, frozen=True, kw_only=True):
+    """
+    What an elastic job may have, what it has, and how it came to that.
+
+    Attributes
+    ----------
+    widths : tuple of int
+        The fewest and the most devices.
+    batches : tuple of int
+        The smallest and the largest batch; equal where it never changes.
+    size : Size
+        What it has, or asks for.
+    lr_rule : str
+        What becomes of its learning rate at another batch size.
+    lr_factor : float or None
+        What that makes of it at the present one; None where the script's own function says.
+    samples_per_s : float or None
+        Of the run that goes on.
+    runs : tuple of RunView
+        The last of its runs, oldest first.
+    left_out : int
+        How many before them are not kept.
+    resizes : tuple of ResizeView
+        The last decisions about its size, oldest first.
+    unfit : tuple of Size
+        Sizes with which its run failed at once; a batch size of 0 stands for all.
+    """
+
+    widths: tuple[int, int]
+    batches: tuple[int, int]
+    size: Size
+    lr_rule: str
+    lr_factor: float | None
+    samples_per_s: float | None
+    runs: tuple[RunView, ...]
+    left_out: int
+    resizes: tuple[ResizeView, ...]
+    unfit: tuple[Size, ...]

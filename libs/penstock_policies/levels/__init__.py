@@ -1,1 +1,0 @@
-"""The exact AlloX matching on levels: all machines of a kind at the same place from the end."""

@@ -1,1 +1,0 @@
-"""Jobs that share devices: with whom, on which, who makes way for whom, and why one waits."""

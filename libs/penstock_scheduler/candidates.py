@@ -1,0 +1,200 @@
+"""
+The waiting jobs that a round has to look at: of those of equal demand, as many as could get anything at all.
+
+What is free shrinks on the way down the ranks. So of each demand, no more jobs get devices than the free, the stopping
+and the preemptible devices could hold, and those that others leave of the runs that they preempt; of the gangs behind
+these, the first impatient ones may keep a kind each. The others would be looked at in vain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from heapq import merge
+from itertools import chain, islice
+from typing import Final
+
+import msgspec
+
+from penstock_cluster.nodes import asks
+from penstock_log import JobSpec
+from penstock_scheduler import wait_causes
+from penstock_scheduler.assignment import DeviceSupply
+from penstock_scheduler.pool import pool_view
+from penstock_scheduler.pool.pool_index import DemandGroup, Key, PoolIndex
+from penstock_scheduler.round_types import RankedJob, RoundContext
+from penstock_scheduler.wait_causes import HinderedJobs, PoolMoment
+
+_PASSING: Final = frozenset({"backoff", "profiling"})  # other reasons hold for all jobs of a demand
+
+
+class Candidates(msgspec.Struct, frozen=True):
+    """
+    What a round looks at.
+
+    Attributes
+    ----------
+    ready : list of RankedJob
+        In rank order, those ahead for whom devices are kept.
+    wake_s : float
+        When a gang that is patient still would keep what is free; infinite if none would.
+    all_in : bool
+        Whether ``ready`` is all that could start, and the walk goes through all of it.
+    singles : callable
+        Returns the first so many one-device jobs that could start, in the same order: what is matched with each other.
+    """
+
+    ready: list[RankedJob]
+    wake_s: float
+    all_in: bool
+    singles: Callable[[int], list[RankedJob]]
+
+
+def candidates(moment: PoolMoment, supply: DeviceSupply, outlook: RoundContext) -> Candidates:
+    """
+    Return the waiting jobs that could get devices in this round.
+
+    Notes
+    -----
+    O(demands), and a walk over those that are returned and those whose time to start has not come. With fairness
+    (``alpha`` below 1) or quotas it returns all jobs that could start, because it depends on who else waits.
+    """
+    pool, roster = moment.pool, moment.pool.roster
+    out = _Out(moment)
+    view = _View(roster, supply, outlook, out.jobs)
+    groups = [group for demand, group in roster.groups.items() if demand not in out.demands]
+    keys: set[Key] = set()
+    wake_s = out.wake_s
+    all_in = fair = bool(outlook.rules.quotas) or (pool.alpha(outlook.rules) < 1.0 and view.acts(groups))
+    if fair:
+        keys.update(*map(view.members, groups))
+    else:
+        all_in = outlook.manner.backfills
+        for group in groups:
+            some = view.able(group)
+            all_in = all_in and some >= len(group.keys)
+            keys.update(islice(view.members(group), some))
+            if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
+                keys.update(view.impatient(group, some))
+                wake_s = min(wake_s, view.patient_until_s(group))
+    if roster.sharing.waiting:
+        keys.update(pool_view.waiting(pool, view.members))
+    ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
+    keys.update(key for job_id in pool.staying if (key := out.startable(job_id)) is not None)
+
+    def singles(most: int) -> list[RankedJob]:
+        alone = (key for key in ahead if key[3] not in roster.sharing.tenants)
+        first = sorted(key for key in alone if _is_single(roster.entries[key[3]].ranked.job.spec))
+        others = (key for key in view.singles(groups) if key not in ahead)
+        return roster.ranked(islice(chain(first, others), most))
+
+    in_order = sorted(keys) if not ahead else [*sorted(ahead), *sorted(keys - ahead)]
+    return Candidates(roster.ranked(in_order), wake_s, all_in, singles)
+
+
+class _Out:
+    """The jobs that nothing could start now, and the demands that nothing ever could."""
+
+    def __init__(self, moment: PoolMoment) -> None:
+        roster = self._roster = moment.pool.roster
+        entries = roster.entries
+        own = dict.fromkeys(roster.delayed)
+        if len(roster.fresh):
+            fresh = roster.fresh.irange((moment.now_s - moment.rules.await_profile_s, ""))
+            own.update(dict.fromkeys(job_id for _, job_id in fresh))
+        groups = roster.groups.items()
+        heads = {demand: group.keys[0][3] for demand, group in groups if demand not in roster.possible}
+        own.update(dict.fromkeys(heads.values()))
+        found = wait_causes.hindered([entries[job_id].ranked for job_id in own], moment) if own else HinderedJobs()
+        self.jobs = found.reasons.keys()
+        self.demands = {
+            demand
+            for demand, job_id in heads.items()
+            if (reason := found.reasons.get(job_id)) is not None and reason.cause not in _PASSING
+        }
+        roster.possible.update(heads.keys() - self.demands)
+        self.wake_s = found.wake_s
+
+    def startable(self, job_id: str) -> Key | None:
+        """Return a job's key; None if it does not wait here, or could not start."""
+        entry = self._roster.entries.get(job_id)
+        if entry is None or entry.phase != "waiting" or job_id in self.jobs or entry.demand in self.demands:
+            return None
+        return entry.key
+
+
+class _View(msgspec.Struct, frozen=True, dict=True):
+    roster: PoolIndex
+    supply: DeviceSupply
+    outlook: RoundContext
+    out: Collection[str]
+
+    def acts(self, groups: Sequence[DemandGroup]) -> bool:
+        """Say whether any job could get devices at all."""
+        return len(self.supply.free) > 0 or any(self.preemptible(group) for group in groups)
+
+    def members(self, group: DemandGroup) -> Iterator[Key]:
+        return (key for key in group.keys if key[3] not in self.out) if self.out else iter(group.keys)
+
+    def able(self, group: DemandGroup) -> int:
+        """Return how many jobs of a demand could get devices, one more where the first that gets none ends it."""
+        free = self.supply.free.kinds(group.spec)
+        some = sum([count // group.spec.gpus for count in free.values()])
+        if some >= len(group.keys):  # all of them, without anybody else's devices
+            return some
+        coming = self.supply.coming.kinds(group.spec)
+        some = sum((free.get(kind, 0) + coming.get(kind, 0)) // group.spec.gpus for kind in free.keys() | coming.keys())
+        taken = self.preemptible(group) + self.left_over(group)
+        if taken:  # of whatever kind they are
+            some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
+        return some + (not self.outlook.manner.backfills or asks(group.spec))  # which may keep a host in time
+
+    def preemptible(self, group: DemandGroup) -> int:
+        """Return how many devices runs hold that the first of a demand may preempt."""
+        first = group.keys[0]
+        if first[0] < 0 or self.outlook.manner.preempts == "never":
+            return 0
+        if self.outlook.manner.preempts == "position":
+            return self.roster.below.total()
+        return sum(count for queue, count in self.roster.below.items() if queue > first[0])
+
+    def left_over(self, group: DemandGroup) -> int:
+        """Return how many devices others may leave to a demand, of runs of several that they alone may preempt."""
+        first = group.keys[0]
+        if self.outlook.manner.preempts != "queue":
+            return 0
+        return sum(count for queue, count in self.of_several.items() if queue <= first[0] or first[0] < 0)
+
+    @cached_property
+    def of_several(self) -> Mapping[int, int]:
+        """Queue → devices of its runs that have several, for runs that somebody may preempt."""
+        firsts = (group.keys[0][0] for group in self.roster.groups.values())
+        bound = min((queue for queue in firsts if queue >= 0), default=math.inf)
+        return {queue: count for queue, count in self.roster.of_several.items() if queue > bound and count}
+
+    def impatient(self, group: DemandGroup, some: int) -> Iterator[Key]:
+        """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""
+        now_s, patience_s = self.outlook.now_s, self.outlook.rules.patience_s  # summed as for the time to wake
+        if not group.since or group.since[0][0] + patience_s > now_s:
+            return iter(())
+        entries = self.roster.entries
+        behind = islice(self.members(group), some, None)
+        over = (key for key in behind if entries[key[3]].since_s + patience_s <= now_s)
+        return islice(over, len(self.supply.whole.kinds(group.spec)))
+
+    def patient_until_s(self, group: DemandGroup) -> float:
+        """Return when the patience of the next gang is over."""
+        patience_s = self.outlook.rules.patience_s
+        still = group.since.irange((self.outlook.now_s - patience_s, ""))
+        waited = (since_s + patience_s for since_s, _ in still)
+        return next((until_s for until_s in waited if until_s > self.outlook.now_s), math.inf)
+
+    def singles(self, groups: Sequence[DemandGroup]) -> Iterator[Key]:
+        """Return the one-device jobs in rank order."""
+        return merge(*(self.members(group) for group in groups if _is_single(group.spec)))
+
+
+def _is_single(spec: JobSpec) -> bool:
+    """Say whether a job is matched: one of one device that asks for nothing of its host but the share."""
+    return spec.gpus == 1 and not asks(spec)

@@ -1,0 +1,422 @@
+"""
+Which devices: whole gangs on one kind; few nodes near each other for skewed models, best fit for all others.
+
+A gang that one node can hold goes on one node, whatever its model: the one with the least left over. What has to be
+spread goes by :mod:`penstock_cluster.nodes`.
+
+That is ``best-fit``. A pool may be set to ``consolidate``, which spreads every gang over as few nodes as possible,
+whatever its model; or to ``first-fit``, which takes nodes in order of their ids and looks at nothing else: what the
+others are to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from operator import attrgetter
+from typing import Final
+
+from penstock_cluster.nodes import NOTHING, HostAmount, HostUsage, Node, Path, asks, fewest, fits, holes
+from penstock_log import Device, JobSpec, Slot
+from penstock_log.workload import consolidates
+
+PLACEMENTS: Final = ("best-fit", "consolidate", "first-fit")
+"""Every way to choose nodes, by the name that settings use."""
+
+_ASKING_NOTHING: Final = JobSpec(name="any", command=("any",))
+_NO_LIMITS: Final[Mapping[str, int]] = {}
+_SMALLEST: Final = attrgetter("memory_bytes", "index")
+
+Located = tuple[str, Device]
+"""A node's id and one of its devices."""
+
+
+class FreeDevices:
+    """
+    The free devices of a pool, to be taken and given back.
+
+    Kept by classes of equal devices (kind, memory, backend), and of these by how many a node has, so that asking
+    whether and where a job fits looks neither at every device nor, for a job that one node can hold, at every node.
+
+    Parameters
+    ----------
+    devices : mapping of str to sequence of Device
+        Node id → its free devices.
+    paths : mapping of str to tuple of str
+        Where the nodes stand, as :meth:`penstock_cluster.nodes.Cluster.paths` tells.
+    hosts : iterable of Node
+        The nodes whose processors and memory count: jobs that ask for them get devices only where there are enough,
+        and so do all others while such jobs take more than the shares of their devices. None: they do not count.
+
+    Examples
+    --------
+    >>> gpus = [Device(index=i, kind="fast", memory_bytes=8, backend="emulated") for i in range(2)]
+    >>> free = FreeDevices({"n1": gpus})
+    >>> spec = JobSpec(name="a", command=("true",), gpus=2)
+    >>> free.count(spec, "fast"), free.count(spec, "slow")
+    (2, 0)
+    >>> [(node, device.index) for node, device in free.choose(spec, "fast", 2)]
+    [('n1', 0), ('n1', 1)]
+    """
+
+    def __init__(
+        self,
+        devices: Mapping[str, Sequence[Device]],
+        paths: Mapping[str, Path] | None = None,
+        hosts: Iterable[Node] | None = None,
+    ) -> None:
+        self.hosts = HostUsage(hosts) if hosts is not None else None
+        self._limits: dict[tuple[object, ...], dict[str, int]] = {}  # until anything is taken or given
+        self._shelves: dict[Device, _Shelf] = {}  # by class
+        self._size = 0
+        self._paths = paths or {}
+        self._standing: defaultdict[Path, int] = defaultdict(int)  # by domain
+        if devices:
+            self.give((node_id, device) for node_id, held in devices.items() for device in held)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Located]:
+        return ((node_id, device) for node_id, held in self.by_node().items() for device in held)
+
+    def by_node(self) -> dict[str, list[Device]]:
+        """Return the devices by node id, both in order: what another ``FreeDevices`` is made of."""
+        found: defaultdict[str, list[Device]] = defaultdict(list)
+        for shelf in self._shelves.values():
+            for node_id, held in shelf.held.items():
+                found[node_id] += held.values()
+        return {node_id: sorted(found[node_id], key=lambda device: device.index) for node_id in sorted(found)}
+
+    def kinds(self, spec: JobSpec) -> dict[str, int]:
+        """Return kind → how many free devices of it the job fits, for kinds with any."""
+        found: dict[str, int] = {}
+        if self.is_tight(spec):
+            return {kind: count for kind in self._kinds_of(spec) if (count := self._count_within(spec, kind))}
+        for like, shelf in self._shelves.items():
+            if shelf.count and fits(spec, like):
+                found[like.kind] = found.get(like.kind, 0) + shelf.count
+        return dict(sorted(found.items())) if len(found) > 1 else found
+
+    def classes(self) -> dict[Device, int]:
+        """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
+        held = {like: shelf.count for like, shelf in self._shelves.items() if shelf.count}
+        if self.hosts is not None and self.hosts.beyond:
+            held = {like: count for like in held if (count := self._for_others(like))}
+        if len(held) < 2:
+            return held
+        return dict(sorted(held.items(), key=lambda item: (item[0].kind, item[0].memory_bytes, item[0].backend)))
+
+    def count(self, spec: JobSpec, kind: str) -> int:
+        """Return how many free devices of one kind the job fits."""
+        if self.is_tight(spec):
+            return self._count_within(spec, kind)
+        return sum([shelf.count for shelf in self._fitting(spec, kind)])
+
+    def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
+        """Return the free devices of one kind that the job fits, by node: the smallest memory that will do first."""
+        found: defaultdict[str, list[Device]] = defaultdict(list)
+        for shelf in self._fitting(spec, kind):
+            for node_id, held in shelf.held.items():
+                found[node_id] += held.values()
+        limits = self._limited(spec, kind) if self.is_tight(spec) else _NO_LIMITS
+        some = {
+            node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))[: limits.get(node_id)]
+            for node_id, held in found.items()
+        }
+        return {node_id: held for node_id, held in some.items() if held}
+
+    def choose(
+        self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None, first_fit: bool = False
+    ) -> list[Located]:
+        """
+        Return ``count`` devices of one kind, not taken yet; fewer if there are fewer.
+
+        Parameters
+        ----------
+        together : bool, optional
+            Where no node has enough: on the fewest nodes, near each other; else in the smallest holes. By default,
+            as the model's skew in ``spec`` asks for.
+        first_fit : bool
+            On the first node that has enough, else on the first nodes that have, by id.
+
+        Notes
+        -----
+        One node with just enough is best, in the domains with the fewest free devices. Within a node, the smallest
+        memory that will do comes first. Equal choices go by node id and device number.
+        """
+        if count < 1 or not (shelves := self._fitting(spec, kind)):
+            return []
+        rooms, limits = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves), _NO_LIMITS
+        if self.is_tight(spec):
+            limits = self._limited(spec, kind)
+            rooms = _by_room(limits) if asks(spec) else _with(rooms, limits)
+        enough = min([room for room in rooms if room >= count], default=0)
+        if first_fit:
+            nodes = _first_nodes(rooms, count)
+        elif enough:
+            nodes = [self._tightest(rooms[enough])]
+        else:
+            spread = consolidates(spec.skew) if together is None else together
+            by_node = {node_id: room for room, held in rooms.items() for node_id in held}
+            nodes = (fewest if spread else holes)(by_node, count, self._paths)
+        return _first(shelves, nodes, count, limits)
+
+    def choose_like(self, like: Device, *, first_fit: bool = False) -> list[Located]:
+        """Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so."""
+        shelf = self._shelves.get(like)
+        if shelf is None or not shelf.count:
+            return []
+        rooms = shelf.rooms
+        if self.hosts is not None and self.hosts.beyond:
+            rooms = _with(rooms, self._limits_of([shelf]))
+            if not rooms:
+                return []
+        node_id = min(map(min, rooms.values())) if first_fit else self._tightest(rooms[min(rooms)])
+        held = shelf.held[node_id]
+        return [(node_id, held[min(held)])]
+
+    def take(self, devices: Iterable[Located], spec: JobSpec | None = None) -> None:
+        """Take devices; each must be free. ``spec`` is that of the job that has them, where it asks for more."""
+        before: dict[tuple[str, Device], int] = {}
+        if spec is not None and asks(spec):
+            devices = list(devices)
+            self.charge(devices, spec)
+        for node_id, device in devices:
+            like = device_class(device)
+            held = self._shelves[like].held[node_id]
+            before.setdefault((node_id, like), len(held))
+            del held[device.index]
+        self._move(before)
+
+    def give(self, devices: Iterable[Located]) -> None:
+        """Give devices back; each must be taken."""
+        before: dict[tuple[str, Device], int] = {}
+        if self.hosts is not None and self.hosts.beyond:
+            devices = list(devices)
+            self.hosts.release((node_id, device.index) for node_id, device in devices)
+        for node_id, device in devices:
+            like = device_class(device)
+            shelf = self._shelves.get(like)
+            if shelf is None:
+                shelf = self._shelves[like] = _Shelf()
+            held = shelf.held.setdefault(node_id, {})
+            before.setdefault((node_id, like), len(held))
+            held[device.index] = device
+        self._move(before)
+
+    def charge(self, devices: Iterable[Located], spec: JobSpec) -> None:
+        """Note what a job asks for of the hosts of its devices, which are not free."""
+        if self.hosts is not None:
+            self._limits.clear()
+            self.hosts.charge(((node_id, device.index) for node_id, device in devices), spec)
+
+    def is_tight(self, spec: JobSpec) -> bool:
+        """Say whether hosts could have less room for a job than devices: it, or a run, asks for more than shares."""
+        hosts = self.hosts
+        return hosts is not None and (spec.cpus > 0 or spec.host_memory_bytes > 0 or bool(hosts.beyond))
+
+    def kinds_without_hosts(self, spec: JobSpec) -> dict[str, int]:
+        """Return kind → how many free devices of it the job would fit if hosts had room for all."""
+        return {kind: sum(shelf.count for shelf in self._fitting(spec, kind)) for kind in self._kinds_of(spec)}
+
+    def left_of(self, node_id: str) -> HostAmount:
+        """Return what is left of a node's processors and memory."""
+        return self.hosts.left(node_id, self._free_on(node_id)) if self.hosts is not None else NOTHING
+
+    def roomiest(self, spec: JobSpec, whole: FreeDevices) -> list[Located]:
+        """Return the free devices of the node with the most host memory left, of those that could hold the job."""
+        able = {node_id for kind in whole.kinds(spec) for node_id in whole.standing(spec, kind)}
+        held = {node_id: devices for node_id, devices in self.by_node().items() if node_id in able}
+        if not held:
+            return []
+        node_id = max(held, key=lambda node_id: (self.left_of(node_id)[::-1], node_id))
+        return [(node_id, device) for device in held[node_id]]
+
+    def _kinds_of(self, spec: JobSpec) -> list[str]:
+        return sorted({like.kind for like, shelf in self._shelves.items() if shelf.count and fits(spec, like)})
+
+    def _free_on(self, node_id: str) -> int:
+        return sum(len(shelf.held.get(node_id, ())) for shelf in self._shelves.values())
+
+    def _limited(self, spec: JobSpec, kind: str) -> dict[str, int]:
+        """
+        Return node → how many free devices of a kind the job can have there: of one that asks for something all nodes
+        with any such device, else those on which others have left less room than devices.
+        """
+        return self._limits_of(self._fitting(spec, kind), spec)
+
+    def _limits_of(self, shelves: Sequence[_Shelf], spec: JobSpec | None = None) -> dict[str, int]:
+        hosts = self.hosts
+        if hosts is None:
+            return {}
+        asking = spec is not None and asks(spec)
+        key = (*map(id, shelves), spec.cpus if spec else 0.0, spec.host_memory_bytes if spec else 0)
+        if (known := self._limits.get(key)) is not None:
+            return known
+        nodes = dict.fromkeys(node_id for shelf in shelves for node_id in shelf.held) if asking else hosts.beyond
+        limits: dict[str, int] = {}
+        for node_id in nodes:
+            count = sum(len(shelf.held.get(node_id, ())) for shelf in shelves)
+            room = min(count, hosts.room(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
+            if asking or room < count:
+                limits[node_id] = room
+        self._limits[key] = limits
+        return limits
+
+    def _count_within(self, spec: JobSpec, kind: str) -> int:
+        """Return how many free devices of one kind the job can have as far as hosts have room."""
+        shelves = self._fitting(spec, kind)
+        limits = self._limits_of(shelves, spec)
+        if asks(spec):
+            return sum(limits.values())
+        return sum(shelf.count for shelf in shelves) - self._withheld(shelves, limits)
+
+    def _for_others(self, like: Device) -> int:
+        """Return how many free devices of a class jobs that ask for nothing can have."""
+        shelf = self._shelves[like]
+        return shelf.count - self._withheld([shelf], self._limits_of([shelf]))
+
+    def _withheld(self, shelves: Sequence[_Shelf], limits: Mapping[str, int]) -> int:
+        """Return how many devices of limited nodes nobody can have."""
+        held = sum(len(shelf.held.get(node_id, ())) for node_id in limits for shelf in shelves)
+        return held - sum(limits.values())
+
+    def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
+        """Note that nodes have another number of devices of a class than before."""
+        if self._limits:
+            self._limits.clear()
+        for (node_id, like), had in before.items():
+            more = self._shelves[like].move(node_id, had)
+            self._size += more
+            if self._paths:
+                path = self._paths.get(node_id, ())
+                for level in range(len(path)):
+                    self._standing[path[: level + 1]] += more
+
+    def _fitting(self, spec: JobSpec, kind: str) -> list[_Shelf]:
+        shelves = self._shelves.items()
+        return [shelf for like, shelf in shelves if shelf.count and like.kind == kind and fits(spec, like)]
+
+    def _tightest(self, nodes: Collection[str]) -> str:
+        """Return the node whose domains have the fewest free devices, inner ones first."""
+        if not self._paths:
+            return min(nodes)
+        return min(nodes, key=lambda node_id: (*self._around(node_id), node_id))
+
+    def _around(self, node_id: str) -> Iterator[int]:
+        path = self._paths.get(node_id, ())
+        return (self._standing[path[:level]] for level in range(len(path), 0, -1))
+
+
+class _Shelf:
+    """
+    The free devices of one class.
+
+    Attributes
+    ----------
+    held : dict of str to dict of int to Device
+        Node → number, for nodes with any.
+    rooms : dict of int to set of str
+        How many → nodes.
+    """
+
+    __slots__ = ("count", "held", "rooms")
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[int, Device]] = {}
+        self.rooms: dict[int, set[str]] = {}
+        self.count = 0
+
+    def move(self, node_id: str, before: int) -> int:
+        """Note that a node had another number of devices; return how many more there are now."""
+        rooms, after = self.rooms, len(self.held[node_id])
+        if before:
+            nodes = rooms[before]
+            nodes.remove(node_id)
+            if not nodes:
+                del rooms[before]
+        if not after:
+            del self.held[node_id]
+        elif after in rooms:
+            rooms[after].add(node_id)
+        else:
+            rooms[after] = {node_id}
+        self.count += after - before
+        return after - before
+
+
+def _rooms_of(shelves: Iterable[_Shelf]) -> dict[int, set[str]]:
+    """Return how many devices nodes have on several shelves together → nodes."""
+    by_node: Counter[str] = Counter()
+    for shelf in shelves:
+        for room, nodes in shelf.rooms.items():
+            for node_id in nodes:
+                by_node[node_id] += room
+    return _by_room(by_node)
+
+
+def _with(rooms: Mapping[int, set[str]], limits: Mapping[str, int]) -> dict[int, set[str]]:
+    """Return rooms with those nodes moved that can give less than they have."""
+    if not limits:
+        return dict(rooms)
+    found = {room: nodes - limits.keys() for room, nodes in rooms.items()}
+    for room, nodes in _by_room(limits).items():
+        found[room] = found.get(room, set()) | nodes
+    return {room: nodes for room, nodes in found.items() if nodes}
+
+
+def _by_room(by_node: Mapping[str, int]) -> dict[int, set[str]]:
+    """Return how many devices nodes have → nodes, of those that have any."""
+    rooms: dict[int, set[str]] = {}
+    for node_id, room in by_node.items():
+        if room:
+            rooms.setdefault(room, set()).add(node_id)
+    return rooms
+
+
+def _first(
+    shelves: Sequence[_Shelf], nodes: Iterable[str], count: int, limits: Mapping[str, int] = _NO_LIMITS
+) -> list[Located]:
+    """Return so many devices of some nodes, the smallest of each first; no more of one than its limit."""
+    chosen: list[Located] = []
+    for node_id in nodes:
+        devices = [device for shelf in shelves for device in shelf.held.get(node_id, {}).values()]
+        devices.sort(key=_SMALLEST)
+        some = min(count - len(chosen), limits.get(node_id, len(devices)))
+        chosen += [(node_id, device) for device in devices[:some]]
+    return chosen
+
+
+def _first_nodes(rooms: Mapping[int, Collection[str]], count: int) -> list[str]:
+    """Return the first node that has enough devices, else the first ones that have enough together."""
+    enough = [min(nodes) for room, nodes in rooms.items() if room >= count]
+    if enough:
+        return [min(enough)]
+    in_order = sorted((node_id, room) for room, nodes in rooms.items() for node_id in nodes)
+    before = accumulate((room for _, room in in_order), initial=0)
+    return [node_id for (node_id, _), have in zip(in_order, before, strict=False) if have < count]
+
+
+@lru_cache(maxsize=4096)  # asked at every device that is taken or given
+def device_class(device: Device) -> Device:
+    """Return what equal devices have in common: kind, memory and backend."""
+    return Device(index=0, kind=device.kind, memory_bytes=device.memory_bytes, backend=device.backend)
+
+
+def slots(devices: Iterable[Located]) -> tuple[Slot, ...]:
+    """
+    Return devices as a placement names them: nodes in order of their ids, device numbers rising.
+
+    Examples
+    --------
+    >>> gpu = Device(index=3, kind="fast", memory_bytes=8, backend="cuda")
+    >>> slots([("n1", gpu)])
+    (Slot(node_id='n1', devices=(3,)),)
+    """
+    by_node: dict[str, list[int]] = {}
+    for node_id, device in devices:
+        by_node.setdefault(node_id, []).append(device.index)
+    return tuple([Slot(node_id=node_id, devices=tuple(sorted(held))) for node_id, held in sorted(by_node.items())])

@@ -1,0 +1,200 @@
+"""
+By what a pool is run: file, pool, live.
+
+By what a pool is run: the settings that hold for all pools, those of one pool in the file, and those set live.
+
+Each has the names and values of the file. What is set live is a fact of the log (:class:`penstock_log.PolicySet`);
+so every replica goes by it from the same fact on, it outlives restarts, and a replay sees it too.
+
+What can be set about the matcher's rounds: table ``[matcher]`` or ``PENSTOCK_MATCHER_…``.
+
+The matcher goes by it, and so does whoever asks what its round would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from penstock_log import Setting
+from penstock_log.validation import problems
+from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.ranking import QueueLadder
+from penstock_scheduler.pool.scheduler_state import SchedulerState
+from penstock_scheduler.round_types import RoundRules, Seconds
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The order's parameters.
+
+    Attributes
+    ----------
+    order : str
+        One of :data:`penstock_policies.queue_policies.ORDERS`.
+    thresholds_gpu_s : tuple of float
+        GPU-seconds at which a job leaves queue 0, 1, …; rising. Empty: one queue. For ``las``, seconds of execution.
+    promote_knob : float or None
+        A job that has waited this many times what it has executed goes back to queue 0; None: never.
+    """
+
+    order: Name = "2d-las"
+    thresholds_gpu_s: tuple[float, ...] = (3_600.0, 36_000.0)
+    promote_knob: float | None = None
+
+    def __post_init__(self) -> None:
+        if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
+            given = list(self.thresholds_gpu_s)
+            raise ValueError(f"thresholds_gpu_s is {given}; expected rising numbers of GPU-seconds above 0")
+        if self.promote_knob is not None and self.promote_knob <= 0:
+            raise ValueError(f"promote_knob is {self.promote_knob}; expected a number above 0, or leave it out")
+
+    def ladder(self) -> QueueLadder:
+        """Return it as a ranking takes it."""
+        return QueueLadder(ORDERS[self.order], self.thresholds_gpu_s, self.promote_knob, self.order)
+
+
+_KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
+    name: owner for owner in (OrderingSettings, RoundRules) for name in owner.__struct_fields__ if name != "quotas"
+}
+"""What can be set live; quotas are agreed on, and stand in the file."""
+
+
+def names() -> list[str]:
+    """Return the names of all settings of a pool that can be set live."""
+    return sorted(_KNOWN)
+
+
+def defaults() -> dict[str, Setting]:
+    """Return what holds where neither the file nor anybody says otherwise, by name."""
+    found: dict[str, Setting] = {**msgspec.to_builtins(OrderingSettings()), **msgspec.to_builtins(RoundRules())}
+    return {name: found[name] for name in names()}
+
+
+def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """
+    Return settings as the log holds them.
+
+    Raises
+    ------
+    ValueError
+        If a name is not known, or a value is not one of its type; the message names it.
+
+    Examples
+    --------
+    >>> checked({"order": "fifo", "thresholds_gpu_s": [60, 600]})
+    {'order': 'fifo', 'thresholds_gpu_s': [60, 600]}
+    >>> checked({"ordre": "fifo"})
+    Traceback (most recent call last):
+    ValueError: no setting of a pool is called 'ordre'; did you mean 'order'?
+    """
+    for name in settings:
+        if name not in _KNOWN:
+            raise ValueError(f"no setting of a pool is called {name!r}; {_meant(name, _KNOWN)}")
+    for name, value in settings.items():
+        try:
+            msgspec.convert({name: value}, _KNOWN[name])
+        except msgspec.ValidationError as error:
+            raise ValueError(_said(name, value, error)) from error
+    return dict(settings)
+
+
+def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
+    """
+    Return settings with those of them that are set live in place of their own; names of others' settings are left out.
+
+    Raises
+    ------
+    ValueError
+        If a value is not one of its type; :func:`checked` said so before it came into the log, unless another version
+        did.
+    """
+    own = {name: value for name, value in settings.items() if name in base.__struct_fields__}
+    if not own:
+        return base
+    try:
+        return msgspec.convert({**msgspec.to_builtins(base), **own}, type(base))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"settings {own}, set live, are not known to this version: {error}; upgrade it") from error
+
+
+def _said(name: str, value: Setting, error: msgspec.ValidationError) -> str:
+    """Return what was wrong with a value, with the name in it."""
+    if name == "order":
+        return f"order is {value!r}: expected one of {', '.join(ORDERS)}"
+    found = next(problems({name: value}, _KNOWN[name]), "").removeprefix("$.")
+    return found or str(error).split(" - at ")[0]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(known))}"
+
+
+class MatcherSettings(RoundRules, frozen=True, kw_only=True):
+    """
+    The parameters of its rounds, as :class:`penstock_scheduler.round_types.RoundRules` has them, and its own.
+
+    Attributes
+    ----------
+    node_timeout_s : float
+        A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
+    forget_node_s : float
+        A node that left or was lost so long ago is listed no more, unless it is drained; 0 keeps all.
+    pools : dict of str to dict of str to object
+        Pools in which some of the parameters are otherwise, ``[matcher.pools.NAME]``.
+    """
+
+    node_timeout_s: Seconds = 5.0
+    forget_node_s: Seconds = 3600.0
+    pools: dict[str, dict[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.pools:
+            self.of(name)  # what cannot be is better known now
+
+    def of(self, pool: str) -> RoundRules:
+        """
+        Return what holds in a pool.
+
+        Raises
+        ------
+        ValueError
+            If a parameter of it is not known, or cannot be what it is set to.
+        """
+        own = self.pools.get(pool, {})
+        unknown = sorted(own.keys() - set(RoundRules.__struct_fields__))
+        if unknown:
+            known = ", ".join(RoundRules.__struct_fields__)
+            raise ValueError(f"pools.{pool} sets {', '.join(unknown)}, which it cannot; expected some of {known}")
+        common = {name: getattr(self, name) for name in RoundRules.__struct_fields__}
+        if not own:
+            return RoundRules(**common)
+        try:
+            return msgspec.convert({**msgspec.to_builtins(common), **own}, RoundRules)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"pools.{pool}: {error}") from error
+
+
+class _Kept(NamedTuple):
+    """Rules, and what they were worked out from."""
+
+    settings: MatcherSettings
+    live: Mapping[str, Setting] | None
+    rules: RoundRules
+
+
+def rules_of(known: SchedulerState, pool: str, settings: MatcherSettings) -> RoundRules:
+    """Return what holds in a pool's rounds: what is set live for it, else what the file says of it, else of all."""
+    live, of_pools = known.policies.get(pool), known.__dict__.setdefault("rules", {})
+    kept: _Kept | None = of_pools.get(pool)
+    if kept is None or kept.settings is not settings or kept.live is not live:  # as at every other round it is
+        kept = of_pools[pool] = _Kept(settings, live, overlaid(settings.of(pool), live or {}))
+    return kept.rules

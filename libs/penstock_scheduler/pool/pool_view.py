@@ -1,0 +1,347 @@
+"""
+One pool as a round sees it, with what rounds remember.
+
+What a round of one pool is decided from, and the views of it that the policies work on.
+
+What rounds remember of the past: what stopping costs, how far users are, and which gangs devices are kept for.
+
+What jobs that share devices make of a round: who is on which, what they are expected to do, who goes with whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock_cluster.nodes import Cluster, Node
+from penstock_log import Device, Job, JobRank, JobState, RoundDecided
+from penstock_log.workload import consolidates
+from penstock_policies import job_lengths
+from penstock_policies.job_lengths import FinishedService
+from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
+from penstock_policies.workload_stats import PreemptionCost, PreemptionCosts, Speeds
+from penstock_scheduler import fairness
+from penstock_scheduler.assignment import ASSIGNMENTS, DeviceSupply
+from penstock_scheduler.fairness import FairnessProgress
+from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.pool.pool_index import DemandGroup, Key, PoolIndex
+from penstock_scheduler.pool.run_columns import SAMPLE_S, GrantTerms, Shape, shape_of
+from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext, RoundRules
+from penstock_scheduler.sharing import co_preemption
+from penstock_scheduler.sharing.co_preemption import ExpectedEnds, SharingRun
+from penstock_scheduler.sharing.shared_devices import SharingLimits
+from penstock_scheduler.sharing.shared_placement import SharedPlacement
+
+
+class PoolView(msgspec.Struct, frozen=True):
+    """
+    One pool's share of what the matcher knows.
+
+    Attributes
+    ----------
+    roster : PoolIndex
+        Its jobs that are not over, and its devices.
+    manner : DispatchMode
+        How the order is walked.
+    books : RoundHistory
+        What rounds remember of the past.
+    promised : collection of str
+        Waiting jobs for which others were preempted.
+    explained_s : float
+        When the last round was; minus infinity before the first.
+    explained : mapping of str to str
+        Job → cause, as the last round said.
+    """
+
+    name: str
+    cluster: Cluster
+    roster: PoolIndex
+    ranks: dict[str, JobRank]
+    keys: Mapping[str, str]
+    speeds: Speeds
+    finished_s: FinishedService
+    books: RoundHistory
+    promised: Collection[str]
+    explained_s: float
+    explained: Mapping[str, str]
+    manner: DispatchMode = BY_QUEUE
+
+    @property
+    def progress(self) -> FairnessProgress:
+        """How far the pool's users are."""
+        return self.books.progress_of(self.name)
+
+    @property
+    def staying(self) -> Mapping[str, str]:
+        """The patient gangs, and the kind that each waits for."""
+        return self.books.staying_in(self.name)
+
+    def alpha(self, rules: RoundRules) -> float:
+        """Return the share of users whose jobs enter a round at first."""
+        return rules.alpha if rules.alpha < 1.0 and len(self.progress.active) > 1 else 1.0
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes whose executors are up, by id."""
+        return self.roster.nodes
+
+    def evicted(self) -> list[PreemptibleRun]:
+        """Return the runs that are to move: one of their nodes is being emptied, or they are to be of another width."""
+        if not self.roster.evicting and not self.roster.moving:
+            return []
+        return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)]
+
+    def ranked_by(self, ranked: RankedJob, now_s: float) -> RankedJob:
+        """Return a running job in the order as it is now: by what is left to do, positions fall as jobs execute."""
+        rank = self.ranks.get(ranked.job_id)
+        if rank is None or not rank.falls_per_s or not ranked.job.started_s:
+            return ranked
+        return ranked._replace(position=ranked.position - rank.falls_per_s * max(0.0, now_s - ranked.job.started_s))
+
+    def is_evicted(self, job: Job) -> bool:
+        """Say whether a run is to move: one of its nodes is being emptied, or it is to be of another width."""
+        return can_be_stopped(job) and (job.demand is not None or bool(self.emptied(job)))
+
+    def emptied(self, job: Job) -> list[str]:
+        """Return which of a run's nodes are being emptied."""
+        nodes = self.cluster.nodes
+        return sorted(node_id for node_id in job.open_nodes if node_id in nodes and nodes[node_id].evicting)
+
+    def supply(self) -> DeviceSupply:
+        """Return the devices, with those of the runs that are coming to an end apart."""
+        roster, coming = self.roster, FreeDevices({}, self.roster.paths)
+        if roster.stopping:
+            own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
+            devices = chain((at for job_id in own for at in roster.run(job_id).devices), roster.sharing.leaving())
+            coming.give({(node_id, device.index): (node_id, device) for node_id, device in devices}.values())
+        return DeviceSupply(free=roster.free, coming=coming, whole=roster.whole)
+
+    def outlook(self, now_s: float, rules: RoundRules) -> RoundContext:
+        """Return what this pool expects of speeds and lengths."""
+        of_workload = self._speed(rules)
+
+        def speed(job: Job, kind: str) -> float:
+            return of_workload(self.keys[job.id], kind)
+
+        def remaining(jobs: Sequence[Job]) -> list[float]:
+            attained_s = np.array([job.executed_s for job in jobs])
+            return list(self._left_s(jobs, attained_s, rules.prior_service_s).tolist())
+
+        def cost(job: Job) -> PreemptionCost:
+            return self.books.costs.of(self.keys[job.id])
+
+        def together(job: Job) -> bool:
+            if rules.placement == "consolidate":
+                return True
+            shape = job.spec.skew or self.speeds.skew(self.keys[job.id])
+            return consolidates(shape, rules.skew_threshold)
+
+        def workload(job: Job) -> str:
+            return self.keys[job.id]
+
+        return RoundContext(
+            now_s, speed, remaining, rules, rules.prior_service_s, cost, self.manner, together, workload
+        )
+
+    def terms(self, outlook: RoundContext) -> GrantTerms:
+        """Return what this pool expects of runs, the same as its outlook."""
+        speed, cost = self._speed(outlook.rules), self.books.costs.of
+        return GrantTerms(outlook.now_s, self.keys, speed, cost, self.finished_s, outlook.prior_s)
+
+    def _speed(self, rules: RoundRules) -> Callable[[str, str], float]:
+        """Return the speed of a workload on a kind, for the length of a round: a guess is made once."""
+        guesses: dict[str, float] = {}
+
+        def speed(workload: str, kind: str) -> float:
+            of_kinds = self.speeds.by_key.get(workload)
+            own = of_kinds.get(kind) if of_kinds else None
+            if own is not None:
+                return own
+            if kind not in guesses:
+                guesses[kind] = self.speeds.guess(kind)
+            return guesses[kind]
+
+        return speed if ASSIGNMENTS[rules.assign].knows_speeds else _alike
+
+    def _left_s(self, jobs: Sequence[Job], attained_s: npt.NDArray[np.float64], prior_s: float) -> job_lengths.Floats:
+        # Seconds executed in ended runs count as if on the fastest kind; a job's log does not say which kind it was.
+        declared_s = np.array([SAMPLE_S if job.sample is not None else job.spec.duration_s for job in jobs])
+        expected_s = job_lengths.remaining_s(attained_s, self.finished_s, prior_s)
+        return job_lengths.left_s(declared_s, attained_s, expected_s)
+
+
+def can_be_stopped(job: Job) -> bool:
+    """Say whether a job runs and has not been asked to stop yet."""
+    return job.state is JobState.RUNNING and not job.stopping
+
+
+def _alike(workload: str, kind: str) -> float:  # noqa: ARG001 - the form of all speeds
+    return 1.0
+
+
+class RoundHistory(msgspec.Struct):
+    """
+    A part of the fold that rounds are decided from.
+
+    Attributes
+    ----------
+    costs : PreemptionCosts
+        What stopping and resuming costs, for each workload.
+    progress : dict of str to FairnessProgress
+        Pool → how far its users are.
+    staying : dict of str to dict of str to str
+        Pool → its patient gangs and the kind that each waits for, as the last round said.
+    classes : dict of str to list of (Device, int)
+        Pool → its classes of equal devices and their numbers, until a node comes or goes.
+    """
+
+    costs: PreemptionCosts = msgspec.field(default_factory=PreemptionCosts)
+    progress: dict[str, FairnessProgress] = msgspec.field(default_factory=dict)
+    staying: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+    classes: dict[str, list[tuple[Device, int]]] = msgspec.field(default_factory=dict)
+
+    def progress_of(self, pool: str) -> FairnessProgress:
+        """Return the accounts of a pool's users; empty ones where it has had none."""
+        return self.progress.get(pool) or FairnessProgress()
+
+    def staying_in(self, pool: str) -> Mapping[str, str]:
+        """Return the patient gangs of a pool."""
+        return self.staying.get(pool, {})
+
+    def decided(self, event: RoundDecided) -> None:
+        """Fold a round in, before its jobs change."""
+        for preemption in event.preemptions:
+            self.costs.ask(preemption.job_id, event.at_s)
+        if not event.lost_nodes:  # a round that says only this
+            self.staying[event.pool] = event.keeps
+
+    def arrive(self, job: Job, at_s: float) -> None:
+        """Note a new job."""
+        if job.sample is None:
+            self.progress.setdefault(job.spec.pool, FairnessProgress()).arrive(job.spec.user, at_s)
+
+    def note(self, job: Job, at_s: float, cluster: Cluster, speed: Callable[[str, str], float], key: str) -> None:
+        """Note what has happened to a job of a workload: it may have started to execute, or ended to."""
+        if job.placement is None:
+            self.costs.forget(job.id)
+        if job.sample is not None:
+            return
+        book, user = self.progress[job.spec.pool], job.spec.user
+        if job.placement is None or not job.started_s:
+            if job.id in book.rates:
+                book.stop(job.id, user, at_s)
+        elif job.id not in book.rates or job.spec.sharing != "exclusive":
+            classes = self._classes(job.spec.pool, cluster)
+            rate = job.share * fairness.rate(job.spec, job.placement.kind, partial(speed, key), classes)
+            if book.rates.get(job.id, rate) != rate:  # somebody came or went beside it
+                book.stop(job.id, user, at_s)
+            book.start(job.id, user, rate, at_s)
+
+    def leave(self, job: Job, at_s: float) -> None:
+        """Note that a job is over."""
+        self.costs.forget(job.id)
+        if job.sample is None:
+            book = self.progress[job.spec.pool]
+            book.stop(job.id, job.spec.user, at_s)
+            book.leave(job.spec.user, at_s)
+
+    def _classes(self, pool: str, cluster: Cluster) -> list[tuple[Device, int]]:
+        if pool not in self.classes:
+            self.classes[pool] = fairness.classes(node.devices for node in cluster.present(pool))
+        return self.classes[pool]
+
+
+LOOKED_AT: Final = 256
+"""Most waiting jobs of one demand that a round looks at: if all of them start, the next round looks at the others."""
+
+Place = tuple[int, float]
+"""Queue and position."""
+
+
+class SharingForecast:
+    """
+    Tells of the runs that share devices; worked out once, when somebody asks.
+
+    Parameters
+    ----------
+    first : (int, float) or None
+        Where in the order the first job stands that others might make way for; None if there is none.
+    """
+
+    def __init__(self, pool: PoolView, outlook: RoundContext, borrowers: Collection[str], first: Place | None) -> None:
+        self._pool, self._outlook, self._borrowers, self._first = pool, outlook, borrowers, first
+        self._every: Mapping[str, SharingRun] | None = None
+        self._behind: Mapping[str, SharingRun] | None = None
+
+    def every(self) -> Mapping[str, SharingRun]:
+        """Return all of them, by job."""
+        if self._every is None:
+            self._every = self._of(list(self._pool.roster.sharing.runs.values()))
+        return self._every
+
+    def behind(self) -> Mapping[str, SharingRun]:
+        """Return those that some waiting job comes before, as far as preemption goes."""
+        if self._behind is None:
+            runs = self._pool.roster.sharing.runs.values()
+            self._behind = self._of([run for run in runs if self._is_behind(run.ranked)])
+        return self._behind
+
+    def _is_behind(self, ranked: RankedJob) -> bool:
+        if self._first is None:
+            return False
+        queue = ranked.queue + BORROWED * (ranked.job_id in self._borrowers)
+        by_position = self._outlook.manner.preempts == "position"
+        return (queue, ranked.position) > self._first if by_position else queue > self._first[0]
+
+    def _of(self, runs: Sequence[PreemptibleRun]) -> Mapping[str, SharingRun]:
+        jobs, outlook = [run.ranked.job for run in runs], self._outlook
+        expected = ExpectedEnds(
+            outlook.now_s,
+            [outlook.speed(job, run.kind) for job, run in zip(jobs, runs, strict=True)],
+            [outlook.cost(job) for job in jobs],
+            self._pool.finished_s,
+            outlook.prior_s,
+        )
+        return co_preemption.sharers(runs, expected, self._borrowers)
+
+
+def supply(pool: PoolView, plain: DeviceSupply, outlook: RoundContext, tell: SharingForecast) -> DeviceSupply:
+    """Return what a try of a round works on where jobs of the pool share devices: with these as they are now."""
+    index = pool.roster.sharing
+    limits = SharingLimits(outlook.rules.lane_reserve_share, outlook.rules.most_sharers)
+    sharing = SharedPlacement(
+        index.shared(limits),
+        index.tenants,
+        stopping=index.stopping,
+        sharers=tell.behind,
+        speed=outlook.speed,
+        limits=limits,
+    )
+    return msgspec.structs.replace(plain, sharing=sharing)
+
+
+def ends(pool: PoolView, tell: SharingForecast) -> Iterator[tuple[str, Shape, float]]:
+    """Yield what is tied to each other, which devices that is, and in how many seconds the last of them should end."""
+    for name, jobs in pool.roster.sharing.ties.items():
+        run = co_preemption.as_one(name, [tell.every()[job_id] for job_id in jobs])
+        yield name, shape_of(run), run.left_s
+
+
+def each(pool: PoolView, victim: PreemptibleRun) -> list[PreemptibleRun]:
+    """Return the runs that a preempted one stands for."""
+    index = pool.roster.sharing
+    jobs = index.ties.get(victim.ranked.job_id) if index else None
+    return [index.runs[job_id] for job_id in jobs] if jobs is not None else [victim]
+
+
+def waiting(pool: PoolView, members: Callable[[DemandGroup], Iterator[Key]]) -> Iterator[Key]:
+    """Yield the first jobs of each demand among those that share."""
+    for groups in pool.roster.sharing.waiting.values():
+        for group in groups.values():
+            yield from islice(members(group), LOOKED_AT)

@@ -1,0 +1,296 @@
+"""What rounds are decided from, as the log tells it: for the matcher, who decides, and for whoever asks what if."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock_cluster.nodes import OF_NODES, Cluster
+from penstock_log import (
+    TERMINAL,
+    Event,
+    Job,
+    JobRank,
+    JobsRanked,
+    JobState,
+    JobTable,
+    MemoryNeed,
+    PolicySet,
+    RoundDecided,
+    RunEnded,
+    RunMeasured,
+    Setting,
+    WorkloadProfiled,
+    lifecycle,
+    workload,
+)
+from penstock_policies.job_lengths import FinishedService
+from penstock_policies.queue_policies import BY_QUEUE, DispatchMode, newcomer
+from penstock_policies.workload_stats import Speeds
+from penstock_scheduler.pool.pool_index import PoolIndex
+from penstock_scheduler.pool.pool_view import PoolView, RoundHistory
+
+REMEMBERED: Final = 256
+"""Finished jobs of a pool whose service is remembered."""
+
+
+class ExplainedRound(msgspec.Struct, frozen=True):
+    """What the last round of a pool said: when, and each waiting job's cause."""
+
+    at_s: float
+    causes: dict[str, str]
+
+
+class SchedulerState(msgspec.Struct, dict=True):
+    """
+    All that a round depends on but the jobs themselves, which its owner folds: some forget those that are over.
+
+    Beside it, and never saved, are the rosters of the pools that somebody has asked for; :func:`fold` keeps them up to
+    date.
+
+    Attributes
+    ----------
+    ranks : dict of str to JobRank
+    keys : dict of str to str
+        Job → workload key, for those that are not over.
+    live : dict of str to dict of str to None
+        Pool → ids of its jobs that are not over, in order of submission.
+    finished_s : dict of str to list of float
+        Pool → service that its last finished jobs needed, seconds at speed 1.
+    books : RoundHistory
+        What stopping costs, how far users are, whom devices are kept for.
+    promised : set of str
+        Waiting jobs for which others were preempted, or that stopped to be resized, until they start.
+    explained : dict of str to ExplainedRound
+        Pool → what its last round said.
+    policies : dict of str to dict of str to Setting
+        Pool → what is set live.
+    manners : dict of str to DispatchMode
+        Pool → how its order is walked, as the ranker last said.
+    needs : dict of str to MemoryNeed
+        Workload → what its last run that measured it needed of a device's memory.
+    """
+
+    cluster: Cluster = msgspec.field(default_factory=Cluster)
+    ranks: dict[str, JobRank] = msgspec.field(default_factory=dict)
+    keys: dict[str, str] = msgspec.field(default_factory=dict)
+    live: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
+    speeds: Speeds = msgspec.field(default_factory=Speeds)
+    finished_s: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    books: RoundHistory = msgspec.field(default_factory=RoundHistory)
+    promised: set[str] = msgspec.field(default_factory=set)
+    explained: dict[str, ExplainedRound] = msgspec.field(default_factory=dict)
+    policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    manners: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
+    needs: dict[str, MemoryNeed] = msgspec.field(default_factory=dict)
+
+    def pools(self) -> Sequence[str]:
+        """Return the names of all pools that have or had a node, or have a job that is not over, in order."""
+        with_nodes: tuple[str, ...] | None = self.__dict__.get("with_nodes")
+        if with_nodes is None:  # kept beside the fold until a node comes or goes
+            with_nodes = self.__dict__["with_nodes"] = tuple(sorted(self.cluster.pools()))
+        for name, ids in self.live.items():
+            if ids and name not in with_nodes:  # which is rare
+                return sorted({*with_nodes, *(name for name, ids in self.live.items() if ids)})
+        return with_nodes
+
+    def jobs_of(self, name: str, jobs: JobTable) -> list[Job]:
+        """Return a pool's jobs that are not over, in order of submission."""
+        return [jobs[job_id] for job_id in self.live.get(name, ())]
+
+    def at_rest(self, name: str) -> bool:
+        """Say whether nobody waits in a pool that was asked for, and nothing is to move: no round would do anything."""
+        rosters = self.__dict__.get("rosters")
+        roster = rosters.get(name) if rosters is not None else None
+        return roster is not None and not len(roster.waiting) and not roster.evicting and not roster.moving
+
+    def pool(self, name: str, jobs: JobTable, topology: Sequence[str] = ()) -> PoolView:
+        """Return what a round of the pool is decided from; its nodes' domains are those of the levels of a topology."""
+        explained = self.explained.get(name)
+        return PoolView(
+            name=name,
+            cluster=self.cluster,
+            roster=self._roster(name, jobs, tuple(topology)),
+            ranks=self.ranks,
+            manner=self.manners.get(name, BY_QUEUE),
+            keys=self.keys,
+            speeds=self.speeds,
+            finished_s=self._finished(name),
+            books=self.books,
+            promised=self.promised,
+            explained_s=explained.at_s if explained else -math.inf,
+            explained=explained.causes if explained else {},
+        )
+
+    def _finished(self, name: str) -> FinishedService:
+        ready: dict[str, FinishedService] = self.__dict__.setdefault("finished", {})
+        if name not in ready:  # kept beside the fold until a job of the pool completes
+            ready[name] = FinishedService(self.finished_s.get(name, ()))
+        return ready[name]
+
+    def _roster(self, name: str, jobs: JobTable, topology: tuple[str, ...]) -> PoolIndex:
+        rosters = rosters_of(self)
+        roster = rosters.get(name)
+        if roster is None or roster.topology != topology:
+            found = self.jobs_of(name, jobs)
+            roster = rosters[name] = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs)
+        return roster
+
+
+def rosters_of(known: SchedulerState) -> dict[str, PoolIndex]:
+    """Return the rosters that are kept beside the fold, by pool."""
+    beside = known.__dict__
+    found: dict[str, PoolIndex] = beside["rosters"] if "rosters" in beside else beside.setdefault("rosters", {})
+    return found
+
+
+def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job], bool]:
+    """
+    Fold one fact into the jobs and into what is known beside them.
+
+    Returns
+    -------
+    list of Job
+        Those that the fact was about, as they are now.
+    bool
+        Whether a round could come out otherwise for it.
+    """
+    kind_of_fact = type(event)
+    matters = kind_of_fact in OF_NODES and known.cluster.apply(event)
+    if matters:
+        known.books.classes.clear()
+        rosters_of(known).clear()
+        known.__dict__.pop("with_nodes", None)
+    learn = _LEARN.get(kind_of_fact)
+    if learn is not None:
+        matters = learn(known, jobs, event) or matters
+    kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
+    resized = isinstance(event, RunEnded) and _is_resized(jobs.by_id.get(event.job_id))
+    changed = jobs.apply(event)
+    if changed:
+        _sort_in(known, changed, kind, event.at_s)
+        if resized:
+            known.promised.update(job.id for job in changed if job.state is JobState.PENDING and not job.held)
+    for job in lifecycle.beside(jobs, event) if jobs.sharers else ():
+        known.books.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
+    if rosters := known.__dict__.get("rosters"):
+        _follow(rosters, jobs, changed, event)
+    return changed, matters or bool(changed)
+
+
+def _follow(rosters: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[Job], event: Event) -> None:
+    """Let the rosters follow."""
+    if isinstance(event, JobsRanked):
+        if (roster := rosters.get(event.pool)) is not None:
+            roster.note_ranks(event.ranks)
+        return
+    if isinstance(event, RunMeasured):
+        changed = [*changed, *(jobs[job_id] for roster in rosters.values() for job_id in roster.sharing.unmeasured)]
+    for job in changed:
+        if (roster := rosters.get(job.spec.pool)) is not None:
+            roster.note(job)
+
+
+def _learn_speeds(known: SchedulerState, jobs: JobTable, event: WorkloadProfiled) -> bool:  # noqa: ARG001 - the form of all of these
+    known.speeds.apply(event)
+    return True
+
+
+def _learn_ranks(known: SchedulerState, jobs: JobTable, event: JobsRanked) -> bool:  # noqa: ARG001 - the form of all of these
+    keys, ranks = known.keys, known.ranks
+    for rank in event.ranks:
+        if rank.job_id in keys:
+            ranks[rank.job_id] = rank
+    known.manners[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
+    return True
+
+
+def _learn_policy(known: SchedulerState, jobs: JobTable, event: PolicySet) -> bool:  # noqa: ARG001 - the form of all of these
+    known.policies[event.pool] = event.settings
+    return True
+
+
+def _learn_round(known: SchedulerState, jobs: JobTable, event: RoundDecided) -> bool:  # noqa: ARG001 - the form of all of these
+    known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+    if event.preemptions:
+        known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
+    known.books.decided(event)
+    return False
+
+
+def _learn_costs(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
+    job = jobs.by_id.get(event.job_id)
+    if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
+        known.books.costs.end(job, known.keys[job.id], event)
+    return False
+
+
+def _learn_need(known: SchedulerState, jobs: JobTable, event: RunMeasured) -> bool:
+    """Note what a workload needs of a device's memory; return whether that is news."""
+    job = jobs.get(event.job_id)
+    if job is None or not job.may_run(event.epoch, event.node_id):
+        return False
+    key = known.keys[job.id]
+    news = known.needs.get(key) != event.need
+    known.needs[key] = event.need
+    return news
+
+
+_LEARN: Final[Mapping[type[Event], Callable[[SchedulerState, JobTable, Any], bool]]] = {
+    WorkloadProfiled: _learn_speeds,
+    JobsRanked: _learn_ranks,
+    PolicySet: _learn_policy,
+    RoundDecided: _learn_round,
+    RunEnded: _learn_costs,
+    RunMeasured: _learn_need,
+}
+"""Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
+
+
+def _kind_of_run(jobs: JobTable, event: RunEnded) -> str:
+    """Return the kind of device of a run that is about to end; the fold drops the placement."""
+    job = jobs.by_id.get(event.job_id)
+    return job.placement.kind if job is not None and job.placement is not None else ""
+
+
+def _is_resized(job: Job | None) -> bool:
+    """Say whether a run is about to end for another size: its job goes on before others come."""
+    return job is not None and job.spec.elastic and job.demand is not None
+
+
+def _sort_in(known: SchedulerState, jobs: Iterable[Job], kind: str, at_s: float) -> None:
+    for job in jobs:
+        if job.state is not JobState.PENDING or job.held:
+            known.promised.discard(job.id)
+        if job.state not in TERMINAL:
+            if job.id not in known.keys:
+                known.keys[job.id] = job.profile_key or workload.key(job.spec)
+                known.live.setdefault(job.spec.pool, {})[job.id] = None
+                known.books.arrive(job, at_s)
+                _rank_newcomer(known, job)
+            known.books.note(job, at_s, known.cluster, known.speeds.of, known.keys[job.id])
+        elif job.id in known.keys:
+            known.books.leave(job, at_s)
+            _forget(known, job, kind)
+
+
+def _rank_newcomer(known: SchedulerState, job: Job) -> None:
+    """Give a new job the place that the ranker will: until then, orders that go by lengths would have it come first."""
+    position = newcomer(known.manners.get(job.spec.pool, BY_QUEUE).order, job.spec, job.submitted_s)
+    if job.sample is None and position != job.submitted_s:
+        known.ranks[job.id] = JobRank(job_id=job.id, queue=0, position=position, since_s=job.submitted_s)
+
+
+def _forget(known: SchedulerState, job: Job, kind: str) -> None:
+    if job.state is JobState.COMPLETED and job.sample is None and kind:
+        service_s = job.served_by(job.finished_s) * known.speeds.of(known.keys[job.id], kind)
+        samples = known.finished_s.setdefault(job.spec.pool, [])
+        samples.append(service_s)
+        del samples[:-REMEMBERED]
+        known.__dict__.get("finished", {}).pop(job.spec.pool, None)
+    known.ranks.pop(job.id, None)
+    del known.keys[job.id]
+    del known.live[job.spec.pool][job.id]

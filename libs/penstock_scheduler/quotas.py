@@ -1,0 +1,185 @@
+"""
+Quota rules: who is covered, who borrows.
+
+Which jobs a team's quota covers, and which only borrow what others leave idle.
+
+A team's quota is a number of a pool's devices. It covers the team's jobs in the order in which they would be served, as
+long as they fit in; a job that does not is passed over, and smaller ones behind it may be covered (unless the order
+forbids backfill). Where an order has running jobs make way for those of a lower queue, they are covered before those
+that wait in the same queue; where nobody makes way, before all that wait. A team without a quota has one of 0.
+
+Jobs that no quota covers *borrow*: they enter a round only once none that is covered could start, and their runs are
+the first to be preempted when one that is covered lacks devices, whatever the order. So an idle device is never left
+idle for the sake of quotas, and where these are no more than the devices there are, a team gets its own back as soon as
+the bounds of preemption (``min_run_s``, ``overhead_share``) allow. Among those that are covered, and among those that
+borrow, the order of the pool holds.
+
+A run that shares its devices counts as its part of them, whoever the others are, so a device counts once; a job with a
+fraction as this fraction. A lane job that waits counts as whole devices: it may have to open them.
+
+Partitions that never lend are pools of their own.
+
+What quotas make of a round: which jobs they cover, and why those wait whom they do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from penstock_policies.queue_policies import DispatchMode
+from penstock_scheduler.pool.pool_view import PoolView, can_be_stopped
+from penstock_scheduler.round_types import BORROWED, RankedJob, RoundContext
+from penstock_scheduler.wait_causes import WaitCause
+
+ROUNDING: Final = 1e-9
+"""Three thirds of a device are a device."""
+
+_WHOLE: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class QuotaCoverage:
+    """
+    What quotas make of a pool's jobs at one moment.
+
+    Attributes
+    ----------
+    borrowers : frozenset of str
+        Jobs that no quota covers.
+    quotas : mapping of str to int
+    held : mapping of str to float
+        Team → devices of its runs that are not stopping.
+    covered : mapping of str to float
+        Team → devices of its own that its jobs have or are to have.
+    """
+
+    borrowers: frozenset[str] = frozenset()
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
+    covered: Mapping[str, float] = field(default_factory=dict)
+
+    def ranked(self, ranked: RankedJob) -> RankedJob:
+        """Return a job in the order as quotas have it: borrowers behind all others."""
+        return ranked._replace(queue=ranked.queue + BORROWED) if ranked.job_id in self.borrowers else ranked
+
+    def in_use(self, team: str) -> str:
+        """Return what a team has, in words."""
+        held = self.held.get(team, 0)
+        in_use = f"{_number(held)} device{'' if held == 1 else 's'} in use"
+        return f"{_whose(team)}: {in_use}, {self.quotas.get(team, 0)} of its own"
+
+    def taken(self, team: str) -> str:
+        """Return why nothing of a team's quota is left for another of its jobs, in words."""
+        quota, covered = self.quotas.get(team, 0), self.covered.get(team, 0)
+        own = f"{quota} device of its own goes" if quota == 1 else f"{quota} devices of its own go"
+        return f"{_whose(team)}: {_number(covered)} of {own} to jobs before this one"
+
+
+def _whose(team: str) -> str:
+    return f"team `{team}`" if team else "jobs without a team"
+
+
+def _number(devices: float) -> str:
+    return f"{devices:.3g}" if devices % 1.0 else f"{devices:.0f}"
+
+
+NO_QUOTAS = QuotaCoverage()
+
+
+def coverage(
+    waiting: Sequence[RankedJob],
+    running: Sequence[RankedJob],
+    quotas: Mapping[str, int],
+    manner: DispatchMode,
+    parts: Mapping[str, float] = _WHOLE,
+) -> QuotaCoverage:
+    """
+    Return which of a pool's jobs borrow.
+
+    Parameters
+    ----------
+    waiting : sequence of RankedJob
+        Jobs that could start.
+    running : sequence of RankedJob
+        Runs that are not stopping.
+    quotas : mapping of str to int
+        Team → devices.
+    manner : DispatchMode
+        How the pool's order is walked.
+    parts : mapping of str to float
+        Job → devices that it counts as, for those that share.
+
+    Notes
+    -----
+    O(J log J). Samples never borrow: they are of use to all teams.
+
+    Examples
+    --------
+    >>> from penstock_log import Job, JobSpec
+    >>> def job(name, gpus):
+    ...     return Job(id=name, spec=JobSpec(name=name, command=("true",), team="a", gpus=gpus), submitted_s=0.0)
+    >>> jobs = [RankedJob(0, float(at), f"j{at}", job(f"j{at}", gpus)) for at, gpus in enumerate((3, 2, 1), start=1)]
+    >>> sorted(coverage(jobs, [], {"a": 4}, DispatchMode()).borrowers)
+    ['j2']
+    """
+    left, closed, borrowers = {team: float(quota) for team, quota in quotas.items()}, set[str](), list[str]()
+    for ranked, runs in _in_turn(waiting, running, manner):
+        team, gpus = ranked.job.spec.team, parts.get(ranked.job_id, ranked.job.spec.gpus)
+        if ranked.sample:
+            continue
+        if gpus <= left.get(team, 0.0) + ROUNDING and (runs or team not in closed):
+            left[team] -= gpus
+        else:
+            borrowers.append(ranked.job_id)
+            if not runs and not manner.backfills:
+                closed.add(team)
+    held: defaultdict[str, float] = defaultdict(float)
+    for ranked in running:
+        held[ranked.job.spec.team] += parts.get(ranked.job_id, ranked.job.spec.gpus)
+    covered = {team: quotas[team] - unused for team, unused in left.items()}
+    return QuotaCoverage(frozenset(borrowers), quotas, held, covered)
+
+
+def reclaiming(outlook: RoundContext) -> RoundContext:
+    """Return an outlook in which borrowers make way for those that quotas cover, although nobody else does."""
+    if outlook.manner.preempts != "never":
+        return outlook
+    return msgspec.structs.replace(outlook, manner=DispatchMode(outlook.manner.backfills, "queue", in_order=True))
+
+
+def _in_turn(
+    waiting: Iterable[RankedJob], running: Iterable[RankedJob], manner: DispatchMode
+) -> Iterable[tuple[RankedJob, bool]]:
+    """Return all jobs in the order in which quotas cover them, and whether each runs."""
+    both = [*((ranked, True) for ranked in running), *((ranked, False) for ranked in waiting)]
+    match manner.preempts:
+        case "position":
+            return sorted(both, key=lambda each: (each[0][:3], not each[1]))
+        case "queue" if not manner.in_order:
+            return sorted(both, key=lambda each: (each[0].queue, not each[1], each[0][1:3]))
+        case _:
+            return sorted(both, key=lambda each: (not each[1], each[0][:3]))
+
+
+def of_pool(pool: PoolView, ready: Sequence[RankedJob], outlook: RoundContext) -> QuotaCoverage:
+    """Return which of the pool's jobs its quotas cover."""
+    going_on = [run.ranked for run in pool.roster.runs() if can_be_stopped(run.ranked.job)]
+    ranked = [pool.ranked_by(one, outlook.now_s) for one in going_on]
+    return coverage(ready, ranked, outlook.rules.quotas, outlook.manner, pool.roster.sharing.parts())
+
+
+def reasons(left: Sequence[RankedJob], covered: QuotaCoverage) -> dict[str, WaitCause]:
+    """Return why those wait whom no quota covers."""
+    rule = "more goes to it only while nobody whom a quota covers wants it"
+    remedy = "raise its team's quota, or wait for devices that nobody else claims"
+    return {
+        ranked.job_id: WaitCause("fairness", f"{covered.taken(ranked.job.spec.team)}; {rule}", remedy)
+        for ranked in left
+        if ranked.job_id in covered.borrowers
+    }

@@ -1,0 +1,452 @@
+"""One round of one pool: admit, match, place, explain."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, islice
+from typing import Final
+
+import msgspec
+
+from penstock_log import Device, Placement, Preemption, RoundDecided, Wait
+from penstock_scheduler import assignment, fairness, quotas, wait_causes
+from penstock_scheduler.admission import Admission, admit
+from penstock_scheduler.assignment import ASSIGNMENTS, Busy, DeviceSupply, MatchedJobs
+from penstock_scheduler.candidates import Candidates, candidates
+from penstock_scheduler.fairness import FairnessTry
+from penstock_scheduler.placement import Located, slots
+from penstock_scheduler.pool import pool_view, run_columns
+from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.pool.run_columns import RunColumns, Shape
+from penstock_scheduler.quotas import NO_QUOTAS, QuotaCoverage
+from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
+from penstock_scheduler.sharing import co_preemption
+from penstock_scheduler.wait_causes import PoolMoment, RoundAftermath, WaitCause
+
+_ALL: Final = 1 << 30
+"""Devices: a quota that covers everything."""
+
+TRIED_JOBS: Final = 2_000
+"""Bounds what a round spends on the truth about who is kept back: its tries, times the jobs of its pool."""
+
+STOPPING_S: Final = 1.0
+"""Expected time until a stopping run is gone."""
+
+
+class _Field(msgspec.Struct, frozen=True, dict=True):
+    """
+    What a round has to decide on.
+
+    Attributes
+    ----------
+    ready : list of RankedJob
+        The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept.
+    """
+
+    pool: PoolView
+    looked_at: Candidates
+    supply: DeviceSupply
+    outlook: RoundContext
+    covered: QuotaCoverage
+    ready: list[RankedJob]
+
+    @cached_property
+    def victims(self) -> RunColumns:
+        """The runs that some waiting job may preempt."""
+        return _victims(self)
+
+    @cached_property
+    def ends(self) -> list[tuple[str, Shape, float]]:
+        """The runs that go on: their jobs, what they hold, and in how many seconds they are expected to end."""
+        roster = self.pool.roster
+        leased = (roster.entries[key[3]] for key in roster.leased)
+        going_on = [entry for entry in leased if not entry.stopping and entry.tenant is None]
+        terms = self.pool.terms(self.outlook)
+        ends_s = roster.leases.ends_s([entry.ranked.job_id for entry in going_on], terms)
+        found = [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
+        return [*found, *pool_view.ends(self.pool, self.sharers)]
+
+    @cached_property
+    def first(self) -> pool_view.Place | None:
+        """Where the first job stands that may have others preempted."""
+        return min((ranked[:2] for ranked in self.ready if not ranked.sample), default=None)
+
+    @cached_property
+    def sharers(self) -> pool_view.SharingForecast:
+        """Tells of the runs that share devices."""
+        return pool_view.SharingForecast(self.pool, self.outlook, self.covered.borrowers, self.first)
+
+
+class _Draft(msgspec.Struct, frozen=True):
+    """What the policies decided, before it is put into words."""
+
+    admitted: Admission
+    matched: MatchedJobs
+    supply: DeviceSupply
+    outlook: RoundContext
+    busy: Busy
+
+    @property
+    def taken(self) -> list[Located]:
+        """What was taken from the devices that are free."""
+        started = [located for _, _, devices in (*self.admitted.gangs, *self.matched.starts) for located in devices]
+        return [*started, *self.admitted.opened, *self.admitted.kept]
+
+    def undo(self) -> None:
+        """Give back all that was taken from what is free: it comes true, or does not, in the log."""
+        self.supply.free.give(self.taken)
+
+    def redo(self) -> None:
+        """Take all of it again, with what those that start ask of their hosts."""
+        for ranked, _, devices in (*self.admitted.gangs, *self.matched.starts):
+            self.supply.free.take(devices, ranked.job.spec)
+        self.supply.free.take((*self.admitted.opened, *self.admitted.kept))
+
+    @property
+    def served(self) -> set[str]:
+        """The jobs that start, or that will when others have stopped."""
+        found = self.admitted
+        keeping = found.keeps.keys() - found.patient.keys()
+        return {ranked.job_id for ranked, _, _ in self.started} | {job.job_id for _, job in found.preempted} | keeping
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything starts, or will when others have stopped for it."""
+        found = self.admitted
+        return bool(found.gangs or found.joined or self.matched.starts or found.preempted)
+
+    @property
+    def started(self) -> list[tuple[RankedJob, str, list[Located]]]:
+        return sorted([*self.admitted.gangs, *self.admitted.joined, *self.matched.starts])
+
+
+def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundDecided | None, float]:
+    """
+    Return the pool's round, None if nothing is to change, and when to decide again although nothing happens.
+
+    Notes
+    -----
+    Looks at the jobs that could get devices, at those whose time to start has not come, and at those that it explains.
+    A matching where a device is idle and jobs wait; a look at every run where one may be preempted.
+    """
+    roster, evicted = pool.roster, pool.evicted()
+    if not len(roster.waiting) and not evicted:
+        return None, math.inf
+    outlook, supply = pool.outlook(now_s, rules), pool.supply()
+    covered = NO_QUOTAS
+    scene = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
+    moment = wait_causes.PoolMoment(pool, scene, now_s, rules)
+    looked_at = candidates(moment, supply, outlook)
+    if rules.quotas:
+        covered, outlook = quotas.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
+    field = _Field(pool, looked_at, supply, outlook, covered, _ready(pool, looked_at.ready, covered))
+    draft, left_out = _draft(field)
+    try:
+        return _decided(moment, field, draft, left_out, evicted)
+    finally:
+        draft.undo()
+
+
+def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:
+    """Return the jobs of a pool that no quota covers, those left out that nothing could start."""
+    outlook, supply = pool.outlook(now_s, rules), pool.supply()
+    scene = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
+    looked_at = candidates(wait_causes.PoolMoment(pool, scene, now_s, rules), supply, outlook)
+    return quotas.of_pool(pool, looked_at.ready, outlook).borrowers
+
+
+def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> list[RankedJob]:
+    """Return waiting jobs in rank order, borrowers last."""
+    borrowers = covered.borrowers
+    if not borrowers:
+        return ready
+    own = [ranked for ranked in ready if ranked.job_id not in borrowers or ranked.job_id in pool.promised]
+    known = {ranked.job_id for ranked in own}
+    return [covered.ranked(r) for r in (*own, *(r for r in ready if r.job_id not in known))]
+
+
+def _decided(
+    moment: PoolMoment, field: _Field, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun]
+) -> tuple[RoundDecided | None, float]:
+    pool, now_s, rules, looked_at = moment.pool, moment.now_s, moment.rules, field.looked_at
+    placements, preemptions = _placements(field.pool, draft), _preemptions(field, draft.admitted, evicted)
+    waits = _waits(moment, field, draft, left_out)
+    next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
+    keeps = draft.admitted.patient
+    quiet = not placements and not preemptions and keeps == pool.staying
+    if quiet and (due_s := _due_s(pool, waits, rules)) > now_s:
+        return None, min(next_s, due_s)
+    prices = _prices(draft, looked_at.singles(assignment.PRICED) if rules.max_waits else ())
+    found = RoundDecided(
+        at_s=now_s,
+        pool=pool.name,
+        placements=placements,
+        preemptions=preemptions,
+        prices=prices,
+        keeps=keeps,
+        waits=waits,
+    )
+    return found, next_s
+
+
+def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
+    """Return the first try that starts something, and the users who were left out of it."""
+    pool, supply, outlook = field.pool, field.supply, field.outlook
+    alpha = pool.alpha(outlook.rules)
+    left_out: Mapping[str, int] = {}
+    if alpha < 1.0 and not (len(supply.free) > 0 or pool.roster.sharing.waiting or len(field.victims) > 0):
+        alpha = 1.0  # where nothing can start, all are in
+    if alpha >= 1.0 and not field.covered.borrowers:
+        return _try(field, field.ready), left_out
+    for turn in _turns(field, alpha):
+        draft = _try(field, turn.entering)
+        left_out = turn.left_out
+        if draft.acts or len(turn.entering) == len(field.ready):
+            break
+        draft.admitted.undo(supply)
+    return draft, left_out
+
+
+def _turns(field: _Field, alpha: float) -> Iterator[FairnessTry]:
+    """Yield who enters: those whom quotas cover, the least-progressed users' first; borrowers only after them."""
+    pool, now_s = field.pool, field.outlook.now_s
+    exempt = {*pool.promised, *pool.staying}
+    own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]
+    if own and len(own) < len(field.ready):
+        yield from fairness.turns(own, pool.progress, exempt, alpha, now_s)
+    yield from fairness.turns(field.ready, pool.progress, exempt, alpha, now_s)
+
+
+def _try(field: _Field, entering: Sequence[RankedJob]) -> _Draft:
+    outlook = field.outlook
+    supply = field.supply
+    if field.pool.roster.sharing:
+        supply = pool_view.supply(field.pool, supply, outlook, field.sharers)
+    admitted = admit(entering, lambda: field.victims, supply, outlook, field.pool.staying)
+
+    def busy() -> dict[Device, list[float]]:
+        return _busy(field, admitted)
+
+    matched = ASSIGNMENTS[outlook.rules.assign].assign(_rivals(field, admitted), supply, busy, outlook)
+    return _Draft(admitted, matched, supply, outlook, busy)
+
+
+def _rivals(field: _Field, admitted: Admission) -> Sequence[RankedJob]:
+    """Return the jobs that are matched with each other: who could start now, and the first of those who wait."""
+    if not len(field.supply.free) or field.looked_at.all_in or field.outlook.manner.positions_bind:
+        return admitted.singles
+    first = field.looked_at.singles(assignment.LOOKED_AT)
+    known = {ranked.job_id for ranked in first}
+    return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
+
+
+def _victims(field: _Field) -> RunColumns:
+    """Return the runs that some waiting job may preempt, and when each is expected to end."""
+    pool, outlook, roster = field.pool, field.outlook, field.pool.roster
+    first = field.first
+    if first is None or outlook.manner.preempts == "never":
+        return run_columns.NONE
+    if not field.covered.borrowers and not roster.has_below(first[0], outlook.manner):
+        return run_columns.NONE
+    every, stoppable = roster.leases.runs(pool.terms(outlook))
+    if field.covered.borrowers:
+        every = every.borrowing(roster.leases.rows_of(list(field.covered.borrowers)))
+    if roster.sharing.runs:
+        every, stoppable = co_preemption.beside(every, stoppable, roster.sharing.ties, field.sharers.behind())
+    below = every.queue > first[0]
+    if outlook.manner.preempts == "position":
+        below |= (every.queue == first[0]) & (every.position > first[1])
+    return every.only(below & stoppable)
+
+
+def _waits(moment: PoolMoment, field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
+    """Return why the first of those wait that do not start."""
+    pool, rules = moment.pool, moment.rules
+    if not rules.max_waits:
+        return ()
+    left = list(_left(pool, {ranked.job_id for ranked, _, _ in draft.started}, rules.max_waits))
+    if not left:
+        return ()
+    hindered = wait_causes.hindered(left, moment)
+    own = {**_kept_back(field, draft, left, left_out), **hindered.reasons}
+    reasons = wait_causes.KnownCauses(own, draft.matched.later, _scene_after(moment.scene, pool.roster.runs(), draft))
+    return wait_causes.waits(left, reasons, rules.max_waits)
+
+
+def _left(pool: PoolView, started: Collection[str], most: int) -> Iterator[RankedJob]:
+    """Yield the first waiting jobs that do not start: those for whom others were preempted, the others, held ones."""
+    roster = pool.roster
+    ahead = [key for job_id in pool.promised if (key := roster.key_of_waiting(job_id)) is not None]
+    known = {key[3] for key in ahead}
+    others = chain(sorted(ahead), (key for key in roster.waiting if key[3] not in known))
+    open_to = list(islice((k for k in others if k[3] not in started and k[3] not in roster.held), most))
+    held = islice((key for key in roster.waiting if key[3] in roster.held), most - len(open_to)) if roster.held else ()
+    yield from roster.ranked(chain(open_to, held))
+
+
+def _kept_back(
+    field: _Field, draft: _Draft, left: Sequence[RankedJob], left_out: Mapping[str, int]
+) -> dict[str, WaitCause]:
+    """
+    Return why those wait that would be served without fairness, or with a larger quota of their team.
+
+    Notes
+    -----
+    One more try of the round for fairness, and one for each team whose jobs wait beyond its quota and whom a larger one
+    could help at all. In a large pool (:data:`TRIED_JOBS`) none is made, and these are taken to be kept back.
+    """
+    left = [ranked for ranked in left if not ranked.sample and ranked.job_id not in draft.served]
+    behind = [r for r in left if r.job.spec.user in left_out and r.job_id not in draft.matched.later]
+    beyond = [ranked for ranked in left if ranked.job_id in field.covered.borrowers]
+    teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(field, team)]
+    beyond = [ranked for ranked in beyond if ranked.job.spec.team in teams]
+    if len(field.pool.roster) * (bool(behind) + len(teams)) <= TRIED_JOBS:
+        behind, beyond = _tried(field, draft, behind, beyond)
+    alpha = field.outlook.rules.alpha
+    return {
+        **{ranked.job_id: _behind(left_out[ranked.job.spec.user], alpha) for ranked in behind},
+        **quotas.reasons(beyond, field.covered),
+    }
+
+
+def _tried(
+    field: _Field, draft: _Draft, behind: Sequence[RankedJob], beyond: Sequence[RankedJob]
+) -> tuple[list[RankedJob], list[RankedJob]]:
+    """Return those who would be served if all users' jobs entered, and those who would with a larger quota."""
+    draft.undo()
+    try:
+        entered = _served(msgspec.structs.replace(field, supply=field.pool.supply()), field.ready) if behind else set()
+        covered = {
+            team: _served(_with_quota(field, team), None)
+            for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond)
+        }
+    finally:
+        draft.redo()
+    return (
+        [ranked for ranked in behind if ranked.job_id in entered],
+        [ranked for ranked in beyond if ranked.job_id in covered[ranked.job.spec.team]],
+    )
+
+
+def _served(field: _Field, entering: Sequence[RankedJob] | None) -> set[str]:
+    """Return who is served in a round that is not to be; None enters by turns."""
+    draft = _try(field, entering) if entering is not None else _draft(field)[0]
+    draft.undo()
+    return draft.served
+
+
+def _helps(field: _Field, team: str) -> bool:
+    """Say whether there is anything that a team could have with a larger quota: idle, borrowed, or made way for."""
+    if field.pool.manner.preempts != "never":
+        return True
+    roster, borrowers = field.pool.roster, field.covered.borrowers
+    lent = (roster.entries[key[3]].ranked for key in roster.leased if key[3] in borrowers)
+    return len(roster.free) > 0 or any(ranked.job.spec.team != team for ranked in lent)
+
+
+def _with_quota(field: _Field, team: str) -> _Field:
+    """Return a round with a quota that covers all jobs of a team."""
+    pool, outlook = field.pool, field.outlook
+    rules = msgspec.structs.replace(outlook.rules, quotas={**outlook.rules.quotas, team: _ALL})
+    outlook = msgspec.structs.replace(outlook, rules=rules)
+    covered = quotas.of_pool(pool, field.looked_at.ready, outlook)
+    ready = _ready(pool, field.looked_at.ready, covered)
+    return _Field(pool, field.looked_at, pool.supply(), outlook, covered, ready)
+
+
+def _behind(others: int, alpha: float) -> WaitCause:
+    what = f"its user has had more than {others} other{'s' if others > 1 else ''} whose jobs wait"
+    return WaitCause("fairness", f"{what}; the least-progressed {alpha:.0%} of users come first (alpha {alpha:g})")
+
+
+def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
+    """Return, by class, in how many seconds each device will be free that nobody keeps and that will be some time."""
+    preempted = {victim.ranked.job_id for victim, _ in admitted.preempted}
+    busy: defaultdict[Device, list[float]] = defaultdict(list)
+    for job_id, shape, in_s in field.ends:
+        if job_id not in preempted:
+            for like, count in shape:
+                busy[like] += [in_s] * count
+    for like, count in field.supply.coming.classes().items():
+        busy[like] += [STOPPING_S] * count
+    return busy
+
+
+def _placements(pool: PoolView, draft: _Draft) -> tuple[Placement, ...]:
+    tenants = pool.roster.sharing.tenants
+    return tuple(
+        [
+            Placement(
+                job_id=ranked.job_id,
+                epoch=ranked.job.epoch + 1,
+                kind=kind,
+                slots=slots(devices),
+                need=tenants[ranked.job_id].need if ranked.job_id in tenants else None,
+            )
+            for ranked, kind, devices in draft.started
+        ]
+    )
+
+
+def _preemptions(field: _Field, admitted: Admission, evicted: Sequence[PreemptibleRun]) -> tuple[Preemption, ...]:
+    reasons = {run.ranked.job_id: (run, _eviction(field.pool, run), "") for run in evicted}
+    for victim, ranked in admitted.preempted:
+        because = f"for job {ranked.job_id} of queue {ranked.own_queue}; this one is of queue {victim.ranked.own_queue}"
+        if victim.ranked.borrows and not ranked.borrows:
+            team = victim.ranked.job.spec.team
+            because = f"for job {ranked.job_id}, whom a quota covers; {field.covered.in_use(team)}"
+        for run in pool_view.each(field.pool, victim):
+            reasons.setdefault(run.ranked.job_id, (run, because, ranked.job_id))
+    return tuple(
+        Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason, for_job=for_job)
+        for job_id, (run, reason, for_job) in sorted(reasons.items())
+    )
+
+
+def _eviction(pool: PoolView, run: PreemptibleRun) -> str:
+    emptied, demand = pool.emptied(run.ranked.job), run.ranked.job.demand
+    if emptied or demand is None:
+        return f"node {emptied[0]} is drained"
+    return demand.reason or f"it is to go on on {demand.gpus} device{'s' if demand.gpus > 1 else ''}"
+
+
+def _scene_after(scene: RoundAftermath, runs: Sequence[PreemptibleRun], draft: _Draft) -> RoundAftermath:
+    new = [
+        PreemptibleRun(ranked._replace(queue=ranked.own_queue), kind, tuple(devices))
+        for ranked, kind, devices in draft.started
+    ]
+    return msgspec.structs.replace(
+        scene,
+        idle=draft.supply.free,
+        running=[*(run for run in runs if run.devices), *new],
+        kept=draft.admitted.keeps,
+        sharing=draft.supply.sharing,
+    )
+
+
+def _prices(draft: _Draft, singles: Sequence[RankedJob]) -> dict[str, float]:
+    supply, started = draft.supply, {ranked.job_id for ranked, _, _ in draft.matched.starts}
+    if all(ranked.job_id in started for ranked in singles):
+        return {}
+    given = [device for _, _, devices in draft.matched.starts for device in devices]
+    supply.free.give(given)  # as it was before the matching
+    prices = assignment.prices_s(singles, supply, draft.busy, draft.outlook)
+    supply.free.take(given)
+    return prices
+
+
+def _later_s(draft: _Draft, now_s: float) -> float:
+    """Return when a device that somebody waits for beside an idle one should be there; if it is not, think again."""
+    if not draft.matched.later or not len(draft.supply.free):
+        return math.inf
+    return now_s + max(1.0, min(later.start_s for later in draft.matched.later.values()))
+
+
+def _due_s(pool: PoolView, waits: Sequence[Wait], rules: RoundRules) -> float:
+    """Return when a round that only explains is due: at once after a quiet time, never if it would say the same."""
+    if all(pool.explained.get(wait.job_id) == wait.cause for wait in waits):
+        return math.inf
+    return pool.explained_s + rules.explain_every_s

@@ -1,0 +1,359 @@
+"""
+Who makes way together.
+
+Runs that share devices, for whoever might preempt them or waits for their end.
+
+A device that is shared falls free when all of its jobs have stopped, and a gang of lanes ties its devices together: so
+for a job that wants a device to itself, all runs that are tied to each other count as one, of the first of their
+queues, and what is lost with it is what each of them loses.
+
+Who of those that share a device make way for another job there: as few and as light as will do, and never all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from penstock_log import Job, JobState
+from penstock_policies import job_lengths
+from penstock_policies.job_lengths import FinishedService
+from penstock_policies.workload_stats import PreemptionCost
+from penstock_scheduler.placement import Located
+from penstock_scheduler.pool.run_columns import Bools, RunColumns, shape_of
+from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext
+from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingDemand, key_of
+
+
+class SharingRun(NamedTuple):
+    """
+    A run that shares its devices, as preemption sees it.
+
+    Attributes
+    ----------
+    queue : int
+        With quotas: behind all others, if none covers it.
+    loss_gpu_s : float
+        Device-seconds that preempting it wastes, its share of the devices taken into account.
+    left_s : float
+        In how many seconds it is expected to end.
+    overhead_s : float
+        What preempting a run of its workload costs, as measured.
+    """
+
+    run: PreemptibleRun
+    queue: int
+    loss_gpu_s: float
+    left_s: float
+    overhead_s: float
+
+    @property
+    def job_id(self) -> str:
+        """Whose run it is."""
+        return self.run.ranked.job_id
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether it runs, and may be asked to stop."""
+        job = self.run.ranked.job
+        return job.state is JobState.RUNNING and not job.stopping and job.started_s > 0
+
+    def yields_to(self, ranked: RankedJob, outlook: RoundContext) -> bool:
+        """Say whether it makes way for a job now: by the same rules as runs that share nothing."""
+        if not self.comes_after(ranked, outlook) or self.ripe_s(outlook) > outlook.now_s:
+            return False
+        waste_s = self.loss_gpu_s / max(1, len(self.run.devices))
+        return self.queue >= BORROWED or self.left_s > waste_s
+
+    def comes_after(self, ranked: RankedJob, outlook: RoundContext) -> bool:
+        """Say whether it ranks so much lower than a job that it may have to make way for it."""
+        preempts, own = outlook.manner.preempts, (self.queue, self.run.ranked.position)
+        if ranked.sample or preempts == "never":
+            return False
+        lower = ranked.queue < self.queue or (preempts == "position" and ranked[:2] < own)
+        return lower and self.stoppable
+
+    def ripe_s(self, outlook: RoundContext) -> float:
+        """Return when it will have run long enough to be preempted."""
+        least_s = max(outlook.rules.min_run_s, self.overhead_s / outlook.rules.overhead_share)
+        return self.run.ranked.job.started_s + least_s
+
+    @property
+    def key(self) -> tuple[float, int, float]:
+        """The lightest loss first, then the lowest ranked."""
+        return self.loss_gpu_s, -self.queue, -self.run.ranked.position
+
+
+@dataclass(frozen=True)
+class ExpectedEnds:
+    """
+    What is expected of the sharing jobs' runs, in their order.
+
+    Attributes
+    ----------
+    speeds : sequence of float
+        Of each on its kind.
+    costs : sequence of PreemptionCost
+        Of preempting each.
+    """
+
+    now_s: float
+    speeds: Sequence[float]
+    costs: Sequence[PreemptionCost]
+    finished_s: Sequence[float] | FinishedService
+    prior_s: float
+
+
+def sharers(
+    runs: Sequence[PreemptibleRun], expected: ExpectedEnds, borrowers: Collection[str]
+) -> dict[str, SharingRun]:
+    """Return what is known of the runs that share devices, by job."""
+    jobs = [run.ranked.job for run in runs]
+    left_s = _left_s(jobs, expected)
+    return {
+        run.ranked.job_id: SharingRun(
+            run,
+            run.ranked.queue + BORROWED * (run.ranked.job_id in borrowers),
+            len(run.devices) * run.ranked.job.share * (cost.switch_s + cost.lost_s(run.ranked.job, expected.now_s)),
+            left,
+            cost.overhead_s,
+        )
+        for run, cost, left in zip(runs, expected.costs, left_s, strict=True)
+    }
+
+
+def tied(runs: Iterable[PreemptibleRun]) -> dict[str, tuple[str, ...]]:
+    """
+    Return the runs that are tied to each other by devices that they share: name of their first device → jobs.
+
+    Those that are stopping are to be left out: nobody has to be asked to stop for their sake.
+
+    Examples
+    --------
+    >>> from penstock_log import Device, JobSpec
+    >>> def run(name, *indices):
+    ...     job = Job(id=name, spec=JobSpec(name=name, command=("true",)), submitted_s=0.0)
+    ...     gpus = [Device(index=i, kind="fast", memory_bytes=8, backend="emulated") for i in indices]
+    ...     return PreemptibleRun(RankedJob(0, 0.0, name, job), "fast", tuple(("n1", gpu) for gpu in gpus))
+    >>> tied([run("a", 0), run("b", 2), run("g", 1, 2), run("c", 1)])
+    {'n1/0': ('a',), 'n1/1': ('b', 'c', 'g')}
+    """
+    of_device: dict[tuple[str, int], list[str]] = {}
+    devices = {run.ranked.job_id: sorted((node_id, device.index) for node_id, device in run.devices) for run in runs}
+    for job_id, held in devices.items():
+        for at in held:
+            of_device.setdefault(at, []).append(job_id)
+    found: dict[str, tuple[str, ...]] = {}
+    seen: set[str] = set()
+    for at in sorted(of_device):
+        if of_device[at][0] not in seen:
+            jobs = _reached(of_device[at][0], devices, of_device)
+            seen |= jobs
+            found[f"{at[0]}/{at[1]}"] = tuple(sorted(jobs))
+    return found
+
+
+def _reached(
+    first: str, devices: Mapping[str, Sequence[tuple[str, int]]], of_device: Mapping[tuple[str, int], Sequence[str]]
+) -> set[str]:
+    found, ahead = {first}, [first]
+    while ahead:
+        beside = {job_id for at in devices[ahead.pop()] for job_id in of_device[at]} - found
+        found |= beside
+        ahead += beside
+    return found
+
+
+def as_one(name: str, members: Sequence[SharingRun]) -> PreemptibleRun:
+    """Return runs that are tied to each other as one, named after a device of theirs."""
+    first = min(members, key=lambda sharer: (sharer.queue, sharer.run.ranked.position))
+    devices: dict[tuple[str, int], Located] = {
+        (node_id, device.index): (node_id, device) for sharer in members for node_id, device in sharer.run.devices
+    }
+    ranked = RankedJob(first.queue, first.run.ranked.position, name, first.run.ranked.job)
+    in_order = tuple(devices[at] for at in sorted(devices))
+    return PreemptibleRun(ranked, first.run.kind, in_order, max(sharer.left_s for sharer in members))
+
+
+def beside(
+    every: RunColumns, stoppable: Bools, ties: Mapping[str, Sequence[str]], known: Mapping[str, SharingRun]
+) -> tuple[RunColumns, Bools]:
+    """
+    Return the runs that may be preempted with those that share devices among them, tied ones as one.
+
+    Parameters
+    ----------
+    known : mapping of str to SharingRun
+        The sharing runs that may be preempted by anybody: where one of those that are tied is not, none is.
+    """
+    able = {job_id for job_id, sharer in known.items() if sharer.stoppable}
+    groups = ((name, [known[job_id] for job_id in jobs]) for name, jobs in ties.items() if able.issuperset(jobs))
+    found = [(as_one(name, group), group) for name, group in groups]
+    if not found:
+        return every, stoppable
+    return _appended(every, found), np.append(stoppable, np.ones(len(found), dtype=np.bool_))
+
+
+def _appended(every: RunColumns, found: Sequence[tuple[PreemptibleRun, Sequence[SharingRun]]]) -> RunColumns:
+    shapes = list(every.shapes)
+    kinds = [(run.kind, shape_of(run)) for run, _ in found]
+    shapes += [kind for kind in dict.fromkeys(kinds) if kind not in every.shapes]
+    started_s = [max(sharer.run.ranked.job.started_s for sharer in members) for _, members in found]
+    lost_s = [sum(sharer.loss_gpu_s for sharer in members) / max(1, len(run.devices)) for run, members in found]
+    return msgspec.structs.replace(
+        every,
+        queue=np.append(every.queue, [float(run.ranked.queue) for run, _ in found]),
+        position=np.append(every.position, [run.ranked.position for run, _ in found]),
+        started_s=np.append(every.started_s, started_s),
+        saved_s=np.append(every.saved_s, started_s),
+        devices=np.append(every.devices, [float(len(run.devices)) for run, _ in found]),
+        left_s=np.append(every.left_s, [run.left_s for run, _ in found]),
+        overhead_s=np.append(every.overhead_s, [max(s.overhead_s for s in members) for _, members in found]),
+        switch_s=np.append(every.switch_s, lost_s),
+        saves=np.append(every.saves, np.ones(len(found), dtype=np.bool_)),  # what is lost is reckoned already
+        group=np.append(every.group, np.array([shapes.index(kind) for kind in kinds], dtype=np.int64)),
+        shapes=shapes,
+        rows=np.append(every.rows, len(every.all) + np.arange(len(found))),
+        all=[*every.all, *(run for run, _ in found)],
+    )
+
+
+def _left_s(jobs: Sequence[Job], expected: ExpectedEnds) -> list[float]:
+    """Return in how many seconds each is expected to end, if its share stays as it is."""
+    speeds = np.array(expected.speeds, dtype=np.float64)
+    had_s = np.array([job.served_by(expected.now_s) for job in jobs]) * speeds
+    unknown_s = job_lengths.remaining_s(had_s, expected.finished_s, expected.prior_s)
+    declared_s = np.array([job.spec.duration_s for job in jobs], dtype=np.float64)
+    share = np.array([job.share for job in jobs], dtype=np.float64)
+    found: list[float] = (job_lengths.left_s(declared_s, had_s, unknown_s) / (speeds * share)).tolist()
+    return found
+
+
+Rank = tuple[float, ...]
+"""Of jobs for which the same runs make way."""
+
+
+class CoPreemption(NamedTuple):
+    """Sharers of a device that make room for another job there."""
+
+    loss_gpu_s: float
+    number: int
+    slowness: float
+    at: At
+    runs: tuple[SharingRun, ...]
+
+
+@dataclass
+class _Yielding:
+    """
+    The sharers who make way for jobs of one rank.
+
+    Attributes
+    ----------
+    on : dict of At to list of SharingRun
+        Those of each device, the lightest first.
+    in_order : list of At
+        The devices, by the lightest sharer that each had at first.
+    left : dict of At to (SharedDevice, SharedDevice)
+        A device as it was looked at, and what it would be without them.
+    """
+
+    on: dict[At, list[SharingRun]]
+    in_order: list[At]
+    left: dict[At, tuple[SharedDevice, SharedDevice]] = field(default_factory=dict)
+
+
+class PreemptibleSharers:
+    """
+    The sharers who may be asked to make room in a round, by device.
+
+    Parameters
+    ----------
+    sharers : callable
+        What preempting each of those that may be preempted would cost; asked for at most once.
+    stopping : collection of str
+        Jobs that are asked to stop; it may grow.
+
+    Notes
+    -----
+    O(S log S) for the first job of each rank for which S sharers make way, and O(1) for each device after that.
+    """
+
+    def __init__(self, sharers: Callable[[], Mapping[str, SharingRun]], stopping: Collection[str]) -> None:
+        self._sharers, self._stopping = sharers, stopping
+        self._of_rank: dict[Rank, _Yielding] = {}
+
+    def devices(self, ranked: RankedJob, outlook: RoundContext) -> list[At]:
+        """Return the devices on which somebody makes way for a job, by who is lightest."""
+        return self._yielding(ranked, outlook).in_order
+
+    def could(self, ranked: RankedJob, outlook: RoundContext, shared: SharedDevice, tenant: SharingDemand) -> bool:
+        """Say whether there would be room for a job on a device without all who make way for it."""
+        yielding, at = self._yielding(ranked, outlook), key_of(shared.at)
+        if at not in yielding.on:
+            return False
+        known = yielding.left.get(at)
+        if known is None or known[0] is not shared:
+            gone = {*self._stopping, *(sharer.job_id for sharer in yielding.on[at])}
+            known = yielding.left[at] = shared, shared.without(shared.tenants.keys() & gone)
+        left = known[1]
+        return left.holds(tenant) if left.tenants else len(yielding.on[at]) > 1  # some of them may be enough
+
+    def on(self, ranked: RankedJob, outlook: RoundContext, at: At) -> Sequence[SharingRun]:
+        """Return who makes way for a job on a device, the lightest first."""
+        return self._yielding(ranked, outlook).on.get(at, ())
+
+    def stop(self, runs: Sequence[SharingRun]) -> None:
+        """Note that some of them have been asked to stop: they make way for nobody else."""
+        gone = {sharer.job_id for sharer in runs}
+        for yielding in self._of_rank.values():
+            for at in {key_of(located) for sharer in runs for located in sharer.run.devices}:
+                if left := [sharer for sharer in yielding.on.pop(at, ()) if sharer.job_id not in gone]:
+                    yielding.on[at] = left
+
+    def _yielding(self, ranked: RankedJob, outlook: RoundContext) -> _Yielding:
+        rank: Rank = ranked[:1] if outlook.manner.preempts == "queue" else ranked[:2]
+        found = self._of_rank.get(rank)
+        if found is None:
+            found = self._of_rank[rank] = _by_device(self._those(ranked, outlook))
+        return found
+
+    def _those(self, ranked: RankedJob, outlook: RoundContext) -> Iterator[SharingRun]:
+        every = self._sharers().items()
+        return (
+            sharer for job_id, sharer in every if job_id not in self._stopping and sharer.yields_to(ranked, outlook)
+        )
+
+
+def _by_device(sharers: Iterator[SharingRun]) -> _Yielding:
+    on: defaultdict[At, list[SharingRun]] = defaultdict(list)
+    for sharer in sorted(sharers, key=lambda sharer: (sharer.key, sharer.job_id)):
+        for located in sharer.run.devices:
+            on[key_of(located)].append(sharer)
+    return _Yielding(dict(on), sorted(on, key=lambda at: (on[at][0].key, at)))
+
+
+def room(
+    shared: SharedDevice, tenant: SharingDemand, yielding: Sequence[SharingRun], stopping: Collection[str]
+) -> tuple[SharingRun, ...]:
+    """Return who would have to leave a device for a job; nobody if it would not do, or if nobody were left there."""
+    gone, chosen = {job_id for job_id in shared.tenants if job_id in stopping}, list[SharingRun]()
+    for sharer in yielding:
+        chosen.append(sharer)
+        gone.add(sharer.job_id)
+        left = shared.without(gone)
+        if not left.tenants:
+            return ()
+        if left.holds(tenant):
+            break
+    else:
+        return ()
+    for sharer in chosen[:-1]:  # the lighter ones may have become superfluous
+        if shared.without(gone - {sharer.job_id}).holds(tenant):
+            gone.discard(sharer.job_id)
+    return tuple(sharer for sharer in chosen if sharer.job_id in gone)

@@ -1,0 +1,420 @@
+"""
+Shared devices and what jobs ask of them.
+
+What a job that shares devices asks of one: whose it is, how it shares, and what it needs of the memory.
+
+One device that jobs share: what they hold of it, and whether there is room for one more.
+
+The shared devices of a pool as a round changes them, by whose jobs may join them.
+
+How the shared devices that a job accepts stand for it, to say why it waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from penstock_log import Job, JobSpec, MemoryNeed
+from penstock_log.text import gibibytes
+from penstock_scheduler.placement import Located
+from penstock_sharing.lanes.memory_need import DeviceLoad
+
+Mode = Literal["lane", "fraction"]
+Willing = Literal["user", "team", "anyone"]
+
+
+class SharingGroup(NamedTuple):
+    """
+    Whose a job is, and with whose it may share a device.
+
+    Examples
+    --------
+    >>> ann, bob = SharingGroup("ann", "vision", "team"), SharingGroup("bob", "vision", "anyone")
+    >>> ann.shares_with(bob), ann.shares_with(SharingGroup("eve", "speech", "anyone"))
+    (True, False)
+    """
+
+    user: str
+    team: str
+    share_with: Willing
+
+    def shares_with(self, other: SharingGroup) -> bool:
+        """Say whether both are willing."""
+        return self._accepts(other) and other._accepts(self)
+
+    def _accepts(self, other: SharingGroup) -> bool:
+        """
+        Say whether this one is willing.
+
+        A user's jobs for one team are no business of another's, and those without a team have only their user's.
+        """
+        if self.share_with == "anyone":
+            return True
+        same_team, same_user = self.team == other.team, self.user == other.user
+        return same_team and (same_user or (self.share_with == "team" and bool(self.team)))
+
+
+class SharingDemand(NamedTuple):
+    """
+    A job that shares.
+
+    Attributes
+    ----------
+    mode : {"lane", "fraction"}
+        The two are never on one device.
+    need : MemoryNeed or None
+        Of each device, as it was measured or, before that, declared; None of a lane job: nobody knows yet, so it has
+        its devices alone until somebody does.
+    fraction : float
+        Of one device, for ``fraction``; 1 for lanes.
+    gpus : int
+        A lane on each of so many devices of one node.
+    most : int
+        Jobs on each of its devices, itself among them; 0: as many as the pool allows.
+    """
+
+    mode: Mode
+    party: SharingGroup
+    need: MemoryNeed | None
+    fraction: float = 1.0
+    gpus: int = 1
+    most: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody may be beside it."""
+        return self.mode == "lane" and self.need is None
+
+    def least_bytes(self, reserve_share: float) -> int:
+        """Return how much memory a device must have so that the job fits it at all."""
+        if self.need is None:
+            return 0
+        usable_share = self.fraction if self.mode == "fraction" else 1.0 - reserve_share
+        return math.ceil(self.need.alone_bytes / usable_share)
+
+    def needs(self) -> str:
+        """Return what it needs, in words."""
+        if self.mode == "fraction":
+            return f"{self.fraction:g} of a device"
+        return "a device of its own" if self.need is None else gibibytes(self.need.alone_bytes)
+
+
+def tenant_of(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> SharingDemand | None:
+    """
+    Return how a job shares; None for one that has its devices to itself, as samples do.
+
+    Parameters
+    ----------
+    measured : callable
+        What other runs of the job's workload have needed; asked only where nobody has said it of this job.
+    """
+    spec = job.spec
+    if spec.sharing == "exclusive" or job.sample is not None:
+        return None
+    party = SharingGroup(spec.user, spec.team, spec.share_with)
+    if spec.sharing == "fraction":
+        return SharingDemand("fraction", party, spec.memory, spec.fraction)
+    return SharingDemand("lane", party, job.need or spec.memory or measured(job), gpus=spec.gpus, most=spec.sharers)
+
+
+def asking(spec: JobSpec, tenant: SharingDemand, reserve_share: float) -> JobSpec:
+    """Return what the job asks of a device that it has to itself: enough memory for all that it needs."""
+    least_bytes = tenant.least_bytes(reserve_share)
+    return msgspec.structs.replace(spec, memory_bytes=least_bytes) if least_bytes > spec.memory_bytes else spec
+
+
+def willing(party: SharingGroup, others: Iterable[SharingGroup]) -> bool:
+    """Say whether a job may share with all of the others."""
+    return all(party.shares_with(other) for other in others)
+
+
+ROUNDING: Final = 1e-9
+"""Ten tenths are a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharingLimits:
+    """
+    What bounds sharing in a pool.
+
+    Attributes
+    ----------
+    reserve_share : float
+        Of a device's memory, which lanes leave alone.
+    most_jobs : int
+        On one device.
+    """
+
+    reserve_share: float
+    most_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDevice:
+    """
+    A device and the jobs on it.
+
+    Attributes
+    ----------
+    load : DeviceLoad
+        What its lanes hold.
+    fraction : float
+        What its fractions add up to.
+    tenants : mapping of str to SharingDemand
+        By job; all share in one way, the ``mode``.
+    parties : frozenset of SharingGroup
+        Whose they are.
+    alone : bool
+        Whether one of them is to have nobody beside it.
+    most : int
+        Jobs that there may be, as they themselves say; 0 where none says.
+
+    Examples
+    --------
+    >>> from penstock_log import Device, MemoryNeed
+    >>> gpu = Device(index=0, kind="fast", memory_bytes=100, backend="emulated")
+    >>> lane = SharingDemand("lane", SharingGroup("ann", "", "user"), MemoryNeed(10, 0, 30))
+    >>> shared = SharedDevice.of(("n1", gpu), {"a": lane, "b": lane}, SharingLimits(0.25, 8))
+    >>> shared.holds(lane), shared.plus("c", lane).plus("d", lane).holds(lane)
+    (True, False)
+    >>> shared.taken()
+    '2 jobs hold 50 of 100 B'
+    """
+
+    at: Located
+    limits: SharingLimits
+    load: DeviceLoad
+    fraction: float
+    tenants: Mapping[str, SharingDemand]
+    parties: frozenset[SharingGroup]
+    mode: str
+    alone: bool
+    most: int
+
+    @classmethod
+    def of(cls, at: Located, tenants: Mapping[str, SharingDemand], limits: SharingLimits) -> SharedDevice:
+        """Return a device with these jobs on it."""
+        capacity_bytes = at[1].memory_bytes
+        load = DeviceLoad(capacity_bytes - int(capacity_bytes * limits.reserve_share))
+        for tenant in tenants.values():
+            load = load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else load
+        fraction = math.fsum(
+            tenant.fraction for tenant in tenants.values() if tenant.mode == "fraction"
+        )  # in any order
+        parties = frozenset(tenant.party for tenant in tenants.values())
+        mode = next((tenant.mode for tenant in tenants.values()), "")
+        alone = any(tenant.alone for tenant in tenants.values())
+        most = min((tenant.most for tenant in tenants.values() if tenant.most), default=0)
+        return cls(at, limits, load, fraction, tenants, parties, mode, alone, most)
+
+    def holds(self, tenant: SharingDemand) -> bool:
+        """Say whether one more job may join, and there is room for it."""
+        return self._has_room(tenant) and not self.refuses(tenant)
+
+    def refuses(self, tenant: SharingDemand) -> str:
+        """Return what keeps a job away however much room there is: the device is …; empty if nothing does."""
+        if self.mode != tenant.mode:
+            return "shared in the other way"
+        if tenant.alone or self.alone:
+            return "with a job whose need is not known yet"
+        most = min(filter(None, (self.limits.most_jobs, self.most, tenant.most)))
+        if len(self.tenants) >= most:
+            return f"with {most} job{'s' if most > 1 else ''}, the most"
+        if not willing(tenant.party, self.parties):
+            return "with jobs that it may not share with"
+        return ""
+
+    def growth_bytes(self, tenant: SharingDemand) -> int:
+        """Return what a job takes of the memory that is left."""
+        if tenant.mode == "fraction" or tenant.need is None:
+            return int(tenant.fraction * self.at[1].memory_bytes)
+        return self.load.growth_bytes(tenant.need)
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory that is left."""
+        return self.load.room_bytes - int(self.fraction * self.at[1].memory_bytes)
+
+    def plus(self, job_id: str, tenant: SharingDemand) -> SharedDevice:
+        """Return the device with one more job."""
+        load = self.load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else self.load
+        fraction = self.fraction + (tenant.fraction if tenant.mode == "fraction" else 0.0)
+        tenants, parties = {**self.tenants, job_id: tenant}, self.parties | {tenant.party}
+        most = min(filter(None, (self.most, tenant.most)), default=0)
+        return replace(self, load=load, fraction=fraction, tenants=tenants, parties=parties, most=most)
+
+    def without(self, job_ids: set[str]) -> SharedDevice:
+        """Return the device without some of its jobs."""
+        left = {job_id: tenant for job_id, tenant in self.tenants.items() if job_id not in job_ids}
+        return SharedDevice.of(self.at, left, self.limits)
+
+    def taken(self) -> str:
+        """Return what its jobs hold of it, in words."""
+        number = len(self.tenants)
+        hold = f"{number} job{'s hold' if number > 1 else ' holds'}"
+        capacity_bytes = self.at[1].memory_bytes
+        if self.fraction:
+            return f"{hold} {self.fraction:.0%} of it"
+        if self.alone:
+            return f"{hold} all of it until its need is measured"
+        held_bytes = self.load.resident_bytes + self.load.ephemeral_bytes
+        return f"{hold} {of_bytes(held_bytes, capacity_bytes)}"
+
+    def _has_room(self, tenant: SharingDemand) -> bool:
+        if tenant.mode == "fraction":
+            fits = tenant.need is None or tenant.need.alone_bytes <= tenant.fraction * self.at[1].memory_bytes
+            return fits and self.fraction + tenant.fraction <= 1.0 + ROUNDING
+        return tenant.need is not None and self.load.holds(tenant.need)
+
+
+def of_bytes(part: int, whole: int) -> str:
+    """
+    Return a part of a size, with the unit once.
+
+    Examples
+    --------
+    >>> of_bytes(2**29, 2**31), of_bytes(3, 2**10)
+    ('0.5 of 2 GiB', '0.00293 of 1 KiB')
+    """
+    text = gibibytes(whole)
+    unit = text.split()[1]
+    size = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}.get(unit, 1)
+    return f"{part / size:.3g} of {text}"
+
+
+At = tuple[str, int]
+"""A node's id and the number of one of its devices."""
+
+
+class SharedDeviceIndex:
+    """
+    Shared devices, so that a job need not look at those of other teams.
+
+    A device that all share with anyone is near everybody who does so too; one on which all are of one team is near the
+    jobs of this team. No other is near anybody: whoever shares has to suit all.
+
+    Parameters
+    ----------
+    devices : mapping of At to SharedDevice
+
+    Attributes
+    ----------
+    opened : list of At
+        Those that were opened since, in order.
+    """
+
+    def __init__(self, devices: Mapping[At, SharedDevice]) -> None:
+        self._devices = devices
+        self._changed: dict[At, SharedDevice] = {}
+        self.opened: list[At] = []
+        self._of_team: defaultdict[str, dict[At, None]] = defaultdict(dict)
+        self._of_anyone: dict[At, None] = {}
+        self._most: dict[tuple[str, bool], tuple[int, int]] = {}
+        for at, shared in devices.items():
+            self._file(at, shared)
+
+    def __len__(self) -> int:
+        return len(self._devices) + len(self.opened)
+
+    def __contains__(self, at: At) -> bool:
+        return at in self._devices or at in self._changed
+
+    def __getitem__(self, at: At) -> SharedDevice:
+        return self._changed.get(at) or self._devices[at]
+
+    def __iter__(self) -> Iterator[SharedDevice]:
+        return (self[at] for at in chain(self._devices, self.opened))
+
+    def put(self, shared: SharedDevice) -> None:
+        """Note that a device has one more job, or has been opened."""
+        at = key_of(shared.at)
+        if at not in self._devices and at not in self._changed:
+            self.opened.append(at)
+            self._file(at, shared)
+            self._most.clear()
+        self._changed[at] = shared
+
+    def to(self, party: SharingGroup, since: int = 0) -> Iterator[SharedDevice]:
+        """Yield the devices that are near; with ``since``, of those only that were opened after as many others."""
+        team = self._of_team.get(party.team, {})
+        if since:
+            return (self[at] for at in self.opened[since - 1 :])
+        others = (at for at in self._of_anyone if at not in team) if party.share_with == "anyone" else ()
+        return (self[at] for at in chain(list(team), others))
+
+    def could(self, tenant: SharingDemand) -> bool:
+        """Say whether any device that is near may have room for a job: none has if this says so."""
+        party, need = tenant.party, tenant.need
+        if tenant.mode == "fraction" or need is None:
+            return True
+        near = party.team, party.share_with == "anyone"
+        if near not in self._most:  # devices only fill up from now on
+            loads = [shared.load for shared in self.to(party)]
+            lane = max((load.usable_bytes - load.resident_bytes for load in loads), default=-1)
+            self._most[near] = max((load.room_bytes for load in loads), default=-1), lane
+        room_bytes, lane_bytes = self._most[near]
+        return need.resident_bytes <= room_bytes and need.alone_bytes <= lane_bytes
+
+    def changed(self, at: At) -> bool:
+        """Say whether a device has one more job by now."""
+        return at in self._changed
+
+    def _file(self, at: At, shared: SharedDevice) -> None:
+        teams = {party.team for party in shared.parties}
+        if len(teams) == 1:
+            self._of_team[teams.pop()][at] = None
+        if all(party.share_with == "anyone" for party in shared.parties):
+            self._of_anyone[at] = None
+
+
+def key_of(located: Located) -> At:
+    """Return a device's node and number."""
+    return located[0], located[1].index
+
+
+@dataclass(frozen=True)
+class SharedDeviceSurvey:
+    """
+    What there is.
+
+    Attributes
+    ----------
+    number : int
+        Shared devices that the job accepts, whoever shares them.
+    refusals : mapping of str to int
+        Reason → how many of them keep the job away for it.
+    most : SharedDevice or None
+        Of those that do not, the one with most room.
+    """
+
+    number: int
+    refusals: Mapping[str, int]
+    most: SharedDevice | None
+
+
+def survey(there: Iterable[SharedDevice], tenant: SharingDemand, number: int) -> SharedDeviceSurvey:
+    """
+    Return how things stand for a job.
+
+    Parameters
+    ----------
+    there : iterable of SharedDevice
+        The devices that are near it; of the others, all is said by how many they are.
+    number : int
+        With the others.
+    """
+    refused = [(shared, shared.refuses(tenant)) for shared in there]
+    refusals = Counter(why for _, why in refused if why)
+    if number > len(refused):
+        refusals["with jobs that it may not share with"] += number - len(refused)
+    open_to = (shared for shared, why in refused if not why)
+    return SharedDeviceSurvey(
+        number, refusals, max(open_to, key=lambda shared: (shared.room_bytes, key_of(shared.at)), default=None)
+    )

@@ -1,0 +1,452 @@
+"""
+Where sharing jobs go; reservation, negative cache.
+
+Where jobs that share go, in the course of one round: onto devices that others share already, best fit.
+
+What is kept for a job that has lost its patience: nobody else gets there, and what ends there makes room for it.
+
+What has been looked for in vain in a round: whoever needs as much finds nothing either, and need not look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock_cluster.nodes import fits
+from penstock_log import Device, JobSpec
+from penstock_scheduler.placement import FreeDevices, Located, device_class
+from penstock_scheduler.round_types import RankedJob, RoundContext, Speed
+from penstock_scheduler.sharing.co_preemption import CoPreemption, PreemptibleSharers, SharingRun, room
+from penstock_scheduler.sharing.shared_devices import (
+    At,
+    SharedDevice,
+    SharedDeviceIndex,
+    SharedDeviceSurvey,
+    SharingDemand,
+    SharingLimits,
+    asking,
+    key_of,
+    survey,
+)
+
+LOOKED_AT: Final = 64
+"""Most devices of which a round considers to preempt some of those who share it, for one job."""
+
+MOST_ACTS: Final = 2_000
+"""Runs that share and start or make way in a round: about 400 kB of its fact. Others follow in the next."""
+
+
+def device(open_to: Iterable[SharedDevice]) -> SharedReservation | None:
+    """Return the device that has most room; None if there is none."""
+    most = max(open_to, key=lambda shared: (shared.room_bytes, key_of(shared.at)), default=None)
+    return None if most is None else SharedReservation(most.at[1].kind, [most], [])
+
+
+def node(
+    ranked: RankedJob, tenant: SharingDemand, open_to: Iterable[SharedDevice], free: FreeDevices
+) -> SharedReservation | None:
+    """
+    Return as many devices of one node and kind as a gang of lanes needs; None where no node has as many.
+
+    Those of the node on which most of them are free or have room already, then of the one with most room: while nobody
+    else gets there, neither becomes less.
+    """
+    spec = ranked.job.spec
+    shared: defaultdict[tuple[str, str], list[SharedDevice]] = defaultdict(list)
+    for one in open_to:
+        shared[one.at[1].kind, one.at[0]].append(one)
+    empty = {kind: free.standing(spec, kind) for kind in free.kinds(spec)}
+    options = []
+    for (kind, node_id), there in shared.items():
+        idle = [(node_id, device) for device in empty.get(kind, {}).get(node_id, [])][: tenant.gpus]
+        lacking = tenant.gpus - len(idle)
+        if lacking <= len(there):
+            roomiest = sorted(there, key=lambda one: (-one.holds(tenant), -one.room_bytes, key_of(one.at)))[:lacking]
+            ready = len(idle) + sum(one.holds(tenant) for one in roomiest)
+            room_bytes = sum(one.room_bytes for one in roomiest) + sum(device.memory_bytes for _, device in idle)
+            options.append((-ready, -room_bytes, node_id, kind, roomiest, idle))
+    if not options:
+        return None
+    _, _, _, kind, roomiest, idle = min(options, key=lambda option: option[:4])
+    return SharedReservation(kind, roomiest, idle)
+
+
+class SharedPlacement:
+    """
+    The shared devices of a pool while a round decides.
+
+    Parameters
+    ----------
+    devices : mapping of At to SharedDevice
+        With all jobs that are on them, but for devices that all of their jobs are leaving.
+    tenants : mapping of str to SharingDemand
+        Of the jobs that wait and of those that are on devices.
+    stopping : collection of str
+        Jobs on devices that are asked to stop.
+    sharers : callable
+        What preempting each of the jobs on devices would cost that some waiting job may preempt.
+    speed : callable
+        Of a job on a kind.
+    limits : SharingLimits
+
+    Notes
+    -----
+    A look costs O(shared devices of its team). Who needs no less than another who found nothing does not look again,
+    nor does who needs more than any device of its team has left.
+    """
+
+    def __init__(
+        self,
+        devices: Mapping[At, SharedDevice],
+        tenants: Mapping[str, SharingDemand],
+        *,
+        stopping: Iterable[str],
+        sharers: Callable[[], Mapping[str, SharingRun]],
+        speed: Speed,
+        limits: SharingLimits,
+    ) -> None:
+        self.tenants, self.limits = tenants, limits
+        self._near, self._sharers, self._speed = SharedDeviceIndex(devices), sharers, speed
+        self._stopping = set(stopping)
+        self._making = PreemptibleSharers(sharers, self._stopping)
+        self._closed: set[At] = set()
+        self._kept: set[str] = set()  # kinds
+        self._futile, self._incomplete, self._no_room = NegativeCache(), NegativeCache(), NegativeCache()
+        self._misses = MissCount()
+        self._acts = 0
+        self._surveys: dict[tuple[object, ...], SharedDeviceSurvey] = {}
+
+    def __len__(self) -> int:
+        return len(self._near)
+
+    def survey(self, spec: JobSpec, tenant: SharingDemand) -> SharedDeviceSurvey:
+        """Return how things stand for a job; worked out once for all that may share with the same."""
+        of = spec.kinds, spec.memory_bytes, tenant.mode, tenant.party, tenant.alone, tenant.most
+        if of not in self._surveys:
+            number = sum(count for like, count in self._classes.items() if fits(spec, like))
+            there = (shared for shared in self._near.to(tenant.party) if fits(spec, shared.at[1]))
+            self._surveys[of] = survey(there, tenant, number)
+        return self._surveys[of]
+
+    @cached_property
+    def _classes(self) -> Counter[Device]:
+        return Counter(device_class(shared.at[1]) for shared in self._near)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many start or make way as one round may say."""
+        return self._acts >= MOST_ACTS
+
+    def asking(self, ranked: RankedJob) -> RankedJob:
+        """Return a job as one that asks for devices to itself, with enough memory for all that it needs."""
+        job, tenant = ranked.job, self.tenants[ranked.job_id]
+        spec = asking(job.spec, tenant, self.limits.reserve_share)
+        return ranked if spec is job.spec else ranked._replace(job=msgspec.structs.replace(job, spec=spec))
+
+    def join(self, ranked: RankedJob) -> list[Located]:
+        """Return shared devices that have room for a job, which has them from now on; none if too few have."""
+        tenant, seen = self.tenants[ranked.job_id], len(self._near.opened) + 1
+        if tenant.alone or not self._near.could(tenant):
+            return []
+        since = self._futile.seen(ranked, tenant)
+        if since == seen:
+            return []
+        open_to = [shared for shared in self._open_to(ranked, since * (tenant.gpus == 1)) if shared.holds(tenant)]
+        chosen = self._together(ranked, open_to) if tenant.gpus > 1 else self._best(ranked, open_to)
+        if not chosen:
+            self._futile.note(ranked, tenant, seen)
+        self._acts += bool(chosen)
+        for shared in chosen:
+            self._put(ranked, shared)
+        return [shared.at for shared in chosen]
+
+    def complete(self, ranked: RankedJob, free: FreeDevices) -> tuple[list[Located], list[Located]]:
+        """
+        Return devices of one node for a gang of lanes: shared ones as far as there are any, and free ones for the rest.
+
+        Nothing where no node has enough. The shared ones it has from now on; the free ones are to be taken.
+        """
+        tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
+        if not any(free.kinds(spec).values()) or self._incomplete.seen(ranked, tenant):
+            return [], []
+        shared: defaultdict[tuple[str, str], list[SharedDevice]] = defaultdict(list)
+        for one in self._open_to(ranked) if not tenant.alone else ():
+            if one.holds(tenant):
+                shared[one.at[1].kind, one.at[0]].append(one)
+        options = []
+        for kind in free.kinds(spec):
+            for node_id, devices in free.standing(spec, kind).items():
+                lacking = tenant.gpus - len(shared[kind, node_id])
+                if 0 < lacking <= len(devices):
+                    options.append((-self._speed(ranked.job, kind), lacking, len(devices), node_id, kind))
+        if not options:
+            self._incomplete.note(ranked, tenant)
+            return [], []
+        _, lacking, _, node_id, kind = min(options)
+        for one in shared[kind, node_id]:
+            self._put(ranked, one)
+        opened = [(node_id, device) for device in free.standing(spec, kind)[node_id][:lacking]]
+        self.open(ranked, opened)
+        return [one.at for one in shared[kind, node_id]], opened
+
+    def open(self, ranked: RankedJob, devices: Iterable[Located]) -> None:
+        """Note that a job has devices that nobody had; others may join it."""
+        self._acts += 1
+        self._surveys.clear()
+        for located in devices:
+            self._near.put(SharedDevice.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits))
+
+    def hopeless(self, ranked: RankedJob) -> bool:
+        """Say whether nobody needs to be asked who could make way for a job: enough of those before it have asked."""
+        return self._misses.enough(ranked)
+
+    def miss(self, ranked: RankedJob) -> None:
+        """Note that nobody makes way for a job."""
+        self._misses.note(ranked)
+
+    def awaits(self, ranked: RankedJob) -> bool:
+        """Keep room for a job where there will be enough once those have stopped that are asked to; say if there is."""
+        tenant = self.tenants[ranked.job_id]
+        if not self._leaving or tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
+            return False
+        later = []
+        for at in self._leaving:
+            shared = self._near[at]
+            left = shared.without(self._stopping)
+            if left.tenants and left.holds(tenant) and self._is_open(ranked, shared):
+                later.append(shared)
+        for shared in self._best(ranked, later):
+            self._put(ranked, shared)
+            return True
+        return False
+
+    def make_room(self, ranked: RankedJob, outlook: RoundContext) -> tuple[SharingRun, ...]:
+        """
+        Return the sharers of one device that make room for a job with the least loss; from now on it is kept for it.
+
+        Notes
+        -----
+        Looks at the :data:`LOOKED_AT` devices that have the lightest sharers to lose, of those that could do.
+        """
+        tenant = self.tenants[ranked.job_id]
+        if tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
+            return ()
+        best = min(self._rooms(ranked, outlook), key=lambda room: room[:4], default=None)
+        if best is None:
+            self._no_room.note(ranked, tenant, rank=ranked.queue)
+            return ()
+        self._no_room.clear()
+        self._stopping.update(sharer.job_id for sharer in best.runs)
+        self._leaving.update((key_of(at), None) for sharer in best.runs for at in sharer.run.devices)
+        self._making.stop(best.runs)
+        self._acts += len(best.runs)
+        self._put(ranked, self._near[best.at])
+        return best.runs
+
+    def _rooms(self, ranked: RankedJob, outlook: RoundContext) -> Iterator[CoPreemption]:
+        tenant = self.tenants[ranked.job_id]
+        there = (self._near[at] for at in self._making.devices(ranked, outlook) if at in self._near)
+        able = (
+            shared
+            for shared in there
+            if self._making.could(ranked, outlook, shared, tenant) and self._is_open(ranked, shared)
+        )
+        for shared in islice(able, LOOKED_AT):
+            at = key_of(shared.at)
+            if gone := room(shared, tenant, self._making.on(ranked, outlook, at), self._stopping):
+                slowness = -self._speed(ranked.job, shared.at[1].kind)
+                yield CoPreemption(sum(sharer.loss_gpu_s for sharer in gone), len(gone), slowness, at, gone)
+
+    def ripe_s(self, ranked: RankedJob, outlook: RoundContext) -> float:
+        """Return when the next sharer that may have to make way for a job will have run long enough for that."""
+        if self.tenants[ranked.job_id].gpus > 1:
+            return math.inf
+        after = (sharer for sharer in self._sharers().values() if sharer.comes_after(ranked, outlook))
+        return min((ripe_s for sharer in after if (ripe_s := sharer.ripe_s(outlook)) > outlook.now_s), default=math.inf)
+
+    def keep(self, ranked: RankedJob, free: FreeDevices) -> Sequence[Located]:
+        """
+        Let nobody else onto devices that have most room for a job that has lost its patience: for one of each kind.
+
+        Returns
+        -------
+        Free devices that are to be kept for it too, if it is a gang.
+        """
+        tenant = self.tenants[ranked.job_id]
+        if tenant.alone or self._kept >= {like.kind for like in self._classes}:
+            return ()
+        open_to = (
+            shared
+            for shared in self._open_to(ranked)
+            if not shared.refuses(tenant) and shared.at[1].kind not in self._kept
+        )
+        kept = node(ranked, tenant, open_to, free) if tenant.gpus > 1 else device(open_to)
+        if kept is None:
+            return ()
+        self._closed.update(key_of(shared.at) for shared in kept.shared)
+        self._kept.add(kept.kind)
+        return kept.free
+
+    def close(self, devices: Iterable[Located]) -> None:
+        """Let nobody onto devices that have been promised to others."""
+        keys = [key_of(located) for located in devices]
+        self._closed.update(keys)
+        self._acts += sum(len(self._near[at].tenants) for at in keys if at in self._near)
+
+    def touched(self, devices: Iterable[Located]) -> bool:
+        """Say whether any of these devices has been given or promised to somebody in this round."""
+        return any(self._near.changed(key_of(located)) for located in devices)
+
+    def _open_to(self, ranked: RankedJob, since: int = 0) -> Iterator[SharedDevice]:
+        spec, party = ranked.job.spec, self.tenants[ranked.job_id].party
+        near = self._near.to(party, since)
+        return (shared for shared in near if key_of(shared.at) not in self._closed and fits(spec, shared.at[1]))
+
+    def _is_open(self, ranked: RankedJob, shared: SharedDevice) -> bool:
+        return key_of(shared.at) not in self._closed and fits(ranked.job.spec, shared.at[1])
+
+    @cached_property
+    def _leaving(self) -> dict[At, None]:
+        """The devices that some of their jobs are leaving."""
+        if not self._stopping:
+            return {}
+        found = (shared for shared in self._near if not self._stopping.isdisjoint(shared.tenants))
+        return {key_of(shared.at): None for shared in found}
+
+    def _best(self, ranked: RankedJob, open_to: Sequence[SharedDevice]) -> list[SharedDevice]:
+        """Return the fastest device, then that on which the job takes least, then that with least left over."""
+        tenant = self.tenants[ranked.job_id]
+
+        def key(shared: SharedDevice) -> tuple[float, int, int, At]:
+            speed = self._speed(ranked.job, shared.at[1].kind)
+            return -speed, shared.growth_bytes(tenant), shared.room_bytes, key_of(shared.at)
+
+        return [min(open_to, key=key)] if open_to else []
+
+    def _together(self, ranked: RankedJob, open_to: Sequence[SharedDevice]) -> list[SharedDevice]:
+        """Return devices of one node and kind, of as few sets of jobs as possible; none if no node has enough."""
+        count = self.tenants[ranked.job_id].gpus
+        places: defaultdict[tuple[str, str], list[SharedDevice]] = defaultdict(list)
+        for shared in open_to:
+            places[shared.at[0], shared.at[1].kind].append(shared)
+        options = []
+        for (node_id, kind), found in places.items():
+            if len(found) >= count:
+                chosen, sets = _fewest_sets(found, count)
+                options.append((-self._speed(ranked.job, kind), sets, len(found), node_id, kind, chosen))
+        return min(options, key=lambda option: option[:5])[5] if options else []
+
+    def _in_vain(self, ranked: RankedJob) -> bool:
+        """Say whether a job that needs no more has found that nobody leaves room for it."""
+        return self._no_room.seen(ranked, self.tenants[ranked.job_id], rank=ranked.queue) > 0
+
+    def _put(self, ranked: RankedJob, shared: SharedDevice) -> None:
+        self._surveys.clear()
+        self._near.put(shared.plus(ranked.job_id, self.tenants[ranked.job_id]))
+
+
+def _fewest_sets(found: Sequence[SharedDevice], count: int) -> tuple[list[SharedDevice], int]:
+    """Return so many devices, those with the same jobs together, and how many sets of jobs they have."""
+    by_set: defaultdict[frozenset[str], list[SharedDevice]] = defaultdict(list)
+    for shared in sorted(found, key=lambda shared: key_of(shared.at)):
+        by_set[frozenset(shared.tenants)].append(shared)
+    enough = [same for same in by_set.values() if len(same) >= count]
+    if enough:
+        return min(enough, key=len)[:count], 1
+    chosen: list[SharedDevice] = []
+    sets = 0
+    for same in sorted(by_set.values(), key=len, reverse=True):
+        if len(chosen) < count:
+            chosen, sets = [*chosen, *same][:count], sets + 1
+    return chosen, sets
+
+
+class SharedReservation(NamedTuple):
+    """Devices of one kind: those that are shared, and those that nobody has."""
+
+    kind: str
+    shared: Sequence[SharedDevice]
+    free: Sequence[Located]
+
+
+MOST_MISSES: Final = 16
+"""Jobs of one team and choice of kinds for whom a round asks in vain who could make way for them."""
+
+
+class NegativeCache:
+    """
+    Demands that found nothing, and what there was then.
+
+    Room only shrinks in the course of a round, but for devices that are opened: so a job that accepts the same devices
+    and needs as much of the memory, or more, finds nothing among those that were looked at.
+
+    Examples
+    --------
+    >>> from penstock_log import Job, JobSpec, MemoryNeed
+    >>> from penstock_scheduler.sharing.shared_devices import SharingGroup
+    >>> ranked = RankedJob(0, 0.0, "a", Job(id="a", spec=JobSpec(name="a", command=("true",)), submitted_s=0.0))
+    >>> def lane(resident, ephemeral):
+    ...     return SharingDemand("lane", SharingGroup("ann", "", "user"), MemoryNeed(resident, 0, ephemeral))
+    >>> futile = NegativeCache()
+    >>> futile.note(ranked, lane(2, 5), seen=1)
+    >>> futile.seen(ranked, lane(3, 5)), futile.seen(ranked, lane(3, 4))
+    (1, 0)
+    """
+
+    def __init__(self) -> None:
+        self._found: defaultdict[Hashable, list[tuple[int, int, int]]] = defaultdict(list)
+
+    def note(self, ranked: RankedJob, tenant: SharingDemand, seen: int = 1, rank: Hashable = ()) -> None:
+        """Note that a job has found nothing among the first ``seen``; with ``rank``, for jobs of this rank."""
+        self._found[_class(ranked, tenant, rank)].append((*_size(tenant), seen))
+
+    def seen(self, ranked: RankedJob, tenant: SharingDemand, rank: Hashable = ()) -> int:
+        """Return among how many a job would look in vain; 0 where nobody has looked for as little."""
+        misses = self._found.get(_class(ranked, tenant, rank))
+        if not misses:
+            return 0
+        resident, ephemeral = _size(tenant)
+        return max((seen for r, e, seen in misses if r <= resident and e <= ephemeral), default=0)
+
+    def clear(self) -> None:
+        """Forget all: somebody may make way now who did not."""
+        self._found.clear()
+
+
+class MissCount:
+    """How often a round has asked who could make way: for jobs of each team, choice of kinds and queue."""
+
+    def __init__(self) -> None:
+        self._number: Counter[Hashable] = Counter()
+
+    def enough(self, ranked: RankedJob) -> bool:
+        """Say whether it was in vain so often that nobody needs to be asked for a job behind those."""
+        return self._number[_like(ranked)] >= MOST_MISSES
+
+    def note(self, ranked: RankedJob) -> None:
+        """Note that it was in vain once more."""
+        self._number[_like(ranked)] += 1
+
+
+def _like(ranked: RankedJob) -> Hashable:
+    spec = ranked.job.spec
+    return spec.kinds, spec.team, ranked.queue
+
+
+def _class(ranked: RankedJob, tenant: SharingDemand, rank: Hashable) -> Hashable:
+    spec = ranked.job.spec
+    one_size = tenant if tenant.mode == "fraction" or tenant.need is None else tenant.party
+    return rank, spec.kinds, spec.memory_bytes, tenant.gpus, tenant.most, one_size
+
+
+def _size(tenant: SharingDemand) -> tuple[int, int]:
+    if tenant.mode == "fraction" or tenant.need is None:
+        return 0, 0
+    return tenant.need.resident_bytes, tenant.need.ephemeral_bytes

@@ -1,0 +1,485 @@
+"""
+A pool as a decision sees it.
+
+A pool as a decision about sizes takes it: who asks for what, in which order, and which devices are there.
+
+What a decision about sizes is made from, whoever knows it.
+
+How fast a job is at each size, as far as anybody knows.
+
+What runs of elastic jobs have shown of them: whether they save, which batch they really use, what does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from penstock_cluster import nodes
+from penstock_cluster.nodes import Cluster, fits
+from penstock_log import (
+    Batch,
+    Device,
+    Job,
+    JobRank,
+    JobSpec,
+    JobState,
+    RunCheckpointed,
+    RunEnded,
+    Scalability,
+    Size,
+    workload,
+)
+from penstock_log.job_state import EARLY_STEPS
+from penstock_policies import scaling_model
+from penstock_policies.elastic import ThroughputProfile
+from penstock_policies.queue_policies import DispatchMode
+from penstock_policies.sample_plan import awaits_scaling
+from penstock_policies.workload_stats import PreemptionCosts, Speeds
+from penstock_scheduler.pool.pool_index import key_of as place_of
+from penstock_scheduler.sizing.decision import decide
+from penstock_scheduler.sizing.problem import FixedSizeJob, SizeRequest, SizingDecision, SizingRules, SizingSettings
+
+Places = Mapping[tuple[str, int], Device]
+"""Node and index → device, on nodes that take jobs."""
+
+
+class SizingProblem(msgspec.Struct):
+    """
+    What is decided on.
+
+    Attributes
+    ----------
+    order : list of SizeRequest or FixedSizeJob
+        In rank order.
+    devices : dict of str to int
+        Kind → devices that are there for them.
+    kinds : dict of str to tuple of str
+        Elastic job → the kinds of these that it accepts.
+    mute : set of str
+        Elastic jobs in it that cannot be told anything now.
+    returning : collection of str
+        Those that have stopped to be resized, and stand in the order as if they ran.
+    sampled : bool
+        Whether samples of the profiler run or are about to, or a new job waits for what they show.
+    again_s : float
+        When something of this is otherwise though nothing happens.
+    """
+
+    order: list[SizeRequest | FixedSizeJob]
+    devices: dict[str, int]
+    kinds: dict[str, tuple[str, ...]]
+    mute: set[str]
+    returning: Collection[str]
+    sampled: bool
+    again_s: float
+
+    def still(self) -> list[SizeRequest | FixedSizeJob]:
+        """Return the order with all that run where and as they are."""
+        return [
+            msgspec.structs.replace(asking, movable=False)
+            if isinstance(asking, SizeRequest) and asking.runs and asking.job_id not in self.returning
+            else asking
+            for asking in self.order
+        ]
+
+    def is_met(self, sizing: SizingDecision) -> bool:
+        """Say whether a decision has room for all that wait."""
+        jobs, fixed = sizing.jobs, sizing.fixed
+        waiting = [asking for asking in self.order if not asking.runs]
+        return all(
+            jobs[asking.job_id].gpus > 0 if isinstance(asking, SizeRequest) else asking.job_id in fixed
+            for asking in waiting
+        )
+
+    def sizing(self, rules: SizingRules, manner: DispatchMode) -> SizingDecision:
+        """
+        Return what is decided.
+
+        While the profiler samples, runs are resized only to let others in: for what comes free between two samples
+        nobody is to grow, and shrink again for the next one.
+        """
+        if self.sampled:
+            sizing = decide(self.still(), self.devices, rules, manner)
+            if self.is_met(sizing):
+                return sizing
+        return decide(self.order, self.devices, rules, manner)
+
+
+def asked(
+    state: SizingKnowledge, jobs: Iterable[Job], name: str, now_s: float, settings: SizingSettings
+) -> SizingProblem:
+    """Return what a pool's jobs, those that are not over, ask for now."""
+    return _Asking(state, jobs, name, now_s, settings).all()
+
+
+class _Asking:
+    def __init__(
+        self, state: SizingKnowledge, jobs: Iterable[Job], name: str, now_s: float, settings: SizingSettings
+    ) -> None:
+        self._state, self._now_s, self._settings = state, now_s, settings
+        self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks))
+        self._there: Places = {
+            (node.id, device.index): device for node in state.cluster.usable(name) for device in node.devices
+        }
+        gone = {at for job in self._jobs if _ends(job) or job.spec.sharing != "exclusive" for at in self._held(job)}
+        self._devices = Counter(device.kind for at, device in self._there.items() if at not in gone)
+        self._ending = any(map(_ends, self._jobs))
+        self._parts = Fraction(0)
+        self._kinds: dict[str, tuple[str, ...]] = {}
+        self._rooms: dict[tuple[tuple[str, ...], int, float, int], dict[str, int]] = {}
+        self._mute: set[str] = set()
+        held = (at for job in self._jobs for at in self._held(job) if at not in gone)
+        self._idle = self._devices - Counter(self._there[at].kind for at in held)
+        self._sampled = False
+        self._again_s = math.inf
+
+    def all(self) -> SizingProblem:
+        order = [asking for job in self._jobs for asking in self._of(job)]
+        return SizingProblem(
+            order, dict(self._devices), self._kinds, self._mute, self._state.returning, self._sampled, self._again_s
+        )
+
+    def _of(self, job: Job) -> Iterator[SizeRequest | FixedSizeJob]:
+        held = job.placement is None and job.held
+        if _ends(job) or held or (job.sample is not None and not self._is_sampled_now(job)):
+            return
+        if job.spec.sharing != "exclusive":
+            if job.placement is None and (gpus := self._opened(job)):
+                yield self._waiting(job, gpus)
+        elif job.placement is None and job.not_before_s > self._now_s:
+            self._look_again(job.not_before_s)
+        elif not sizable(job) or (job.epoch and self._is_partial(job)):
+            yield from self._fixed(job)
+        elif job.placement is None and (kind := self._state.returning.get(job.id, "")) in self._room(job):
+            yield self._wish(job, job.size, kind)  # it has had devices until now, and goes on before others come
+        elif job.placement is None:
+            waits = self._awaits_profile(job)
+            yield self._new(job) if waits else self._wish(job, None, "", movable=not self._is_partial(job))
+        elif _leaves(job):
+            self._mute.add(job.id)
+            yield self._wish(job, None, "")
+        elif self._is_drained(job):
+            yield from self._fixed(job)
+        else:
+            yield self._running(job)
+
+    # --- jobs that are not for us to size
+    def _fixed(self, job: Job) -> Iterator[FixedSizeJob]:
+        if job.placement is None or _leaves(job):
+            yield self._waiting(job, job.spec.gpus)
+        elif held := len(self._held(job)):  # on nodes that are emptied it takes up nothing of what is counted
+            kind = job.placement.kind
+            yield FixedSizeJob(job_id=job.id, gpus=held, kinds=(kind,), kind=kind, queue=self._queue(job))
+
+    def _is_sampled_now(self, job: Job) -> bool:
+        """Say whether a sample runs, or can start on idle devices: nobody's run is resized to let one in."""
+        if job.placement is None and not self._takes_idle(job):
+            return False
+        self._sampled = True
+        return True
+
+    def _takes_idle(self, job: Job) -> bool:
+        kind = next((kind for kind in self._room(job) if self._idle[kind] >= job.spec.gpus), "")
+        self._idle[kind] -= job.spec.gpus
+        return bool(kind)
+
+    def _waiting(self, job: Job, gpus: int) -> FixedSizeJob:
+        kinds = tuple(kind for kind, count in self._room(job).items() if count >= gpus)
+        return FixedSizeJob(job_id=job.id, gpus=gpus, kinds=kinds, queue=self._queue(job))
+
+    def _opened(self, job: Job) -> int:
+        """Return how many devices one more job that shares them would open, filling those opened before."""
+        spec, before = job.spec, math.ceil(self._parts)
+        share = Fraction(spec.fraction) if spec.sharing == "fraction" else Fraction(1, spec.sharers or 1)
+        self._parts += spec.gpus * share
+        return math.ceil(self._parts) - before
+
+    def _new(self, job: Job) -> FixedSizeJob:
+        """Return a new job of which nothing is known yet: its smallest width is left alone for it."""
+        return self._waiting(job, job.spec.widths[0])
+
+    def _awaits_profile(self, job: Job) -> bool:
+        until_s = job.submitted_s + self._settings.await_profile_s
+        if until_s <= self._now_s or not awaits_scaling(job, known=key_of(job) in self._state.scaled):
+            return False
+        self._look_again(until_s)
+        self._sampled = True
+        return True
+
+    # --- elastic jobs
+    def _running(self, job: Job) -> SizeRequest:
+        kind = job.placement.kind if job.placement is not None else ""
+        if (demand := job.demand) is not None:
+            to = Size(demand.gpus, demand.batch_size or job.spec.batch_size)
+            return self._wish(job, to, demand.kinds[0] if demand.kinds else kind, movable=False)
+        return self._wish(job, job.size, kind, movable=self._is_movable(job))
+
+    def _wish(self, job: Job, now: Size | None, kind: str, *, movable: bool = True) -> SizeRequest:
+        state = self._state
+        used = state.shown.stubborn.get(job.id, 0)
+        self._kinds[job.id] = tuple(self._room(job))
+        if used and now is not None:
+            now = Size(now.gpus, used)
+        return SizeRequest(
+            job_id=job.id,
+            profiles=profiles(state, job, self._whole(job)),
+            widths=job.spec.widths,
+            now=now,
+            kind=kind,
+            asks=Size(job.spec.gpus, used) if used else job.size,
+            cost_s=self._cost_s(job),
+            movable=movable,
+            unfit=[Size(size.gpus, used) for size in job.unfit] if used else job.unfit,
+            fresh=not job.epoch,
+            queue=self._queue(job),
+        )
+
+    def _cost_s(self, job: Job) -> float:
+        """Return what resizing a job costs; one that does not run is resized for nothing."""
+        if job.placement is None:
+            return 0.0
+        cost = self._state.costs.of(key_of(job))
+        known = cost.stop_s is not None and cost.resume_s is not None
+        return cost.overhead_s if known else max(cost.overhead_s, self._settings.unseen_cost_s)
+
+    def _is_movable(self, job: Job) -> bool:
+        """Say whether a run can be asked to stop for another size: it starts up, is young, or would lose all it did."""
+        old_s = job.started_s + self._settings.min_run_s
+        shown, key = self._state.shown, key_of(job)
+        if not job.started_s or self._ending or not shown.saves.get(key, False) or shown.doubts(key, job):
+            return False
+        if old_s > self._now_s:
+            self._look_again(old_s)
+            return False
+        return True
+
+    # --- devices
+    def _room(self, job: Job) -> dict[str, int]:
+        """Return how many devices of each kind there are that the job accepts."""
+        kinds = job.spec.kinds if job.accepts is None else job.accepts
+        demand = kinds, job.spec.memory_bytes, job.spec.cpus, job.spec.host_memory_bytes
+        found = self._rooms.get(demand)
+        if found is None:
+            spec = msgspec.structs.replace(job.spec, kinds=kinds)
+            fitting = Counter(self._fitting(spec))
+            found = {kind: min(count, self._devices[kind]) for kind, count in sorted(fitting.items())}
+            found = {kind: count for kind, count in found.items() if count}
+            self._rooms[demand] = found
+        return found
+
+    def _fitting(self, spec: JobSpec) -> Iterator[str]:
+        """Yield the kinds of the devices that a job fits, of each node no more than its host has room for."""
+        room = {
+            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node)))
+            for node in (self._state.cluster.usable(spec.pool) if nodes.asks(spec) else ())
+        }
+        for (node_id, _), device in self._there.items():
+            if fits(spec, device) and room.get(node_id, 1):
+                yield device.kind
+                if node_id in room:
+                    room[node_id] -= 1
+
+    def _whole(self, job: Job) -> tuple[str, ...]:
+        """Return the kinds of which a job accepts every device that there is."""
+        return tuple(kind for kind, count in self._room(job).items() if count == self._devices[kind])
+
+    def _is_partial(self, job: Job) -> bool:
+        """Say whether a job accepts no kind as a whole, but some of its devices: they are not counted apart."""
+        return bool(self._room(job)) and not self._whole(job)
+
+    def _held(self, job: Job) -> list[tuple[str, int]]:
+        """Return those of a job's devices that stand on nodes that take jobs."""
+        slots = job.placement.slots if job.placement is not None else ()
+        every = ((slot.node_id, index) for slot in slots if slot.node_id in job.open_nodes for index in slot.devices)
+        return [at for at in every if at in self._there]
+
+    def _is_drained(self, job: Job) -> bool:
+        return len(self._held(job)) < job.spec.gpus
+
+    def _queue(self, job: Job) -> int:
+        return max(0, place_of(job, self._state.ranks)[0])  # a sample comes first, but nobody makes way for it
+
+    def _look_again(self, at_s: float) -> None:
+        self._again_s = min(self._again_s, at_s)
+
+
+def sizable(job: Job) -> bool:
+    """Say whether a job is to be sized: it is elastic, and there is a batch to divide among its devices."""
+    return job.spec.elastic and job.sample is None and bool(job.spec.batch_size or job.spec.batch)
+
+
+def _ends(job: Job) -> bool:
+    """Say whether a job is about to be over, and holds devices still."""
+    return job.state is JobState.COMPLETING
+
+
+def _leaves(job: Job) -> bool:
+    """Say whether a job's run is about to end, and the job to wait again as it is."""
+    return job.placement is not None and job.stopping and job.demand is None
+
+
+class SizingKnowledge(Protocol):
+    """Nodes, the order of jobs, and what is known of their workloads."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes."""
+
+    @property
+    def ranks(self) -> Mapping[str, JobRank]:
+        """By job id."""
+
+    @property
+    def scaled(self) -> Mapping[str, tuple[Scalability, ...]]:
+        """Workload key → how it goes on each kind of device."""
+
+    @property
+    def speeds(self) -> Speeds:
+        """How fast workloads are on each kind."""
+
+    @property
+    def costs(self) -> PreemptionCosts:
+        """What stopping and resuming workloads takes."""
+
+    @property
+    def returning(self) -> Mapping[str, str]:
+        """Job that has stopped to be resized, until it is placed → the kind for which that was."""
+
+    @property
+    def shown(self) -> ShownBehaviour:
+        """What runs of elastic jobs have shown of them."""
+
+
+def key_of(job: Job) -> str:
+    """Return a job's workload key."""
+    return job.profile_key or workload.key(job.spec)
+
+
+def profiles(state: SizingKnowledge, job: Job, kinds: tuple[str, ...]) -> dict[str, ThroughputProfile]:
+    """
+    Return what is known, or else assumed, of a job on each of some kinds; without what was seen not to fit there.
+
+    One that uses a batch of its own, whatever it is given, has no other.
+    """
+    key, used = key_of(job), state.shown.stubborn.get(job.id, 0)
+    batch, batch_size = (None, used) if used else (job.spec.batch, job.spec.batch_size)
+    bounds = SizeBounds(job.spec.gpus, job.spec.min_gpus, job.spec.max_gpus, batch, batch_size)
+    speeds = tuple(sorted(state.speeds.by_key.get(key, {}).items()))
+    return _capped(_known(bounds, state.scaled.get(key, ()), kinds, speeds), state.shown.caps.get(key, {}))
+
+
+class SizeBounds(NamedTuple):
+    """What a job says of its sizes."""
+
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    batch: Batch | None
+    batch_size: int
+
+
+@lru_cache(maxsize=4096)
+def _known(
+    bounds: SizeBounds, known: tuple[Scalability, ...], kinds: tuple[str, ...], speeds: tuple[tuple[str, float], ...]
+) -> Mapping[str, ThroughputProfile]:
+    spec = JobSpec(name="any", command=("any",), **bounds._asdict())
+    return scaling_model.profiles(spec, known, kinds, dict(speeds))
+
+
+def _capped(profiles: Mapping[str, ThroughputProfile], caps: Mapping[str, int]) -> dict[str, ThroughputProfile]:
+    """Return profiles without what was seen not to fit on a device."""
+    most = {kind: min(profile.per_gpu_cap, caps.get(kind, profile.per_gpu_cap)) for kind, profile in profiles.items()}
+    return {
+        kind: profile if most[kind] == profile.per_gpu_cap else msgspec.structs.replace(profile, per_gpu_cap=most[kind])
+        for kind, profile in profiles.items()
+        if most[kind]
+    }
+
+
+T = TypeVar("T")
+
+WORKLOADS: Final = 4096
+"""Workloads of which it is remembered what did not fit, and whether they save."""
+
+
+class ShownBehaviour(msgspec.Struct):
+    """
+    What is known from runs.
+
+    Attributes
+    ----------
+    saves : dict of str to bool
+        Workload key → whether its script says how to save a checkpoint; one that does not is never resized.
+    caps : dict of str to dict of str to int
+        Workload key → kind of device → most samples that one such device may be given: one more did not fit.
+    stubborn : dict of str to int
+        Job → batch size that its script uses, whatever it is given.
+    """
+
+    saves: dict[str, bool] = msgspec.field(default_factory=dict)
+    caps: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    stubborn: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def note_checkpoint(self, job: Job, key: str, event: RunCheckpointed) -> None:
+        """Note that a run of a workload has saved something; ``job`` is as it was before."""
+        _put(self.saves, key, True)
+        if event.step > job.checkpoint_step:
+            self._fits(job, key)
+
+    def doubts(self, key: str, job: Job) -> bool:
+        """Say whether a run has more on a device than is said to fit, and has not shown yet that it does fit."""
+        if job.placement is None:
+            return False
+        cap = self.caps.get(key, {}).get(job.placement.kind)
+        return cap is not None and _local(job) > cap
+
+    def note_end(self, job: Job, key: str, event: RunEnded) -> None:
+        """Learn from the end of a run on one node; ``job`` is as it was before it."""
+        placement = job.placement
+        if placement is None or event.epoch != placement.epoch:
+            return
+        if event.out_of_memory and job.spec.batch_size and job.spec.sharing == "exclusive":
+            self._cap(key, placement.kind, _local(job) - 1)
+        elif event.loop_steps > EARLY_STEPS:
+            self._fits(job, key)
+        if event.node_id != placement.slots[0].node_id or not event.loop_steps:
+            return  # of a gang, the node of its first process tells of the loop
+        _put(self.saves, key, event.saves)
+        if (
+            job.spec.batch is not None
+            and job.sample is None
+            and abs(event.batch_size - job.spec.batch_size) >= job.spec.gpus
+        ):
+            self.stubborn[job.id] = event.batch_size or job.spec.batch_size
+
+    def forget(self, job_id: str) -> None:
+        """Note that a job is over."""
+        self.stubborn.pop(job_id, None)
+
+    def _fits(self, job: Job, key: str) -> None:
+        """Take back what was said not to fit, now that it does."""
+        if job.placement is not None and self.doubts(key, job):
+            del self.caps[key][job.placement.kind]
+
+    def _cap(self, key: str, kind: str, most: int) -> None:
+        known = self.caps.get(key, {})
+        _put(self.caps, key, {**known, kind: min(most, known.get(kind, most))})
+
+
+def _local(job: Job) -> int:
+    """Return how many samples each of a job's devices has."""
+    return math.ceil(job.spec.batch_size / job.spec.gpus)
+
+
+def _put(known: dict[str, T], key: str, value: T) -> None:
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > WORKLOADS:
+        del known[next(iter(known))]

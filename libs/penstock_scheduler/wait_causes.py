@@ -1,0 +1,547 @@
+"""
+Why a job waits.
+
+Why a job waits: the one cause that dominates, its evidence in figures, and a remedy that is true.
+
+A remedy names only what, done alone, lets a job fit that can never fit. What lets a job start that waits its turn, the
+round itself has to say: see :mod:`penstock_scheduler.what_if`.
+
+Why each waiting job waits: before the round, for reasons of its own; after it, for want of devices.
+
+Why a job that shares devices waits: what it needs beside others, and what there is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock_cluster.nodes import NOTHING, HostAmount, Node, fits, need_of, share_of
+from penstock_log import Cause, Device, Job, JobSpec, Wait
+from penstock_log.text import gibibytes, rounded_down
+from penstock_policies import sample_plan
+from penstock_scheduler.assignment import DeferredJob
+from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundRules
+from penstock_scheduler.sharing.shared_devices import SharedDevice, SharingDemand, asking
+from penstock_scheduler.sharing.shared_placement import SharedPlacement
+
+"""How many digits of a size are told."""
+
+_MOST_DEMANDS: Final = 15
+"""How many smaller demands on hosts are looked at, and the one that all nodes can meet."""
+
+
+class WaitCause(NamedTuple):
+    """One cause, as :class:`penstock_log.Wait` has it."""
+
+    cause: Cause
+    evidence: str
+    remedy: str = ""
+
+
+class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
+    """
+    How things stand after a round.
+
+    Attributes
+    ----------
+    pool : str
+    nodes : sequence of Node
+        The pool's nodes whose executors are up, drained ones among them.
+    whole, idle : FreeDevices
+        Devices of nodes that take jobs: all of them, and those that nobody has or keeps.
+    running : sequence of PreemptibleRun
+        The runs that hold the others.
+    kept : mapping of str to str
+        Job that keeps devices → their kind.
+    backfills : bool
+        Whether jobs behind one that does not fit may start.
+    sharing : SharedPlacement or None
+        The devices that jobs share; None where none does.
+    """
+
+    pool: str
+    nodes: Sequence[Node]
+    whole: FreeDevices
+    idle: FreeDevices
+    running: Sequence[PreemptibleRun] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    backfills: bool = True
+    sharing: SharedPlacement | None = None
+
+    @cached_property
+    def queues(self) -> Mapping[str, Counter[int]]:
+        """Kind → how many runs of each queue have devices of it."""
+        found: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for run in self.running:
+            found[run.kind][run.ranked.queue] += 1
+        return found
+
+
+def impossible_cause(spec: JobSpec, scene: RoundAftermath) -> WaitCause | None:
+    """
+    Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn.
+
+    Examples
+    --------
+    >>> empty = RoundAftermath("lab", (), FreeDevices({}), FreeDevices({}))
+    >>> impossible_cause(JobSpec(name="a", command=("true",)), empty)[:2]
+    ('no_nodes', 'pool `lab` has no node')
+    """
+    if _largest(spec, scene.whole) >= spec.gpus:
+        return None
+    if not scene.nodes:
+        remedy = "start an executor in it, or choose another pool"
+        return WaitCause("no_nodes", f"pool `{scene.pool}` has no node", remedy)
+    if not any(node.usable for node in scene.nodes):
+        evidence = f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained"
+        return WaitCause("no_nodes", evidence, _resume(_lacking(spec, scene) or scene.nodes[:3]))
+    present = FreeDevices({node.id: node.devices for node in scene.nodes}, hosts=scene.nodes)
+    if _largest(spec, present) >= spec.gpus:
+        return _drained(spec, scene)
+    if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
+        return WaitCause("never_fits", *_too_much_of_a_host(spec, scene))
+    remedy = _relaxed(spec, scene.whole) or _bare(spec, scene.whole)
+    return WaitCause("never_fits", _largest_text(spec, present, scene.pool), remedy)
+
+
+def capacity_cause(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause:
+    """
+    Return why a job that could fit finds no devices; ``ahead`` is how many waiting jobs stand before it.
+
+    Raises
+    ------
+    ValueError
+        If devices for it are idle: then it does not wait for capacity.
+    """
+    idle = scene.idle.kinds(spec)
+    if any(count >= spec.gpus for count in idle.values()):
+        raise ValueError(f"{idle} idle devices hold the job's {spec.gpus}; expected a job that finds none")
+    place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
+    if idle:
+        free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+        return WaitCause("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}")
+    there = scene.whole.kinds_without_hosts(spec)  # all that its runs are counted for, also where hosts bind it
+    use = (_use(kind, there[kind], scene) for kind in scene.whole.kinds(spec))
+    return WaitCause("capacity", "; ".join(use) + place)
+
+
+def host(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause | None:
+    """Return why a job waits that would find idle devices if their hosts had room; None where that is not so."""
+    idle = scene.idle.kinds_without_hosts(spec) if scene.idle.is_tight(spec) else {}
+    idle = {kind: count for kind, count in idle.items() if count >= spec.gpus}
+    if not idle or any(count >= spec.gpus for count in scene.idle.kinds(spec).values()):
+        return None
+    nodes = {node_id for kind in idle for node_id, device in scene.idle if device.kind == kind and fits(spec, device)}
+    most = max(nodes, key=lambda node_id: (scene.idle.left_of(node_id).memory_bytes, node_id))
+    left = scene.idle.left_of(most)
+    share = next((share_of(node) for node in scene.nodes if node.id == most), NOTHING)
+    need = need_of(spec, share)
+    for_memory = left.holds(need._replace(cpus=0)) <= left.holds(need._replace(memory_bytes=0))
+    has = f"{gibibytes(max(0, left.memory_bytes))} and {left.cpus / 1000:g} cpus of `{most}` are left"
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    wants = f"{gibibytes(need.memory_bytes)} of its host's memory and {need.cpus / 1000:g} cpus for each device"
+    place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
+    evidence = f"idle: {there}, but it needs {wants}, and {has}{place}"
+    return WaitCause("host_memory" if for_memory else "host_cpus", evidence)
+
+
+def _too_much_of_a_host(spec: JobSpec, scene: RoundAftermath) -> tuple[str, str]:
+    """Return what no node has room for, and with how much less the job would fit."""
+    able = [node for node in scene.nodes if any(fits(spec, device) for device in node.devices)]
+    memory_bytes = max((node.host_memory_bytes for node in able), default=0)
+    cpus = max((node.cpus for node in able), default=0.0)
+    wants = []
+    if spec.host_memory_bytes:
+        wants.append(f"{gibibytes(spec.host_memory_bytes)} of the host's memory")
+    if spec.cpus:
+        wants.append(f"{spec.cpus:g} cpus")
+    each = " for each of its devices" if spec.gpus > 1 else ""
+    has = f"the largest node of pool `{scene.pool}` with such devices has {gibibytes(memory_bytes)} and {cpus:g} cpus"
+    return f"needs {' and '.join(wants)}{each}; {has}", _less_of_a_host(spec, scene.whole)
+
+
+def _less_of_a_host(spec: JobSpec, devices: FreeDevices) -> str:
+    """Return the single change with which a job that asks for too much of a host would fit; empty if there is none."""
+    for change, say in less_of_a_host(spec, devices):
+        if _largest(msgspec.structs.replace(spec, **change), devices) >= spec.gpus:
+            return say
+    return ""
+
+
+def less_of_a_host(spec: JobSpec, devices: FreeDevices) -> Iterator[tuple[dict[str, int | float], str]]:
+    """
+    Yield smaller demands on the host that some nodes can meet, and how they are said: memory, then processors.
+
+    Parameters
+    ----------
+    spec : JobSpec
+    devices : FreeDevices
+        The devices whose hosts are looked at: what is left of a node, for one device of the job there or for several.
+
+    Notes
+    -----
+    The largest come first: whoever takes the first with which the job fits says the most that it may ask for. Of nodes
+    that are all different, the smallest share is looked at as well, which all of them have.
+    """
+    if devices.hosts is None:
+        return
+    shares = devices.hosts.shares.values()
+    least = HostAmount(*(min((share[part] for share in shares), default=0) for part in range(len(HostAmount._fields))))
+    rooms = {
+        (devices.left_of(node_id), count)
+        for node_id, held in devices.by_node().items()
+        for count in range(1, min(len(held), spec.gpus) + 1)
+    }
+    if spec.host_memory_bytes:
+        parts = {rounded_down(left.memory_bytes // count) for left, count in rooms}
+        for size in _largest_below(parts, rounded_down(least.memory_bytes), spec.host_memory_bytes):
+            yield {"host_memory_bytes": size}, f"ask for at most {gibibytes(size)} of the host's memory a device"
+    if spec.cpus:
+        parts = {left.cpus // count for left, count in rooms}
+        for cpus in _largest_below(parts, least.cpus, round(spec.cpus * 1000)):
+            yield {"cpus": cpus / 1000}, f"ask for at most {cpus / 1000:g} cpus a device"
+
+
+def _largest_below(parts: Iterable[int], least: int, asked: int) -> list[int]:
+    """Return the largest amounts that are less than what is asked, and the least."""
+    below = {part for part in parts if 0 < part < asked}
+    found = heapq.nlargest(_MOST_DEMANDS, below)
+    return found if not 0 < least < asked or least in found else [*found, least]
+
+
+def passed_by(idle: Mapping[str, int], scene: RoundAftermath, first: str) -> WaitCause:
+    """
+    Return why a job waits although devices for it are idle, and it does not wait for better ones.
+
+    Parameters
+    ----------
+    idle : mapping of str to int
+        Kind → idle devices, where they are enough for it.
+    first : str
+        The first of the jobs before it that wait for devices; empty if there is none.
+    """
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    if first and not scene.backfills:
+        return WaitCause("order", f"`{first}` comes before it, and in this order nobody overtakes; idle: {there}")
+    return WaitCause("order", f"those before it have the first call on what is idle: {there}")
+
+
+def keeping(spec: JobSpec, scene: RoundAftermath, kind: str) -> WaitCause:
+    """Return how far a job is for whom devices of a kind are kept as they fall free."""
+    evidence = f"what falls free of {kind} is kept for it; it needs {spec.gpus}"
+    if list(scene.kept.values()).count(kind) == 1:
+        busy = sum(device.kind == kind and fits(spec, device) for run in scene.running for _, device in run.devices)
+        free = scene.whole.count(spec, kind) - busy - scene.idle.count(spec, kind)
+        evidence += f" and has {max(0, free)} so far"
+    return WaitCause("capacity", evidence)
+
+
+def _use(kind: str, count: int, scene: RoundAftermath) -> str:
+    """Say who has a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
+    queues: Mapping[int, int] = scene.queues.get(kind, {})
+    parts = ", ".join(
+        f"{_count(n, 'job')} of queue {queue}" if queue >= 0 else _count(n, "sample")
+        for queue, n in sorted(queues.items())
+    )
+    text = f"{count} {kind} busy with {parts or 'no job'}"
+    keepers = [job_id for job_id, of in scene.kept.items() if of == kind]
+    return text + (f", or kept free for `{keepers[0]}`" if keepers else "")
+
+
+def _drained(spec: JobSpec, scene: RoundAftermath) -> WaitCause:
+    drained = [n for n in scene.nodes if n.drained and any(fits(spec, d) for d in n.devices)]
+    names = ", ".join(f"`{node.id}`" for node in drained[:3])
+    left = _largest(spec, scene.whole)
+    evidence = f"needs {spec.gpus}, {left} left on nodes that take jobs; drained: {names}"
+    return WaitCause("capacity", evidence, _resume(_lacking(spec, scene)))
+
+
+def _lacking(spec: JobSpec, scene: RoundAftermath) -> list[Node]:
+    """Return the fewest drained nodes with which the job fits; none if it does not fit even then."""
+    drained = {node.id: node for node in scene.nodes if node.drained}
+    held = FreeDevices({node_id: node.devices for node_id, node in drained.items()})
+    choices: list[list[Node]] = []
+    for kind, count in held.kinds(spec).items():
+        missing = spec.gpus - scene.whole.count(spec, kind)
+        if count >= missing:
+            chosen = held.choose(spec, kind, missing, together=True)
+            choices.append([drained[node_id] for node_id in sorted({node_id for node_id, _ in chosen})])
+    return min(choices, key=len, default=[])
+
+
+def _resume(nodes: Sequence[Node]) -> str:
+    return f"penstock node resume {' '.join(node.id for node in nodes)}"
+
+
+def _largest(spec: JobSpec, devices: FreeDevices) -> int:
+    return max(devices.kinds(spec).values(), default=0)
+
+
+def _largest_text(spec: JobSpec, present: FreeDevices, pool: str) -> str:
+    wanted = f"needs {_count(spec.gpus, 'device')}"
+    if spec.kinds:
+        wanted += f" of kind {' or '.join(f'`{kind}`' for kind in spec.kinds)}"
+    else:
+        wanted += (" of one kind" if spec.gpus > 1 else "") + (
+            " other than a bare CPU" if not _accepted(spec, present) else ""
+        )
+    if spec.memory_bytes:
+        wanted += f" with {gibibytes(spec.memory_bytes)}{' each' if spec.gpus > 1 else ''}"
+    all_kinds = _by_kind(device for _, device in present)
+    offered = ", ".join(f"{n} {kind} of up to {gibibytes(memory)}" for kind, (n, memory) in sorted(all_kinds.items()))
+    return f"{wanted}; pool `{pool}` has {offered}"
+
+
+def _by_kind(devices: Iterable[Device]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for device in devices:
+        count, memory = found.get(device.kind, (0, 0))
+        found[device.kind] = (count + 1, max(memory, device.memory_bytes))
+    return found
+
+
+def _there(number: int, what: str = "") -> str:
+    return f"there {'is' if number == 1 else 'are'} {number}{what}"
+
+
+def _relaxed(spec: JobSpec, devices: FreeDevices) -> str:
+    """Return the first single change of the specification with which the devices hold the job; empty if none does."""
+    if spec.kinds:
+        anything = devices.kinds(msgspec.structs.replace(spec, kinds=()))
+        for kind, count in anything.items():
+            if kind not in spec.kinds and count >= spec.gpus:
+                return f"accept kind `{kind}` too: {_there(count)}"
+    if spec.gpus > 1 and (most := _largest(spec, devices)):
+        return f"ask for at most {_count(most, 'device')}: {_there(most, ' of one kind')}"
+    if spec.memory_bytes:
+        return _less_memory(spec, devices)
+    return ""
+
+
+def _accepted(spec: JobSpec, devices: FreeDevices) -> bool:
+    """Say whether any device is of a kind that the job accepts, however little memory it has."""
+    return bool(devices.kinds(msgspec.structs.replace(spec, memory_bytes=0)))
+
+
+def _bare(spec: JobSpec, devices: FreeDevices) -> str:
+    """Return the kind of bare CPU that would hold a job that names no kind, and so gets none."""
+    for kind in () if spec.kinds else sorted({device.kind for _, device in devices}):
+        if (count := _largest(msgspec.structs.replace(spec, kinds=(kind,)), devices)) >= spec.gpus:
+            return f"ask for kind `{kind}` by name: {_there(count)}"
+    return ""
+
+
+def _less_memory(spec: JobSpec, devices: FreeDevices) -> str:
+    """Return the most memory a device may be asked for such that enough devices of one kind have it."""
+    fitting = msgspec.structs.replace(spec, memory_bytes=0)
+    sizes = sorted({device.memory_bytes for _, device in devices if fits(fitting, device)}, reverse=True)
+    for size in sizes:
+        count = _largest(msgspec.structs.replace(spec, memory_bytes=size), devices)
+        if count >= spec.gpus:
+            return f"ask for at most {gibibytes(size)} a device: {_there(count)}"
+    return ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+class HinderedJobs(msgspec.Struct):
+    """
+    The waiting jobs that no device could start now.
+
+    Attributes
+    ----------
+    reasons : dict of str to WaitCause
+    wake_s : float
+        When the first of these reasons ends by itself.
+    """
+
+    reasons: dict[str, WaitCause] = {}
+    wake_s: float = math.inf
+
+
+class PoolMoment(msgspec.Struct, frozen=True):
+    """A pool as a round finds it."""
+
+    pool: PoolView
+    scene: RoundAftermath
+    now_s: float
+    rules: RoundRules
+
+
+@dataclass(frozen=True)
+class KnownCauses:
+    """
+    What is known about those that a round did not start.
+
+    Attributes
+    ----------
+    hindered : mapping of str to WaitCause
+        Of those that nothing could have started.
+    later : mapping of str to DeferredJob
+        Of those that wait for a better device.
+    scene : RoundAftermath
+        How things stand after the round.
+    """
+
+    hindered: Mapping[str, WaitCause]
+    later: Mapping[str, DeferredJob]
+    scene: RoundAftermath
+
+
+def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
+    """Return the waiting jobs that are held, can never fit, are backing off, or wait for their speeds or their size."""
+    found = HinderedJobs()
+    impossible: dict[tuple[object, ...], WaitCause | None] = {}
+    for _, _, job_id, job in waiting:
+        tenant = moment.pool.roster.sharing.tenants.get(job_id)
+        spec = job.spec
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, spec.cpus, spec.host_memory_bytes, tenant)
+        if demand not in impossible:
+            impossible[demand] = _impossible(job.spec, tenant, moment)
+        reason, until_s = _hindrance(job, impossible[demand], moment)
+        if reason is not None:
+            found.reasons[job_id] = reason
+            found.wake_s = min(found.wake_s, until_s)
+    return found
+
+
+def waits(left: Sequence[RankedJob], reasons: KnownCauses, most: int) -> tuple[Wait, ...]:
+    """Return why the first ``most`` of the jobs that a round did not start wait, in rank order, held ones last."""
+    found = []
+    ahead, first = 0, ""
+    for ranked in sorted(left, key=lambda ranked: ranked.job.held)[:most]:
+        reason = reasons.hindered.get(ranked.job_id)
+        if reason is None:
+            reason = _for_devices(ranked.job, reasons, ahead, first)
+            first = first or ranked.job_id
+            ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
+        found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
+    return tuple(found)
+
+
+def sharing_impossible_cause(
+    spec: JobSpec, tenant: SharingDemand, scene: RoundAftermath, reserve_share: float
+) -> WaitCause | None:
+    """Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn."""
+    if (found := impossible_cause(spec, scene)) is not None:
+        return found
+    wanted = asking(spec, tenant, reserve_share)
+    if max(scene.whole.kinds(wanted).values(), default=0) < tenant.gpus:
+        largest = max(device.memory_bytes for _, device in scene.whole if fits(spec, device))
+        evidence = f"needs {gibibytes(wanted.memory_bytes)} of each device with what is kept in reserve; the largest"
+        return WaitCause("never_fits", f"{evidence} has {gibibytes(largest)}")
+    if tenant.gpus == 1:
+        return None
+    most = max(
+        (len(held) for kind in scene.whole.kinds(wanted) for held in scene.whole.standing(wanted, kind).values()),
+        default=0,
+    )
+    if most >= tenant.gpus:
+        return None
+    evidence = f"takes turns on {tenant.gpus} devices of one node and kind; the most that one has is {most}"
+    return WaitCause("never_fits", evidence, f"ask for at most {_count(most, 'device')}")
+
+
+def _impossible(spec: JobSpec, tenant: SharingDemand | None, moment: PoolMoment) -> WaitCause | None:
+    if tenant is None:
+        return impossible_cause(spec, moment.scene)
+    return sharing_impossible_cause(spec, tenant, moment.scene, moment.rules.lane_reserve_share)
+
+
+def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tuple[WaitCause | None, float]:
+    now_s = moment.now_s
+    if job.held:
+        return WaitCause("held", "it is held", f"penstock release {job.id}"), math.inf
+    if impossible is not None:
+        return impossible, math.inf
+    if job.not_before_s > now_s:
+        tries = f"failed {job.failures} of {job.spec.retries + 1} times"
+        return WaitCause("backoff", f"{tries}; its next try is in {job.not_before_s - now_s:.1f} s"), job.not_before_s
+    until_s = job.submitted_s + moment.rules.await_profile_s
+    if until_s > now_s and _is_being_sized(job):
+        evidence = f"its first size is being worked out; it waits for that {until_s - now_s:.1f} s more at most"
+        return WaitCause("profiling", evidence), until_s
+    if until_s > now_s and _is_being_measured(job, moment.pool, moment.scene):
+        kinds = " and ".join(moment.scene.whole.kinds(job.spec))
+        sampled = f"its speeds on {kinds} are being measured by samples, since {sample_plan.why_sampled(job.spec)}"
+        evidence = f"{sampled}; it waits for them {until_s - now_s:.1f} s more at most"
+        return WaitCause("profiling", evidence), until_s
+    return None, math.inf
+
+
+def _is_being_measured(job: Job, pool: PoolView, scene: RoundAftermath) -> bool:
+    return sample_plan.awaits_speeds(job, scene.whole.kinds(job.spec), known=pool.speeds.knows(pool.keys[job.id]))
+
+
+def _is_being_sized(job: Job) -> bool:
+    """Say whether a job is for the autoscaler to size before it starts: a demand gives it an epoch."""
+    return job.spec.elastic and job.sample is None and not job.epoch
+
+
+def sharing_capacity_cause(
+    spec: JobSpec, tenant: SharingDemand, sharing: SharedPlacement, scene: RoundAftermath, ahead: int
+) -> WaitCause:
+    """
+    Return why a job finds neither room on devices that others share nor a device that nobody has.
+
+    Parameters
+    ----------
+    ahead : int
+        How many waiting jobs stand before it.
+    """
+    place = f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"
+    found = sharing.survey(spec, tenant)
+    parts = [f"needs {_wanted(tenant)}", *_most_room(found.most)]
+    parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(found.refusals.items()) if not tenant.alone]
+    whole = sum(scene.whole.kinds(spec).values()) - found.number
+    if whole > 0:
+        parts.append(f"{_count(whole, 'device')} held by jobs that do not share")
+    return WaitCause("capacity", "; ".join([*parts, place]))
+
+
+def _for_devices(job: Job, reasons: KnownCauses, ahead: int, first: str) -> WaitCause:
+    scene, later = reasons.scene, reasons.later.get(job.id)
+    idle = {kind: count for kind, count in scene.idle.kinds(job.spec).items() if count >= job.spec.gpus}
+    if idle and later is not None:
+        return _later_place(later, idle)
+    if idle:
+        return passed_by(idle, scene, first)
+    if scene.sharing is not None and (tenant := scene.sharing.tenants.get(job.id)) is not None:
+        return sharing_capacity_cause(job.spec, tenant, scene.sharing, scene, ahead)
+    if reason := host(job.spec, scene, ahead):
+        return reason
+    if job.id in scene.kept:
+        return keeping(job.spec, scene, scene.kept[job.id])
+    return capacity_cause(job.spec, scene, ahead)
+
+
+def _later_place(later: DeferredJob, idle: Mapping[str, int]) -> WaitCause:
+    kind = min(idle)
+    evidence = f"`{later.kind}` is expected in {later.start_s:.1f} s and the job's end on it in {later.end_s:.1f} s"
+    return WaitCause("later_place", f"{evidence}; {idle[kind]} `{kind}` idle, where it would end later")
+
+
+def _wanted(tenant: SharingDemand) -> str:
+    if tenant.alone:
+        return "a device of its own until a run has measured its memory"
+    return f"{tenant.needs()} on each of {tenant.gpus} devices of a node" if tenant.gpus > 1 else tenant.needs()
+
+
+def _most_room(most: SharedDevice | None) -> list[str]:
+    """Return how much is taken of the device that has most room."""
+    if most is None:
+        return []
+    node_id, device = most.at
+    return [f"device {node_id}/{device.kind}{device.index}: {most.taken()}"]

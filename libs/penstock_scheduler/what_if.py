@@ -1,0 +1,345 @@
+"""
+The production round on a changed pool; alternatives.
+
+What the matcher's round would do if a job were another: the production round, on a pool that is so for a moment.
+
+What a waiting job could do otherwise to start at once: single changes of it, each tried on the production round.
+
+An alternative is named only if the job starts in the very next round when it is taken: both when it is cancelled and
+submitted anew with the change, as its user would do it, and when it is changed in its place. Only what idle devices
+could hold is tried, so where nothing is idle this costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock_cluster.nodes import fits
+from penstock_log import Alternative, Job, JobRank, JobSpec, JobState, JobTable, Placement, RoundDecided, Wait, workload
+from penstock_log.text import gibibytes
+from penstock_policies import sample_plan
+from penstock_policies.queue_policies import newcomer
+from penstock_scheduler.fairness import FairnessProgress
+from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.round import decide_pool
+from penstock_scheduler.round_types import RoundRules
+from penstock_scheduler.wait_causes import less_of_a_host
+
+TRIED: Final = "what-if"
+"""Id of a job that is not there."""
+
+MOST_ROUNDS: Final = 8
+"""Rounds of one moment that are tried one after the other."""
+
+_ALL_WAITS: Final = 1_000_000
+
+
+def start_of(pool: PoolView, job_id: str, now_s: float, rules: RoundRules) -> Placement | None:
+    """Return where a job of the pool starts if a round is decided now; None if it does not."""
+    found, _ = decide_pool(pool, now_s, msgspec.structs.replace(rules, max_waits=0))
+    placements = found.placements if found is not None else ()
+    return next((placement for placement in placements if placement.job_id == job_id), None)
+
+
+@contextmanager
+def settled(
+    pool: PoolView, job_id: str, now_s: float, rules: RoundRules
+) -> Iterator[tuple[PoolView, Placement | None]]:
+    """
+    Be the pool after the rounds of this moment, with where a job of it starts in them; None if it does not.
+
+    Notes
+    -----
+    A round may stop others for a job, and the next one start it on what is idle, since it comes first from then on.
+    """
+    unexplained = msgspec.structs.replace(rules, max_waits=0)
+    with ExitStack() as stack:
+        for _ in range(MOST_ROUNDS):
+            found, _again_s = decide_pool(pool, now_s, unexplained)
+            if found is None:
+                break
+            if placed := next((each for each in found.placements if each.job_id == job_id), None):
+                yield pool, placed
+                return
+            pool = stack.enter_context(decided(pool, found))
+        yield pool, None
+
+
+def wait_of(pool: PoolView, job_id: str, now_s: float, rules: RoundRules) -> Wait | None:
+    """Return why a job of the pool waits if a round is decided now; None if it starts."""
+    unsaid = msgspec.structs.replace(pool, explained={}, explained_s=0.0)
+    found, _ = decide_pool(unsaid, now_s, msgspec.structs.replace(rules, max_waits=_ALL_WAITS, explain_every_s=0.0))
+    waits = found.waits if found is not None else ()
+    return next((wait for wait in waits if wait.job_id == job_id), None)
+
+
+@contextmanager
+def changed(pool: PoolView, *jobs: Job) -> Iterator[PoolView]:
+    """
+    Be the pool with these states of its jobs, or with these jobs beside its own, for as long as the context lasts.
+
+    Notes
+    -----
+    O(log J) a job: the pool's roster is changed, and changed back.
+    """
+    before = [(job, pool.roster.entries.get(job.id)) for job in jobs]
+    for job in jobs:
+        pool.roster.note(job)
+    keys = {job.id: job.profile_key or workload.key(job.spec) for job in jobs}
+    try:
+        yield pool if keys.items() <= pool.keys.items() else msgspec.structs.replace(pool, keys={**pool.keys, **keys})
+    finally:
+        for job, entry in before:
+            pool.roster.note(entry.ranked.job if entry is not None else _gone(job))
+
+
+@contextmanager
+def submitted(
+    pool: PoolView,
+    spec: JobSpec,
+    now_s: float,
+    instead_of: Job | None = None,
+    *,
+    key: str = "",
+    sized: bool | None = None,
+) -> Iterator[PoolView]:
+    """
+    Be the pool with one more job, called :data:`TRIED` and submitted now; without the one it is ``instead_of``.
+
+    Parameters
+    ----------
+    key : str
+        That of its workload, where its specification is not what tells it.
+    sized : bool, optional
+        Whether the job is tried as if what it asks for had been decided by the autoscaler; None: if it is elastic.
+
+    Notes
+    -----
+    It has the place that the ranker gives to a job that comes now.
+    """
+    job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
+    job.epoch = int(spec.elastic if sized is None else sized)
+    position = newcomer(pool.manner.order, spec, now_s)
+    rank = JobRank(job_id=TRIED, queue=0, position=position, since_s=None if position == now_s else now_s)
+    progress = _with_user(pool.progress, spec.user, now_s, again=instead_of is not None)
+    books = msgspec.structs.replace(pool.books, progress={**pool.books.progress, pool.name: progress})
+    gone = [_gone(instead_of)] if instead_of is not None else []
+    with _ranked(pool, rank), changed(msgspec.structs.replace(pool, books=books), *gone, job) as tried:
+        yield tried
+
+
+@contextmanager
+def decided(pool: PoolView, found: RoundDecided) -> Iterator[PoolView]:
+    """Be the pool as it is once a round of it is in the log."""
+    touched = {p.job_id for p in found.placements} | {p.job_id for p in found.preemptions}
+    jobs = JobTable({job_id: msgspec.structs.replace(pool.roster.entries[job_id].ranked.job) for job_id in touched})
+    jobs.apply(found)
+    started = {placement.job_id for placement in found.placements}
+    promised = {*pool.promised, *(p.for_job for p in found.preemptions)} - started
+    books = msgspec.structs.replace(pool.books, staying={**pool.books.staying, pool.name: found.keeps})
+    with changed(msgspec.structs.replace(pool, promised=promised, books=books), *jobs) as then:
+        yield then
+
+
+@contextmanager
+def _ranked(pool: PoolView, rank: JobRank) -> Iterator[None]:
+    """Let a job that is not there have a rank for as long as the context lasts."""
+    before = pool.ranks.get(rank.job_id)
+    pool.ranks[rank.job_id] = rank
+    try:
+        yield
+    finally:
+        if before is not None:
+            pool.ranks[rank.job_id] = before
+        else:
+            del pool.ranks[rank.job_id]
+
+
+def _gone(job: Job) -> Job:
+    return msgspec.structs.replace(job, state=JobState.CANCELLED)
+
+
+def _with_user(progress: FairnessProgress, user: str, now_s: float, *, again: bool) -> FairnessProgress:
+    """Return the accounts in which a user is active; if ``again``, he may have gone and come back."""
+    account = progress.active.get(user)
+    if account is not None and not (again and account.jobs == 1):
+        return progress
+    found = FairnessProgress(active={**progress.active}, rested={**progress.rested}, rates=progress.rates)
+    if account is not None:
+        found.active[user] = msgspec.structs.replace(account)
+        found.leave(user, now_s)
+    elif user in found.rested:
+        found.rested[user] = msgspec.structs.replace(found.rested[user])
+    found.arrive(user, now_s)
+    return found
+
+
+MOST: Final = 16
+"""Changes of one job that are tried when somebody asks."""
+
+TRIED_JOBS: Final = 200
+"""Bounds what a round spends on it: the changes that it tries, times the jobs of its pool."""
+
+Value = str | int | float | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SpecChange:
+    """
+    A single change of a specification.
+
+    Attributes
+    ----------
+    gain : float
+        How fast the job is expected to be with it, relative to all of its devices of the fastest kind.
+    """
+
+    fields: dict[str, Value]
+    say: str
+    gain: float
+
+
+class Alternatives:
+    """
+    Looks for what the jobs of one pool could do otherwise, at one moment.
+
+    Parameters
+    ----------
+    pool : PoolView
+        As the next round will find it.
+    tries : int
+        How many changes are tried at most, over all jobs.
+    """
+
+    def __init__(self, pool: PoolView, now_s: float, rules: RoundRules, tries: int = MOST) -> None:
+        self._pool, self._now_s, self._rules, self._left = pool, now_s, rules, tries
+        self._whole, self._idle = pool.roster.whole, pool.roster.free
+
+    def best(self, job: Job) -> Alternative | None:
+        """Return the change with which the job is fastest among those with which it starts at once."""
+        if job.sample is not None or job.state is not JobState.PENDING or job.not_before_s > self._now_s:
+            return None
+        if self._left <= 0:
+            return None
+        if job.held:
+            return self._released(job)
+        for change in sorted(self._changes(job), key=lambda change: -change.gain):
+            if self._left <= 0:
+                break
+            spec = msgspec.structs.replace(job.spec, **change.fields)
+            if self._holds(spec) and (placement := self._tried(job, spec)) is not None:
+                return self._alternative(job, change, placement)
+        return None
+
+    def _released(self, job: Job) -> Alternative | None:
+        if not self._holds(job.spec):
+            return None
+        self._left -= 1
+        with changed(self._pool, msgspec.structs.replace(job, held=False)) as pool:
+            placement = start_of(pool, job.id, self._now_s, self._rules)
+        change = SpecChange({"hold": False}, f"penstock release {job.id}", 1.0)
+        return self._alternative(job, change, placement) if placement is not None else None
+
+    def _tried(self, job: Job, spec: JobSpec) -> Placement | None:
+        self._left -= 1
+        with submitted(self._pool, spec, self._now_s, instead_of=job) as pool:
+            placement = start_of(pool, TRIED, self._now_s, self._rules)
+        if placement is None:
+            return None
+        with changed(self._pool, msgspec.structs.replace(job, spec=spec)) as pool:
+            return placement if start_of(pool, job.id, self._now_s, self._rules) is not None else None
+
+    def _holds(self, spec: JobSpec) -> bool:
+        return any(count >= spec.gpus for count in self._idle.kinds(spec).values())
+
+    def _changes(self, job: Job) -> Iterator[SpecChange]:
+        spec, accepted = job.spec, self._whole.kinds(job.spec)
+        if job.accepts is None:  # else its kinds are not its user's, but those for which it has been sized
+            yield from self._other_kinds(job, accepted)
+        if len(accepted) > 1:
+            for kind in self._idle.kinds(spec):
+                yield SpecChange({"kinds": (kind,)}, f"accept kind `{kind}` only", self._speed(job, kind) or 1.0)
+        for kind, count in self._idle.kinds(spec).items():
+            if count < spec.widths[0]:  # within its widths, whoever sizes an elastic job chooses
+                gain = (self._speed(job, kind) or 1.0) * count / spec.gpus
+                yield _narrower(spec, count, gain)
+        if self._idle.is_tight(spec) and not self._idle.kinds(spec):
+            for fields, say in less_of_a_host(spec, self._idle):
+                yield SpecChange({**fields}, say, 1.0)
+        if spec.memory_bytes and not accepted.keys() & self._idle.kinds(spec).keys():
+            yield from self._less_memory(spec)
+        if sample_plan.awaits_speeds(job, accepted, known=self._pool.speeds.knows(self._pool.keys[job.id])):
+            yield SpecChange({"profile": "off"}, "submit it with `--profile off`", 0.9)
+
+    def _other_kinds(self, job: Job, accepted: dict[str, int]) -> Iterator[SpecChange]:
+        spec = job.spec
+        if spec.kinds:
+            offered = self._idle.kinds(msgspec.structs.replace(spec, kinds=()))
+            for kind in sorted(offered.keys() - set(spec.kinds)):
+                gain = self._speed(job, kind) or 0.5
+                yield SpecChange({"kinds": (*spec.kinds, kind)}, f"accept kind `{kind}` too", gain)
+                yield SpecChange({"kinds": (kind,)}, f"accept kind `{kind}` instead", gain)
+        elif not accepted:
+            for kind in sorted({device.kind for _, device in self._idle if device.backend == "cpu"}):
+                yield SpecChange({"kinds": (kind,)}, f"ask for kind `{kind}` by name", self._speed(job, kind) or 0.1)
+
+    def _less_memory(self, spec: JobSpec) -> Iterator[SpecChange]:
+        any_size = msgspec.structs.replace(spec, memory_bytes=0)
+        sizes = {device.memory_bytes for _, device in self._idle if fits(any_size, device)}
+        for size in sorted((size for size in sizes if size < spec.memory_bytes), reverse=True):
+            yield SpecChange({"memory_bytes": size}, f"ask for at most {gibibytes(size)} a device", 1.0)
+
+    def _alternative(self, job: Job, change: SpecChange, placement: Placement) -> Alternative:
+        speed = self._speed(job, placement.kind)
+        gpus = sum(len(slot.devices) for slot in placement.slots)
+        where = f" on {gpus} `{placement.kind}`" if gpus > 1 else f" on `{placement.kind}`"
+        guess = "a predicted " if placement.kind in self._pool.speeds.predicted(self._pool.keys[job.id]) else ""
+        pace = f", at {guess}{speed:.2g}x speed" if speed and speed != 1.0 else ""
+        text = f"{change.say}: it starts now{'' if placement.kind in change.say else where}{pace}"
+        return Alternative(change=change.fields, kind=placement.kind, speed=speed, text=text)
+
+    def _speed(self, job: Job, kind: str) -> float:
+        """Return the job's speed on a kind relative to the fastest that it accepts, as told; 0 where nobody told."""
+        measured = self._pool.speeds.by_key.get(self._pool.keys[job.id], {})
+        accepted = [measured[kind] for kind in self._whole.kinds(job.spec) if kind in measured]
+        return measured.get(kind, 0.0) / max(accepted, default=1.0)
+
+
+def named(pool: PoolView, found: RoundDecided, now_s: float, rules: RoundRules) -> RoundDecided:
+    """
+    Return a round with the best alternative of its first waiting jobs.
+
+    Notes
+    -----
+    At most ``max_tries`` changes are tried, fewer in a large pool (:data:`TRIED_JOBS`), none in a very large one: who
+    asks about one job has them tried then.
+    """
+    if not found.waits:
+        return found
+    tries = min(rules.max_tries, TRIED_JOBS // max(1, len(pool.roster)))
+    if tries < 1:
+        return found
+    with decided(pool, found) as then:
+        looking = Alternatives(then, now_s, rules, tries)
+        waits = [_with_best(wait, looking.best(then.roster.entries[wait.job_id].ranked.job)) for wait in found.waits]
+    return msgspec.structs.replace(found, waits=tuple(waits))
+
+
+def _with_best(wait: Wait, best: Alternative | None) -> Wait:
+    if best is None:
+        return wait
+    return msgspec.structs.replace(wait, alternative=best, remedy=wait.remedy or best.text)
+
+
+def _narrower(spec: JobSpec, count: int, gain: float) -> SpecChange:
+    devices = f"{count} device{'s' if count > 1 else ''}"
+    if spec.max_gpus:
+        return SpecChange(
+            {"gpus": count, "min_gpus": count}, f'accept {devices} too (gpus = "{count}..{spec.max_gpus}")', gain
+        )
+    return SpecChange({"gpus": count}, f"ask for at most {devices}", gain)

@@ -1,0 +1,1 @@
+"""libs/penstock_sharing/__init__.py."""

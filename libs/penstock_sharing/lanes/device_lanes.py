@@ -1,0 +1,511 @@
+"""
+One device: members, who waits, who is parked, whose turn it is.
+
+One device's lanes: who is in which, who waits, who is parked, and whose turn it is.
+
+A board is a fold: it is told what happens on the device and answers what changes. It reads no clock and holds no memory
+itself; whoever runs the jobs carries the changes out, in their order.
+
+A *boundary* is the moment between two turns of a job at which its ephemeral memory is empty. Lanes change their size,
+and jobs their lane, only there; so no change ever waits for more than the turn that is under way.
+
+The jobs of one device: who waits, who is parked, who has to leave, and what a change of one means for the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import assert_never
+
+from penstock_log import MemoryNeed
+from penstock_sharing.lanes.lane import Change, LaneMember, LaneRefused, MemberEvicted, MemberParked, MemberWaits
+from penstock_sharing.lanes.lane_allocator import LaneAllocator
+from penstock_sharing.lanes.turn_policy import LaneRules, MemberStanding, TurnForecast
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """
+    What one lane looks like from outside.
+
+    Attributes
+    ----------
+    lane, size_bytes : int
+    members : tuple of str
+        In order of entering.
+    holder : str or None
+        Whose turn it is.
+    due : bool
+        Whether something waits for the holder's next boundary. While nothing does, it need not tell of its boundaries.
+    """
+
+    lane: int
+    size_bytes: int
+    members: tuple[str, ...]
+    holder: str | None
+    due: bool
+
+
+class DeviceLanes:
+    """
+    One device's lanes.
+
+    Parameters
+    ----------
+    capacity_bytes, reserve_bytes : int
+        The device's memory, and what of it is left alone.
+    rules : LaneRules
+
+    Raises
+    ------
+    ValueError
+        If the reserve is not between 0 and the capacity.
+
+    Notes
+    -----
+    Always: ``sum(P + F)`` of all that hold memory, and the sizes of all lanes, and the reserve, are at most the
+    capacity; unless a job has kept more than it had been given. Until it has left, or lanes have shrunk at their next
+    boundaries, turns are given only so far as the memory that is really free allows.
+
+    ``boundary`` and ``want`` are O(log members) where nothing else has changed, all others O((jobs + lanes) x changes).
+
+    Examples
+    --------
+    >>> board = DeviceLanes(capacity_bytes=100)
+    >>> board.arrive("a", MemoryNeed(10, 0, 40), now_s=0.0)
+    [LaneOpened(lane=0, size_bytes=40), LaneEntered(job_id='a', lane=0)]
+    >>> board.arrive("b", MemoryNeed(10, 0, 45), now_s=0.0)
+    [LaneEntered(job_id='b', lane=0), LaneResized(lane=0, size_bytes=45)]
+    >>> board.want("a", now_s=1.0), board.want("b", now_s=1.5)
+    ([TurnGranted(job_id='a', lane=0)], [])
+    >>> board.boundary("a", now_s=2.0)
+    [TurnGranted(job_id='b', lane=0)]
+    >>> board.used_bytes, board.free_bytes
+    (65, 35)
+    """
+
+    def __init__(self, capacity_bytes: int, reserve_bytes: int = 0, rules: LaneRules | None = None) -> None:
+        if not 0 <= reserve_bytes <= capacity_bytes:
+            raise ValueError(f"reserve {reserve_bytes} is out of range; expected 0 to the capacity, {capacity_bytes}")
+        self.rules = rules or LaneRules()
+        self._deck = LaneAllocator(capacity_bytes - reserve_bytes, self.rules)
+        self._roster = LaneMembers(self._deck)
+        self._arrived = 0
+
+    def arrive(
+        self,
+        job_id: str,
+        need: MemoryNeed,
+        now_s: float,
+        *,
+        service_s: float = 0.0,
+        remaining_s: float = math.inf,
+        priority: int = 0,
+    ) -> list[Change]:
+        """
+        A job wants to share the device.
+
+        Parameters
+        ----------
+        service_s, remaining_s, priority
+            As in :class:`penstock_sharing.lanes.turn_policy.MemberStanding`.
+
+        Returns
+        -------
+        list of Change
+            With ``Entered``, ``MemberWaits`` or ``Refused`` for this job among them.
+
+        Raises
+        ------
+        ValueError
+            If the job is on the board already.
+        """
+        if job_id in self._roster.members:
+            raise ValueError(f"job {job_id} is on the board already; expected its finish before it arrives again")
+        standing = MemberStanding(job_id, self._arrived, service_s, remaining_s, priority)
+        self._arrived += 1
+        self._roster.add(LaneMember(need, standing))
+        self._roster.settle(now_s)
+        if job_id in self._roster.waiting:
+            self._deck.changes.append(MemberWaits(job_id, self.why(job_id)))
+        return self._told()
+
+    def want(self, job_id: str, now_s: float) -> list[Change]:
+        """A job is ready for its next turn; one that waits or is parked may ask as well, and gets it when it can."""
+        member = self._member(job_id)
+        lane = member.lane
+        if lane is None:
+            member.standing.asked_s = now_s
+        elif lane.holder is not member:
+            lane.asking.ask(member.standing, now_s)
+            self._deck.grant(lane, now_s)
+        return self._told()
+
+    def rest(self, job_id: str) -> None:
+        """A job asks for no turn any more, as when its process is saving its state to leave: nobody waits for it."""
+        member = self._member(job_id)
+        member.standing.asked_s = None
+        if member.lane is not None:
+            member.lane.asking.forget(member.standing)
+
+    def boundary(
+        self,
+        job_id: str,
+        now_s: float,
+        *,
+        need: MemoryNeed | None = None,
+        wants: bool = True,
+        remaining_s: float | None = None,
+    ) -> list[Change]:
+        """
+        A job's turn is over, and its ephemeral memory is empty.
+
+        Parameters
+        ----------
+        need : MemoryNeed or None
+            As measured now; None: as before.
+        wants : bool
+            Whether it is ready for another turn.
+        remaining_s : float or None
+            What is left of it; None: what was left, less the turn.
+
+        Returns
+        -------
+        list of Change
+            It goes on only if ``Granted`` for this job is among them.
+
+        Raises
+        ------
+        ValueError
+            If it is not its turn.
+        """
+        member = self._member(job_id)
+        lane = member.lane
+        if lane is None or lane.holder is not member:
+            raise ValueError(f"it is not the turn of job {job_id}; expected a boundary only after Granted")
+        lane.release(now_s)
+        if remaining_s is not None:
+            member.standing.remaining_s = remaining_s
+        if wants:
+            lane.asking.ask(member.standing, now_s)
+        if need is not None and need != member.need:
+            self._roster.reestimate(member, need, now_s)
+            self._roster.settle(now_s)
+        elif lane.settled and not self._deck.tight:
+            self._deck.grant(lane, now_s)
+        else:
+            self._roster.settle(now_s)
+        return self._told()
+
+    def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Change]:
+        """
+        A job's turn is over, and it has handed it straight to another member of its lane, as :meth:`ahead` had said.
+
+        Who is next may have changed since; the turn is that of whoever has it. Whatever else is to be done at a
+        boundary of this lane waits for the next one.
+
+        Parameters
+        ----------
+        wants : bool
+            Whether the first one is ready for another turn.
+
+        Raises
+        ------
+        ValueError
+            If it was not its turn, or the other one is in another lane.
+        """
+        member, other = self._member(job_id), self._member(to)
+        lane = member.lane
+        if lane is None or lane.holder is not member or other.lane is not lane or other is member:
+            raise ValueError(f"job {job_id} cannot hand its turn to {to}; expected the holder, and another of its lane")
+        lane.release(now_s)
+        if wants:
+            lane.asking.ask(member.standing, now_s)
+        lane.hand(other, now_s)
+        if not lane.settled or self._deck.tight:
+            self._roster.settle(now_s)
+        return self._told()
+
+    def ahead(self, job_id: str, now_s: float) -> TurnForecast | None:
+        """
+        Return who is next after a job whose turn begins now, as far as can be said.
+
+        None where nobody else asks, or where something else is to be done at the end of this turn: then
+        :meth:`boundary` has to say who is next.
+        """
+        lane = self._member(job_id).lane
+        if lane is None or lane.holder is None or lane.holder.job_id != job_id:
+            raise ValueError(f"it is not the turn of job {job_id}; expected the holder of a turn")
+        if not lane.settled or self._deck.tight:
+            return None
+        return lane.asking.ahead(lane.holder.standing, now_s)
+
+    def hurry(self, job_id: str) -> None:
+        """A job is to stop at a boundary: until it has left, its requests go before those of others."""
+        member = self._member(job_id)
+        member.standing.hurried = True
+        if member.lane is not None:
+            member.lane.asking.hurry(member.standing)
+
+    def measured(self, job_id: str, need: MemoryNeed, now_s: float) -> list[Change]:
+        """A job turns out to need more, or less. For whoever has the turn, this is a boundary."""
+        member = self._member(job_id)
+        if member.lane is not None and member.lane.holder is member:
+            return self.boundary(job_id, now_s, need=need)
+        if need != member.need:
+            self._roster.reestimate(member, need, now_s)
+            self._roster.settle(now_s)
+        return self._told()
+
+    def finish(self, job_id: str, now_s: float) -> list[Change]:
+        """A job is over, by itself or not, and holds no memory any more; its turn is over, too."""
+        member = self._member(job_id)
+        self._roster.drop(member, now_s)
+        self._roster.settle(now_s)
+        return self._told()
+
+    def gained(self, lanes: int, ratio: float, now_s: float) -> list[Change]:
+        """
+        Running side by side has been measured.
+
+        Parameters
+        ----------
+        lanes : int
+        ratio : float
+            Throughput of so many lanes over that of one fewer, with the same jobs. Below ``1 + least_gain``, the
+            smallest lanes close until there are fewer.
+        """
+        self._deck.gains.see(lanes, ratio, now_s)
+        by_size = sorted(self._deck.lots, reverse=True)
+        most = int(min(self._deck.most_lanes(now_s), len(by_size)))
+        self._deck.close([lot.lane for lot in by_size[most:]], now_s)
+        self._roster.settle(now_s)
+        return self._told()
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._roster.members
+
+    @property
+    def lanes(self) -> tuple[LaneView, ...]:
+        """The lanes, oldest first."""
+        return tuple(
+            LaneView(
+                lane=lane.number,
+                size_bytes=lane.size_bytes,
+                members=tuple(lane.members),
+                holder=lane.holder.job_id if lane.holder else None,
+                due=lane.holder is not None and (len(lane.asking) > 0 or not lane.settled or self._deck.tight),
+            )
+            for lane in self._deck.lanes.values()
+        )
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Jobs that have not started, first come first."""
+        return tuple(self._roster.waiting)
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """Jobs that are parked, the oldest first."""
+        return tuple(self._roster.parked)
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Jobs that have been told to leave and have not finished yet."""
+        return tuple(self._roster.leaving)
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts as used, without the reserve: ``sum(P + F)`` and the lanes."""
+        return self._deck.usable_bytes - self._deck.free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left; negative only after a job has kept more than it had been given."""
+        return self._deck.free_bytes
+
+    def need(self, job_id: str) -> MemoryNeed:
+        """Return what a job needs, as far as is known."""
+        return self._member(job_id).need
+
+    def cap_bytes(self, job_id: str) -> int:
+        """Return the most that a job may hold in its turn: more would be taken from others. 0 for one that waits."""
+        member = self._member(job_id)
+        if member.at == "waiting":
+            return 0
+        return member.need.resident_bytes + (member.lane.size_bytes if member.lane else 0)
+
+    def why(self, job_id: str) -> str:
+        """Return in one sentence why a job is not in a lane; empty for one that is."""
+        return self._roster.why(self._member(job_id))
+
+    def _member(self, job_id: str) -> LaneMember:
+        if job_id not in self._roster.members:
+            raise ValueError(f"job {job_id} is not on the board; expected one that has arrived and has not finished")
+        return self._roster.members[job_id]
+
+    def _told(self) -> list[Change]:
+        changes, self._deck.changes = self._deck.changes, []
+        return changes
+
+
+class LaneMembers:
+    """
+    The jobs of one device.
+
+    Attributes
+    ----------
+    members : dict of str to LaneMember
+        All of them.
+    waiting, parked, leaving : dict of str to LaneMember
+        Those that are not in a lane, each the oldest first. The parked stand before the waiting.
+    """
+
+    def __init__(self, deck: LaneAllocator) -> None:
+        self._deck = deck
+        self.members: dict[str, LaneMember] = {}
+        self.waiting: dict[str, LaneMember] = {}
+        self.parked: dict[str, LaneMember] = {}
+        self.leaving: dict[str, LaneMember] = {}
+
+    def add(self, member: LaneMember) -> None:
+        """Take in a job that has arrived, unless the device is too small for it."""
+        self.members[member.job_id] = self.waiting[member.job_id] = member
+        self._refuse_or_keep(member)
+
+    def drop(self, member: LaneMember, now_s: float) -> None:
+        """Forget a job that is over."""
+        if member.at != "waiting":
+            self._deck.resident_bytes -= member.need.resident_bytes
+        self._take_out(member, now_s)
+        del self.members[member.job_id]
+
+    def reestimate(self, member: LaneMember, need: MemoryNeed, now_s: float) -> None:
+        """Give a job another need: it stays, moves, is parked, or has to leave. No other job does, for its sake."""
+        stays, more_bytes = self._deck.stays(member, need), need.resident_bytes - member.need.resident_bytes
+        member.need = need
+        if member.at == "waiting":
+            self._refuse_or_keep(member)
+            return
+        self._deck.resident_bytes += more_bytes
+        if need.alone_bytes > self._deck.usable_bytes:
+            self._evict(member, now_s, f"it needs {mib(need.alone_bytes)}, more than the device has")
+        elif member.lane is not None and stays:
+            member.lane.measure()
+        elif member.lane is not None:
+            self._displace(member, now_s)
+        if more_bytes > 0 and self._deck.soon_free_bytes < 0:
+            lacking = mib(-self._deck.soon_free_bytes)
+            self._evict(member, now_s, f"it keeps {mib(more_bytes)} more between turns; others lack {lacking} of that")
+
+    def settle(self, now_s: float) -> None:
+        """Bring everything in order that may have come out of it; turns last."""
+        self._deck.trim(now_s)
+        self._admit(now_s)
+        if not self.waiting and not self.parked:
+            self._deck.reopen(now_s)
+            self._deck.spread(now_s)
+        self._deck.trim(now_s)
+        self._relieve(now_s)
+        for lane in self._deck.lanes.values():
+            self._deck.grant(lane, now_s)
+
+    def why(self, member: LaneMember) -> str:
+        """Return in one sentence why a job is not in a lane; empty for one that is."""
+        match member.at:
+            case "lane":
+                return ""
+            case "leaving":
+                return "it has to leave the device"
+            case "waiting" | "parked":
+                return self._lacks(member)
+            case _:
+                assert_never(member.at)
+
+    def _line(self) -> Iterator[LaneMember]:
+        return chain(self.parked.values(), self.waiting.values())
+
+    def _admit(self, now_s: float) -> None:
+        """Let in who can, in order; those behind one that cannot may pass it a bounded number of times."""
+        passed: list[LaneMember] = []
+        for member in list(self._line()):
+            entered = self._enter(member, now_s)
+            if not entered and self._deck.make_room(member.entering, now_s):
+                entered = self._enter(member, now_s)
+                if not entered:
+                    return  # a lane closes for it at the next boundary: nobody else takes that room
+            if entered:
+                for other in passed:
+                    other.overtaken += 1
+            else:
+                passed.append(member)
+            if any(self._lets_nobody_pass(other) for other in passed):
+                return
+
+    def _enter(self, member: LaneMember, now_s: float) -> bool:
+        others = (other.entering for other in self._line() if other is not member)
+        if not self._deck.enter(member, now_s, others):
+            return False
+        self.waiting.pop(member.job_id, None)
+        self.parked.pop(member.job_id, None)
+        return True
+
+    def _displace(self, member: LaneMember, now_s: float) -> None:
+        """Take a member out of its lane into another one, or park it."""
+        if member.lane is not None:
+            member.lane.remove(member, now_s)
+        if not self._deck.enter(member, now_s):
+            member.at = "parked"
+            self.parked[member.job_id] = member
+            self._deck.changes.append(MemberParked(member.job_id, self._lacks(member)))
+
+    def _relieve(self, now_s: float) -> None:
+        """Have the one that was parked last leave where nobody runs, since nothing else would ever make room."""
+        if self.parked and not self._deck.lanes and not self.leaving:
+            newest = next(reversed(self.parked.values()))
+            self._evict(newest, now_s, "it is parked, and nobody is left whose end would make room")
+
+    def _evict(self, member: LaneMember, now_s: float, reason: str) -> None:
+        if member.at == "leaving":
+            return
+        self._take_out(member, now_s)
+        member.at = "leaving"
+        self.leaving[member.job_id] = member
+        changes = self._deck.changes
+        changes[:] = [each for each in changes if not (isinstance(each, MemberParked) and each.job_id == member.job_id)]
+        changes.append(MemberEvicted(member.job_id, reason))
+
+    def _take_out(self, member: LaneMember, now_s: float) -> None:
+        if member.lane is not None:
+            member.lane.remove(member, now_s)
+        for group in (self.waiting, self.parked, self.leaving):
+            group.pop(member.job_id, None)
+
+    def _refuse_or_keep(self, member: LaneMember) -> None:
+        if member.need.alone_bytes > self._deck.usable_bytes:
+            del self.members[member.job_id], self.waiting[member.job_id]
+            reason = f"it needs {mib(member.need.alone_bytes)}; the device has {mib(self._deck.usable_bytes)}"
+            self._deck.changes.append(LaneRefused(member.job_id, reason))
+
+    def _lets_nobody_pass(self, member: LaneMember) -> bool:
+        return member.overtaken >= self._deck.rules.overtakes
+
+    def _lacks(self, member: LaneMember) -> str:
+        if any(lane.closing for lane in self._deck.lanes.values()):
+            return "a lane closes at its next boundary; then it is looked at again"
+        first = next((m for m in self._line() if m is member or self._lets_nobody_pass(m)), member)
+        if first is not member:
+            return (
+                f"{first.job_id} stands before it, has been overtaken {first.overtaken} times, and is not passed again"
+            )
+        need, free_bytes = member.entering, max(0, self._deck.free_bytes)
+        takes = f"{mib(need.resident_bytes)} and a lane of {mib(need.ephemeral_bytes)}"
+        return f"it takes {takes}; {mib(free_bytes)} are free beside the lanes"
+
+
+def mib(size_bytes: int) -> str:
+    """Return a size for people to read."""
+    return f"{size_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,212 @@
+"""
+What a job needs, and which jobs fit beside each other.
+
+How a job's need of memory is known from what its iterations have shown.
+
+Which jobs can share a device, for one who decides where jobs go and knows only what each needs.
+
+Of all ways to divide jobs into lanes, one lane takes the least memory: the largest ephemeral need, once. So jobs can
+share a device iff ``sum(P + F) + max E + reserve <= C``, and a :class:`penstock_sharing.lanes.Board` that may merge
+lanes lets them all in. More lanes than one are a matter of speed, which the device decides by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from penstock_log import MemoryNeed
+
+WARM_UP: Final = 1
+"""Iterations that are not counted: optimizer state appears during the first, and looks like a peak of it."""
+
+
+class MemoryReading(NamedTuple):
+    """
+    What a job says of its memory at the end of an iteration, in bytes.
+
+    Attributes
+    ----------
+    allocated_bytes
+        What the framework's allocator has given out, now that the iteration is over.
+    peak_bytes
+        The most that it had given out since the boundary before.
+    framework_bytes
+        What the process holds of the device beyond what the allocator has reserved.
+    """
+
+    allocated_bytes: int
+    peak_bytes: int
+    framework_bytes: int = 0
+
+
+class MemoryEstimate:
+    """
+    A job's need, from its last iterations.
+
+    Each part is the most of the last ``window`` iterations, so the need rises at once and falls when the iterations
+    that took more are ``window`` behind. P + E is at least every peak among them.
+
+    Parameters
+    ----------
+    window : int
+        Iterations that are remembered.
+    headroom : float
+        Share that is added to each part, for fragmentation: 0.05 is 5 %.
+
+    Notes
+    -----
+    O(window) for each need, O(1) for each sample.
+
+    Examples
+    --------
+    >>> estimate = MemoryEstimate()
+    >>> estimate.see(MemoryReading(allocated_bytes=300, peak_bytes=900))
+    >>> estimate.need is None
+    True
+    >>> estimate.see(MemoryReading(allocated_bytes=300, peak_bytes=700, framework_bytes=50))
+    >>> estimate.need
+    MemoryNeed(persistent_bytes=300, framework_bytes=50, ephemeral_bytes=400)
+    """
+
+    def __init__(self, window: int = 64, headroom: float = 0.0) -> None:
+        if window < 1 or headroom < 0:
+            raise ValueError(f"window {window} and headroom {headroom} are out of range; expected 1 or more, 0 or more")
+        self._samples: deque[MemoryReading] = deque(maxlen=window)
+        self._factor = 1.0 + headroom
+        self._seen = 0
+
+    def see(self, sample: MemoryReading) -> None:
+        """Take in what one more iteration has shown."""
+        self._seen += 1
+        if self._seen > WARM_UP:
+            self._samples.append(sample)
+
+    @property
+    def need(self) -> MemoryNeed | None:
+        """What the job needs; None before its second iteration."""
+        if not self._samples:
+            return None
+        return MemoryNeed(
+            self._with_headroom(max(s.allocated_bytes for s in self._samples)),
+            self._with_headroom(max(s.framework_bytes for s in self._samples)),
+            self._with_headroom(max(s.peak_bytes - s.allocated_bytes for s in self._samples)),
+        )
+
+    def _with_headroom(self, size_bytes: int) -> int:
+        return max(0, size_bytes if self._factor == 1.0 else round(size_bytes * self._factor))
+
+
+def differs(known: MemoryNeed, measured: MemoryNeed, share: float = 0.05) -> bool:
+    """
+    Say whether a measured need is news: more than is known in any part, or less by more than a share of it.
+
+    Rising by a byte is news, because a lane that is too small is not safe; falling by little is not worth a change.
+
+    Examples
+    --------
+    >>> known = MemoryNeed(1000, 100, 500)
+    >>> differs(known, MemoryNeed(990, 100, 480)), differs(known, MemoryNeed(1000, 100, 501))
+    (False, True)
+    """
+    pairs = (
+        (known.persistent_bytes, measured.persistent_bytes),
+        (known.framework_bytes, measured.framework_bytes),
+        (known.ephemeral_bytes, measured.ephemeral_bytes),
+    )
+    return any(now > before or now < before * (1.0 - share) for before, now in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """
+    What a device holds, as far as packing goes.
+
+    Parameters
+    ----------
+    usable_bytes : int
+        The device's memory without the reserve.
+    resident_bytes : int
+        ``sum(P + F)`` of its jobs.
+    ephemeral_bytes : int
+        The largest E of them.
+    jobs : int
+
+    Examples
+    --------
+    >>> load = DeviceLoad.of(100, 10, [MemoryNeed(20, 0, 30), MemoryNeed(5, 5, 10)])
+    >>> load.room_bytes, load.holds(MemoryNeed(30, 0, 30)), load.holds(MemoryNeed(30, 0, 31))
+    (30, True, False)
+    """
+
+    usable_bytes: int
+    resident_bytes: int = 0
+    ephemeral_bytes: int = 0
+    jobs: int = 0
+
+    @classmethod
+    def of(cls, capacity_bytes: int, reserve_bytes: int, needs: Iterable[MemoryNeed]) -> DeviceLoad:
+        """Return the load of a device with these jobs."""
+        load = cls(capacity_bytes - reserve_bytes)
+        for need in needs:
+            load = load.plus(need)
+        return load
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left for more jobs, with one lane."""
+        return self.usable_bytes - self.resident_bytes - self.ephemeral_bytes
+
+    def growth_bytes(self, need: MemoryNeed) -> int:
+        """Return what one more job takes of the room."""
+        return need.resident_bytes + max(0, need.ephemeral_bytes - self.ephemeral_bytes)
+
+    def holds(self, need: MemoryNeed) -> bool:
+        """Say whether one more job can share the device."""
+        return self.growth_bytes(need) <= self.room_bytes
+
+    def plus(self, need: MemoryNeed) -> DeviceLoad:
+        """Return the load with one more job."""
+        return replace(
+            self,
+            resident_bytes=self.resident_bytes + need.resident_bytes,
+            ephemeral_bytes=max(self.ephemeral_bytes, need.ephemeral_bytes),
+            jobs=self.jobs + 1,
+        )
+
+
+def best_fit(loads: Sequence[DeviceLoad], need: MemoryNeed, most_jobs: int | None = None) -> int | None:
+    """
+    Return the device on which a job goes best; None if none holds it.
+
+    The one on which it takes the least: where a lane that is there already is large enough for it; of those, where the
+    least is left over, so that large jobs find room elsewhere.
+
+    Parameters
+    ----------
+    loads : sequence of DeviceLoad
+    need : MemoryNeed
+    most_jobs : int or None
+        Most jobs on one device.
+
+    Notes
+    -----
+    O(devices). Equal ones go by position.
+
+    Examples
+    --------
+    >>> empty, small, large = DeviceLoad(100), DeviceLoad(100, 10, 20, 1), DeviceLoad(100, 10, 50, 1)
+    >>> best_fit([empty, small, large], MemoryNeed(10, 0, 40)), best_fit([empty, small], MemoryNeed(10, 0, 80))
+    (2, 1)
+    """
+    found = min(
+        (
+            (load.growth_bytes(need), load.room_bytes, at)
+            for at, load in enumerate(loads)
+            if load.holds(need) and (most_jobs is None or load.jobs < most_jobs)
+        ),
+        default=None,
+    )
+    return None if found is None else found[2]

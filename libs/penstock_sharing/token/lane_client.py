@@ -1,0 +1,319 @@
+"""A process's side of its lanes: it joins, takes its turns on all of its devices together, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from penstock_sharing.token.protocol import (
+    VERSION,
+    JoinLane,
+    JoinRefused,
+    LaneClientId,
+    SlotPlace,
+    SlotsAssigned,
+    SlotsTaken,
+    receive,
+    send,
+)
+from penstock_sharing.token.shared_page import AWAY, DRAINING, SharedPage, register_fences
+from penstock_sharing.token.token_slot import DeviceDrain, TokenSlot
+
+LOOK_S: Final = 0.25
+"""How often who waits for its turn looks whether the keeper is still there."""
+RECONNECT_S: Final = 0.25
+
+_log = logging.getLogger("penstock.lanes")
+
+
+class LaneError(Exception):
+    """Root of what keeps a process from taking turns."""
+
+
+class NoTokenSlot(LaneError):
+    """The keeper has no seat for this process."""
+
+
+class LaneClient:
+    """
+    A process's seats.
+
+    Nothing waits but :meth:`enter`. The methods are called by one thread at a time, but for :meth:`interrupt`. A forked
+    child has no seat and no token: there, :meth:`enter` returns at once and nothing else does anything.
+
+    Parameters
+    ----------
+    path : str
+        The keeper's socket.
+    who : LaneClientId
+    settle : callable
+        Called before the token is given to another process: returns once the device has done all that it was told.
+        It may be called by another thread, between two iterations.
+    works_on : callable
+        Whether the device may be at work when an iteration is over, so that there is something to settle.
+
+    Examples
+    --------
+    ::
+
+        member = Member(path, Who("j1", 1, 0), settle=torch.cuda.synchronize)
+        for batch in loader:         # fetched before the token is taken
+            member.enter()
+            step(batch)
+            member.exit()
+        member.close()
+    """
+
+    def __init__(
+        self,
+        path: str,
+        who: LaneClientId,
+        settle: Callable[[], object] = lambda: None,
+        works_on: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.seats: tuple[TokenSlot, ...] = ()
+        self._path, self._who, self._settle, self._works_on = path, who, settle, works_on
+        self._between = threading.Lock()  # so that no iteration begins while the device is waited for
+        self._drains: dict[TokenSlot, DeviceDrain] = {}
+        self._connection: socket.socket | None = None
+        self._detached = False
+        self._done = 0
+        register_fences()
+        self._connect()
+        _members.add(self)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has the token of every seat."""
+        return bool(self.seats) and all(seat.holds for seat in self.seats)
+
+    def enter(self, attend: Callable[[], object] = lambda: None) -> bool:
+        """
+        Begin an iteration: return as soon as it is this process's turn on all of its devices.
+
+        Parameters
+        ----------
+        attend : callable
+            Called before it waits, and after each :meth:`interrupt`. It may raise, and it may :meth:`close` the member,
+            which then asks for its seats anew.
+
+        Returns
+        -------
+        bool
+            Whether it had to wait.
+
+        Raises
+        ------
+        NoTokenSlot
+            If the keeper has none for it.
+        """
+        if self._drains:
+            with self._between:
+                ready = self._begin()
+        else:
+            ready = self._begin()
+        if ready:
+            return False
+        self._settle()
+        attend()
+        while not (self.seats and all(self._take(seat) or self._wait(seat) for seat in self.seats)):
+            self.look(0.0 if self.seats else LOOK_S)
+            attend()
+        return True
+
+    def interrupt(self) -> None:
+        """Have a wait in :meth:`enter` attend to something now, or within :data:`LOOK_S`; from any thread."""
+        for seat in self.seats:
+            seat.nudge()
+
+    def exit(self) -> None:
+        """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
+        works_on = self._works_on()
+        away = DRAINING if works_on else AWAY
+        due: list[TokenSlot] | None = None
+        for seat in self.seats:
+            if seat.exit(away):
+                due = [seat] if due is None else [*due, seat]
+        if due is not None:
+            self._give(due)
+        elif works_on and len(self._drains) < len(self.seats):
+            self._drains = {
+                seat: self._drains.get(seat) or DeviceDrain(seat, self._settle, self._between) for seat in self.seats
+            }
+
+    def rest(self) -> None:
+        """The loop pauses or ends: who waits need not wait for the end of the lease."""
+        if self._works_on():
+            self._settle()
+        due = [seat for seat in self.seats if seat.rest()]
+        if due:
+            self._give(due)
+
+    def look(self, timeout_s: float = 0.0) -> None:
+        """
+        Take in what the keeper has sent, and look for a keeper that went away; between iterations only.
+
+        Raises
+        ------
+        NoTokenSlot
+            If there is none for this process.
+        """
+        if self._connection is None and not self._connect():
+            time.sleep(min(timeout_s, RECONNECT_S))
+            return
+        while self._connection is not None and _is_readable(self._connection, timeout_s):
+            self._receive(self._connection)
+            timeout_s = 0.0
+
+    def close(self) -> None:
+        """Leave: the token goes on, and the seats are free."""
+        held = [seat for seat in self.seats if seat.holds]
+        if held:
+            self._give(held)
+        self._hang_up()
+        self._sit(0, ())
+
+    def detach(self) -> None:
+        """In a forked child: let go of what is the parent's. The child has no token, and no seat."""
+        for seat in self.seats:
+            seat.close()
+        self.seats, self._drains = (), {}
+        self._detached, self._between = True, threading.Lock()
+        self._hang_up()
+
+    def _begin(self) -> bool:
+        """Whether it has all of its tokens: this is the path that has to be short."""
+        for seat in self.seats:
+            if not seat.enter():
+                return False
+        return bool(self.seats) or self._detached
+
+    def _take(self, seat: TokenSlot) -> bool:
+        """Enter a seat; not while another thread waits for its device, which then says that nobody is at work there."""
+        with self._between:
+            return seat.enter()
+
+    def _wait(self, seat: TokenSlot) -> bool:
+        """Wait for the turn; False where the seats may have changed, or the keeper may be gone."""
+        return seat.wait(LOOK_S) and not seat.called
+
+    def _give(self, seats: list[TokenSlot]) -> None:
+        """
+        Give the tokens of some seats, the highest device first.
+
+        Those of the others stay; but it is away there, so whoever asks for them has them soon. So it never waits for a
+        device while it keeps a higher one from others.
+        """
+        self._settle()
+        for seat in reversed(seats):
+            seat.give()
+        for seat in self.seats:
+            if seat.drains:
+                seat.drained()
+
+    def _connect(self) -> bool:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(self._path)
+            places = tuple(SlotPlace(seat.lane, seat.number) for seat in self.seats)
+            send(
+                connection,
+                JoinLane(VERSION, self._who, places),
+                tuple(fd for seat in self.seats for fd in seat.descriptors),
+            )
+        except OSError as error:
+            connection.close()
+            _log.warning("lanes_keeper_not_there path=%s error=%s", self._path, error)
+            return False
+        self._connection = connection
+        return True
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            received = receive(connection)
+        except OSError:
+            received = None
+        if received is None:
+            self._hang_up()
+            return
+        message, descriptors = received
+        match message:
+            case SlotsAssigned(number, places):
+                self._sit(number, tuple(zip(places, descriptors[::2], descriptors[1::2], strict=True)))
+                self._tell(connection, SlotsTaken(number))
+            case JoinRefused(reason):
+                self._hang_up()
+                if not self.seats:
+                    raise NoTokenSlot(f"{self._who.job_id} has no seat: {reason}")
+                _log.warning("lanes_seat_lost reason=%s; asking again every %s s", reason, RECONNECT_S)
+            case JoinLane() | SlotsTaken():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _sit(self, letter: int, places: tuple[tuple[SlotPlace, int, int], ...]) -> None:
+        """
+        Take the seats of these places, and leave all others; the token of a seat that stays is kept.
+
+        But not behind a new one: it would be kept from others while this process waits for a lower device.
+        """
+        kept = {(seat.lane, seat.number): seat for seat in self.seats}
+        self._done = max((seat.done for seat in self.seats), default=self._done)
+        seats = []
+        for place, page, bell in places:
+            seat = kept.pop((place.lane, place.seat), None)
+            if seat is not None and seat.is_of(page):
+                os.close(page)
+                os.close(bell)
+                seat.read(letter)
+                seats.append(seat)
+            else:
+                seats.append(TokenSlot(place.lane, SharedPage(page), place.seat, bell, letter, done=self._done))
+        left = [seat for seat in self.seats if seat not in seats]
+        new = next((i for i, seat in enumerate(seats) if seat not in self.seats), len(seats))
+        behind = [seat for seat in seats[new:] if seat in self.seats]
+        if any(seat.holds for seat in (*left, *behind)):
+            self._settle()
+        for seat in reversed(behind):
+            seat.give()
+        for seat in reversed(left):
+            if seat in self._drains:
+                self._drains.pop(seat).end()
+            seat.give()
+            seat.close()
+        self.seats = tuple(seats)
+
+    def _tell(self, connection: socket.socket, message: SlotsTaken) -> None:
+        try:
+            send(connection, message)
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _is_readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Wait for something to read; unlike ``select``, for a process that has many files open, too."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
+_members: Final[weakref.WeakSet[LaneClient]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for member in list(_members):
+        member.detach()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,295 @@
+"""
+Messages over the socket and events of the broker.
+
+What a member and its lanes' keeper say to each other: one JSON object in a packet of a Unix socket, with descriptors.
+
+The socket is of type ``SOCK_SEQPACKET``: packets keep their bounds, and the end of a process ends its connection. The
+kernel says who is at the other end.
+
+What a keeper tells whoever decides whose turn it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+VERSION: Final = 1
+LONGEST: Final = 65_536
+MOST_DESCRIPTORS: Final = 64
+
+
+class BadPacket(Exception):
+    """What came over the socket is none of the messages of this version."""
+
+
+class LaneClientId(NamedTuple):
+    """A process of a run: the name of a member."""
+
+    job_id: str
+    epoch: int
+    rank: int
+
+
+class SlotPlace(NamedTuple):
+    """A seat in a lane. Its descriptors are the page's, and that of an eventfd by which the keeper is called."""
+
+    lane: str
+    seat: int
+
+
+class JoinLane(NamedTuple):
+    """
+    A process asks for its seats: the first packet of a connection.
+
+    Attributes
+    ----------
+    version : int
+    who : LaneClientId
+    places : tuple of SlotPlace
+        The seats that an earlier keeper gave it, with two descriptors each: it may have the token of some.
+    """
+
+    version: int
+    who: LaneClientId
+    places: tuple[SlotPlace, ...] = ()
+
+
+class SlotsAssigned(NamedTuple):
+    """
+    The seats of a process from now on, in the order in which it has to take them; two descriptors with each.
+
+    It leaves those that are not named any more at its next boundary.
+
+    Attributes
+    ----------
+    number : int
+        How many of these it has been sent.
+    places : tuple of SlotPlace
+    """
+
+    number: int
+    places: tuple[SlotPlace, ...]
+
+
+class SlotsTaken(NamedTuple):
+    """
+    The process has taken the seats that it was told of, and has left all others.
+
+    Attributes
+    ----------
+    number : int
+        Of the message that told it.
+    """
+
+    number: int
+
+
+class JoinRefused(NamedTuple):
+    """There is no seat for it; the keeper hangs up."""
+
+    reason: str
+
+
+Message: TypeAlias = JoinLane | SlotsAssigned | SlotsTaken | JoinRefused
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, by the kernel's word."""
+
+    pid: int
+    uid: int
+
+
+def encode(message: Message) -> bytes:
+    """
+    Return the packet of a message.
+
+    Examples
+    --------
+    >>> encode(JoinRefused("nobody knows you"))
+    b'{"kind":"refused","reason":"nobody knows you"}'
+    """
+    match message:
+        case JoinLane(version, who, places):
+            told: dict[str, object] = {"kind": "join", "version": version, **who._asdict(), "places": places}
+        case SlotsAssigned(number, places):
+            told = {"kind": "seated", "number": number, "places": places}
+        case SlotsTaken(number):
+            told = {"kind": "sat", "number": number}
+        case JoinRefused(reason):
+            told = {"kind": "refused", "reason": reason}
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def decode(packet: bytes) -> Message:
+    """
+    Return the message of a packet; fields that are not known are left alone.
+
+    Raises
+    ------
+    BadPacket
+        If it is none.
+    """
+    try:
+        told = json.loads(packet)
+        match told["kind"]:
+            case "join":
+                who = LaneClientId(str(told["job_id"]), int(told["epoch"]), int(told["rank"]))
+                return JoinLane(int(told["version"]), who, _places(told.get("places", ())))
+            case "seated":
+                return SlotsAssigned(int(told["number"]), _places(told["places"]))
+            case "sat":
+                return SlotsTaken(int(told["number"]))
+            case "refused":
+                return JoinRefused(str(told["reason"]))
+            case kind:
+                raise BadPacket(f"a packet of kind {kind!r}; expected join, seated, sat or refused")
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadPacket(f"{packet[:200]!r} is no message: {error!r}") from error
+
+
+def _places(told: Iterable[tuple[object, object]]) -> tuple[SlotPlace, ...]:
+    return tuple(SlotPlace(str(lane), int(str(seat))) for lane, seat in told)
+
+
+def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    """Send a packet; the descriptors stay open here."""
+    socket.send_fds(connection, [encode(message)], list(descriptors))
+
+
+def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
+    """
+    Return the next message with its descriptors, which are the caller's then; None where the other end is gone.
+
+    Raises
+    ------
+    BadPacket
+        If it is no message; its descriptors are closed.
+    OSError
+        As the socket raises it, ``BlockingIOError`` where nothing has come.
+    """
+    packet, descriptors, _, _ = socket.recv_fds(connection, LONGEST, MOST_DESCRIPTORS)
+    if not packet:
+        return None
+    try:
+        return decode(packet), descriptors
+    except BadPacket:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def peer(connection: socket.socket) -> Peer:
+    """Ask the kernel who is at the other end."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return Peer(pid, uid)
+
+
+class JoinRequested(NamedTuple):
+    """A process asks for its seats; it is to be seated or refused, now or later. Its user has been checked."""
+
+    who: LaneClientId
+    pid: int
+
+
+class TurnRequested(NamedTuple):
+    """A member waits for its turn; it is told of once, until it has had one."""
+
+    lane: str
+    who: LaneClientId
+
+
+class TokenPassed(NamedTuple):
+    """The token went from one to another; ``None`` is the keeper. From then on nobody is named."""
+
+    lane: str
+    giver: LaneClientId | None
+    taker: LaneClientId | None
+
+
+class TokenRevoked(NamedTuple):
+    """
+    The token was taken from a process in its turn; a ``TokenPassed`` follows.
+
+    It is stopped (SIGSTOP), or ends and is long in giving back its memory: whatever it may hold, it holds still. Of its
+    end ``ClientGone`` tells.
+    """
+
+    lane: str
+    who: LaneClientId
+
+
+class ClientGone(NamedTuple):
+    """A process has left, or is dead; if it had a token, a ``TokenPassed`` came before."""
+
+    who: LaneClientId
+
+
+class PageCorrupted(NamedTuple):
+    """
+    On a lane's page stands what no turn can have left there: it is to be closed, and its members seated elsewhere.
+
+    If somebody had the token, a ``TokenPassed`` came before; nothing else is told of this lane any more.
+
+    Attributes
+    ----------
+    who : LaneClientId or None
+        In whose word it stands; None where it cannot be said.
+    """
+
+    lane: str
+    who: LaneClientId | None
+
+
+News: TypeAlias = JoinRequested | TurnRequested | TokenPassed | TokenRevoked | ClientGone | PageCorrupted
+
+
+class SlotCounters(NamedTuple):
+    """
+    What a member has counted since it took its seat.
+
+    Attributes
+    ----------
+    who : LaneClientId
+    iterations : int
+        That its process has done, in other seats too.
+    busy : bool
+        Whether it is in another one.
+    held_ns : int
+        In turns that have ended.
+    turns : int
+    """
+
+    who: LaneClientId
+    iterations: int
+    busy: bool
+    held_ns: int
+    turns: int
+
+
+class LaneTokenView(NamedTuple):
+    """
+    What a lane looks like at this moment.
+
+    Attributes
+    ----------
+    holder : LaneClientId or None
+    since_ns : int
+        By ``CLOCK_MONOTONIC``, when its turn began.
+    busy : bool
+        Whether the holder is in an iteration.
+    turn : int
+        How many times the token has changed hands.
+    members : tuple of SlotCounters
+    """
+
+    holder: LaneClientId | None
+    since_ns: int
+    busy: bool
+    turn: int
+    members: tuple[SlotCounters, ...]

@@ -1,0 +1,424 @@
+"""
+The page that a lane's clients and broker share.
+
+The page that a lane's members and its keeper share: who has the token, who is next, who asks.
+
+Every word has one writer, and is stored and loaded as a whole; no operation is atomic beyond that, and none has to be.
+The token is *the largest word of a row*: each seat has one word in it, and the keeper has one. Whoever holds the token
+gives it away by storing, in its own word, a larger one that names the next seat. The keeper takes it back by storing
+one of a later generation. A process that was stopped meanwhile, and goes on as if it still had the token, can only
+store words of an older generation: they are not the largest, so nobody sees them, itself included.
+
+Layout (version 1, native byte order, offsets in bytes)::
+
+    0      magic, "PNSTLANE"            8     version          16     seats, how many there are room for
+    24     used, seats ever given out   32    lease, iterations       40     lease, nanoseconds
+    64     the row: the keeper's word, then one for each seat, 8 bytes each
+    64 + 8 (seats + 1), rounded up to 128: the seats, 128 bytes each
+
+    seat   0 named  (keeper)   after which turn of this seat who is next: a token, as in the row
+           8 state  (member)   away, asking, busy or draining
+          16 bell   (anybody)  4 bytes to sleep on; changes with each token for this seat
+          24 letter (keeper)   number of the last message about its seats: another than was read means: read it
+          32 iterations (member): that its process has done, in other seats too
+          40 held_ns, 48 turns (member): counted since it sat down
+          56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
+          64 least_ns (keeper): for how long the turn goes on at least, whoever is named
+          72 haste  (keeper)   4 bytes to sleep on; changes when a draining member is to finish what it began
+          80 pace_ns, 88 keen, 96 begun (member): by which who is next foresees its turn, and asks to be told of it
+
+Sleeping on a word of shared memory and waking who sleeps there: the kernel's futex, called through ctypes.
+
+Nothing here is atomic but single loads and stores of aligned words; the protocol needs no more (see
+:mod:`penstock_sharing.token.shared_page`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import sys
+import time
+from typing import Final, NamedTuple
+
+VERSION: Final = 1
+MAGIC: Final = int.from_bytes(b"PNSTLANE", "little")
+MOST_SEATS: Final = 250
+NOBODY: Final = 255
+"""In place of a seat: the token is the keeper's."""
+RECALL: Final = 254
+"""In place of the next seat: give the token back to the keeper before the next iteration."""
+
+AWAY: Final = 0
+"""Does not ask. It may hold the token all the same, until somebody asks: then the keeper may take it."""
+ASKING: Final = 1
+BUSY: Final = 2
+"""In an iteration, or about to look whether it holds the token."""
+DRAINING: Final = 3
+"""Between two iterations, but the device may still be at work for it: the token cannot be taken from it."""
+
+_ROW: Final = 64
+_SEAT: Final = 128
+_BELL: Final = 0x7FFF_FFFF
+_CALLED: Final = 1 << 24
+_TURN_BITS: Final = 40
+_SEAT_BITS: Final = 8
+FIRST: Final = 1 << _SEAT_BITS | NOBODY
+"""The keeper's first word: generation 0, turn 1, nobody."""
+
+
+class BadSharedPage(Exception):
+    """What was passed as a lane's page is none, or one of another version."""
+
+
+class Token(NamedTuple):
+    """
+    Who holds the token: a word of the row, taken apart. Words compare as their tokens do.
+
+    Attributes
+    ----------
+    generation : int
+        Below 2**16. Goes up when the keeper takes the token from a process that may still believe to have it.
+    turn : int
+        Below 2**40. Goes up with every hand-over.
+    seat : int
+        Below 2**8.
+    """
+
+    generation: int
+    turn: int
+    seat: int
+
+    @property
+    def word(self) -> int:
+        """As it is stored."""
+        return (self.generation << _TURN_BITS | self.turn) << _SEAT_BITS | self.seat
+
+    @classmethod
+    def of(cls, word: int) -> Token:
+        """Take a word apart."""
+        return cls(word >> _TURN_BITS + _SEAT_BITS, word >> _SEAT_BITS & (1 << _TURN_BITS) - 1, word & NOBODY)
+
+
+def seat_of(word: int) -> int:
+    """Return the seat that a word names."""
+    return word & NOBODY
+
+
+def turn_of(word: int) -> int:
+    """Return generation and turn of a word, without the seat."""
+    return word >> _SEAT_BITS
+
+
+def told(turn: int, seat: int) -> int:
+    """Return what ``named`` says of a turn, with its generation, whose holder gives the token to a seat then."""
+    return turn << _SEAT_BITS | seat
+
+
+def following(word: int, seat: int) -> int:
+    """
+    Return the word by which the token goes on to a seat, a turn later.
+
+    Examples
+    --------
+    >>> Token.of(following(Token(generation=3, turn=7, seat=0).word, 5))
+    Token(generation=3, turn=8, seat=5)
+    """
+    return ((word >> _SEAT_BITS) + 1) << _SEAT_BITS | seat
+
+
+def regenerated(word: int, seat: int) -> int:
+    """
+    Return the word by which the keeper overrules whoever holds the token.
+
+    Examples
+    --------
+    >>> Token.of(regenerated(Token(generation=3, turn=7, seat=0).word, 5))
+    Token(generation=4, turn=8, seat=5)
+    """
+    return following(word, seat) + (1 << _TURN_BITS + _SEAT_BITS)
+
+
+def follows(before: int, after: int, seats: int) -> bool:
+    """
+    Return whether members can have brought the token from one word to another: one successor is named, so by two steps.
+
+    Examples
+    --------
+    >>> word = Token(generation=3, turn=7, seat=0).word
+    >>> [follows(word, after, seats=2) for after in (following(word, 1), following(word, 2), 0)]
+    [True, False, False]
+    """
+    return 1 <= turn_of(after) - turn_of(before) <= 2 and (seat_of(after) == NOBODY or seat_of(after) < seats)
+
+
+class SharedPage:
+    """
+    A lane's page, mapped.
+
+    Parameters
+    ----------
+    fd : int
+        Of the memory; the page keeps it, or closes it where it raises.
+
+    Attributes
+    ----------
+    words : memoryview of 8-byte words
+        All of it. Indices are offsets divided by 8.
+    seats : int
+    row : int
+        Index of the keeper's word in the row; that of seat ``i`` is ``row + 1 + i``.
+
+    Raises
+    ------
+    BadSharedPage
+        If the memory holds no page of this version.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        try:
+            self._map()
+        except BaseException:
+            self.close()
+            raise
+        self.row = _ROW // 8
+        self._first = _seats_at(self.seats) // 8
+        self._used: int | None = None
+        self._lease: tuple[int, int] | None = None
+        self._bells: dict[int, FutexWord] = {}
+
+    def _map(self) -> None:
+        size = os.fstat(self.fd).st_size
+        if size < _ROW:
+            raise BadSharedPage(f"a lane's page has {size} bytes; expected at least {_ROW}")
+        self._memory = memoryview(mmap.mmap(self.fd, size))
+        self.words = self._memory.cast("Q")
+        magic, version, self.seats = self.words[0], self.words[1], self.words[2]
+        if magic != MAGIC or version != VERSION:
+            raise BadSharedPage(
+                f"a lane's page begins with {magic:#x}, version {version}; expected {MAGIC:#x}, {VERSION}"
+            )
+        if self.seats > MOST_SEATS or size < _size(self.seats):
+            raise BadSharedPage(
+                f"a lane's page of {size} bytes says it has {self.seats} seats; expected {MOST_SEATS} at most"
+            )
+
+    @classmethod
+    def make(cls, seats: int = MOST_SEATS) -> SharedPage:
+        """Return a new page whose token nobody has; in memory that ends with the last process that has mapped it."""
+        if not 1 <= seats <= MOST_SEATS:
+            raise ValueError(f"{seats} seats are out of range; expected 1 to {MOST_SEATS}")
+        fd = os.memfd_create("penstock-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, _size(seats))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # no member can take it from others
+        with mmap.mmap(fd, _size(seats)) as memory, memoryview(memory) as view, view.cast("Q") as words:
+            words[0], words[1], words[2], words[4] = MAGIC, VERSION, seats, 1
+            words[_ROW // 8] = FIRST
+        return cls(fd)
+
+    @property
+    def used(self) -> int:
+        """Seats that were ever given out: the row is looked at so far. Who has set it believes no page about it."""
+        return min(self.words[3], self.seats) if self._used is None else self._used
+
+    @used.setter
+    def used(self, seats: int) -> None:
+        self.words[3] = self._used = seats
+
+    @property
+    def lease(self) -> tuple[int, int]:
+        """Iterations, and nanoseconds (0: any), after one of which a turn is over."""
+        return self.words[4], self.words[5]
+
+    @lease.setter
+    def lease(self, lease: tuple[int, int]) -> None:
+        self.words[4], self.words[5] = self._lease = lease
+
+    def mend(self) -> None:
+        """Write the head anew, which is the keeper's: members believe what stands there."""
+        words = self.words
+        words[0], words[1], words[2], words[3] = MAGIC, VERSION, self.seats, self.used
+        if self._lease is not None:
+            words[4], words[5] = self._lease
+
+    def token(self) -> int:
+        """Return the word that counts: the largest of the row."""
+        return max(self.row_words())
+
+    def row_words(self) -> list[int]:
+        """
+        Return the row: the keeper's word, and those of the seats.
+
+        Where a member has written that more seats were given out, it is as long as others take it to be: who finds a
+        token behind the last of them believes to have it.
+        """
+        used = self.words[3] if self._used is None else max(self.words[3], self._used)
+        return self.words[self.row : self.row + 1 + min(used, self.seats)].tolist()
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether its token may have come about by turns: there is room for more, and somebody or nobody has it."""
+        token = Token.of(self.token())
+        early = token.generation < 1 << 15 and token.turn < 1 << _TURN_BITS - 1
+        return early and (token.seat == NOBODY or token.seat < self.used)
+
+    def seat(self, number: int) -> int:
+        """Return the index of a seat's first word."""
+        return self._first + number * (_SEAT // 8)
+
+    def bell(self, number: int) -> FutexWord:
+        """Return the word that a seat sleeps on."""
+        bell = self._bells.get(number)
+        if bell is None:
+            bell = self._bells[number] = FutexWord(self._memory, (self.seat(number) + BELL) * 8)
+        return bell
+
+    def ring(self, number: int, token: int) -> None:
+        """Wake a seat up: it has been given a token."""
+        word = self.bell(number)
+        word.value.value = turn_of(token) & _BELL
+        word.wake()
+
+    def haste(self, number: int) -> FutexWord:
+        """Return the word that a seat's second thread sleeps on."""
+        return FutexWord(self._memory, (self.seat(number) + HASTE) * 8)
+
+    def hasten(self, number: int) -> None:
+        """Have a draining member finish what it began on the device."""
+        word = self.haste(number)
+        word.value.value += 1
+        word.wake()
+
+    def call(self, number: int) -> None:
+        """Wake a seat up to look around: not at the row alone, as for a token."""
+        word = self.bell(number)
+        word.value.value += _CALLED  # wraps round; not back and forth: two calls in a row have to be seen, too
+        word.wake()
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nobody can make it shorter, so that looking at it is safe."""
+        return bool(fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the mapping goes with the last reference to it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+(
+    NAMED,
+    STATE,
+    BELL,
+    LETTER,
+    ITERATIONS,
+    HELD_NS,
+    TURNS,
+    SINCE_NS,
+    LEAST_NS,
+    HASTE,
+    PACE_NS,
+    KEEN,
+    BEGUN,
+) = range(13)
+"""Words of a seat, from its first."""
+
+
+def _seats_at(seats: int) -> int:
+    return (_ROW + 8 * (seats + 1) + _SEAT - 1) // _SEAT * _SEAT
+
+
+def _size(seats: int) -> int:
+    return _seats_at(seats) + _SEAT * seats
+
+
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}.get(platform.machine())
+_WAIT: Final = 0  # not the private operations: the word is shared between processes
+_WAKE: Final = 1
+_GLOBAL_EXPEDITED: Final = 1 << 1
+_REGISTER_GLOBAL_EXPEDITED: Final = 1 << 2
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+LOOK_S: Final = 0.0005
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_syscall: Final = _libc.syscall
+_syscall.restype = ctypes.c_long
+_NULL: Final = ctypes.c_void_p(None)
+_ZERO: Final = ctypes.c_int(0)
+_ONE: Final = ctypes.c_int(1)
+
+
+def available() -> bool:
+    """Return whether this kernel has futexes that we know how to call: Linux on x86-64 or aarch64."""
+    return _FUTEX is not None and sys.platform.startswith("linux")
+
+
+class FutexWord:
+    """
+    A word of 4 bytes to sleep on. Where futexes are not :func:`available`, it is looked at every :data:`LOOK_S`.
+
+    Parameters
+    ----------
+    buffer : writable buffer
+        Shared memory.
+    offset : int
+        In bytes; a multiple of 4.
+    """
+
+    def __init__(self, buffer: memoryview, offset: int) -> None:
+        self.value = ctypes.c_uint32.from_buffer(buffer, offset)
+        self._at = ctypes.byref(self.value)
+
+    def wake(self) -> None:
+        """Wake whoever sleeps on it."""
+        if _FUTEX is None:
+            return
+        _syscall(_FUTEX, self._at, _WAKE, _ONE, _NULL, _NULL, _ZERO)
+
+    def wait(self, seen: int, timeout_s: float) -> None:
+        """
+        Sleep while the word is as it was seen, until woken, interrupted by a signal, or for so many seconds.
+
+        It may also return for no reason: whoever calls it looks again.
+
+        Raises
+        ------
+        OSError
+            If the kernel refuses.
+        """
+        if _FUTEX is None:
+            time.sleep(min(LOOK_S, timeout_s))
+            return
+        whole = int(timeout_s)
+        limit = _Timespec(whole, int((timeout_s - whole) * 1e9))
+        expected = ctypes.c_uint32(seen)
+        if _syscall(_FUTEX, self._at, _WAIT, expected, ctypes.byref(limit), _NULL, _ZERO) < 0:
+            code = ctypes.get_errno()
+            if code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+                raise OSError(code, f"futex wait: {os.strerror(code)}")
+
+
+def register_fences() -> bool:
+    """Let :func:`fence` of other processes reach this one; return whether the kernel has it (Linux 4.16)."""
+    return _MEMBARRIER is not None and _syscall(_MEMBARRIER, _REGISTER_GLOBAL_EXPEDITED, _ZERO, _ZERO) == 0
+
+
+def fence() -> bool:
+    """
+    Have every registered process that runs now pass a full memory barrier; return whether the kernel did it.
+
+    What they stored before it is seen by loads after it, and what was stored here before it is seen by their loads
+    after it. So one side of a store-then-load pair needs no barrier of its own.
+    """
+    return _MEMBARRIER is not None and _syscall(_MEMBARRIER, _GLOBAL_EXPEDITED, _ZERO, _ZERO) == 0

@@ -1,0 +1,294 @@
+"""
+Who has which slot, and whether he still runs.
+
+Who sits where in a lane, which seats are free, and what is counted at them.
+
+Whether a holder for whom others wait still uses its turn: what the keeper looks at, at each tick.
+
+Whether a process still runs, is stopped, or ends: read from the kernel, at each tick while others wait for it.
+
+The end of a process is told by its socket and its pidfd only once the kernel has freed its memory, a tenth of a second
+for each GiB or more. Long before that it runs no more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock_sharing.token.protocol import LaneClientId, SlotCounters
+from penstock_sharing.token.shared_page import (
+    BEGUN,
+    BUSY,
+    HELD_NS,
+    ITERATIONS,
+    KEEN,
+    LEAST_NS,
+    NAMED,
+    PACE_NS,
+    SINCE_NS,
+    STATE,
+    TURNS,
+    SharedPage,
+    seat_of,
+    turn_of,
+)
+
+
+class NoFreeSlot(Exception):
+    """All seats of a lane are taken."""
+
+
+@dataclass(slots=True, eq=False)
+class SlotHolder:
+    """
+    A member in its seat.
+
+    Attributes
+    ----------
+    pulse : ProcessPulse
+        Of its process.
+    asks : bool
+        Whether it has been told of that this one waits for its turn.
+    """
+
+    who: LaneClientId
+    pulse: ProcessPulse
+    asks: bool = False
+
+
+class SlotTable:
+    """
+    The seats of a page, by their numbers.
+
+    A seat that is left is free, unless the holder of this turn has been told to give the token there: it may still do.
+    """
+
+    def __init__(self, page: SharedPage) -> None:
+        self._page = page
+        self._sitters: dict[int, SlotHolder] = {}
+        self._named: set[int] = set()
+        self._left: deque[tuple[int, int]] = deque()  # turn that has to be over, seat
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._sitters
+
+    def __getitem__(self, number: int) -> SlotHolder:
+        return self._sitters[number]
+
+    def __iter__(self) -> Iterator[tuple[int, SlotHolder]]:
+        return iter(self._sitters.items())
+
+    def number(self, who: LaneClientId) -> int | None:
+        """Return where somebody sits; None for nowhere."""
+        return next((number for number, sitter in self._sitters.items() if sitter.who == who), None)
+
+    def who(self, number: int) -> LaneClientId | None:
+        """Return who sits somewhere; None for nobody."""
+        return self._sitters[number].who if number in self._sitters else None
+
+    def take(self, who: LaneClientId, pid: int, turn: int) -> int:
+        """
+        Give somebody a seat, in a turn; return its number.
+
+        Raises
+        ------
+        NoFreeSlot
+            If there is none left.
+        """
+        if self._left and self._left[0][0] < turn:
+            number = self._left.popleft()[1]
+        elif self._page.used < self._page.seats:
+            number = self._page.used
+            self._page.used = number + 1
+        else:
+            raise NoFreeSlot(f"the lane has {self._page.seats} seats, and all are taken; use another lane")
+        self._sitters[number] = SlotHolder(who, ProcessPulse(pid))
+        return number
+
+    def take_back(self, who: LaneClientId, pid: int, number: int) -> None:
+        """
+        Let somebody sit where it sat before.
+
+        Raises
+        ------
+        ValueError
+            If there is no such seat, or somebody sits there.
+        """
+        if not 0 <= number < min(self._page.used, self._page.seats) or number in self._sitters:
+            raise ValueError(f"the lane has no free seat {number} that was ever given out")
+        self._sitters[number] = SlotHolder(who, ProcessPulse(pid))
+
+    def leave(self, number: int, turn: int) -> None:
+        """Somebody has left, in a turn."""
+        self._sitters.pop(number).pulse.close()
+        if number in self._named:
+            self._left.append((turn, number))
+        else:
+            self._left.appendleft((0, number))
+
+    def named(self, number: int) -> None:
+        """The holder of this turn has been told to give the token there."""
+        self._named.add(number)
+
+    def turned(self) -> None:
+        """Another turn has begun."""
+        self._named.clear()
+
+    def close(self) -> None:
+        """Let go of what is known of the processes."""
+        for sitter in self._sitters.values():
+            sitter.pulse.close()
+
+    def clear(self, number: int) -> None:
+        """Count anew at a seat."""
+        first = self._page.seat(number)
+        for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, PACE_NS, KEEN, BEGUN):
+            self._page.words[first + word] = 0
+
+    def counters(self) -> Iterator[SlotCounters]:
+        """Yield what each member has counted."""
+        words = self._page.words
+        for number, sitter in self._sitters.items():
+            first = self._page.seat(number)
+            yield SlotCounters(
+                who=sitter.who,
+                iterations=words[first + ITERATIONS],
+                busy=words[first + STATE] == BUSY,
+                held_ns=words[first + HELD_NS],
+                turns=words[first + TURNS],
+            )
+
+
+RETURN_NS: Final = 3_000_000_000
+"""How long a keeper that found a lane waits for the member that has its token."""
+GRACE_NS: Final = 4_000_000
+"""For how long a holder may be between two iterations while somebody waits."""
+STOPPED_NS: Final = 20_000_000
+"""How long a turn lasts before it is taken from a process that is stopped."""
+ENDING_NS: Final = 3_000_000
+"""For how long a process ends before its turn is taken; of most it is heard before that."""
+
+Verdict = Literal["wait", "recall", "overrule", "tell and overrule"]
+
+
+class HolderWatch:
+    """
+    The holder of a lane's token, as long as somebody waits for it.
+
+    Parameters
+    ----------
+    page : SharedPage
+    seating : SlotTable
+    """
+
+    def __init__(self, page: SharedPage, seating: SlotTable) -> None:
+        self._page, self._words, self._seating = page, page.words, seating
+        self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
+        self._away_ns = self._found_ns = 0
+        self._ends: tuple[int, int] | None = None  # turn in which the holder was found to end, and when
+
+    def begin(self) -> None:
+        """Somebody else waits from now on."""
+        self._away = None
+
+    def look(self, top: int, now_ns: int) -> Verdict:
+        """
+        Say what is to become of the holder's turn.
+
+        Parameters
+        ----------
+        top : int
+            The token.
+        now_ns : int
+
+        Returns
+        -------
+        str
+            ``recall``: it is long between two iterations; ``overrule``: it has not come back to this keeper;
+            ``tell and overrule``: its process does not run.
+        """
+        holder = seat_of(top)
+        if holder not in self._seating:
+            self._found_ns = self._found_ns or now_ns
+            return "overrule" if now_ns - self._found_ns >= RETURN_NS else "wait"
+        if self._words[self._page.seat(holder) + STATE] == BUSY:
+            self._away = None
+            return "wait" if self._runs(holder, turn_of(top), now_ns) else "tell and overrule"
+        seen = turn_of(top), self._words[self._page.seat(holder) + ITERATIONS]
+        if self._away != seen:
+            self._away, self._away_ns = seen, now_ns
+        return "recall" if now_ns - self._away_ns >= GRACE_NS else "wait"
+
+    def _runs(self, holder: int, turn: int, now_ns: int) -> bool:
+        """Whether its process runs; one that ends is waited for: most are gone by the next tick."""
+        state = self._seating[holder].pulse.feel()
+        if state != "ends":
+            self._ends = None
+        elif self._ends is None or self._ends[0] != turn:
+            self._ends = turn, now_ns
+        if self._ends is not None:
+            return now_ns - self._ends[1] < ENDING_NS
+        since_ns = self._words[self._page.seat(holder) + SINCE_NS]
+        return state != "stopped" or now_ns - since_ns <= STOPPED_NS
+
+
+State = Literal["runs", "stopped", "ends"]
+
+_EXITING: Final = 0x4
+_DUMPS_CORE: Final = 0x200
+_LINE_BYTES: Final = 1024
+
+
+class ProcessPulse:
+    """
+    What the kernel says of one process. The file stays open: to read it again takes 3 µs.
+
+    Parameters
+    ----------
+    pid : int
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._path, self._fd = f"/proc/{pid}/stat", -1
+
+    def feel(self) -> State:
+        """Return how it is; one of which nothing can be read is said to run, since its end is told of otherwise."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            return state_of(os.pread(self._fd, _LINE_BYTES, 0))
+        except OSError:
+            return "runs"
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def state_of(line: bytes) -> State:
+    """
+    Return what a process's line in ``/proc`` says; its name, in parentheses, may contain anything.
+
+    References
+    ----------
+    proc_pid_stat(5); the flags are those of ``include/linux/sched.h``.
+
+    Examples
+    --------
+    >>> state_of(b"7 (a) T b) R 1 7 7 0 -1 4194304 0"), state_of(b"7 (python) T 1 7 7 0 -1 4194304 0")
+    ('runs', 'stopped')
+    >>> state_of(b"7 (python) R 1 7 7 0 -1 4194308 0")
+    'ends'
+    """
+    words = line.rpartition(b")")[2].split(None, 7)
+    if len(words) < 7:
+        return "runs"
+    if words[0] in b"ZX" or int(words[6]) & (_EXITING | _DUMPS_CORE):
+        return "ends"
+    return "stopped" if words[0] in b"tT" else "runs"

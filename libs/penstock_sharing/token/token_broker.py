@@ -1,0 +1,512 @@
+"""
+The node's side: connections, who is next, tokens of those who left.
+
+The keeper of a node's lanes: it seats processes, names who is next, and takes the token back from those who lose it.
+
+It decides nothing. Whoever owns it watches :meth:`Keeper.fileno` in its loop, calls :meth:`Keeper.poll`, and answers
+the news with :meth:`Keeper.seat` and :meth:`Keeper.name`. It is not on the way of a hand-over: the holder gives the
+token straight to whoever was named while it had its turn.
+
+The keeper's connections: who is let in, what is heard, and how it is known that somebody is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+from typing import Final
+
+from penstock_sharing.token.lane_token import LaneToken, open_lane
+from penstock_sharing.token.protocol import (
+    VERSION,
+    BadPacket,
+    ClientGone,
+    JoinLane,
+    JoinRefused,
+    JoinRequested,
+    LaneClientId,
+    LaneTokenView,
+    Message,
+    News,
+    SlotPlace,
+    SlotsAssigned,
+    SlotsTaken,
+    peer,
+    receive,
+    send,
+)
+from penstock_sharing.token.shared_page import MOST_SEATS, BadSharedPage, SharedPage
+from penstock_sharing.token.slot_table import NoFreeSlot
+
+TICK_S: Final = 0.004
+
+_log = logging.getLogger("penstock.lanes")
+
+
+class TokenBroker:
+    """
+    The lanes of a node.
+
+    Parameters
+    ----------
+    path : Path
+        Where its socket is; one that is there is replaced. Only processes of this user may connect.
+
+    Attributes
+    ----------
+    lanes : dict of str to LaneToken
+        By name.
+
+    Examples
+    --------
+    ::
+
+        keeper = Keeper(path)
+        loop.add_reader(keeper.fileno(), turn)     # and turn again after keeper.wait_s
+
+        def turn():
+            for news in keeper.poll():
+                match news:
+                    case Knocked(who, pid):        # is it who it says? then:
+                        keeper.open("cuda:0/0")
+                        keeper.seat(who, ["cuda:0/0"])
+                    case Asks(lane, who): ...      # ask the policy who is next, then: keeper.name(lane, next_one)
+                    case Passed(lane, giver, taker): ...
+                    case Gone(who): ...
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lanes: dict[str, LaneToken] = {}
+        self._guests: dict[LaneClientId, BrokerConnection] = {}
+        self._bells: dict[int, LaneToken] = {}
+        self._news: list[News] = []
+        self._epoll = select.epoll()
+        self._door = BrokerListener(path, self._epoll)
+        self._again = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._again, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is something to :meth:`poll`."""
+        return self._epoll.fileno()
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long :meth:`poll` may be left uncalled although :meth:`fileno` is quiet; None: as long as you like."""
+        return TICK_S if any(lane.contended for lane in self.lanes.values()) else None
+
+    def poll(self) -> list[News]:
+        """Return what has happened since, in order; never waits."""
+        for fd, _ in self._epoll.poll(0):
+            self._attend(fd)
+        now_ns = monotonic_ns()
+        for lane in self.lanes.values():
+            if lane.contended:
+                self._news += lane.look(now_ns)
+        news, self._news = self._news, []
+        return news
+
+    def open(self, lane: str, seats: int = MOST_SEATS) -> None:
+        """Open a lane, if there is none of this name."""
+        if lane not in self.lanes:
+            self._have(open_lane(lane, seats))
+
+    def close_lane(self, lane: str) -> None:
+        """
+        Close a lane that has no members any more.
+
+        Raises
+        ------
+        ValueError
+            If it has some.
+        """
+        closed = self._lane(lane)
+        if closed.view().members:
+            raise ValueError(f"lane {lane} has members; seat them elsewhere before it is closed")
+        self._drop(closed)
+
+    def seat(self, who: LaneClientId, lanes: list[str]) -> None:
+        """
+        Seat a process that has knocked, or move one: these are its lanes from now on.
+
+        A process that moves gives up the token at its next boundary, and asks in its new lanes. In lanes that it leaves
+        it is not named any more; in those where it stays it is. Of one that comes back before it had left, ``Asks`` is
+        told again.
+
+        Parameters
+        ----------
+        lanes : list of str
+            In the order in which it takes them: lowest device first, the same order for everybody.
+
+        Raises
+        ------
+        ValueError
+            If the process is not there, or a lane is not open.
+        """
+        guest, wanted = self._guest(who), [self._lane(lane) for lane in lanes]
+        if not lanes:
+            raise ValueError(f"{who} is to be seated in no lane; expected one at least, or refuse() it")
+        if guest.number and wanted == guest.lanes:
+            return
+        for lane in wanted:
+            self._add(lane.look(0))  # before its head is written anew
+        try:
+            numbers = [lane.seat_for(who, guest.pid) for lane in wanted]
+        except NoFreeSlot as error:
+            self.refuse(who, str(error))
+            return
+        before, guest.lanes, guest.number = guest.lanes, wanted, guest.number + 1
+        for lane in self.lanes.values():
+            lane.announce(who, guest.number)
+        places = tuple(SlotPlace(lane.name, number) for lane, number in zip(wanted, numbers, strict=True))
+        fds = tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell))
+        if not self._door.tell(guest, SlotsAssigned(guest.number, places), fds):
+            self._part(guest)  # it comes back
+            return
+        for lane in before:
+            self._add(lane.call(who, stays=lane in wanted))
+        for lane in wanted:
+            if lane not in before:
+                self._add(lane.hear_anew(who))
+
+    def refuse(self, who: LaneClientId, reason: str) -> None:
+        """Hang up on a process, and say why; one that was seated loses its seats."""
+        guest = self._guest(who)
+        self._door.tell(guest, JoinRefused(reason))
+        self._part(guest)
+
+    def name(self, lane: str, who: LaneClientId | None, least_ns: int = 0) -> None:
+        """
+        Name who has the token next, at the end of the holder's lease; ``None``: the holder keeps it.
+
+        Where the keeper has it, the one that is named has it at once, or as soon as it asks. A holder that is long
+        between two iterations loses it to the keeper. What is said here stands until it is replaced, or until the next
+        ``Passed``; while a recall stands, nobody is named. One that has gone, of which ``ClientGone`` may not have been
+        heard yet, is nobody.
+
+        Parameters
+        ----------
+        least_ns : int
+            For how long the holder's turn goes on at least, counted from its beginning, whatever its lease.
+
+        Raises
+        ------
+        ValueError
+            If the lane is not open.
+        """
+        self._add(self._lane(lane).name_next(who, least_ns))
+
+    def recall(self, lane: str) -> None:
+        """
+        Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
+
+        It stands until the token has come back, of which a ``Passed`` tells.
+        """
+        self._add(self._lane(lane).recall())
+
+    def overrule(self, lane: str) -> None:
+        """
+        Take the token from its holder, wherever it is.
+
+        Only for one whose process is stopped, which this keeper sees by itself, or is killed: any other would go on
+        with its iteration beside the next holder, and find out at its end.
+        """
+        self._add(self._lane(lane).overrule())
+
+    def lease(self, lane: str, iterations: int, held_ns: int = 0) -> None:
+        """Let turns be over after so many iterations, or so many nanoseconds (0: no matter), whichever is first."""
+        self._lane(lane).page.lease = iterations, held_ns
+
+    def view(self, lane: str) -> LaneTokenView:
+        """Return what a lane looks like now."""
+        return self._lane(lane).view()
+
+    def close(self) -> None:
+        """Hang up on everybody and stop listening; pages stay with those who have mapped them."""
+        self._door.close()
+        for lane in self.lanes.values():
+            lane.close()
+        self.lanes.clear()
+        os.close(self._again)
+        self._epoll.close()
+
+    # --- what comes in
+    def _attend(self, fd: int) -> None:
+        if fd in self._bells:
+            drain(fd)
+            self._news += self._bells[fd].look(0)
+        elif fd == self._again:
+            drain(fd)
+        else:
+            heard = self._door.attend(fd)
+            if heard is not None:
+                self._hear(*heard)
+
+    def _hear(self, guest: BrokerConnection, message: Message | None, descriptors: list[int]) -> None:
+        match message:
+            case None:
+                self._part(guest)
+            case JoinLane() if self._greet(guest, message):
+                self._take_back(guest, message, descriptors)
+            case SlotsTaken(number) if guest.who is not None and number == guest.number:
+                for lane in self.lanes.values():
+                    if lane not in guest.lanes:
+                        self._add(lane.leave(guest.who))
+            case _:
+                pass
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _greet(self, guest: BrokerConnection, join: JoinLane) -> bool:
+        problem = ""
+        if join.version != VERSION:
+            problem = f"it speaks version {join.version} of the lane protocol; this is {VERSION}"
+        elif guest.who is not None or join.who in self._guests:
+            problem = f"{join.who} has joined already"
+        if problem:
+            self._door.tell(guest, JoinRefused(problem))
+            self._part(guest)
+            return False
+        guest.who = join.who
+        self._guests[join.who] = guest
+        self._news.append(JoinRequested(join.who, guest.pid))
+        return True
+
+    def _take_back(self, guest: BrokerConnection, join: JoinLane, fds: list[int]) -> None:
+        """Find the lanes of an earlier keeper again, by the pages of their members."""
+        for place, page, bell in zip(join.places, fds[::2], fds[1::2], strict=False):
+            try:
+                lane = self.lanes.get(place.lane)
+                if lane is None or lane.is_untouched:
+                    lane = self._find(place.lane, page, bell)
+                if os.path.sameopenfile(lane.page.fd, page):
+                    self._news += lane.take_back(join.who, guest.pid, place.seat)
+                    guest.lanes.append(lane)
+            except (BadSharedPage, OSError, ValueError) as error:
+                words = str(error)  # whoever keeps the record would keep the page with the error itself
+                _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, guest.pid, words)
+
+    def _find(self, name: str, page: int, bell: int) -> LaneToken:
+        found = SharedPage(os.dup(page))
+        try:
+            if not found.is_sealed:
+                raise BadSharedPage(f"the page of lane {name} can be made shorter; expected one that is sealed")
+            if os.get_blocking(bell):
+                raise BadSharedPage(f"the bell of lane {name} can block; expected an eventfd that does not")
+            if not found.is_plausible:
+                raise BadSharedPage(f"nobody can have brought the token of lane {name} to where it is")
+            os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
+            lane = LaneToken(name, found, os.dup(bell))
+        except BaseException:
+            found.close()
+            raise
+        return self._have(lane)
+
+    def _have(self, lane: LaneToken) -> LaneToken:
+        """Keep a lane, in place of one of the same name."""
+        try:
+            self._epoll.register(lane.bell, select.EPOLLIN)
+        except OSError:
+            lane.close()
+            raise
+        if lane.name in self.lanes:
+            self._drop(self.lanes[lane.name])
+        self.lanes[lane.name] = self._bells[lane.bell] = lane
+        return lane
+
+    def _drop(self, lane: LaneToken) -> None:
+        del self.lanes[lane.name], self._bells[lane.bell]
+        self._epoll.unregister(lane.bell)
+        lane.close()
+
+    # --- what goes out
+    def _part(self, guest: BrokerConnection) -> None:
+        """A process is gone, or is to go."""
+        self._door.hang_up(guest)
+        if guest.who is None:
+            return
+        self._guests.pop(guest.who, None)
+        for lane in self.lanes.values():
+            self._add(lane.leave(guest.who))
+        self._add([ClientGone(guest.who)])
+        guest.who = None
+
+    def _add(self, news: list[News]) -> None:
+        """Keep news for the next poll, and have it called."""
+        if news:
+            self._news += news
+            os.eventfd_write(self._again, 1)
+
+    def _guest(self, who: LaneClientId) -> BrokerConnection:
+        if who not in self._guests:
+            raise ValueError(f"{who} is not here; expected one that has knocked and is not gone")
+        return self._guests[who]
+
+    def _lane(self, lane: str) -> LaneToken:
+        if lane not in self.lanes:
+            raise ValueError(f"there is no lane {lane!r}; expected one that was opened")
+        return self.lanes[lane]
+
+
+def drain(fd: int) -> None:
+    """
+    Take what is in an eventfd, and never wait: a member may have had it block, and have emptied it by itself.
+
+    Linux before 5.8 cannot read one in that way: there, such a member keeps the keeper waiting.
+    """
+    with suppress(BlockingIOError):
+        try:
+            os.preadv(fd, [bytearray(8)], -1, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            os.eventfd_read(fd)
+
+
+_BACKLOG: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class BrokerConnection:
+    """
+    A connection.
+
+    Attributes
+    ----------
+    pid, pidfd : int
+        Of the process at the other end.
+    who : LaneClientId or None
+        What it said it is.
+    lanes : list of LaneToken
+        Where it is to sit; until it has said that it does, it may sit elsewhere, too.
+    number : int
+        How often it has been told.
+    """
+
+    connection: socket.socket
+    pid: int
+    pidfd: int
+    who: LaneClientId | None = None
+    lanes: list[LaneToken] = field(default_factory=list)
+    number: int = 0
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        self.connection.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class BrokerListener:
+    """
+    A listening socket, and those who came in by it.
+
+    Parameters
+    ----------
+    path : Path
+        One that is there is replaced.
+    epoll : select.epoll
+        Where its descriptors are watched.
+    """
+
+    def __init__(self, path: Path, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._guests: dict[int, BrokerConnection] = {}
+        self._listener = _listen(path)
+        epoll.register(self._listener, select.EPOLLIN)
+
+    def attend(self, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
+        """
+        Look after a descriptor that is readable.
+
+        Returns
+        -------
+        tuple or None
+            Who said what, with which descriptors, which are the caller's then; ``None`` in place of what where it is
+            gone. None where nothing was said.
+        """
+        guest = self._guests.get(fd)
+        if guest is not None:
+            return self._hear(guest, fd)
+        if fd == self._listener.fileno():
+            self._accept()
+        return None  # else it went in this very poll
+
+    def tell(self, guest: BrokerConnection, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send a packet; return False if it is not heard. That somebody is gone is heard of by itself."""
+        try:
+            send(guest.connection, message, descriptors)
+        except BlockingIOError as error:  # it has not read what was sent before
+            _log.warning("lane_message_lost pid=%s error=%s", guest.pid, error)
+            return False
+        except OSError:
+            return True
+        return True
+
+    def hang_up(self, guest: BrokerConnection) -> None:
+        """Let go of somebody."""
+        for fd in (guest.connection.fileno(), guest.pidfd):
+            if self._guests.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        guest.close()
+
+    def close(self) -> None:
+        """Close all descriptors; a forked child may do so without any harm to its parent's door."""
+        for guest in set(self._guests.values()):
+            guest.close()
+        self._guests.clear()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            _log.warning("lane_connection_lost error=%s", error)
+            return
+        who = peer(connection)
+        if who.uid != os.getuid():
+            _log.warning("lane_connection_refused what=another_users_process pid=%s uid=%s", who.pid, who.uid)
+            connection.close()
+            return
+        try:
+            guest = BrokerConnection(connection, who.pid, os.pidfd_open(who.pid))
+        except OSError:  # it has ended already
+            connection.close()
+            return
+        connection.setblocking(False)
+        for fd in (connection.fileno(), guest.pidfd):
+            self._guests[fd] = guest
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _hear(self, guest: BrokerConnection, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
+        """Take in what a process says. Its death is told by two descriptors: a child may have kept the socket."""
+        try:
+            received = None if fd == guest.pidfd else receive(guest.connection)
+        except BlockingIOError:
+            return None
+        except ConnectionError:  # it was killed
+            received = None
+        except (OSError, BadPacket) as error:
+            _log.warning("lane_connection_refused what=%s pid=%s", error, guest.pid)
+            received = None
+        return guest, *(received or (None, []))
+
+
+def _listen(path: Path) -> socket.socket:
+    """Return the listening socket, readable and writable for this user alone from its first moment."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(_BACKLOG)
+    return listener

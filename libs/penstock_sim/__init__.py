@@ -1,1 +1,0 @@
-"""Traces, virtual time, and what a cluster would have done with other policies."""

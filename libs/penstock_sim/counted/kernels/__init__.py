@@ -1,1 +1,0 @@
-"""The counting event loop, compiled."""

@@ -1,1 +1,0 @@
-"""What people read of simulations: figures, tables, plots and a page."""

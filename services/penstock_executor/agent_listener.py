@@ -1,0 +1,249 @@
+"""
+The executor's side of the socket that jobs talk to: lines in, lines out, and nobody who is not of the run.
+
+It takes in connections and reads them by itself, when the loop says that there is something and whenever else it is
+asked to. Event loops take in one connection in each of their turns, read later, and may run timers before both: of a
+process that has just ended nobody could say when all that it said has been heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import socket
+import struct
+import tempfile
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from penstock_log.agent_protocol import VERSION, FromJob, Hello, ToJob
+
+LONGEST_LINE: Final = 256 * 1024
+LONGEST_PATH: Final = 100
+"""Bytes; the kernel takes 107."""
+WAITING: Final = 1024
+"""Connections that wait while the executor is busy; all others wait for room among these."""
+FULL_S: Final = 1.0
+"""How long no connection is taken in where there are no descriptors left."""
+_decoder: Final[msgspec.json.Decoder[FromJob]] = msgspec.json.Decoder(FromJob)
+_encoder: Final = msgspec.json.Encoder()
+_log = structlog.get_logger("penstock.executor")
+
+
+class AgentHandler(Protocol):
+    """Who listens."""
+
+    def greet(self, line: AgentConnection, hello: Hello) -> bool:
+        """Take a process in; False if it is not the one that it says it is."""
+
+    def hear(self, line: AgentConnection, message: FromJob) -> None:
+        """Take in what a process that was taken in says."""
+
+    def gone(self, line: AgentConnection) -> None:
+        """Let go of a process whose connection has ended."""
+
+
+class AgentListener:
+    """
+    The listening socket, and the connections that came in.
+
+    Parameters
+    ----------
+    path : Path
+    ears : AgentHandler
+    """
+
+    def __init__(self, path: Path, ears: AgentHandler) -> None:
+        self._ears = ears
+        self._loop = asyncio.get_running_loop()
+        self._lines: dict[AgentConnection, int] = {}
+        self._socket = bind(path)
+        self._socket.listen(WAITING)
+        self._open()
+
+    def catch_up(self) -> None:
+        """Take in who waits, and hear all that was said by now: of a process that has ended, all that it ever said."""
+        self._accept()
+        for line in list(self._lines):
+            line.hear()
+
+    def close(self) -> None:
+        """Hang up on everybody, and listen no more."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for line in list(self._lines):
+            line.close()
+
+    def _open(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        while self._socket.fileno() >= 0:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                _log.warning("agent_connection_not_taken", error=str(error))
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.call_later(FULL_S, self._open)
+                return
+            line = AgentConnection(connection, self._ears, self._gone)
+            self._lines[line] = connection.fileno()
+            self._loop.add_reader(connection.fileno(), line.hear)
+
+    def _gone(self, line: AgentConnection) -> None:
+        self._loop.remove_reader(self._lines.pop(line))
+
+
+class AgentConnection:
+    """
+    One connection.
+
+    Parameters
+    ----------
+    connection : socket.socket
+    ears : AgentHandler
+    ended : callable
+        ``ended(line)``: called once, while its descriptor is still open.
+
+    Attributes
+    ----------
+    pid, uid : int
+        Of the process at the other end, by the kernel's word.
+    hello : Hello or None
+        What it said first, once it was believed.
+    """
+
+    def __init__(self, connection: socket.socket, ears: AgentHandler, ended: Callable[[AgentConnection], None]) -> None:
+        connection.setblocking(False)
+        self.pid, self.uid = _peer(connection)
+        self.hello: Hello | None = None
+        self._ears, self._ended = ears, ended
+        self._rest = b""
+        self._socket: socket.socket | None = connection
+
+    def hear(self) -> None:
+        """Understand all that has arrived by now, and no more: others have something to say too."""
+        if self.uid != os.getuid():
+            self._refuse("another user's process", uid=self.uid)
+        left = 0 if self._socket is None else max(1, _arrived(self._socket))
+        while left > 0 and self._socket is not None:
+            try:
+                data = self._socket.recv(left)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if data:
+                left -= len(data)
+                self._take_in(data)
+            else:
+                self.close()
+
+    def say(self, message: ToJob) -> None:
+        """
+        Send a line; to one that has hung up, or that does not read, it is not sent.
+
+        The latter is told that nothing more will come. It connects anew then, and hears how things are.
+        """
+        if self._socket is None:
+            return
+        line = _encoder.encode(message) + b"\n"
+        try:
+            sent = self._socket.send(line)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # it has hung up; what it said before is still to be heard
+        if sent < len(line):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._socket is not None:
+            self._ended(self)
+            self._socket.close()
+            self._socket = None
+            if self.hello is not None:
+                self._ears.gone(self)
+
+    def _take_in(self, data: bytes) -> None:
+        """Understand whole lines; keep the beginning of the next."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            self._refuse("a line without an end", length=len(self._rest))
+        for line in lines:
+            if self._socket is not None:
+                self._understand(line)
+
+    def _understand(self, line: bytes) -> None:
+        try:
+            message = _decoder.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._refuse("a line that is no message", line=line[:200], error=str(error))
+            return
+        if self.hello is not None:
+            self._ears.hear(self, message)
+        elif not isinstance(message, Hello):
+            self._refuse("a process that did not say hello first")
+        elif message.version != VERSION:
+            self._refuse("a process of another version", version=message.version, expected=VERSION)
+        elif self._ears.greet(self, message):
+            self.hello = message
+        else:
+            self._refuse("a process that is not of that run", job_id=message.job_id, epoch=message.epoch)
+
+    def _refuse(self, what: str, **details: object) -> None:
+        _log.warning("agent_connection_refused", what=what, pid=self.pid, **details)
+        self.close()
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the other end."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _arrived(connection: socket.socket) -> int:
+    """Return how many bytes wait to be read."""
+    return int(struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
+
+
+def path_in(data: Path, name: str = "agent") -> Path:
+    """
+    Return where a socket is: in the data folder, or under the temporary folder where that path is too long.
+
+    It is the same at every start, since jobs of an earlier one look for it.
+    """
+    path = data / f"{name}.sock"
+    if len(os.fsencode(path)) <= LONGEST_PATH:
+        return path
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} is open to others; remove it, or use a data_dir with a shorter path than {data}"
+        )
+    return folder / f"{digest}.sock"
+
+
+def bind(path: Path) -> socket.socket:
+    """Return the listening socket, readable and writable for this user alone from its first moment."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    return listener

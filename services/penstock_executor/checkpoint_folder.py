@@ -1,0 +1,335 @@
+"""
+The checkpoints that lie on this node: which of them a run goes on from, and how one gets here from another node.
+
+Where all nodes share a checkpoint folder, every checkpoint is here. Where each has a folder of its own, the log says on
+which nodes a job's last checkpoint lies (:class:`penstock_log.job_state.Checkpoint`), and an executor that is to start
+the job copies it from one of them: over the bus, since nodes need not reach each other, in pieces, and first into a
+folder that bears no checkpoint's name. The manifest must have the digest that is in the log, and each file the checksum
+that is in the manifest. What cannot be had is said, and the run goes on from an earlier step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Annotated, BinaryIO, Final
+
+import msgspec
+from msgspec import Meta
+
+from penstock_bus import Bus, Endpoint, Reply
+from penstock_log import Checkpoint, subjects
+from penstock_log.agent_protocol import Count
+
+FORMATS: Final = (1, 2)
+MANIFEST: Final = "penstock-manifest.json"
+PIECE_BYTES: Final = 512 * 1024
+
+"""Pieces that are asked for at once."""
+
+LARGEST_MANIFEST: Final = 64 * 2**20
+AWAY: Final = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
+"""What a file system says that cannot be read now: of what lies there nothing is to be concluded from that."""
+_PREFIX: Final = "step-"
+_NODES: Final = ".nodes"
+_COPYING: Final = ".copying-"
+
+
+class CheckpointUnavailable(Exception):
+    """A checkpoint cannot be had; says why."""
+
+
+class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete checkpoint on this node."""
+
+    step: int
+    generation: int = 0
+    digest: str = ""
+    samples: int = 0
+
+    def is_what(self, wanted: Checkpoint) -> bool:
+        """Say whether it is the checkpoint that the log means."""
+        return self.step == wanted.step and (not wanted.digest or self.digest == wanted.digest)
+
+
+# --- what is here
+class _SamplerPlace(msgspec.Struct, frozen=True):
+    samples: Count | None = None
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What the session has written beside the files of a checkpoint, as far as copying it goes.
+
+    Any job may write any other: numbers are those that the log takes.
+    """
+
+    format: int
+    step: Count
+    files: dict[str, Count]
+    checksums: dict[str, Count] = {}
+    generation: Count = 0
+    place: _SamplerPlace | None = None
+
+
+class CheckpointFolder:
+    """
+    The folder that holds the checkpoints of all jobs on this node, each job's in one of its own.
+
+    Parameters
+    ----------
+    root : Path
+    node_id : str
+        Of this node: names what is being copied, where others use the folder as well.
+    """
+
+    def __init__(self, root: Path, node_id: str) -> None:
+        self._root, self._node_id = root, node_id
+
+    def enter(self) -> None:
+        """Leave this node's name in the folder, so that others can see that they share it."""
+        with suppress(OSError):  # where it cannot be written, jobs that save are warned
+            names = self._make(_NODES)
+            (names / self._node_id).touch()
+
+    def sharing(self) -> set[str]:
+        """Return the nodes that have this folder too."""
+        return {path.name for path in (self._root / _NODES).glob("*")}
+
+    def held(self, job_id: str) -> list[HeldCheckpoint]:
+        """
+        Return a job's complete checkpoints, the one that counts most first; what is damaged is left out.
+
+        Raises
+        ------
+        OSError
+            If the folder cannot be read at present.
+        """
+        found = [held for path in self._all(job_id) if (held := _look(path)) is not None]
+        return sorted(found, key=lambda held: (held.generation, held.step), reverse=True)
+
+    def of_step(self, job_id: str, step: int) -> HeldCheckpoint | None:
+        """Return a job's checkpoint after a step, if it is here and complete."""
+        return _look(self.path(job_id, step))
+
+    def find(self, job_id: str, wanted: Checkpoint) -> HeldCheckpoint | None:
+        """
+        Return a checkpoint if it is here.
+
+        Of one without a digest nobody knows what it looks like: a program that speaks the agent protocol by itself
+        writes what it likes. If there is anything of the job here, it is taken to be that.
+        """
+        for held in self.held(job_id):
+            if held.is_what(wanted):
+                return held
+        if not wanted.digest and self._anything(job_id):
+            return HeldCheckpoint(step=wanted.step, generation=wanted.generation)
+        return None
+
+    def path(self, job_id: str, step: int) -> Path:
+        """Return the folder of one checkpoint."""
+        return self._root / job_id / f"{_PREFIX}{step}"
+
+    def free_bytes(self) -> int:
+        """Return the room on the disk."""
+        self._make()
+        return shutil.disk_usage(self._root).free
+
+    def begin_copy(self, job_id: str) -> Path:
+        """Return a fresh folder to copy a checkpoint into; what a copy left that was killed is removed."""
+        where = self._make(job_id)
+        prefix = f"{_COPYING}{self._node_id}-"
+        for left in where.glob(f"{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=where))  # 0700
+
+    def publish(self, fresh: Path, job_id: str, step: int) -> None:
+        """Give a complete copy its name; another checkpoint of that name is not what was wanted, and goes."""
+        for path in [*fresh.rglob("*"), fresh]:
+            _flush(path)
+        path = self.path(job_id, step)
+        if path.exists():
+            path.rename(fresh.with_name(f"{fresh.name}-replaced"))
+        fresh.rename(path)
+        _flush(path.parent)
+        shutil.rmtree(fresh.with_name(f"{fresh.name}-replaced"), ignore_errors=True)
+
+    def read(self, ask: PieceRequest, most_bytes: int) -> FilePiece:
+        """
+        Return a piece of a file of a checkpoint that lies here, of so many bytes at most.
+
+        Raises
+        ------
+        CheckpointUnavailable
+            If it does not, or no longer.
+        """
+        if not _is_name(ask.job_id):
+            raise CheckpointUnavailable(f"{ask.job_id!r} is no job's id")
+        path, length = self.path(ask.job_id, ask.step), min(ask.length, most_bytes)
+        try:
+            body = _body(path)
+            if ask.digest and hashlib.sha256(body).hexdigest() != ask.digest:
+                raise CheckpointUnavailable(
+                    f"what lies here of job {ask.job_id} after step {ask.step} is another checkpoint"
+                )
+            if not ask.name:
+                return FilePiece(size=len(body), data=body[ask.offset : ask.offset + length])
+            if ask.name not in _manifest(body).files or not _is_inside(ask.name):
+                raise CheckpointUnavailable(f"the checkpoint has no file {ask.name!r}")
+            with _open(path / ask.name) as file:
+                file.seek(ask.offset)
+                return FilePiece(size=os.fstat(file.fileno()).st_size, data=file.read(length))
+        except FileNotFoundError as error:
+            raise CheckpointUnavailable(f"no checkpoint of job {ask.job_id} after step {ask.step} lies here") from error
+        except (OSError, ValueError) as error:
+            raise CheckpointUnavailable(
+                f"the checkpoint of job {ask.job_id} after step {ask.step} cannot be read: {error}"
+            ) from error
+
+    def _make(self, name: str = "") -> Path:
+        """Return the folder, or one in it, which is there then; for a parent, mkdir would not heed the mode."""
+        path = self._root
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if name:
+            path = path / name
+            path.mkdir(exist_ok=True, mode=0o700)
+        return path
+
+    def _all(self, job_id: str) -> Iterator[Path]:
+        return (
+            path for path in (self._root / job_id).glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()
+        )
+
+    def _anything(self, job_id: str) -> bool:
+        try:
+            return any(not path.name.startswith(".") for path in (self._root / job_id).iterdir())
+        except OSError:
+            return False
+
+
+def _look(path: Path) -> HeldCheckpoint | None:
+    """Return the checkpoint in a folder, if all of its files are as long as they were written."""
+    try:
+        body = _body(path)
+        manifest = _manifest(body)
+        whole = all(_size_of(path / name) == size for name, size in manifest.files.items())
+    except OSError as error:
+        if error.errno in AWAY:
+            raise
+        return None
+    except ValueError:
+        return None
+    if manifest.format not in FORMATS or not whole:
+        return None
+    samples = (manifest.place.samples or 0) if manifest.place is not None else 0
+    digest = hashlib.sha256(body).hexdigest()
+    return HeldCheckpoint(step=manifest.step, generation=manifest.generation, digest=digest, samples=samples)
+
+
+def _body(path: Path) -> bytes:
+    """Return the manifest of a checkpoint's folder, as it is written there."""
+    with _open(path / MANIFEST) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_MANIFEST:
+            raise ValueError(f"its manifest has {size_text(size)}")
+        return file.read(LARGEST_MANIFEST)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file; anything else that a job has put in its place might never give or take a byte."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"{path} is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a regular file; -1 for anything else."""
+    status = path.stat()
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def _manifest(body: bytes) -> CheckpointManifest:
+    """
+    Return what a manifest says.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    try:
+        return msgspec.json.decode(body, type=CheckpointManifest)
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply: {error}") from error
+
+
+def _is_name(text: str) -> bool:
+    return subjects.is_token(text) and "/" not in text
+
+
+def _is_inside(name: str) -> bool:
+    """Say whether a file's name stays below the folder that it is relative to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- from node to node
+class PieceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request for a piece of a checkpoint's file; without a name, of its manifest."""
+
+    job_id: str
+    step: int
+    digest: str = ""
+    name: str = ""
+    offset: Annotated[int, Meta(ge=0)] = 0
+    length: Annotated[int, Meta(ge=1)] = PIECE_BYTES
+
+
+class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
+    """So many bytes of a file of ``size`` bytes."""
+
+    size: int
+    data: bytes
+
+
+@asynccontextmanager
+async def serving(bus: Bus, folder: CheckpointFolder, node_id: str) -> AsyncIterator[None]:
+    """Hand out this node's checkpoints to other executors while the context is open."""
+
+    async def answer(body: bytes) -> Reply:
+        try:
+            ask = msgspec.msgpack.decode(body, type=PieceRequest)
+            piece = await asyncio.to_thread(folder.read, ask, bus.max_body_bytes // 2)
+        except (ValueError, RecursionError) as error:
+            return Reply(code=400, error=f"expected the name of a piece of a checkpoint: {error}")
+        except CheckpointUnavailable as error:
+            return Reply(code=404, error=str(error))
+        return Reply(body=msgspec.msgpack.encode(piece))
+
+    endpoint = Endpoint(name="read", subject=subjects.checkpoints(node_id), handler=answer)
+    async with bus.serve(f"penstock-checkpoints-{node_id}", "1.0.0", [endpoint]):
+        yield
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in GiB or MiB, for messages."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,403 @@
+"""
+Which one a run goes on from, and how it gets here.
+
+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, TypedDict, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from penstock_bus import Bus, BusError, Delivery, ServiceError
+from penstock_bus.follower import until_available
+from penstock_bus.port import NoResponders, Timeout, Unavailable
+from penstock_executor.checkpoint_folder import (
+    FORMATS,
+    LARGEST_MANIFEST,
+    MANIFEST,
+    PIECE_BYTES,
+    CheckpointFolder,
+    CheckpointManifest,
+    CheckpointUnavailable,
+    FilePiece,
+    HeldCheckpoint,
+    PieceRequest,
+    _is_inside,
+    _manifest,
+    size_text,
+)
+from penstock_log import Checkpoint, RunCheckpointed, RunRewound, RunStarted, last_checkpoint, subjects
+
+T = TypeVar("T")
+
+SIDE_BY_SIDE: Final = 8
+"""Pieces that are asked for at once."""
+ANSWER_S: Final = 10.0
+AGAIN_S: Final = 0.5
+
+
+class RunFactFields(TypedDict):
+    """What every fact about a run says."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    at_s: float
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What there is to be known before a run can start: what the log has of its job's checkpoints.
+
+    Attributes
+    ----------
+    own : Checkpoint or None
+        Its last one.
+    rewound : int
+        Checkpoints of earlier generations no longer count.
+    begins_from : str
+        The job with whose last checkpoint it begins where it has none of its own.
+    lead : RunStarted or None
+        Of a gang over several nodes, elsewhere than on its first: what the first one goes on from, and so must all.
+    """
+
+    job_id: str
+    own: Checkpoint | None = None
+    rewound: int = 0
+    begins_from: str = ""
+    lead: RunStarted | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a run goes on from.
+
+    Attributes
+    ----------
+    at : {"looking", "ready", "refused"}
+        ``looking``: it must not start yet. ``refused``: it cannot go on with the others of its gang.
+    held : HeldCheckpoint or None
+        The job's own checkpoint, on this node; None for none.
+    begun : HeldCheckpoint or None
+        That of the job from which it begins, where it has none of its own.
+    begun_from : str
+        Which job that is.
+    copied_from : str
+        The node from which it was copied for this run.
+    lost : Checkpoint or None
+        The checkpoint from which it should have gone on, and cannot.
+    reason : str
+        Why not, in one sentence; or why it was refused.
+    """
+
+    at: Literal["looking", "ready", "refused"] = "ready"
+    held: HeldCheckpoint | None = None
+    begun: HeldCheckpoint | None = None
+    begun_from: str = ""
+    copied_from: str = ""
+    lost: Checkpoint | None = None
+    reason: str = ""
+
+    @property
+    def source(self) -> HeldCheckpoint:
+        """The checkpoint that is loaded; one after step 0 where there is none."""
+        return self.held or self.begun or HeldCheckpoint(step=0)
+
+    def news(self, request: ResumeRequest, about: RunFactFields) -> Iterator[RunRewound | RunCheckpointed]:
+        """Yield what the log does not know yet of the job's checkpoints."""
+        held, source = self.held, self.source
+        if self.lost is not None:
+            yield RunRewound(
+                step=source.step,
+                generation=max(1, held.generation) if held is not None else 0,
+                digest=held.digest if held is not None else "",
+                samples=source.samples,
+                lost_step=self.lost.step,
+                lost_generation=self.lost.generation,
+                reason=self.reason,
+                **about,
+            )
+        elif held is not None and request.lead is None and (request.own is None or not held.is_what(request.own)):
+            yield RunCheckpointed(step=held.step, generation=held.generation, digest=held.digest, **about)
+
+
+class CopyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a checkpoint may be that is copied, in bytes, and how long that may take, in seconds; 0 copies none."""
+
+    largest_bytes: int
+    longest_s: float
+
+
+class CheckpointFinder:
+    """
+    Finds what runs go on from, and has it copied here.
+
+    Parameters
+    ----------
+    bus : Bus
+    folder : CheckpointFolder
+    node_id : str
+        Of this node.
+    present : callable
+        ``present(node_id)``: whether the log has that node's executor up.
+    limits : CopyLimits
+    """
+
+    def __init__(
+        self, bus: Bus, folder: CheckpointFolder, node_id: str, present: Callable[[str], bool], limits: CopyLimits
+    ) -> None:
+        self._bus, self._folder, self._node_id, self._present = bus, folder, node_id, present
+        self._limits = limits
+        self._copying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def find(self, wanted: ResumeRequest) -> Resume:
+        """Return what a run goes on from, once it is here."""
+        if wanted.lead is not None:
+            return await self._as_led(wanted, wanted.lead)
+        held = await asyncio.to_thread(self._folder.held, wanted.job_id)
+        counts = [one for one in held if one.generation >= wanted.rewound]
+        if wanted.own is None:
+            return Resume(held=counts[0]) if counts else await self._begin(wanted)
+        newer = [one for one in counts if (one.generation, one.step) > (wanted.own.generation, wanted.own.step)]
+        if newer:  # its executor was killed before it could tell of it
+            return Resume(held=newer[0])
+        try:
+            found, copied_from = await self._have(wanted.job_id, wanted.own)
+        except CheckpointUnavailable as error:
+            older = Resume(held=counts[0]) if counts else await self._begin(wanted)
+            return msgspec.structs.replace(older, lost=wanted.own, reason=str(error))
+        return Resume(held=found, copied_from=copied_from)
+
+    async def _begin(self, wanted: ResumeRequest) -> Resume:
+        """Begin with another job's last checkpoint, where it is to and that can be had."""
+        if not wanted.begins_from:
+            return Resume()
+        last = last_checkpoint(
+            fact for delivery in await self._read(wanted.begins_from) for fact in delivery.commit.facts
+        )
+        here = await asyncio.to_thread(self._folder.held, wanted.begins_from)
+        if last is None:
+            return Resume(begun=here[0] if here else None, begun_from=wanted.begins_from)
+        try:
+            found, copied_from = await self._have(wanted.begins_from, last)
+        except CheckpointUnavailable as error:
+            return Resume(begun_from=wanted.begins_from, lost=last, reason=str(error))
+        return Resume(begun=found, begun_from=wanted.begins_from, copied_from=copied_from)
+
+    async def _as_led(self, wanted: ResumeRequest, lead: RunStarted) -> Resume:
+        """Go on from what the gang's first node goes on from, or not at all."""
+        if not lead.resumed_step:
+            return Resume(begun_from=wanted.begins_from)
+        of = lead.begun_from or wanted.job_id
+        checkpoint = Checkpoint(
+            generation=wanted.own.generation if wanted.own is not None else 0,
+            step=lead.resumed_step,
+            digest=lead.resumed_digest,
+            node_ids=(lead.node_id,),
+        )
+        try:
+            found, copied_from = await self._have(of, checkpoint)
+        except CheckpointUnavailable as error:
+            return Resume(at="refused", lost=checkpoint, reason=str(error))
+        if lead.begun_from:
+            return Resume(begun=found, begun_from=of, copied_from=copied_from)
+        return Resume(held=found, copied_from=copied_from)
+
+    async def _have(self, job_id: str, wanted: Checkpoint) -> tuple[HeldCheckpoint, str]:
+        """
+        Return a checkpoint that is here, or has been copied, and the node that it was copied from.
+
+        Raises
+        ------
+        CheckpointUnavailable
+            If it can be had nowhere.
+        """
+        turn = self._copying.setdefault(job_id, asyncio.Lock())
+        async with turn:  # two jobs may begin from the same one; and a copy clears away what others have left
+            held = await asyncio.to_thread(self._folder.find, job_id, wanted)
+            if held is not None:
+                return held, ""
+            node_id = await self._copy(job_id, wanted)
+            held = await asyncio.to_thread(self._folder.find, job_id, wanted)
+        if held is None:
+            raise CheckpointUnavailable(
+                f"the copy of the checkpoint after step {wanted.step} from {node_id} was removed meanwhile"
+            )
+        return held, node_id
+
+    async def _copy(self, job_id: str, wanted: Checkpoint) -> str:
+        """Copy a checkpoint from one of the nodes that have it; return which."""
+        nodes = [node_id for node_id in reversed(wanted.node_ids) if node_id != self._node_id]
+        what = f"the checkpoint after step {wanted.step}"
+        if not nodes:
+            raise CheckpointUnavailable(f"{what} is no longer on {self._node_id}, the only node that had it")
+        if not self._limits.largest_bytes or not self._limits.longest_s:
+            raise CheckpointUnavailable(
+                f"{what} is on {nodes[0]}, and nothing is copied here (checkpoint_copy_bytes, _copy_s)"
+            )
+        copy = _Copy(self._bus, self._folder, job_id, wanted, self._limits)
+        refusals: dict[str, str] = {}
+        while True:
+            for node_id in [node_id for node_id in nodes if node_id not in refusals]:
+                refusal = await self._copy_from(node_id, copy)
+                if refusal is None:
+                    return node_id
+                if refusal:
+                    refusals[node_id] = f"{what} is on {node_id}{refusal}"
+            if len(refusals) == len(nodes):
+                raise CheckpointUnavailable("; ".join(refusals.values()))
+            await asyncio.sleep(AGAIN_S)
+
+    async def _copy_from(self, node_id: str, copy: _Copy) -> str | None:
+        """Copy it from one node; return None if it is here, else why it never will be; empty to try again."""
+        try:
+            await copy.run(node_id)
+        except CheckpointUnavailable as error:
+            return f": {error}"
+        except NoResponders:
+            return ", which is not there" if copy.is_late() or not self._present(node_id) else ""
+        except Timeout:
+            return ", which does not answer" if copy.is_late() else ""
+        except Unavailable:  # the bus itself is away: nothing is to be concluded from that
+            copy.put_off(AGAIN_S)
+            return ""
+        except BusError as error:
+            return f", and the bus did not let it through: {error}"
+        return None
+
+    async def _read(self, job_id: str) -> list[Delivery]:
+        read = partial(self._bus.read, subjects.run(job_id))
+        return await until_available(read, "read")
+
+
+class _Copy:
+    """One checkpoint on its way here, from whichever node; the time limit is for all tries together."""
+
+    def __init__(self, bus: Bus, folder: CheckpointFolder, job_id: str, wanted: Checkpoint, limits: CopyLimits) -> None:
+        self._bus, self._folder, self._job_id, self._wanted, self._limits = bus, folder, job_id, wanted, limits
+        self._loop = asyncio.get_running_loop()
+        self._late_s = self._loop.time() + limits.longest_s
+        self._piece_bytes = min(PIECE_BYTES, bus.max_body_bytes // 2)
+
+    def is_late(self) -> bool:
+        """Say whether the time is over."""
+        return self._loop.time() >= self._late_s
+
+    def put_off(self, by_s: float) -> None:
+        """Do not count a time in which nothing could be done."""
+        self._late_s += by_s
+
+    async def run(self, node_id: str) -> None:
+        """
+        Copy it from one node.
+
+        Raises
+        ------
+        CheckpointUnavailable
+            If it is not there, too large, not what it should be, or takes too long.
+        BusError
+            If the node does not answer.
+        """
+        body = b"".join([piece async for piece in self._file(node_id, "", None)])
+        manifest = await asyncio.to_thread(self._check, body)
+        fresh = await self._io(self._folder.begin_copy, self._job_id)
+        try:
+            for name, size in manifest.files.items():
+                await self._fetch(node_id, fresh / name, name, size, manifest.checksums.get(name))
+            await self._io((fresh / MANIFEST).write_bytes, body)
+            await self._io(self._folder.publish, fresh, self._job_id, self._wanted.step)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def _check(self, body: bytes) -> CheckpointManifest:
+        if self._wanted.digest and hashlib.sha256(body).hexdigest() != self._wanted.digest:
+            raise CheckpointUnavailable("what came is not what its digest says")
+        try:
+            manifest = _manifest(body)
+        except ValueError as error:
+            raise CheckpointUnavailable(f"its manifest cannot be read: {error}") from error
+        if manifest.format not in FORMATS or manifest.step != self._wanted.step:
+            raise CheckpointUnavailable(f"its manifest is of format {manifest.format} and after step {manifest.step}")
+        for name in manifest.files:
+            if not _is_inside(name):
+                raise CheckpointUnavailable(f"its file {name!r} would lie outside of it")
+        whole = sum(manifest.files.values())
+        if whole > self._limits.largest_bytes:
+            raise CheckpointUnavailable(
+                f"it has {size_text(whole)}, more than the {size_text(self._limits.largest_bytes)} that are copied "
+                "(checkpoint_copy_bytes)"
+            )
+        if whole > (free := self._folder.free_bytes()):
+            raise CheckpointUnavailable(f"it has {size_text(whole)}, and the disk has room for {size_text(free)}")
+        return manifest
+
+    async def _fetch(self, node_id: str, path: Path, name: str, size: int, checksum: int | None) -> None:
+        seen = 0
+        await self._io(partial(path.parent.mkdir, parents=True, exist_ok=True, mode=0o700))
+        with await self._io(path.open, "xb") as file:
+            async for data in self._file(node_id, name, size):
+                await self._io(file.write, data)
+                seen = zlib.crc32(data, seen)
+        if checksum is not None and seen != checksum:
+            raise CheckpointUnavailable(f"its file {name} came with other bytes than were written")
+
+    async def _file(self, node_id: str, name: str, size: int | None) -> AsyncIterator[bytes]:
+        """Yield a file's bytes in order, several pieces ahead; ``size`` is None where only the first answer says it."""
+        if size is None:
+            first = await self._piece(node_id, name, 0)
+            size = first.size
+            if size > LARGEST_MANIFEST:
+                raise CheckpointUnavailable(f"its manifest has {size_text(size)}")
+            yield first.data
+            at = len(first.data)
+        else:
+            at = 0
+        while at < size:
+            offsets = range(at, size, self._piece_bytes)[:SIDE_BY_SIDE]
+            pieces = await asyncio.gather(*(self._piece(node_id, name, offset) for offset in offsets))
+            for offset, piece in zip(offsets, pieces, strict=True):
+                if piece.size != size or len(piece.data) != min(self._piece_bytes, size - offset):
+                    raise CheckpointUnavailable(
+                        f"its file {name or MANIFEST} has {piece.size} bytes there, {size} were written"
+                    )
+                yield piece.data
+                at = offset + len(piece.data)
+
+    async def _piece(self, node_id: str, name: str, offset: int) -> FilePiece:
+        if (left_s := self._late_s - self._loop.time()) <= 0:
+            raise CheckpointUnavailable(
+                f"it could not be copied within {self._limits.longest_s:g} s (checkpoint_copy_s)"
+            )
+        ask = PieceRequest(
+            job_id=self._job_id,
+            step=self._wanted.step,
+            digest=self._wanted.digest,
+            name=name,
+            offset=offset,
+            length=self._piece_bytes,
+        )
+        try:
+            body = await self._bus.request(
+                subjects.checkpoints(node_id), msgspec.msgpack.encode(ask), timeout_s=min(ANSWER_S, max(left_s, 0.1))
+            )
+            return msgspec.msgpack.decode(body, type=FilePiece)
+        except ServiceError as error:
+            raise CheckpointUnavailable(str(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointUnavailable(f"what came is no piece of a file: {error}") from error
+
+    async def _io(self, call: Callable[..., T], *arguments: object) -> T:
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except OSError as error:
+            raise CheckpointUnavailable(f"the copy cannot be written: {error.strerror or error}") from error

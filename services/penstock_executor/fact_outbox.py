@@ -1,0 +1,268 @@
+"""
+Facts on their way to the log.
+
+Facts on their way to the log: in order, once each, whoever else writes the subject. Part of the runner.
+
+Which facts still have to reach the log, and under which commit: the bookkeeping of the runner's appends. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from penstock_bus import Append, Bus, Conflict
+from penstock_bus.follower import FoldFollower, until_available
+from penstock_executor.machine import ExecutorState
+from penstock_log import (
+    AnyEvent,
+    Commit,
+    LaneChanged,
+    NodeJoined,
+    NodeLeft,
+    RunCheckpointed,
+    RunEnded,
+    RunMeasured,
+    RunRewound,
+    RunStarted,
+    RunWarned,
+    encode,
+    subjects,
+    tag_of,
+)
+
+PACE_S: Final = 0.5
+"""How long the next commit waits about a run that has said the same a thousand times."""
+
+RunFact = RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned | RunMeasured | LaneChanged
+
+MOST_BYTES: Final = 256 * 1024
+"""Of one commit: a quarter of what a server takes in one message by default."""
+
+
+class FactOutbox:
+    """
+    Facts about one job on their way to its run subject, in order.
+
+    What waits goes as one commit, or several where one would be too large. A commit's id is made from what it says, not
+    from when: an executor that was killed between appending and knowing it appends the same again under the same id,
+    and the log keeps one.
+
+    Parameters
+    ----------
+    actor : str
+    most_bytes : int
+        Of one commit.
+    """
+
+    def __init__(self, actor: str, most_bytes: int = MOST_BYTES) -> None:
+        self._actor, self._most_bytes = actor, most_bytes
+        self._waiting: deque[RunFact] = deque()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._told: Counter[tuple[str, int]] = Counter()
+        self._has_time = False
+        self._offered: list[RunFact] = []
+        self._cause = 0
+
+    def put(self, fact: RunFact, cause: int) -> None:
+        """
+        Add a fact; ``cause`` is the sequence of the commit that gave the lease.
+
+        A job may say faster that it has saved, or could not, than the log takes it. The first few hundred of each kind
+        are kept, and of the later ones the newest, which makes those before it matter no more. Of one that has said so
+        often enough for a whole run, only the newest waits.
+        """
+        kind = (tag_of(fact), fact.epoch)
+        if self._counts[kind] >= (1 if self._is_worn_out(fact) else MOST_WAITING):
+            del self._waiting[_newest(self._waiting, kind)]
+        else:
+            self._counts[kind] += 1
+        self._waiting.append(fact)
+        self._cause = cause or self._cause
+
+    @property
+    def has_time(self) -> bool:
+        """Whether what was told last, and all that waits, was said so often that a moment may pass: the log is kept."""
+        return self._has_time and all(map(self._is_worn_out, self._waiting))
+
+    def _is_worn_out(self, fact: RunFact) -> bool:
+        return isinstance(fact, _SAID) and self._told[tag_of(fact), fact.epoch] >= MOST_TOLD
+
+    def next(self) -> Commit | None:
+        """Return what waits longest as one commit; None where nothing does. The same until :meth:`done`."""
+        if not self._waiting:
+            return None
+        epoch, size = self._waiting[0].epoch, 0
+        facts: list[RunFact] = []
+        for fact in self._waiting:
+            if fact.epoch == epoch:
+                size += _size(fact)
+                if facts and size > self._most_bytes:
+                    break
+                facts.append(fact)
+        self._offered = facts
+        fitting = (fact if _size(fact) <= self._most_bytes else shortened(fact) for fact in facts)
+        return commit(self._actor, tuple(fitting), self._cause)
+
+    def done(self) -> None:
+        """What :meth:`next` returned is in the log, or will never be."""
+        self._told.update((tag_of(fact), fact.epoch) for fact in self._offered)
+        self._has_time = all(map(self._is_worn_out, self._offered))
+        gone = {id(fact) for fact in self._offered}  # equal ones may wait behind them
+        self._waiting = deque(fact for fact in self._waiting if id(fact) not in gone)
+        self._counts = Counter((tag_of(fact), fact.epoch) for fact in self._waiting)
+        self._offered = []
+
+
+def commit(actor: str, facts: tuple[AnyEvent, ...], cause: int = 0) -> Commit:
+    """Return the facts under an id that tells what they are, and nothing of when they were written."""
+    digest = hashlib.sha256("\n".join([actor, *map(_gist, facts)]).encode()).hexdigest()[:32]
+    return Commit(id=digest, actor=actor, facts=facts, cause=cause)
+
+
+class FactAppender:
+    """
+    Writes this node's facts.
+
+    Parameters
+    ----------
+    bus, live
+    actor : str
+        As whom.
+    spawn : callable
+        Runs a coroutine beside the caller.
+    giving_up : asyncio.Event
+        From then on a fact that the log cannot take is left to the next start, which finds it in the run folders.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        live: FoldFollower[ExecutorState],
+        actor: str,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        giving_up: asyncio.Event,
+    ) -> None:
+        self._bus, self._live, self._actor, self._spawn = bus, live, actor, spawn
+        self._giving_up = giving_up
+        self._outboxes: dict[str, FactOutbox] = {}
+        self._delivered: set[str] = set()
+        """Jobs of which nothing waits; their outboxes know how much they have said, until a run ends."""
+        self._heads: dict[str, int] = {}
+
+    def report(self, fact: AnyEvent) -> None:
+        """Send a fact about a run; facts of one job arrive in the order in which they were reported."""
+        if not isinstance(fact, RunFact):
+            raise TypeError(f"{fact!r} is no fact about a run")
+        outbox = self._outboxes.get(fact.job_id)
+        if outbox is None:
+            most_bytes = min(MOST_BYTES, self._bus.max_body_bytes // 2)
+            outbox = self._outboxes[fact.job_id] = FactOutbox(self._actor, most_bytes)
+            self._delivered.add(fact.job_id)
+        outbox.put(fact, self._live.state.leased.get(fact.job_id, 0))
+        if fact.job_id in self._delivered:
+            self._delivered.discard(fact.job_id)
+            self._spawn(self._deliver(fact.job_id, outbox))
+
+    def forget(self, job_id: str) -> None:
+        """Forget how much a job has said whose run is over, unless more of it is on its way."""
+        if job_id in self._delivered:
+            self._delivered.remove(job_id)
+            del self._outboxes[job_id]
+
+    async def append_node(self, fact: NodeJoined | NodeLeft) -> None:
+        """Append a fact about this node, and wait until the fold has it."""
+        subject = subjects.node(fact.node_id)
+        await self._append(subject, commit(self._actor, (fact,)))
+        await self._live.reached(self._heads[subject])
+
+    async def _deliver(self, job_id: str, outbox: FactOutbox) -> None:
+        ended = False
+        while (commit := outbox.next()) is not None:
+            await self._append(subjects.run(job_id), commit)
+            outbox.done()
+            ended = ended or any(isinstance(fact, RunEnded) for fact in commit.facts)
+            if outbox.has_time and not self._giving_up.is_set():
+                await asyncio.sleep(PACE_S)
+        self._delivered.add(job_id)
+        if ended:
+            self.forget(job_id)
+
+    async def _append(self, subject: str, commit: Commit) -> None:
+        """Append; where somebody was faster, read what they wrote first. Facts that it overtook, folds ignore."""
+        while True:
+            expected = max(self._live.heads.get(subject, 0), self._heads.get(subject, 0))
+            append = partial(self._bus.append, Append(subject=subject, commit=commit, expected=expected))
+            try:
+                self._heads[subject] = await until_available(append, "append", self._giving_up)
+                return
+            except Conflict:
+                last = await until_available(partial(self._bus.last, subject), "last", self._giving_up)
+            if last is not None:
+                await self._live.reached(last.seq)
+                self._heads[subject] = last.seq
+                if last.commit.id == commit.id:
+                    return
+
+
+_SAID: Final = (RunCheckpointed, RunWarned)
+"""What a job's process brings about by saying so."""
+_SHORT: Final = 200
+MOST_WAITING: Final = 1000
+"""Facts of one kind about one run that wait at the same time; of more, those in the middle are superseded."""
+MOST_TOLD: Final = 1000
+"""Of what a job may say as often as it likes, so many facts of a kind about one run are told as fast as they come."""
+
+
+def shortened(fact: RunFact) -> RunFact:
+    """Return a fact without what is long in it, for a server that takes little: what must be known is short."""
+    match fact:
+        case RunEnded():
+            return msgspec.structs.replace(fact, reason=fact.reason[:_SHORT], metrics={}, diverged=())
+        case RunWarned():
+            return msgspec.structs.replace(fact, warning=fact.warning[:_SHORT])
+        case _:
+            return fact
+
+
+def _newest(facts: deque[RunFact], kind: tuple[str, int]) -> int:
+    at = len(facts) - 1
+    while (tag_of(facts[at]), facts[at].epoch) != kind:
+        at -= 1
+    return at
+
+
+def _size(fact: RunFact) -> int:
+    return len(encode(Commit(id="", actor="", facts=(fact,))))
+
+
+def _gist(fact: AnyEvent) -> str:
+    match fact:
+        case RunStarted() | RunEnded():
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch}"
+        case RunCheckpointed():
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.step}"
+        case RunRewound():
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.lost_generation} {fact.lost_step} {fact.step}"
+        case RunWarned():
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.warning}"
+        case RunMeasured() | LaneChanged():  # the same may come again, and none is told by a later executor
+            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.at_s}"
+        case _:
+            return _gist_of_node(fact)
+
+
+def _gist_of_node(fact: AnyEvent) -> str:
+    match fact:
+        case NodeJoined():
+            return f"{tag_of(fact)} {fact.incarnation}"
+        case NodeLeft():
+            return f"{tag_of(fact)} {fact.at_s}"
+        case _:
+            raise TypeError(f"an executor does not write {tag_of(fact)}; it writes run and node facts")

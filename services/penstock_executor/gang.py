@@ -1,0 +1,214 @@
+"""
+Rendezvous and stop barrier.
+
+Where the processes of a gang meet: the variables by which ``torch.distributed`` and its like find each other.
+
+How a gang agrees on the step to stop after, from what its processes say. Pure; the rules are those of ``agent``.
+"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from penstock_cluster.nodes import Cluster
+from penstock_executor.launchers.environment import GangMember
+from penstock_executor.run_state import Key, LocalRun, RunProcess
+from penstock_log.agent_protocol import (
+    STOP_MARGIN,
+    AgentEnv,
+    CheckpointSaved,
+    FromJob,
+    Hello,
+    SaveFailed,
+    SessionDone,
+    StepProgress,
+    StepReached,
+    StopAtStep,
+    kept_metrics,
+)
+
+_FIRST_PORT: Final = 20_000
+_PORTS: Final = 12_000  # below the ports that kernels hand out by themselves, which start at 32,768
+
+
+class Rendezvous:
+    """The places where this node's gangs meet: no two of its runs have the same."""
+
+    def __init__(self) -> None:
+        self._ports: dict[Key, int] = {}
+
+    def arrange(self, key: Key, gang: list[GangMember], cluster: Cluster) -> dict[str, str]:
+        """
+        Return where a gang meets, the same for all of its processes.
+
+        On one node the port is one that nobody has: neither another run of this node, nor a listener, and it is not
+        among those that the kernel gives to connections. Over several, each node works out the same number from job
+        and epoch; that it is free on rank 0's node is likely, not certain: a gang that meets a taken port fails, and
+        if it is retried it has another epoch, hence another number.
+        """
+        first = cluster.nodes.get(gang[0].node_id)
+        alone = len({member.node_id for member in gang}) == 1
+        address = "127.0.0.1" if alone or first is None else first.labels.get("address", "127.0.0.1")
+        port = self._own_port(key) if alone and len(gang) > 1 else derived_port(*key)
+        return {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(len(gang)),
+            AgentEnv.WORLD_SIZE: str(len(gang)),
+        }
+
+    def over(self, key: Key) -> None:
+        """A run has ended: others may have its port."""
+        self._ports.pop(key, None)
+
+    def _own_port(self, key: Key) -> int:
+        """Return the first free port after the derived one, so that executors of one host seldom look at the same."""
+        begin, taken = derived_port(*key) - _FIRST_PORT, set(self._ports.values())
+        ports = (_FIRST_PORT + (begin + i) % _PORTS for i in range(_PORTS))
+        port = next((port for port in ports if port not in taken and _is_free(port)), derived_port(*key))
+        self._ports[key] = port
+        return port
+
+
+def reachable_address(bus_url: str) -> str:
+    """
+    Return the address by which other machines reach this one.
+
+    It is that of the network interface that leads to the bus, since the other nodes reach the bus as well. A bus on
+    this very machine says nothing about networks: then it is that of the interface that leads elsewhere.
+
+    Parameters
+    ----------
+    bus_url : str
+        One server or several with commas between them; empty where there is none.
+
+    Returns
+    -------
+    str
+        An IPv4 address where there is one, else an IPv6 address; ``127.0.0.1`` on a machine without a network.
+
+    Notes
+    -----
+    Connecting a datagram socket sends nothing: the kernel only looks up the route. A name is resolved, which may block.
+    """
+    hosts = [urlsplit(url if "//" in url else f"//{url}").hostname for url in bus_url.split(",")]
+    for host in (*hosts, *_ELSEWHERE):
+        for source in _sources(host) if host else ():
+            if source not in {"0.0.0.0", "::", "::1"} and not source.startswith("127."):  # noqa: S104 - not listening
+                return source
+    return "127.0.0.1"
+
+
+_ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses of documentation (RFC 5737, RFC 3849): nobody has them, so the default route leads there."""
+
+
+def _sources(host: str) -> Iterator[str]:
+    """Yield the addresses of this machine from which a host is reached, IPv4 first."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return
+    for family, kind, protocol, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as sounding:
+                sounding.connect(address)
+                yield str(sounding.getsockname()[0])
+        except OSError:
+            continue  # there is no route, or no such family here
+
+
+def derived_port(job_id: str, epoch: int) -> int:
+    """Return the port that every node of a gang works out by itself."""
+    return _FIRST_PORT + zlib.crc32(f"{job_id}/{epoch}".encode()) % _PORTS
+
+
+def _is_free(port: int) -> bool:
+    """Say whether nobody has the port at this moment, at any of the host's addresses."""
+    with socket.socket() as listener:
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def stop_step(
+    world_size: int, answers: Mapping[int, int], absent: Collection[int] = (), held: Collection[int] = ()
+) -> int | None:
+    """
+    Return the step that all processes of a gang can stop after; None while an answer is missing.
+
+    ``absent`` are processes that have ended, and need not be waited for; ``held`` are those that begin no further step
+    before they hear of it.
+
+    Examples
+    --------
+    >>> stop_step(2, {0: 10}), stop_step(2, {0: 10, 1: 11}), stop_step(2, {0: 10}, absent={1})
+    (None, 13, 12)
+    >>> stop_step(2, {0: 10, 1: 10}, held={0, 1}), stop_step(2, {0: 11, 1: 10}, held={0})
+    (10, 12)
+    """
+    if not answers or any(rank not in answers and rank not in absent for rank in range(world_size)):
+        return None
+    return max(step + (0 if rank in held else STOP_MARGIN) for rank, step in answers.items())
+
+
+def hear(run: LocalRun, index: int, message: FromJob) -> None:
+    """Take in what one process said."""
+    rank = run.ranks[index]
+    match message:
+        case Hello():
+            rank.greeted = True
+            rank.step = max(rank.step, message.step)
+            run.answers.pop(index, None)  # a question over an older connection is void
+            run.held.discard(index)
+        case StepProgress():
+            _progress(rank, message)
+        case SessionDone():
+            _progress(rank, message)
+            rank.done = True
+            run.answers[index] = message.step
+        case StepReached():
+            run.answers[index] = message.step
+            if message.held:
+                run.held.add(index)
+        case CheckpointSaved():
+            rank.saved_step = max(rank.saved_step, message.step)
+            rank.saved_samples = max(rank.saved_samples, message.samples)
+            rank.step = max(rank.step, message.step)
+            rank.leaving = rank.leaving or message.leaving
+        case SaveFailed():
+            rank.step = max(rank.step, message.step)
+
+
+def _progress(rank: RunProcess, message: StepProgress | SessionDone) -> None:
+    rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
+    rank.waited_s, rank.saves = message.waited_s, message.saves
+    if message.memory is not None:
+        rank.peak_bytes = max(rank.peak_bytes, message.memory.peak_bytes, message.memory.allocated_bytes)
+    metrics = {**rank.metrics, **message.metrics}
+    kept = kept_metrics(metrics)
+    rank.metrics = {name: metrics[name] for name in kept if name not in message.diverged}
+    rank.diverged = tuple(kept_metrics(message.diverged))
+    rank.crowded = rank.crowded or len(kept) < len(metrics) or len(rank.diverged) < len(message.diverged)
+    rank.skew = message.skew or rank.skew
+    rank.batch_size, rank.samples = message.batch_size, message.samples
+    rank.iteration_s, rank.error_s = message.iteration_s, message.error_s
+
+
+def agree(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:
+    """
+    Settle the step once all answers are in; return what to tell the processes, the first time only.
+
+    ``agreed`` is the step as another node of the gang had it from the same answers.
+    """
+    if not run.asked_s or run.stop_step is not None:
+        return None
+    absent = run.absent | {index for index, rank in run.ranks.items() if not rank.alive}
+    run.stop_step = stop_step(run.world_size, run.answers, absent, run.held) if agreed is None else agreed
+    return None if run.stop_step is None else StopAtStep(step=run.stop_step)

@@ -1,0 +1,9 @@
+"""
+Launchers: what starts and ends the processes of a run.
+
+In reading order:
+
+* ``environment``: Ranks, environment and checks for every launcher.
+* ``process_launcher``: The process launcher.
+* ``shim``: The program around each process.
+"""

@@ -1,0 +1,264 @@
+"""
+Processes that outlive the executor: started through a shim, found again by pid and start time.
+
+The shim (:mod:`penstock_executor.launchers.shim`) leads a session and process group of its own, keeps what the program
+prints, and is the parent of whatever the program leaves behind, which ends with it. Where the shim itself was killed,
+by somebody else or for want of memory, nobody is that parent any more: then the program's processes are found by their
+session, by ``PENSTOCK_PROCESS`` in their environment, and by descent from one that has it. One that has left the
+session, has cleared its environment, and whose parents had all ended before the shim was killed is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock_executor.launchers import shim
+from penstock_log.agent_protocol import AgentEnv
+
+OUTPUT_BYTES: Final = 1 << 30
+_SHIM: Final = shim.__file__
+_SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
+_BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
+_SWEEPS: Final = 50
+_SWEEP_S: Final = 0.002
+
+
+class ShimProcess(msgspec.Struct, frozen=True):
+    """A shim: its pid, which is also its group and session, and when the kernel started it (in clock ticks)."""
+
+    pid: int
+    ticks: int
+
+
+class OutputLimits(msgspec.Struct, frozen=True):
+    """Where a process's output is kept, and the most of each of its two files."""
+
+    folder: Path
+    limit_bytes: int = OUTPUT_BYTES
+
+
+class OutputFate(msgspec.Struct, frozen=True):
+    """What became of one of a process's output files; see :class:`penstock_executor.launchers.shim.OutputSink`."""
+
+    over_bytes: int = 0
+    lost_bytes: int = 0
+    refused: int = 0
+
+
+def spawn(
+    folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None
+) -> ShimProcess:
+    """
+    Start a program in its own session.
+
+    Parameters
+    ----------
+    folder : Path
+        Of this process, and of no other.
+    keep : OutputLimits, optional
+        Where its output goes; otherwise to ``folder``.
+
+    Raises
+    ------
+    OSError
+        If the host cannot start a process or write to the folders.
+    """
+    keep = keep or OutputLimits(folder)
+    for name in ("stdout", "stderr"):
+        os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    argv = [str(folder), str(keep.folder), str(keep.limit_bytes), cwd, *argv]
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", _SHIM, *argv],
+        {_hidden(name): value for name, value in env.items()} | {AgentEnv.PROCESS: str(folder)},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(folder / "shim.log"), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=_BLOCKED,
+    )
+    stat = _stat(pid)
+    with contextlib.suppress(OSError), (folder / "pid").open("x") as file:
+        file.write(stat)
+    return ShimProcess(pid, _ticks(stat))
+
+
+def _hidden(name: str) -> str:
+    return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
+
+
+def find(folder: Path) -> ShimProcess | None:
+    """Return the process that a run folder tells of, if it still lives; None if it has ended."""
+    try:
+        noted = (folder / "pid").read_text()
+        pid = int(noted.split(" ", 1)[0])
+    except (OSError, ValueError):
+        return None
+    process = ShimProcess(pid, _ticks(noted))
+    return process if is_alive(process) else None
+
+
+def is_alive(process: ShimProcess) -> bool:
+    """Say whether this very process is still there and not a zombie."""
+    stat = _stat(process.pid)
+    return bool(stat) and _ticks(stat) == process.ticks and _state(stat) not in "ZX"
+
+
+def exit_code(folder: Path) -> int | None:
+    """Return the status that the shim noted; None if it could not."""
+    try:
+        return int((folder / "exit").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def fates(folder: Path) -> tuple[OutputFate, OutputFate]:
+    """Return what became of a process's standard output and standard error."""
+    try:
+        numbers = [int(word) for word in (folder / "kept").read_bytes().split()]
+        return OutputFate(*numbers[:3]), OutputFate(*numbers[3:])
+    except (OSError, ValueError, TypeError):
+        return OutputFate(), OutputFate()
+
+
+def signal_group(process: ShimProcess, signum: signal.Signals) -> None:
+    """Signal everything in the process's group, unless the pid is somebody else's by now."""
+    if _ticks(_stat(process.pid)) == process.ticks:
+        _killpg(process.pid, signum)
+
+
+def kill(process: ShimProcess) -> None:
+    """Have the shim end all that it has started, also what has left the group; it says how that ended, and leaves."""
+    if _ticks(_stat(process.pid)) != process.ticks:
+        return
+    for signum in (shim.KILL, signal.SIGCONT):
+        _kill(process.pid, signum)
+    for pid in shim.descendants(process.pid):
+        _kill(pid, signal.SIGKILL)  # the shim may have been stopped
+
+
+def bury(process: ShimProcess, folder: Path) -> int | None:
+    """
+    Reap a shim that has ended, end what it left behind, and return the program's exit status.
+
+    None where there is no status: the shim itself was killed.
+    """
+    _killpg(process.pid, signal.SIGKILL)  # before the reaping: until then, the number cannot be given anew
+    code = exit_code(folder)
+    if code is None:
+        _sweep(process.pid, folder)
+    try:
+        _, status = os.waitpid(process.pid, os.WNOHANG)
+    except ChildProcessError:
+        return code  # adopted: it was never our child
+    return os.WEXITSTATUS(status) if code is None and os.WIFEXITED(status) else code
+
+
+def end_orphans(folder: Path) -> None:
+    """End the program of a shim that was killed alone, while no executor was there to see it."""
+    try:
+        pid = int((folder / "pid").read_text().split(" ", 1)[0])
+    except (OSError, ValueError):
+        pid = 0
+    if pid and not _stat(pid):
+        _killpg(pid, signal.SIGKILL)
+    if exit_code(folder) is None:
+        _sweep(pid, folder)
+
+
+def _sweep(leader: int, folder: Path) -> None:
+    """End all processes that have a dead shim's mark, and theirs; again until there are none, as they may fork."""
+    mark = f"{AgentEnv.PROCESS}={folder}".encode()
+    for _ in range(_SWEEPS):
+        marked = {pid for pid in _all() if pid != leader and mark in _environment(pid)}
+        found = marked.union(*(shim.descendants(pid) for pid in marked)) - {os.getpid()}
+        for pid in found:
+            _kill(pid, signal.SIGKILL)
+        if all(gone(pid) for pid in found):
+            return
+        time.sleep(_SWEEP_S)
+
+
+def _all() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended, or is another user's
+
+
+def gone(pid: int) -> bool:
+    """Say whether a process has ended; a zombie has."""
+    stat = _stat(pid)
+    return not stat or _state(stat) in "ZX"
+
+
+def belongs_to(pid: int, process: ShimProcess) -> bool:
+    """
+    Say whether a pid is of the process's session, or descends from it.
+
+    One that has ended meanwhile is believed: short jobs say all that they have to say and are gone.
+    """
+    try:
+        if os.getsid(pid) == process.pid:
+            return True
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    while pid > 1 and pid != process.pid:
+        pid = _parent(_stat(pid))
+    return pid == process.pid
+
+
+def _kill(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return  # it has ended, or is another user's
+
+
+def _killpg(pid: int, signum: signal.Signals) -> None:
+    try:
+        os.killpg(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return  # nobody is left in it, or only somebody else's processes
+
+
+def _stat(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+
+
+def _after_name(stat: str) -> list[str]:
+    """Return the fields after the command's name, which may itself hold spaces and parentheses."""
+    return stat[stat.rfind(")") + 2 :].split() or ["X", "0", *["0"] * 20]
+
+
+def _state(stat: str) -> str:
+    return _after_name(stat)[0]
+
+
+def _parent(stat: str) -> int:
+    return int(_after_name(stat)[1])
+
+
+def _ticks(stat: str) -> int:
+    return int(_after_name(stat)[19])

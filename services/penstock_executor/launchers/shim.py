@@ -1,0 +1,395 @@
+"""
+The shim of one process of a job: runs the program, keeps what it prints, and ends all that it leaves behind.
+
+It is a program of its own, run by the executor's Python with ``-I -S``, and imports nothing of Penstock: it outlives
+the executor, and the executor that comes next finds it by pid and start time. It leads a session and a process group.
+
+* What the program prints comes through pipes and is appended to two files. A disk that has no room never reaches the
+  program: what cannot be written is held in memory, up to :data:`HELD_BYTES`, and written when there is room again.
+  Some room beyond each file's end is reserved for its last words.
+* Processes that the program leaves behind become the shim's own children, also those that have left the session
+  (``PR_SET_CHILD_SUBREAPER``). When the program ends, or on :data:`KILL`, the shim ends them all.
+* It survives TERM, INT and HUP, which are the program's; a program to which they came before it began is not run.
+
+It notes its ``/proc`` line in ``pid`` before the program begins, and the program's exit status in ``exit`` when all of
+its output is in the files. ``kept`` says what became of the output; its room is taken at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+KILL: Final = signal.SIGRTMIN + 7
+"""To the shim alone: end the program and all of its children. Nobody else sends it, as people do USR1 to a group."""
+HIDDEN: Final = "PENSTOCK_SHIM_"
+"""Before the names of variables that would change how the shim itself runs; the program gets them without it."""
+ENDED: Final = 128 + signal.SIGTERM
+HELD_BYTES: Final = 1 << 20
+LAST_BYTES: Final = 8 * 1024
+"""Of what is over the limit, the end is kept: it holds the error message."""
+KEPT_BYTES: Final = 512
+_RESERVE_BYTES: Final = 64 * 1024
+_AHEAD_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 256 * 1024
+_AGAIN_S: Final = 0.2
+_LOOKS: Final = 100
+"""Five seconds: how long those are waited for that cannot be ended, being another user's or stuck in the kernel."""
+_LOOK_S: Final = 0.05
+_KEEP_SIZE: Final = 0x01
+_SUBREAPER: Final = 36
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
+_OURS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_IGNORED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP, signal.SIGPIPE)
+_NAMES: Final = ("stdout", "stderr")
+_NEWLINE: Final = 0x0A
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class OutputSink:
+    """
+    One output file.
+
+    Parameters
+    ----------
+    path : str
+        Appended to; must exist.
+    limit_bytes : int
+        The file's most; of what is printed beyond, only the last :data:`LAST_BYTES` are kept.
+
+    Attributes
+    ----------
+    over_bytes, lost_bytes : int
+        Dropped for the limit, and for want of room.
+    refused : int
+        The error number with which the disk last refused something; 0 where it never did.
+    """
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        self.over_bytes = self.lost_bytes = self.refused = self._unsaid_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._size = self._reserved = os.fstat(self._fd).st_size
+        self._reserves = True
+        self._inside = self._written_inside = False
+        self._held = bytearray()
+        self._last = bytearray()
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits for room on the disk."""
+        return bool(self._held)
+
+    def put(self, data: bytes) -> None:
+        """Take in what was printed."""
+        room = max(self._limit_bytes - self._size - len(self._held), 0)
+        if self.over_bytes or len(data) > room:
+            if not self.over_bytes:
+                self._keep(data[:room])
+                self._keep(self._notice(f"the limit of {self._limit_bytes} bytes is reached; of more, the end is kept"))
+                data = data[room:]
+            self.over_bytes += len(data)
+            self._last += data
+            del self._last[:-LAST_BYTES]
+        else:
+            self._keep(data)
+
+    def flush(self) -> None:
+        """Try again to write what is held."""
+        if self._held and self._reserve(len(self._held)):
+            held, self._held = self._said_lost() + bytes(self._held), bytearray()
+            self._keep(held)
+
+    def close(self) -> None:
+        """Write what is left, into the reserve where there is no other room, and give the rest of the reserve back."""
+        if self.over_bytes:
+            self.over_bytes -= len(self._last)
+            said = f"{self.over_bytes} bytes dropped: over the limit of {self._limit_bytes} bytes"
+            self._keep(self._notice(said) * (self.over_bytes > 0) + bytes(self._last))
+        self.flush()
+        if self._held:
+            self._end_in_reserve(bytes(self._held))
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size)
+        os.close(self._fd)
+
+    def _end_in_reserve(self, held: bytes) -> None:
+        """Write as much of the end as there is room for, and say how much is not there."""
+        room = _RESERVE_BYTES
+        while room >= KEPT_BYTES:
+            kept = held[max(len(held) - room + KEPT_BYTES, 0) :]
+            lost_bytes = len(held) - len(kept)
+            if self._whole(self._said_lost(lost_bytes) + kept):
+                self.lost_bytes += lost_bytes
+                return
+            room //= 2
+        self.lost_bytes += len(held)
+
+    def _said_lost(self, more_bytes: int = 0) -> bytes:
+        """Return a line that says what was lost before what comes next."""
+        lost_bytes = self._unsaid_bytes + more_bytes
+        if not lost_bytes:
+            return b""
+        self._unsaid_bytes -= 0 if more_bytes else lost_bytes
+        return self._line(f"{lost_bytes} bytes lost: {os.strerror(self.refused)}", inside=self._written_inside)
+
+    def _whole(self, data: bytes) -> bool:
+        """Write all or nothing: what was written in part is taken back."""
+        before = self._size
+        if self._write(data) == len(data):
+            return True
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, before)
+        self._size = before
+        return False
+
+    def _keep(self, data: bytes) -> None:
+        if not data:
+            return
+        self._inside = not data.endswith(b"\n")
+        if not self._held and self._reserve(len(data)):
+            data = data[self._write(data) :]
+        self._held += data
+        excess = len(self._held) - HELD_BYTES
+        if excess > 0:
+            self.lost_bytes += excess
+            self._unsaid_bytes += excess
+            del self._held[:excess]
+
+    def _write(self, data: bytes) -> int:
+        """Append to the file; return how much of it the disk took."""
+        view, done = memoryview(data), 0
+        while done < len(data):
+            try:
+                done += os.write(self._fd, view[done:])
+            except OSError as error:
+                self.refused = error.errno or errno.EIO
+                break
+        self._size += done
+        if done:
+            self._written_inside = data[done - 1] != _NEWLINE
+        return done
+
+    def _reserve(self, size: int) -> bool:
+        """Keep some room behind the file's end; False where the disk has none to spare."""
+        wanted = self._size + size + _RESERVE_BYTES
+        if not self._reserves or wanted <= self._reserved:
+            return True
+        for more in (wanted + _AHEAD_BYTES, wanted):
+            if _libc.fallocate(self._fd, _KEEP_SIZE, self._reserved, more - self._reserved) == 0:
+                self._reserved = more
+                return True
+        number = ctypes.get_errno()
+        if number in _NO_ROOM:
+            self.refused = number
+            return False
+        self._reserves = False  # the file system knows no reserves
+        return True
+
+    def _notice(self, text: str) -> bytes:
+        return self._line(text, inside=self._inside)
+
+    def _line(self, text: str, *, inside: bool) -> bytes:
+        return b"%s[penstock: %s]\n" % (b"\n" * inside, text.encode())
+
+
+class ProcessTree:
+    """The program and all that descends from it, which are the shim's children and theirs."""
+
+    def __init__(self) -> None:
+        self.program = 0
+        self.code: int | None = None
+
+    def reap(self) -> bool:
+        """Take in who has ended; return whether nobody is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if not pid:
+                return False
+            if pid == self.program:
+                ended = os.waitstatus_to_exitcode(status)
+                self.code = 128 - ended if ended < 0 else ended
+
+    def kill(self) -> None:
+        """Send KILL to all; whose parent goes becomes a child of ours, and is met at the next call."""
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End all, and wait until they have ended."""
+        for look in range(_LOOKS):
+            if self.reap():
+                return
+            self.kill()
+            time.sleep(min(0.001 * 2**look, _LOOK_S))
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Return all processes below one, in no order."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                stat = file.read()
+                children.setdefault(int(stat[stat.rindex(b")") + 2 :].split()[1]), []).append(int(name))
+    found = list(children.get(ancestor, ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+class _Ended(Exception):
+    """TERM came before the program began."""
+
+
+def _run(folder: str, output: str, limit_bytes: int, cwd: str, argv: Sequence[str]) -> int:
+    tree, wake, told = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
+    sinks = [OutputSink(os.path.join(output, name), limit_bytes) for name in _NAMES]
+    pipes = [os.pipe2(os.O_CLOEXEC) for _ in _NAMES]
+    kept = _Kept(os.path.join(folder, "kept"), sinks)
+    fresh = os.path.join(folder, "exit.new")
+    exit_fd = _prepare(fresh, 8)
+    if _note(os.path.join(folder, "pid")) and signal.sigpending().isdisjoint((*_OURS, KILL)):
+        tree.program = _spawn(folder, cwd, argv, [writer for _, writer in pipes])
+    else:
+        tree.code = ENDED
+    for signum in (*_OURS, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
+    signal.signal(KILL, lambda *_: told.append(True))
+    signal.set_wakeup_fd(wake[1], warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_OURS, KILL))
+    for _, writer in pipes:
+        os.close(writer)
+    reading = {reader: sink for (reader, _), sink in zip(pipes, sinks, strict=True)}
+    for _ in _turns(tree, reading, wake[0]):
+        if told[-1]:
+            tree.kill()
+        kept.note()
+    tree.end()
+    for reader, sink in reading.items():
+        for data in _read(reader):
+            sink.put(data)
+        sink.close()
+    kept.note()
+    code = ENDED if tree.code is None else tree.code
+    with contextlib.suppress(OSError):  # then the executor hears it as our own status, if it is still the same one
+        os.pwrite(exit_fd, b"%-8d" % code, 0)
+        os.rename(fresh, os.path.join(folder, "exit"))
+    return code
+
+
+def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int) -> Iterator[None]:
+    """Take in output until the program has ended; yield after each turn."""
+    poll = select.poll()
+    for fd in (*sinks, wake):
+        os.set_blocking(fd, False)
+        poll.register(fd, select.POLLIN)
+    open_fds = set(sinks)
+    while True:
+        tree.reap()
+        yield
+        if tree.code is not None:
+            return
+        waits = any(sink.holds for sink in sinks.values())
+        for fd, _ in poll.poll(1000 * _AGAIN_S if waits else None):
+            if fd == wake:
+                _read_once(wake)
+            elif fd in open_fds and (data := _read_once(fd)) is not None:
+                if data:
+                    sinks[fd].put(data)
+                else:  # nobody has it open any more
+                    open_fds.discard(fd)
+                    poll.unregister(fd)
+        for sink in sinks.values():
+            sink.flush()
+
+
+def _read(fd: int) -> Iterator[bytes]:
+    while data := _read_once(fd):
+        yield data
+
+
+def _read_once(fd: int) -> bytes | None:
+    """Return what a pipe holds: nothing at its end, None where there is nothing now."""
+    try:
+        return os.read(fd, _READ_BYTES)
+    except BlockingIOError:
+        return None
+
+
+def _spawn(folder: str, cwd: str, argv: Sequence[str], writers: Sequence[int]) -> int:
+    own = {name: value for name, value in os.environb.items() if name != b"LC_CTYPE"}  # Python's own doing
+    env = {name.removeprefix(HIDDEN.encode()): value for name, value in own.items()}
+    shell = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', folder, cwd, *argv]
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
+    default = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _READ_BYTES)
+    return os.posix_spawn(shell[0], shell, env, file_actions=actions, setsigmask=(), setsigdef=default)
+
+
+def _prepare(path: str, size: int) -> int:
+    """Return a file in whose room something short can be written later, though the disk be full by then."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(fd, b" " * size, 0)
+    except OSError:
+        fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    return fd
+
+
+def _note(path: str) -> bool:
+    """Note who the shim is, so that it is found again; False if it is told to end meanwhile."""
+
+    def end(*_: object) -> None:
+        raise _Ended
+
+    for ignored in _IGNORED:
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        for signum in (*_OURS, KILL):
+            signal.signal(signum, end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_OURS, KILL))
+        if not (os.path.exists(path) and os.stat(path).st_size):  # the executor was ended before it could
+            with contextlib.suppress(OSError), open("/proc/self/stat", "rb") as stat, open(path, "wb") as file:
+                file.write(stat.read())
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*_OURS, KILL))
+    except _Ended:
+        return False
+    return True
+
+
+class _Kept:
+    """What became of the output, in a file: three numbers for each stream, as :class:`OutputSink` has them."""
+
+    def __init__(self, path: str, sinks: Sequence[OutputSink]) -> None:
+        self._fd, self._sinks, self._said = _prepare(path, KEPT_BYTES), sinks, b""
+
+    def note(self) -> None:
+        """Write it down where it has changed."""
+        numbers = [n for sink in self._sinks for n in (sink.over_bytes, sink.lost_bytes, sink.refused)]
+        said = " ".join(map(str, numbers)).encode().ljust(KEPT_BYTES)
+        if said != self._said:
+            self._said = said
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, said, 0)
+
+
+if __name__ == "__main__":
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    sys.exit(_run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))

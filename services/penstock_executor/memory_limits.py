@@ -1,0 +1,260 @@
+"""
+How much memory runs may hold, made true by the kernel, or by what allocates: those that share, of their devices; those
+that do not, of their host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+from penstock_cluster import DeviceError, host_limits
+from penstock_cluster.accounting import HostAccounting, by_session, family, own_bytes, total
+from penstock_cluster.cuda_backend import CudaBackend
+from penstock_cluster.device_backend import MemoryCaps
+from penstock_cluster.host_limits import HostCapacity
+from penstock_executor.run_state import WANTS_MEMORY, Key, sharing_of
+from penstock_log import Device, Job
+from penstock_log.text import gibibytes
+
+LEAST_SHARE_BYTES: Final = 2**30
+"""A run that asks for nothing is not held to less for each device, however small the shares of its node are."""
+HOST_LEAST_BYTES: Final = 64 * 2**20
+"""Beside its cap, a process gets this on the host: an interpreter and its libraries, which are nobody's tensors."""
+_log = structlog.get_logger("penstock.executor")
+
+
+class HostShare(NamedTuple):
+    """
+    What a run may use of its host for each of its devices.
+
+    Attributes
+    ----------
+    memory_bytes : int
+    cpus : float
+        0: whatever is idle.
+    node_bytes : int
+        What all jobs of the node may use together.
+    asked : bool
+        Whether its user has asked for so much memory; else it is its devices' share.
+    """
+
+    memory_bytes: int
+    cpus: float
+    node_bytes: int
+    asked: bool
+
+
+class MemoryLimits:
+    """
+    Caps of the runs of one node.
+
+    Parameters
+    ----------
+    devices : iterable of Device
+    enforcer : MemoryCaps or None
+        Caps what processes hold of the host's memory, for devices that are the host's; None: the strongest there is.
+    share : HostCapacity or None
+        What comes of the host with each device; None: runs are not held to any.
+
+    Attributes
+    ----------
+    caps : dict of Key to dict of int to int
+        Runs that share → device → bytes, as they are now.
+    framework_bytes : dict of Key to int
+        What of it no allocator sees, as far as is known.
+    hosted : dict of Key to HostShare
+        Runs that have their devices alone → what they may use of the host.
+    """
+
+    def __init__(
+        self, devices: Iterable[Device], enforcer: MemoryCaps | None = None, share: HostCapacity | None = None
+    ) -> None:
+        self.hosted: dict[Key, HostShare] = {}
+        self._share = share
+        self.caps: dict[Key, dict[int, int]] = {}
+        self.framework_bytes: dict[Key, int] = {}
+        self._devices = {device.index: device for device in devices}
+        self._enforcer = enforcer
+        self._nvml: CudaBackend | None = None
+
+    @property
+    def enforcer(self) -> MemoryCaps:
+        """What caps the host's memory; looked for when it is first needed, because that may move the executor."""
+        if self._enforcer is None:
+            self._enforcer = host_limits.strongest_caps()
+            _log.info("memory_caps", by=self._enforcer.name, reason=self._enforcer.reason)
+        return self._enforcer
+
+    def set_fraction(self, job: Job, devices: Iterable[int]) -> None:
+        """Give an opaque job the part of its devices that it was promised."""
+        if sharing_of(job) == "fraction":
+            share = job.spec.fraction
+            self.caps[job.id, job.epoch] = {i: int(share * self._devices[i].memory_bytes) for i in devices}
+
+    def set_host(self, job: Job) -> None:
+        """Give a job that has its devices alone its part of the host: what it asks for, or its devices' share."""
+        share, spec = self._share, job.spec
+        if share is None or sharing_of(job) != "exclusive":
+            return
+        node_bytes = share.memory_bytes * len(self._devices)
+        memory_bytes = spec.host_memory_bytes or min(max(share.memory_bytes, LEAST_SHARE_BYTES), node_bytes)
+        if memory_bytes:
+            asked = bool(spec.host_memory_bytes)
+            self.hosted[job.id, job.epoch] = HostShare(memory_bytes, spec.cpus, node_bytes, asked)
+
+    def over_host(self, places: Mapping[tuple[Key, int], tuple[int, int]]) -> dict[Key, str]:
+        """
+        Return the runs that hold more of the host than they may, and how; none where the kernel sees to it.
+
+        Parameters
+        ----------
+        places : mapping
+            Run and rank → its session, and how many devices it has.
+        """
+        hosted = dict(self.hosted)  # asked in a thread of its own, while runs come and go
+        watched = {at: found for at, found in places.items() if at[0] in hosted and found[0]}
+        if not watched or self.enforcer.name == "cgroup":
+            return {}
+        families = by_session({session for session, _ in watched.values()})
+        over: dict[Key, str] = {}
+        for (key, _), (session, devices) in watched.items():
+            cap_bytes, pids = hosted[key].memory_bytes * devices, families.get(session, ())
+            if total(pids).resident_bytes > cap_bytes and own_bytes(pids) > cap_bytes:
+                over[key] = _host_words(hosted[key], devices)
+        return over
+
+    def host_words(self, key: Key, devices: int) -> str:
+        """Say what a run was ended for that used more of its host than it may."""
+        return _host_words(self.hosted[key], devices)
+
+    def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
+        """Return what tells a process how much it may hold of each of its devices; empty where it has them alone."""
+        cap_bytes = self._least(key, devices)
+        if not cap_bytes:
+            return {}
+        return host_limits.environment([self._devices[index] for index in devices], cap_bytes, framework_bytes)
+
+    def fraction(self, key: Key, devices: Sequence[int]) -> float | None:
+        """Return which share of its GPUs a process's allocator may hold by now; None where nobody has to tell it."""
+        cap_bytes = self._least(key, devices)
+        if not cap_bytes or any(self._devices[index].backend != "cuda" for index in devices):
+            return None
+        least_bytes = min(self._devices[index].memory_bytes for index in devices)
+        return min(max(cap_bytes - self.framework_bytes.get(key, 0), 1) / least_bytes, 1.0)
+
+    def command(self, key: Key, rank: int, devices: Sequence[int], argv: Sequence[str]) -> list[str]:
+        """Return the command line that starts a process under its cap, where its devices' memory is the host's."""
+        cap_bytes = self._on_host(key, devices)
+        if not cap_bytes:
+            return self._hosted_command(key, rank, len(devices), argv)
+        most_bytes = HOST_LEAST_BYTES + sum(self._devices[index].memory_bytes for index in devices)
+        return self.enforcer.command(_name(key, rank), argv, cap_bytes, most_bytes)
+
+    def _hosted_command(self, key: Key, rank: int, devices: int, argv: Sequence[str]) -> list[str]:
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            return list(argv)
+        cap_bytes = hosted.memory_bytes * devices
+        if self.enforcer.name == "rlimit":  # which counts what is mapped, touched or not
+            cap_bytes = cap_bytes + HOST_LEAST_BYTES if hosted.asked else max(cap_bytes, hosted.node_bytes)
+        command = self.enforcer.command(_name(key, rank), argv, cap_bytes)
+        if hosted.cpus:
+            self.enforcer.set_cpus(_name(key, rank), hosted.cpus * devices)
+        return command
+
+    def change(self, key: Key, rank: int, devices: Sequence[int], leader: int) -> None:
+        """Have a process that runs keep to the cap that it has now."""
+        cap_bytes = self._on_host(key, devices)
+        if cap_bytes:
+            try:
+                self.enforcer.change(_name(key, rank), leader, cap_bytes)
+            except DeviceError as error:
+                _log.warning("memory_cap_not_changed", job_id=key[0], epoch=key[1], rank=rank, error=str(error))
+
+    def held_bytes(self, index: int, leader: int) -> int:
+        """Return what the processes of one rank hold on a device, as far as anybody counts it; 0 where none can say."""
+        device = self._devices[index]
+        if device.backend != "cuda":
+            return sum(HostAccounting().held(device, family(leader)).values())
+        try:
+            self._nvml = self._nvml or CudaBackend()
+            return sum(self._nvml.accounting().held(device, family(leader)).values())
+        except DeviceError as error:  # a GPU that has fallen off the bus: its jobs fail, and those of others go on
+            _log.warning("device_memory_not_read", device=index, error=str(error))
+            return 0
+
+    def broken(self, key: Key, rank: int, index: int, leader: int) -> str:
+        """Return how a process holds more than it may; empty where it keeps to its cap."""
+        cap_bytes = self.caps.get(key, {}).get(index, 0)
+        on_host = self._devices[index].backend != "cuda"
+        if not cap_bytes or (on_host and self.enforcer.name == "cgroup"):
+            return ""
+        held_bytes = self.held_bytes(index, leader)
+        if held_bytes <= cap_bytes + HOST_LEAST_BYTES * on_host:
+            return ""
+        return f"rank {rank} held {_mib(held_bytes)} of device {index}, where it may hold {_mib(cap_bytes)}"
+
+    def killed(self, key: Key, rank: int, devices: Sequence[int]) -> str:
+        """Return how the kernel ended a process for its memory; empty where it did not."""
+        cap_bytes = self._on_host(key, devices)
+        if not cap_bytes or not self.enforcer.usage(_name(key, rank), 0).killed:
+            return ""
+        return f"rank {rank} wanted more than the {_mib(cap_bytes)} that it may hold, and was ended by the kernel"
+
+    def killed_on_host(self, key: Key, rank: int, devices: int, last_line: str) -> str:
+        """Return what a process that failed was ended for, if it was for its host's memory; else empty."""
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            return ""
+        if self.enforcer.name == "cgroup":
+            return self.host_words(key, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
+        return (
+            f"{self.host_words(key, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
+        )
+
+    def end(self, key: Key, rank: int) -> None:
+        """End what a process has left in its control group, where it has one."""
+        self.enforcer.end(_name(key, rank))
+
+    def forget_host(self, key: Key, ranks: Iterable[int]) -> None:
+        """Remove what was made for a run that had its devices alone, and has ended."""
+        if self.hosted.pop(key, None):
+            for rank in ranks:
+                self.enforcer.forget(_name(key, rank))
+
+    def forget(self, key: Key, ranks: Mapping[int, object]) -> None:
+        """Remove what was made for a run that has ended."""
+        self.framework_bytes.pop(key, None)
+        if self.caps.pop(key, None) and self._enforcer is not None:
+            for rank in ranks:
+                self._enforcer.forget(_name(key, rank))
+
+    def least_bytes(self, key: Key) -> int:
+        """Return the least of what a run may hold of any of its devices; 0 where it has them alone."""
+        return min(self.caps.get(key, {}).values(), default=0)
+
+    def _least(self, key: Key, devices: Sequence[int]) -> int:
+        known = self.caps.get(key, {})
+        return min((known[index] for index in devices if index in known), default=0)
+
+    def _on_host(self, key: Key, devices: Sequence[int]) -> int:
+        """Return the cap of a process on the host's memory: that of all of its devices which are no GPUs; or 0."""
+        known = self.caps.get(key, {})
+        on_host = [known[i] for i in devices if i in known and self._devices[i].backend != "cuda"]
+        return sum(on_host) + HOST_LEAST_BYTES if on_host else 0
+
+
+def _host_words(hosted: HostShare, devices: int) -> str:
+    whose = "" if hosted.asked else ", its devices' share of the node (--host-memory asks for more)"
+    return f"ended for using more than its {gibibytes(hosted.memory_bytes * devices)} of host memory{whose}"
+
+
+def _name(key: Key, rank: int) -> str:
+    return f"{key[0]}-{key[1]}-{rank}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.0f} MiB"

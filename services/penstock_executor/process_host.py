@@ -1,0 +1,478 @@
+"""This node's runs and what can be done to them: start, ask, end, find again, remove. Synchronous; owns no loop."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from penstock_cluster import DeviceError
+from penstock_cluster.nodes import Cluster
+from penstock_executor import gang, run_folders
+from penstock_executor.agent_listener import AgentConnection
+from penstock_executor.checkpoint_folder import CheckpointFolder
+from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.gang import Rendezvous
+from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.memory_limits import MemoryLimits
+from penstock_executor.output_store import OutputStore
+from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
+from penstock_log.agent_protocol import (
+    LONGEST_METRIC,
+    MOST_METRICS,
+    CheckpointSaved,
+    FromJob,
+    Hello,
+    HoldMemory,
+    MemoryReport,
+    SaveFailed,
+    SessionDone,
+    StepProgress,
+    StopAtStep,
+    StopRequest,
+    ToJob,
+)
+from penstock_sharing.token import LaneClientId
+
+Place = tuple[Key, int]
+"""A run and a rank."""
+LONGEST_ERROR: Final = 1000
+"""Characters of what a job says of its errors."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there",
+    errno.E2BIG: "give it a shorter command or environment",
+}
+_log = structlog.get_logger("penstock.executor")
+
+
+class DiskFull(Exception):
+    """The disk under the run folders is full: a run can only be started later."""
+
+
+class ProcessHost:
+    """
+    The runs of one node.
+
+    Parameters
+    ----------
+    site : launch.Site
+    runs_dir : Path
+    clock : callable
+        Seconds since the epoch.
+    watch : callable
+        ``watch(place, process)``: tell when that process ends.
+    report : callable
+        ``report(fact)``: a fact that a run's process brought about.
+    wake : callable
+        Something has changed.
+    limits : MemoryLimits
+        What runs may hold of the devices that they share.
+    outputs : OutputStore
+        Where the output of processes is kept; beside the run folders where not given.
+    output_bytes : int
+        The most of each file there.
+
+    Attributes
+    ----------
+    runs : dict of Key to LocalRun
+    lines : dict of Place to AgentConnection
+        Open connections.
+    checkpoints : CheckpointFolder
+    fresh : set of str
+        Jobs whose progress has changed since it was last told.
+    on_memory : callable
+        ``on_memory(place, memory, iterations)``: a process has said what it holds after so many iterations of this run.
+    """
+
+    def __init__(
+        self,
+        site: environment.LaunchSite,
+        runs_dir: Path,
+        *,
+        clock: Callable[[], float],
+        watch: Callable[[Place, process_launcher.ShimProcess], None],
+        report: Callable[[AnyEvent], None],
+        wake: Callable[[], None],
+        limits: MemoryLimits | None = None,
+        outputs: OutputStore | None = None,
+        output_bytes: int = process_launcher.OUTPUT_BYTES,
+    ) -> None:
+        self.site, self.runs_dir = site, runs_dir
+        self.limits = limits or MemoryLimits(site.devices)
+        self.outputs = outputs or OutputStore(runs_dir.parent / "output", site.node_id)
+        self._output_bytes = output_bytes
+        self.on_memory: Callable[[Place, MemoryReport, int], None] = lambda place, memory, iterations: None  # noqa: ARG005
+        self.runs: dict[Key, LocalRun] = {}
+        self.lines: dict[Place, AgentConnection] = {}
+        self.fresh: set[Key] = set()
+        self._processes: dict[Place, process_launcher.ShimProcess] = {}
+        self._meetings = Rendezvous()
+        self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id)
+        self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
+
+    # --- beginning
+    def start(self, job: Job, cluster: Cluster, resume: Resume | None = None) -> LocalRun:
+        """
+        Start a job's processes on this node; where that is impossible, the run says why and has no process.
+
+        ``resume`` is what they are to go on from; None where the log knows of nothing.
+
+        Raises
+        ------
+        DiskFull
+            If the disk has no room for it now; nothing was started.
+        """
+        gang = environment.members(environment.placement_of(job), job.spec.processes)
+        mine = [member for member in gang if member.node_id == self.site.node_id]
+        run = LocalRun(
+            job_id=job.id,
+            epoch=job.epoch,
+            devices=tuple(index for member in mine for index in member.devices),
+            world_size=len(gang),
+            started_s=self._clock(),
+            refused=self._problem(job, mine[0]),
+            sharing=sharing_of(job),
+        )
+        if resume is not None:
+            source = resume.source
+            run.resumed_step, run.resumed_generation, run.resumed_digest = source.step, source.generation, source.digest
+            run.begun_from = resume.begun_from if resume.begun is not None else ""
+            run.copied_from = resume.copied_from
+        self.runs[run.key] = run
+        self.limits.set_fraction(job, run.devices)
+        self.limits.set_host(job)
+        run.cap_bytes = self.limits.least_bytes(run.key)
+        if not run.refused:
+            run.ranks = {member.rank: RunProcess() for member in mine}
+            self._spawn_all(run, job, mine, self._meetings.arrange(run.key, gang, cluster), resume)
+        return run
+
+    def _problem(self, job: Job, member: environment.GangMember) -> str:
+        cwd = self._cwd(job)
+        if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
+            return problem
+        path = environment.environment_of(job, member, self.site, {})["PATH"]
+        return environment.problem(job.spec.command, cwd, path)
+
+    def _cwd(self, job: Job) -> str:
+        return os.path.join(self.site.cwd, job.spec.cwd)
+
+    def _spawn_all(
+        self,
+        run: LocalRun,
+        job: Job,
+        mine: list[environment.GangMember],
+        meeting: dict[str, str],
+        resume: Resume | None,
+    ) -> None:
+        try:
+            run_folders.create(self.runs_dir, run)
+            with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
+                self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for member in mine:
+                env = environment.environment_of(job, member, self.site, meeting, resume) | self._room(run, job, member)
+                where = run_folders.rank_path(self.runs_dir, run.key, member.rank)
+                command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
+                keep = process_launcher.OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
+                process = process_launcher.spawn(where, command, env, self._cwd(job), keep)
+                self._take_in((run.key, member.rank), process)
+        except DeviceError as error:
+            run.refused = f"its memory cap could not be set: {error}"
+            self._abort(run)
+        except OSError as error:
+            words = _words(error, self.runs_dir)
+            if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
+                self.clean(run.key)
+                raise DiskFull(words) from error
+            run.refused = words
+            self._abort(run)
+
+    def _room(self, run: LocalRun, job: Job, member: environment.GangMember) -> dict[str, str]:
+        need = job.need or job.spec.memory
+        return self.limits.environment(run.key, member.devices, need.framework_bytes if need else 0)
+
+    def _abort(self, run: LocalRun) -> None:
+        """Take back a start that succeeded for some ranks only: those without a process have ended already."""
+        for index, rank in run.ranks.items():
+            if (run.key, index) not in self._processes:
+                rank.ended_s = self._clock()
+        self.kill(run.key)
+
+    def _take_in(self, place: Place, process: process_launcher.ShimProcess) -> None:
+        self._processes[place] = process
+        self._watch(place, process)
+
+    def adopt(self) -> Iterator[Place]:
+        """Find the runs of an earlier executor again; yield those processes that ended meanwhile."""
+        for started, stopping in run_folders.scan(self.runs_dir):
+            run = LocalRun(
+                job_id=started.job_id,
+                epoch=started.epoch,
+                devices=started.devices,
+                world_size=started.world_size,
+                ranks={index: RunProcess() for index in started.ranks},
+                started_s=started.started_s,
+                sharing=started.sharing,
+                resumed_step=started.resumed_step,
+                resumed_generation=started.resumed_generation,
+                resumed_digest=started.resumed_digest,
+                begun_from=started.begun_from,
+                copied_from=started.copied_from,
+            )
+            if stopping is not None:
+                run.ending, run.stop_step, run.why = stopping.ending, stopping.stop_step, stopping.why
+                run.asked_s, run.termed_s, run.killed_s = stopping.asked_s, stopping.termed_s, stopping.killed_s
+            self.runs[run.key] = run
+            for index, rank in run.ranks.items():
+                rank.greeted = run_folders.greeted(self.runs_dir, run.key, index)
+                rank.done = run_folders.done(self.runs_dir, run.key, index)
+                process = process_launcher.find(self.rank_dir((run.key, index)))
+                if process is None:
+                    process_launcher.end_orphans(self.rank_dir((run.key, index)))
+                    yield run.key, index
+                else:
+                    self._take_in((run.key, index), process)
+                    _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
+
+    # --- ending
+    def ask(self, key: Key, ending: Ending, why: str = "") -> None:
+        """Ask all processes of a run where they are, so that they can agree on where to stop."""
+        run = self.runs[key]
+        run.ending, run.why, run.asked_s = ending, why, self._clock()
+        run_folders.note_stopping(self.runs_dir, run)
+        self._say(run, StopRequest())
+
+    def term(self, key: Key, ending: Ending) -> None:
+        """Send TERM to all process groups of a run."""
+        run = self.runs[key]
+        run.ending, run.termed_s = ending, self._clock()
+        for process in self._living(run):
+            process_launcher.signal_group(process, signal.SIGTERM)
+
+    def end(self, key: Key, ending: Ending, why: str) -> None:
+        """Kill a run for something that it has done."""
+        run = self.runs[key]
+        if not run.killed_s:
+            run.ending, run.why = ending, why
+            self.kill(key)
+
+    def kill(self, key: Key) -> None:
+        """End all processes of a run, also those that have left its process groups."""
+        run = self.runs[key]
+        run.killed_s = self._clock()
+        for process in self._living(run):
+            process_launcher.kill(process)
+
+    def _living(self, run: LocalRun) -> list[process_launcher.ShimProcess]:
+        """Note how far the run's end has come; return those of its processes that are still there."""
+        run_folders.note_stopping(self.runs_dir, run)
+        places = [(run.key, index) for index, rank in run.ranks.items() if rank.alive]
+        return [self._processes[place] for place in places if place in self._processes]
+
+    def buried(self, place: Place) -> int | None:
+        """Return the exit status of a process that has ended, after ending what it left behind."""
+        process = self._processes.get(place)
+        where = self.rank_dir(place)
+        code = process_launcher.exit_code(where) if process is None else process_launcher.bury(process, where)
+        if code is None:
+            self.limits.end(*place)  # the shim, which would have ended all, was killed itself
+        return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
+
+    def ended(self, place: Place, code: int | None) -> None:
+        """Note that a process is gone and that all of its output is published."""
+        key, index = place
+        self._processes.pop(place, None)
+        rank = self.runs[key].ranks[index]
+        rank.exit_code, rank.ended_s = code, self._clock()
+        rank.last_line = run_folders.last_line(self.outputs.rank_path(*place) / "stderr")
+        self._note_host_memory(self.runs[key], index)
+        _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
+        if rank.unflushed:
+            said = f"rank {index} left with exit code {code} after all of its steps were done: the end of its output"
+            self.warn(key, f"{said} found no room, which counts as success")
+        self.settle(self.runs[key])
+        self._wake()
+
+    def _note_host_memory(self, run: LocalRun, index: int) -> None:
+        """Note that a process was ended for its host's memory, where it was."""
+        rank = run.ranks[index]
+        if rank.failed and not run.ending:
+            devices = len(run.devices_of[index])
+            if why := self.limits.killed_on_host(run.key, index, devices, rank.last_line):
+                run.ending, run.why = "host_memory", why
+
+    def places(self) -> dict[Place, tuple[int, int]]:
+        """Return the session and the number of devices of each process that runs."""
+        return {
+            (run.key, index): (self.leader((run.key, index)), len(run.devices_of[index]))
+            for run in self.runs.values()
+            for index, rank in run.ranks.items()
+            if rank.alive and not run.killed_s
+        }
+
+    def end_over_memory(self, over: Mapping[Key, str]) -> None:
+        """End the runs that hold more of the host's memory than they may, where the kernel does not."""
+        for key, why in over.items():
+            if key in self.runs and self.runs[key].alive:  # it may have ended while it was looked at
+                _log.warning("run_over_host_memory", job_id=key[0], epoch=key[1], reason=why)
+                self.end(key, "host_memory", why)
+
+    def clean(self, key: Key) -> None:
+        """Remove a run whose end is in the log."""
+        self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
+        run_folders.remove(self.runs_dir, key)
+        self._meetings.over(key)
+        self.runs.pop(key, None)
+        self.fresh.discard(key)
+
+    def remove_checkpoints(self, job_id: str) -> None:
+        """Remove the checkpoints of a job that is over."""
+        shutil.rmtree(self.site.checkpoints / job_id, ignore_errors=True)
+
+    def rank_dir(self, place: Place) -> Path:
+        """Return the folder of one process."""
+        return run_folders.rank_path(self.runs_dir, *place)
+
+    def is_of(self, who: LaneClientId, pid: int) -> bool:
+        """Say whether a process is, or descends from, the one that was started as that rank."""
+        process = self._processes.get(((who.job_id, who.epoch), who.rank))
+        return process is not None and process_launcher.belongs_to(pid, process)
+
+    def leader(self, place: Place) -> int:
+        """Return the session of a process; 0 where it is gone."""
+        process = self._processes.get(place)
+        return 0 if process is None else process.pid
+
+    def noted_code(self, place: Place) -> int | None:
+        """Return the exit status of a process that has just ended, if it left one."""
+        return process_launcher.exit_code(self.rank_dir(place))
+
+    # --- listening (ears.Ears)
+    def greet(self, line: AgentConnection, hello: Hello) -> bool:
+        """Take a process in if it is, or descends from, the one that was started as that rank."""
+        place = ((hello.job_id, hello.epoch), hello.rank)
+        run, process = self.runs.get(place[0]), self._processes.get(place)
+        if run is None or process is None or not process_launcher.belongs_to(line.pid, process):
+            return False
+        self.lines[place] = line
+        gang.hear(run, hello.rank, hello)
+        run_folders.note_greeting(self.runs_dir, run, hello.rank)
+        self.tell_caps(run)
+        if run.stop_step is not None:
+            line.say(StopAtStep(step=run.stop_step))
+        elif run.asked_s:
+            line.say(StopRequest())
+        self._wake()
+        return True
+
+    def hear(self, line: AgentConnection, message: FromJob) -> None:
+        """Take in what a process says, and pass on what the log or the gang should know."""
+        if line.hello is None:
+            return
+        key, index = (line.hello.job_id, line.hello.epoch), line.hello.rank
+        run = self.runs.get(key)
+        if run is None:
+            return
+        gang.hear(run, index, message)
+        match message:
+            case CheckpointSaved():
+                self._report(RunCheckpointed(step=message.step, digest=message.digest, **self._about(key)))
+            case SaveFailed():
+                error = message.error if len(message.error) <= LONGEST_ERROR else f"{message.error[:LONGEST_ERROR]}…"
+                what = f"the checkpoint after step {message.step} could not be written: {error}"
+                self._report(RunWarned(warning=what, **self._about(key)))
+            case StepProgress() | SessionDone():
+                if index == 0:
+                    self.fresh.add(key)
+                    self._note_begin(run, max(0, message.step - message.loop_steps))
+                if run.ranks[index].crowded and "crowded" not in run.told:
+                    run.told.add("crowded")
+                    kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
+                    self.warn(key, f"rank {index} reports more metrics than are kept: {kept}; the others are left out")
+                if isinstance(message, SessionDone):
+                    run_folders.note_done(self.runs_dir, run, index)
+                if message.memory is not None:
+                    self.on_memory((key, index), message.memory, message.loop_steps)
+            case _:
+                pass
+        self.settle(run)
+
+    def _note_begin(self, run: LocalRun, step: int) -> None:
+        """Tell the log where a run has begun, if that is before the checkpoint that it was to load."""
+        if step >= run.resumed_step or "rewound" in run.told:
+            return
+        try:
+            held = self.checkpoints.of_step(run.job_id, step) if step else None
+        except OSError:  # of a disk that is away: looked at again when the process says how far it is next
+            return
+        run.told.add("rewound")
+        self._report(
+            RunRewound(
+                step=step,
+                generation=max(1, held.generation) if held is not None else 0,
+                digest=held.digest if held is not None else "",
+                samples=held.samples if held is not None else 0,
+                lost_step=run.resumed_step,
+                lost_generation=run.resumed_generation,
+                reason=f"its script has not loaded the checkpoint after step {run.resumed_step}",
+                **self._about(run.key),
+            )
+        )
+
+    def settle(self, run: LocalRun, agreed: int | None = None) -> None:
+        """Tell the processes where to stop, if that has just become known; ``agreed``: another node knew it."""
+        stop = gang.agree(run, agreed)
+        if stop is not None:
+            run_folders.note_stopping(self.runs_dir, run)
+            self._say(run, stop)
+
+    def settle_without(self, run: LocalRun, job: Job) -> None:
+        """Do not wait for the answers of those of the gang whose nodes have ended their part."""
+        gang = environment.members(environment.placement_of(job), job.spec.processes)
+        absent = {member.rank for member in gang if member.node_id not in job.open_nodes}
+        if absent != run.absent:
+            run.absent = absent
+            self.settle(run)
+
+    def gone(self, line: AgentConnection) -> None:
+        """Forget a connection, unless the process has a newer one."""
+        if line.hello is not None:
+            place = ((line.hello.job_id, line.hello.epoch), line.hello.rank)
+            if self.lines.get(place) is line:
+                del self.lines[place]
+            self._wake()
+
+    def warn(self, key: Key, warning: str) -> None:
+        """Report something about a run that goes on."""
+        self._report(RunWarned(warning=warning, **self._about(key)))
+
+    def tell_caps(self, run: LocalRun) -> None:
+        """Tell the processes of a run what they may hold by now, where their own allocators have to keep to it."""
+        for index, devices in run.devices_of.items():
+            fraction, line = self.limits.fraction(run.key, devices), self.lines.get((run.key, index))
+            if fraction is not None and line is not None:
+                line.say(HoldMemory(fraction=fraction))
+
+    def _say(self, run: LocalRun, message: ToJob) -> None:
+        for index in run.ranks:
+            if (run.key, index) in self.lines:
+                self.lines[run.key, index].say(message)
+
+    def _about(self, key: Key) -> RunFactFields:
+        return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
+
+
+def _words(error: OSError, where: Path) -> str:
+    what = errno.errorcode.get(error.errno or 0, "error")
+    advice = _ADVICE.get(error.errno or 0, "see the executor's log")
+    return f"the run could not be started in {where}: {error.strerror or error} ({what}); {advice}"

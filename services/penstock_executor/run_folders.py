@@ -1,0 +1,205 @@
+"""
+What outlives the executor; the instance lock.
+
+Run folders: what must outlive the executor so that a later one finds its runs again.
+
+``<data>/runs/<job>/<epoch>/run.json`` says what was started, ``stop.json`` how far its end had come, and each rank's
+folder holds ``pid``, ``exit`` and ``kept`` (written by the shim), how far its output was streamed (``stdout.read``,
+``stderr.read``), ``hello`` if it spoke to us, and ``done`` if it said that. Its output is elsewhere: it stays longer.
+
+The executor's data folder, which it has to itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from penstock_executor.run_state import Ending, Key, LocalRun, Sharing
+
+_log = structlog.get_logger("penstock.executor")
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while a run lasts."""
+
+    job_id: str
+    epoch: int
+    devices: tuple[int, ...]
+    world_size: int
+    ranks: tuple[int, ...]
+    started_s: float
+    sharing: Sharing = "exclusive"
+    resumed_step: int = 0
+    resumed_generation: int = 0
+    resumed_digest: str = ""
+    begun_from: str = ""
+    copied_from: str = ""
+
+
+class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run's end has come; written before the deed."""
+
+    ending: Ending
+    asked_s: float
+    termed_s: float
+    killed_s: float
+    stop_step: int | None
+    why: str = ""
+
+
+_started: Final = msgspec.json.Decoder(RunRecord)
+_stopping: Final = msgspec.json.Decoder(StopRecord)
+
+
+def path_of(runs: Path, key: Key) -> Path:
+    """Return the folder of one run."""
+    return runs / key[0] / str(key[1])
+
+
+def rank_path(runs: Path, key: Key, rank: int) -> Path:
+    """Return the folder of one process."""
+    return path_of(runs, key) / str(rank)
+
+
+def create(runs: Path, run: LocalRun) -> None:
+    """Make the folders of a run that is about to start."""
+    folder = path_of(runs, run.key)
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for rank in run.ranks:
+        (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    started = RunRecord(
+        job_id=run.job_id,
+        epoch=run.epoch,
+        devices=run.devices,
+        world_size=run.world_size,
+        ranks=tuple(run.ranks),
+        started_s=run.started_s,
+        sharing=run.sharing,
+        resumed_step=run.resumed_step,
+        resumed_generation=run.resumed_generation,
+        resumed_digest=run.resumed_digest,
+        begun_from=run.begun_from,
+        copied_from=run.copied_from,
+    )
+    (folder / "run.json").write_bytes(msgspec.json.encode(started))
+
+
+def note_stopping(runs: Path, run: LocalRun) -> None:
+    """Write down how far the run's end has come; where that fails, only a restart in the middle of it would notice."""
+    stopping = StopRecord(
+        ending=run.ending,
+        asked_s=run.asked_s,
+        termed_s=run.termed_s,
+        killed_s=run.killed_s,
+        stop_step=run.stop_step,
+        why=run.why,
+    )
+    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(stopping))
+
+
+def note_greeting(runs: Path, run: LocalRun, rank: int) -> None:
+    """Write down that the process speaks the agent protocol."""
+    _replace(rank_path(runs, run.key, rank) / "hello", b"")
+
+
+def note_done(runs: Path, run: LocalRun, rank: int) -> None:
+    """Write down that the process has said that all is done."""
+    _replace(rank_path(runs, run.key, rank) / "done", b"")
+
+
+def _replace(path: Path, body: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_bytes(body)
+        fresh.replace(path)
+    except OSError as error:
+        _log.warning("run_folder_not_written", path=str(path), error=str(error))
+
+
+def scan(runs: Path) -> Iterator[tuple[RunRecord, StopRecord | None]]:
+    """Yield every run that has a folder; what was never completely started is removed."""
+    for folder in sorted(runs.glob("*/*")):
+        try:
+            started = _started.decode((folder / "run.json").read_bytes())
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            _log.warning("run_folder_without_a_run_removed", folder=str(folder), error=str(error))
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        yield started, _stop_of(folder)
+
+
+def _stop_of(folder: Path) -> StopRecord | None:
+    try:
+        return _stopping.decode((folder / "stop.json").read_bytes())
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def greeted(runs: Path, key: Key, rank: int) -> bool:
+    """Say whether the process ever spoke the agent protocol."""
+    return (rank_path(runs, key, rank) / "hello").exists()
+
+
+def done(runs: Path, key: Key, rank: int) -> bool:
+    """Say whether the process has said that all is done."""
+    return (rank_path(runs, key, rank) / "done").exists()
+
+
+def remove(runs: Path, key: Key) -> None:
+    """Remove a run's folder, and the job's where it was the last."""
+    folder = path_of(runs, key)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rmdir(folder.parent)
+    except OSError:
+        return  # other epochs are still there
+
+
+def last_line(path: Path, most_bytes: int = 4096) -> str:
+    """Return the last line of a file that has more than white space in it; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - most_bytes))
+            lines = file.read().replace(b"\0", b"").splitlines()
+    except OSError:
+        return ""
+    return next((text for line in reversed(lines) if (text := line.decode(errors="replace").strip())), "")[:500]
+
+
+class ExecutorError(Exception):
+    """The executor cannot work here; says what to do."""
+
+
+@contextmanager
+def alone_in(path: str) -> Iterator[Path]:
+    """
+    Hold the data folder.
+
+    Raises
+    ------
+    ExecutorError
+        If another executor holds it, or it cannot be written.
+    """
+    data = Path(path).absolute()
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ExecutorError(f"data_dir {data} cannot be written: {error.strerror}; set another one") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield data
+    except BlockingIOError as error:
+        raise ExecutorError(f"another executor works in {data}; stop it, or set another data_dir") from error
+    finally:
+        os.close(handle)

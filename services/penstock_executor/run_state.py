@@ -1,0 +1,404 @@
+"""
+What it knows of its runs, and how one ended.
+
+What this node knows of its own runs: processes, what they said, and how far their end has come.
+
+From exit codes to what the log says about a run's end.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Final, Literal
+
+import msgspec
+
+from penstock_executor.checkpoint_transfer import Resume
+from penstock_log import Checkpoint, Job, JobState, Outcome, RunEnded
+from penstock_log.agent_protocol import EXIT_PREEMPTED
+
+Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "host_memory", "hang"]
+"""
+Why this node ends a run; ``gang`` means that another of its processes has failed, ``memory`` that it took more of its
+device than it had been given, ``host_memory`` the same of its host's memory, ``hang`` that it did not give its turn
+back, or wrote on its page what it must not.
+"""
+
+EXIT_UNFLUSHED: Final = 120
+"""With this, Python leaves when it cannot flush its standard output or error: the disk that they go to may be full."""
+
+Sharing = Literal["exclusive", "lane", "fraction"]
+"""How a run has its devices."""
+
+Key = tuple[str, int]
+"""Job id and epoch: the name of a run on this node."""
+
+
+def sharing_of(job: Job) -> Sharing:
+    """Return how a job's run has its devices; a sample has them alone, since it is to show how fast the job can be."""
+    return "exclusive" if job.sample else job.spec.sharing
+
+
+class RunProcess(msgspec.Struct, kw_only=True):
+    """
+    One process of a run.
+
+    Attributes
+    ----------
+    exit_code : int or None
+        As the shell counts: 128 + the signal's number where a signal ended it. None while it runs, and for ever if
+        it vanished without one.
+    ended_s : float
+        When the executor learned of its end; 0 while it runs.
+    greeted : bool
+        It speaks the agent protocol.
+    step, loop_steps, loop_s, waited_s, metrics, diverged, skew, batch_size, samples, iteration_s, error_s
+        From its last words.
+    saves : bool
+        It can save a checkpoint when it is asked to stop.
+    peak_bytes : int
+        The most memory that it said it held of one device.
+    saved_step, saved_samples : int
+        Of its last complete checkpoint in this run.
+    leaving : bool
+        It saved a checkpoint because it was asked to stop.
+    done : bool
+        It said that it left its session in good order, all steps done.
+    crowded : bool
+        It reported more metrics, or longer names, than are kept.
+    last_line : str
+        Last line of its standard error.
+    """
+
+    exit_code: int | None = None
+    ended_s: float = 0.0
+    greeted: bool = False
+    step: int = 0
+    loop_steps: int = 0
+    loop_s: float = 0.0
+    waited_s: float = 0.0
+    metrics: dict[str, float] = {}
+    diverged: tuple[str, ...] = ()
+    skew: float = 0.0
+    batch_size: int = 0
+    samples: int = 0
+    iteration_s: float = 0.0
+    error_s: float = 0.0
+    saves: bool = False
+    peak_bytes: int = 0
+    saved_step: int = 0
+    saved_samples: int = 0
+    leaving: bool = False
+    done: bool = False
+    crowded: bool = False
+    last_line: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is still there."""
+        return not self.ended_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in anything but success; that its last output found no room is no failure."""
+        return not self.alive and self.exit_code != 0 and not self.unflushed
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether all it failed in was to write the end of its output: the work was done before."""
+        return self.done and self.exit_code == EXIT_UNFLUSHED
+
+
+class LocalRun(msgspec.Struct, kw_only=True):
+    """
+    One epoch of a job on this node.
+
+    Attributes
+    ----------
+    world_size : int
+        Processes of the whole gang, on all of its nodes.
+    ranks : dict of int to RunProcess
+        Those of this node.
+    refused : str
+        Why nothing was started; empty where something was.
+    asked_s, termed_s, killed_s : float
+        When it was asked to stop, got TERM, and got KILL; 0 where not yet.
+    resumed_step, resumed_generation, resumed_digest : int, int, str
+        Of the checkpoint that its processes are to load; 0 where there is none.
+    begun_from : str
+        The other job whose checkpoint that is.
+    copied_from : str
+        The node from which it was copied for this run.
+    ending : Ending
+        Why it got them.
+    answers : dict of int to int
+        Steps done by each rank of the gang when asked to stop, as far as known.
+    held : set of int
+        Ranks of this node that begin no further step before they hear where to stop.
+    absent : set of int
+        Ranks on other nodes that have ended, by the log.
+    stop_step : int or None
+        The step that the gang agreed to stop after.
+    sharing : {"exclusive", "lane", "fraction"}
+        How it has its devices.
+    cap_bytes : int
+        The most that it may hold of a device; 0 where nothing says so.
+    why : str
+        Why this node ends it, in one sentence, where neither the log nor ``ending`` says.
+    told : set of str
+        Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
+    """
+
+    job_id: str
+    epoch: int
+    devices: tuple[int, ...] = ()
+    world_size: int = 1
+    ranks: dict[int, RunProcess] = {}
+    started_s: float = 0.0
+    refused: str = ""
+    asked_s: float = 0.0
+    termed_s: float = 0.0
+    killed_s: float = 0.0
+    resumed_step: int = 0
+    resumed_generation: int = 0
+    resumed_digest: str = ""
+    begun_from: str = ""
+    copied_from: str = ""
+    ending: Ending = ""
+    answers: dict[int, int] = {}
+    held: set[int] = set()
+    absent: set[int] = set()
+    stop_step: int | None = None
+    sharing: Sharing = "exclusive"
+    why: str = ""
+    cap_bytes: int = 0
+    told: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def key(self) -> Key:
+        """Its name on this node."""
+        return self.job_id, self.epoch
+
+    @property
+    def devices_of(self) -> dict[int, tuple[int, ...]]:
+        """Each process's devices: one each where there are as many, all of them where it is one process."""
+        ranks = sorted(self.ranks)
+        if len(ranks) == len(self.devices):
+            return {rank: (device,) for rank, device in zip(ranks, self.devices, strict=True)}
+        return dict.fromkeys(ranks, self.devices)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its processes is still there."""
+        return any(rank.alive for rank in self.ranks.values())
+
+    @property
+    def crashed(self) -> bool:
+        """Whether any of its processes ended badly by itself: before TERM, and not because it was asked to leave."""
+        return any(
+            rank.failed
+            and not (rank.leaving or rank.exit_code == EXIT_PREEMPTED)
+            and (not self.termed_s or rank.ended_s < self.termed_s)
+            for rank in self.ranks.values()
+        )
+
+    @property
+    def greeted(self) -> bool:
+        """Whether any of its processes can be asked to stop."""
+        return any(rank.greeted for rank in self.ranks.values())
+
+
+class SharingProgress(msgspec.Struct, frozen=True):
+    """
+    How far a run has come that is to share its devices.
+
+    Attributes
+    ----------
+    at : {"waits", "in", "refused", "leaving"}
+        ``waits``: it must not start yet. ``in``: it has a lane on each of its devices, or had one and is parked.
+        ``refused``: it can never have one here. ``leaving``: it has to be saved and stopped.
+    reason : str
+        In one sentence; empty for ``in``.
+    """
+
+    at: Literal["waits", "in", "refused", "leaving"]
+    reason: str = ""
+
+
+class NodeObservation(msgspec.Struct, kw_only=True):
+    """
+    What the node sees of itself when it decides.
+
+    Attributes
+    ----------
+    incarnation : str
+        Of this start of the executor.
+    runs : dict of (job id, epoch) to LocalRun
+    draining : bool
+        The executor is being stopped, and its runs are to go elsewhere.
+    postponed : dict of (job id, epoch) to float
+        Runs that could not be started for want of room on the disk, and when to try again.
+    seats : dict of (job id, epoch) to SharingProgress
+        Of the runs that take turns with others.
+    resumes : dict of (job id, epoch) to Resume
+        Of the runs that are to start: what they go on from, as far as that is known and here.
+    """
+
+    incarnation: str
+    runs: dict[Key, LocalRun] = {}
+    draining: bool = False
+    postponed: dict[Key, float] = {}
+    seats: dict[Key, SharingProgress] = {}
+    resumes: dict[Key, Resume] = {}
+
+    def busy_devices(self) -> dict[int, Sharing]:
+        """Return the devices that a process is on, and how it has them."""
+        return {index: run.sharing for run in self.runs.values() if run.alive for index in run.devices}
+
+
+WANTS_MEMORY: Final = re.compile(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", re.IGNORECASE)
+_VANISHING: Final = frozenset(
+    {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
+)
+"""Beside KILL; not ABRT, with which a program gives up by itself, often because a peer of it is gone."""
+NOT_FOUND: Final = 127
+"""What a shell says of a program that it cannot find."""
+
+
+def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
+    """
+    Return the fact that ends a run none of whose processes is left.
+
+    Parameters
+    ----------
+    run : LocalRun
+    job : Job
+        As the log has it: says whether a stop was asked for.
+    limit_s : float
+        The time limit that ended it, where one did.
+    """
+    outcome, reason, rank = _verdict(run, job, limit_s)
+    first = run.ranks.get(0, RunProcess())
+    saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if _is_of(job.checkpoint, run) else 0)
+    return RunEnded(
+        job_id=run.job_id,
+        epoch=run.epoch,
+        node_id=node_id,
+        at_s=now_s,
+        outcome=outcome,
+        exit_code=NOT_FOUND if run.refused and not job.sample else 0 if rank.unflushed else rank.exit_code,
+        reason=reason,
+        steps=saved if outcome == "preempted" else first.step,
+        loop_steps=first.loop_steps,
+        loop_s=first.loop_s,
+        waited_s=first.waited_s,
+        saves=first.saves,
+        peak_memory_bytes=first.peak_bytes,
+        out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
+        killed=outcome == "failed" and rank.failed and _vanished(run, rank) and run.ending != "host_memory",
+        cap_bytes=run.cap_bytes,
+        metrics=first.metrics,
+        diverged=first.diverged,
+        skew=first.skew,
+        batch_size=first.batch_size,
+        samples=first.saved_samples if outcome == "preempted" else first.samples,
+        iteration_s=first.iteration_s,
+        error_s=first.error_s,
+    )
+
+
+def _is_of(checkpoint: Checkpoint | None, run: LocalRun) -> bool:
+    """Say whether a checkpoint was written by this run, on whichever of its nodes."""
+    return checkpoint is not None and checkpoint.generation == run.epoch
+
+
+def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, RunProcess]:
+    if run.refused:
+        return "failed", run.refused, RunProcess()
+    rank = _decisive(run)
+    if not any(each.failed for each in run.ranks.values()):
+        return "completed", "", rank
+    return (*_words(run, job, _ending(run, job), rank, limit_s), rank)
+
+
+def _words(run: LocalRun, job: Job, ending: Ending, rank: RunProcess, limit_s: float) -> tuple[Outcome, str]:
+    if ending == "cancelled":
+        return "cancelled", job.reason or "cancelled"
+    if ending in {"time_limit", "memory", "host_memory", "hang"}:
+        return "failed", run.why or f"the sample took longer than {limit_s:g} s and was ended"
+    if not run.crashed and ending == "preempted":
+        return "preempted", run.why or job.reason
+    if not run.crashed and ending == "gang" and not _vanished(run, rank):
+        return "preempted", "ended because its gang ended on another node"
+    if rank.exit_code is None:
+        return "lost", "its processes vanished without an exit status: was the machine restarted?"
+    return "failed", _reason(run, rank)
+
+
+def _ending(run: LocalRun, job: Job) -> Ending:
+    """Return why the run was ended; the log knows it too, if the executor was killed before it could note it."""
+    if job.state is JobState.COMPLETING:
+        return "cancelled"
+    if not run.ending and job.state is JobState.PREEMPTING and _left_as_asked(run):
+        return "preempted"
+    return run.ending
+
+
+def _left_as_asked(run: LocalRun) -> bool:
+    return all(rank.exit_code in (0, EXIT_PREEMPTED) or rank.leaving for rank in run.ranks.values())
+
+
+def _decisive(run: LocalRun) -> RunProcess:
+    """
+    Return the process over which the others stumbled, or the lowest one where all went well.
+
+    That is one that was killed; else the one that failed first, as far as the order was seen.
+    """
+    ranks = [run.ranks[index] for index in sorted(run.ranks)]
+    failed = [rank for rank in ranks if rank.failed]
+    return min(failed, key=lambda rank: (not _vanished(run, rank), rank.ended_s), default=ranks[0])
+
+
+def _vanished(run: LocalRun, rank: RunProcess) -> bool:
+    """Say whether a process was ended by a signal that was not ours."""
+    signum = None if rank.exit_code is None else rank.exit_code - 128
+    if signum in (None, signal.SIGKILL):
+        return not run.killed_s or rank.ended_s < run.killed_s
+    return signum in _VANISHING and (not run.termed_s or rank.ended_s < run.termed_s)
+
+
+def _reason(run: LocalRun, rank: RunProcess) -> str:
+    index = next(index for index, each in run.ranks.items() if each is rank)
+    who = f"rank {index} of {run.world_size}: " if run.world_size > 1 else ""
+    said = f": {rank.last_line}" if rank.last_line else ""
+    return who + exit_words(rank.exit_code or 0) + said + _cap_words(run, rank)
+
+
+def _for_want_of_memory(run: LocalRun, rank: RunProcess) -> bool:
+    """Say whether a process wanted more of its device; what it wants of its host says nothing of that."""
+    if run.ending == "host_memory":
+        return False
+    return run.ending == "memory" or bool(WANTS_MEMORY.search(rank.last_line))
+
+
+def _cap_words(run: LocalRun, rank: RunProcess) -> str:
+    """Say what a process may hold of its device, where it ended for want of memory."""
+    if not run.cap_bytes or not WANTS_MEMORY.search(rank.last_line):
+        return ""
+    return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
+
+
+def exit_words(code: int) -> str:
+    """
+    Say an exit code as people do.
+
+    Examples
+    --------
+    >>> exit_words(1), exit_words(139)
+    ('exit code 1', 'signal SIGSEGV (exit code 139)')
+    """
+    try:
+        return f"signal {signal.Signals(code - 128).name} (exit code {code})"
+    except ValueError:
+        return f"exit code {code}"

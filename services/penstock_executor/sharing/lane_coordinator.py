@@ -1,0 +1,348 @@
+"""
+Decisions meet pages; turn limits.
+
+Where the lanes' decisions meet the keeper's pages: news in, names out. Synchronous; owns no loop and no clock.
+
+When somebody who does not give the turn back is warned, and when it is taken from him. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Final, Literal, assert_never
+
+import msgspec
+import structlog
+
+from penstock_executor.run_state import Key
+from penstock_executor.sharing.node_lanes import NodeLanes
+from penstock_executor.sharing.shared_run import NodeLane, SharedRun, SharingCommands
+from penstock_log import AnyEvent
+from penstock_sharing.token import (
+    ClientGone,
+    JoinRequested,
+    LaneClientId,
+    LaneTokenView,
+    News,
+    PageCorrupted,
+    TokenBroker,
+    TokenPassed,
+    TokenRevoked,
+    TurnRequested,
+)
+
+RETURN_S: Final = 5.0
+"""How long processes that an earlier executor has started may take to sit down here before others get turns."""
+TRY_S: Final = 0.001
+WAKING_S: Final = 0.1
+"""How long somebody may take to wake up for its turn before that is recalled all the same: it may be stopped."""
+_LONGEST_S: Final = 1e6
+_log = structlog.get_logger("penstock.executor")
+
+
+class LaneCoordinator:
+    """
+    The keeper's owner on a node.
+
+    Parameters
+    ----------
+    keeper : TokenBroker
+    lanes : NodeLanes
+    life : str
+        Names this start of the executor.
+    clock : callable
+        Seconds since the epoch.
+    is_of : callable
+        ``is_of(who, pid)``: whether a process is of the run that it says.
+    report : callable
+        ``report(fact)``: append a fact to the log.
+    limit : callable
+        ``limit(key, caps)``: have a run keep to caps, by device.
+    end : callable
+        ``end(key, reason)``: end a run at once.
+    wake : callable
+        Some run may start now, or has to leave.
+    again : callable
+        ``again(wait_s)``: call :meth:`turn` after so many seconds at the latest.
+    """
+
+    def __init__(
+        self,
+        keeper: TokenBroker,
+        lanes: NodeLanes,
+        *,
+        life: str,
+        clock: Callable[[], float],
+        is_of: Callable[[LaneClientId, int], bool],
+        report: Callable[[AnyEvent], None],
+        limit: Callable[[Key, dict[int, int]], None],
+        end: Callable[[Key, str], None],
+        wake: Callable[[], None],
+        again: Callable[[float], None],
+    ) -> None:
+        self._life, self._again, self._end = life, again, end
+        self.keeper, self.lanes = keeper, lanes
+        self._clock, self._is_of, self._report, self._limit, self._wake = clock, is_of, report, limit, wake
+        self._present: set[LaneClientId] = set()
+        self._until_s: dict[LaneClientId, float] = {}
+        self._closing: set[str] = set()
+        self._pages: dict[NodeLane, int] = {}  # how many pages a lane has had, if more than one
+        self._later: dict[NodeLane, float] = {}
+        self._turns: dict[NodeLane, tuple[LaneClientId, int]] = {}
+
+    def views(self) -> dict[NodeLane, LaneTokenView]:
+        """Return what the pages of all lanes say at this moment."""
+        found = ((self._place(lane), lane) for lane in self.keeper.lanes)
+        return {place: self.keeper.view(lane) for place, lane in found if place is not None}
+
+    def overrule(self, place: NodeLane) -> None:
+        """Take the token of a lane from whoever has it."""
+        self.keeper.overrule(self._lane(place))
+
+    def turn(self) -> None:
+        """
+        Take in what has happened on the pages, and write what follows from it.
+
+        Pages are written only when all is heard that the keeper has seen on them. Else somebody could be named of whom
+        it is not known yet that it has just given its turn back, and would have another one that nobody gave it.
+        """
+        touched = set(self._later)
+        while True:
+            for one in self.keeper.poll():
+                self._hear(one)
+            orders = self.lanes.take()
+            touched |= orders.touched
+            self._prepare(orders)
+            if not orders.seatings:  # of whom the keeper may have seen something more
+                break
+        for place in sorted(touched):
+            self._write(place)
+        self._close()
+        wait_s = TRY_S if self._later else self.keeper.wait_s
+        if wait_s is not None:
+            self._again(wait_s)
+
+    def await_return(self, whos: list[LaneClientId]) -> None:
+        """Give nobody a turn beside processes of an earlier executor before they have sat down here."""
+        self.lanes.await_return(whos)
+        self._until_s.update(dict.fromkeys(whos, self._clock() + RETURN_S))
+
+    def look_again(self) -> None:
+        """Stop waiting for processes that have not come in time, and let nobody of a gang wait for another for ever."""
+        now_s = self._clock()
+        for party in list(self.lanes.table.parties.values()):
+            if party.is_gang:
+                self.lanes.look_after(party.job_id, self._begun(party), now_s)
+        self._until_s = {who: until_s for who, until_s in self._until_s.items() if who in self.lanes.table.awaited}
+        late = [who for who, until_s in self._until_s.items() if now_s >= until_s]
+        for who in late:
+            self.lanes.give_up(who, now_s)
+        if late:
+            _log.warning("lane_members_not_returned", members=[f"{who.job_id}/{who.rank}" for who in late])
+        self.turn()
+
+    def _prepare(self, orders: SharingCommands) -> None:
+        """Do all that lanes want done, but for what their pages should say."""
+        for place in orders.opened:
+            self.keeper.open(self._lane(place))
+        for who, seats in orders.seatings.items():
+            if who in self._present and seats:
+                self._seat(who, seats)
+        for fact in orders.facts:
+            self._report(fact)
+        for key, caps in orders.caps.items():
+            self._limit(key, caps)
+        for key, reason in orders.ended.items():
+            self._end(key, reason)
+        for place in orders.closed:
+            self._closing.add(self._lane(place))
+            self._pages.pop(place, None)
+            self._turns.pop(place, None)
+        if orders.woken:
+            self._wake()
+
+    def _hear(self, one: News) -> None:
+        now_s = self._clock()
+        match one:
+            case JoinRequested(who, pid):
+                self._greet(who, pid, now_s)
+            case TurnRequested(lane, who):
+                if self._place(lane) is not None:
+                    party = self.lanes.table.party(who)
+                    self.lanes.asks(who, now_s, self._begun(party) if party is not None else None)
+            case TokenPassed(lane, giver, taker):
+                if (place := self._place(lane)) is not None:
+                    self.lanes.passed(place, giver, taker, now_s)
+            case TokenRevoked(_, who):
+                self.lanes.stopped(who, now_s)
+            case PageCorrupted(lane, who):
+                if (place := self._place(lane)) is not None:
+                    self._renew(place, who)
+            case ClientGone(who):
+                self._present.discard(who)
+                self.lanes.gone(who, now_s)
+            case _:
+                assert_never(one)
+
+    def _renew(self, place: NodeLane, by: LaneClientId | None) -> None:
+        """Give a lane another page, in place of one that somebody has spoilt."""
+        _log.warning("lane_page_spoilt", device=place.device, lane=place.lane, by=by and f"{by.job_id}/{by.rank}")
+        self._closing.add(self._lane(place))
+        self._pages[place] = self._pages.get(place, 1) + 1
+        self.keeper.open(self._lane(place))
+        self.await_return([who for who in self.lanes.renew(place, by, self._clock()) if who in self._present])
+
+    def _greet(self, who: LaneClientId, pid: int, now_s: float) -> None:
+        if not self._is_of(who, pid):
+            _log.warning("lane_seat_refused", job_id=who.job_id, epoch=who.epoch, rank=who.rank, pid=pid)
+            self._refuse(who, "it is no process of that run")
+        elif not self.lanes.join(who, now_s):
+            self._refuse(who, "its run takes no turns on this node")
+        else:
+            self._present.add(who)
+
+    def _seat(self, who: LaneClientId, seats: tuple[NodeLane, ...]) -> None:
+        """Seat a process; one that is parked and comes back sits where it sat, though that lane may be gone by now."""
+        for place in seats:
+            lane = self._lane(place)
+            if lane not in self.keeper.lanes:
+                self.keeper.open(lane)
+                self._closing.add(lane)
+        with suppress(ValueError):  # it has gone, of which the keeper tells next
+            self.keeper.seat(who, [self._lane(place) for place in seats])
+
+    def _refuse(self, who: LaneClientId, reason: str) -> None:
+        with suppress(ValueError):  # it has gone meanwhile: what else has happened must not be lost over this
+            self.keeper.refuse(who, reason)
+
+    def _begun(self, party: SharedRun) -> dict[int, int]:
+        """Return the iterations that each process of a gang has begun, of those that sit where it belongs by now."""
+        lanes = [self._lane(place) for place in party.places if party.is_gang]
+        opened = [lane for lane in lanes if lane in self.keeper.lanes]  # one that was found just now is opened next
+        members = (m for lane in opened for m in self.keeper.view(lane).members)
+        return {m.who.rank: m.iterations + m.busy for m in members if m.who.job_id == party.job_id}
+
+    def _write(self, place: NodeLane) -> None:
+        """Make a page say what it should; where somebody else has the token still, it comes home first."""
+        lane, now_s = self._lane(place), self._clock()
+        since_s = self._later.pop(place, now_s)
+        if lane not in self.keeper.lanes:
+            return
+        wish = self.lanes.wish(place)
+        view = self.keeper.view(lane)
+        if view.holder is not None and view.holder != wish.holder:
+            self.keeper.recall(lane)
+        elif wish.recall and view.holder is not None:
+            if now_s < since_s + WAKING_S and (now_s < wish.not_before_s or not self._has_begun(place, view)):
+                self._later[place] = since_s
+            else:
+                self.keeper.recall(lane)
+        else:
+            heir = wish.holder if view.holder is None else wish.after
+            self._note_turns(place, view, heir)
+            self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
+
+    def _note_turns(self, place: NodeLane, view: LaneTokenView, heir: LaneClientId | None) -> None:
+        """Note how many turns somebody has had who is about to get another one."""
+        self._turns.pop(place, None)
+        for member in view.members:
+            if member.who == heir:
+                self._turns[place] = (member.who, member.turns)
+
+    def _has_begun(self, place: NodeLane, view: LaneTokenView) -> bool:
+        """Say whether whoever was given the token has woken up: before that, it would give it back unused."""
+        who, turns = self._turns.get(place, (None, 0))
+        return who != view.holder or any(member.turns > turns for member in view.members if member.who == who)
+
+    def _lane(self, place: NodeLane) -> str:
+        """Return what a lane is called on pages: never as one of its earlier pages, or of an earlier executor's."""
+        return f"{self._life}/{place.device}/{place.lane}/{self._pages.get(place, 1)}"
+
+    def _place(self, lane: str) -> NodeLane | None:
+        """Return the lane of a page; None for a page of the past, whose members all sit elsewhere by now."""
+        life, _, rest = lane.partition("/")
+        if life != self._life:
+            return None
+        place = NodeLane(*map(int, rest.split("/")[:2]))
+        return place if self._lane(place) == lane else None
+
+    def _close(self) -> None:
+        """Close the pages of lanes that are gone, each when its last member has left its seat."""
+        self._closing.update(lane for lane in self.keeper.lanes if self._place(lane) is None)
+        for lane in [lane for lane in self._closing if not self.keeper.view(lane).members]:
+            self.keeper.close_lane(lane)
+            self._closing.discard(lane)
+
+
+Verdict = Literal["go", "warn", "take"]
+
+
+class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How long an iteration may be while others wait for its end.
+
+    Attributes
+    ----------
+    warn_s : float
+        Then the run gets a warning.
+    take_s : float
+        Then its turn is taken from it.
+    """
+
+    warn_s: float = 10.0
+    take_s: float = 60.0
+
+
+class TurnClock:
+    """
+    Since when whoever holds a turn has been in the same iteration, while others wait.
+
+    It is looked at now and then: an iteration is the same if its number is. Nobody is warned twice in one iteration,
+    and nothing is taken without a warning the time before, however late that was looked at.
+
+    Examples
+    --------
+    >>> turns = TurnClock(TurnLimits(warn_s=10.0, take_s=60.0))
+    >>> [turns.look(("j1", 1), iteration=7, waiting=1, now_s=now) for now in (0.0, 9.0, 11.0, 12.0, 61.0)]
+    ['go', 'go', 'warn', 'go', 'take']
+    >>> turns.look(("j1", 1), iteration=8, waiting=1, now_s=62.0)
+    'go'
+    """
+
+    def __init__(self, rules: TurnLimits) -> None:
+        self.rules = rules
+        self._since: dict[object, tuple[int, float]] = {}
+        self._warned: set[object] = set()
+
+    def look(self, holder: object, *, iteration: int, waiting: int, now_s: float) -> Verdict:
+        """Say what is to be done about a holder: it is in its ``iteration``-th, and so many wait for its turn."""
+        number, since_s = self._since.get(holder, (-1, 0.0))
+        if number != iteration or not waiting:
+            self._since[holder] = (iteration, now_s)
+            self._warned.discard(holder)
+            return "go"
+        held_s, warned = now_s - since_s, holder in self._warned or self.rules.warn_s >= self.rules.take_s
+        if not warned and held_s >= self.rules.warn_s:
+            self._warned.add(holder)
+            return "warn"
+        if held_s >= self.rules.take_s:
+            self.forget(holder)
+            return "take"
+        return "go"
+
+    def forget(self, holder: object) -> None:
+        """It holds the turn no more."""
+        self._since.pop(holder, None)
+        self._warned.discard(holder)
+
+    def keep(self, holders: Collection[object]) -> None:
+        """Forget all but those that hold a turn now."""
+        for holder in [holder for holder in self._since if holder not in holders]:
+            self.forget(holder)
+
+
+WORDS: Final = {
+    "warn": "has been in one iteration for {s:.3g} s while {waiting} wait for its turn",
+    "take": "was in one iteration for {s:.3g} s while {waiting} waited for its turn",
+}

@@ -1,0 +1,245 @@
+"""
+What is told of lanes, and what they gain.
+
+What is told of lanes while a device is shared: who has the turn, what everyone holds, how the time is divided.
+
+What running side by side gains, from how long iterations take with more lanes and with fewer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock_executor.sharing.shared_run import NodeLane, SharedRun
+from penstock_executor.sharing.sharing_state import SharingState
+from penstock_log import Device
+from penstock_log.views import LanesView, SharedDeviceView, SharedLaneView, SharerView
+from penstock_sharing.lanes import LaneView
+from penstock_sharing.token import LaneClientId, LaneTokenView
+
+
+class TurnShares:
+    """
+    How the time of each lane was divided since it was looked at last.
+
+    Attributes
+    ----------
+    held : dict of LaneClientId to float
+        Process → for how much of the time it had the turn, 0 to 1; of one on several devices, the most.
+    switches_per_s : dict of NodeLane to float
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[LaneClientId, float] = {}
+        self.switches_per_s: dict[NodeLane, float] = {}
+        self._at_ns = 0
+        self._held_ns: dict[tuple[NodeLane, LaneClientId], int] = {}
+        self._running: dict[
+            tuple[NodeLane, LaneClientId], int
+        ] = {}  # who was in a turn, and what had been counted before it
+        self._turns: dict[NodeLane, int] = {}
+
+    def measure(self, views: Mapping[NodeLane, LaneTokenView], now_ns: int) -> None:
+        """Take in what the pages count; ``now_ns`` by the same clock as theirs, ``CLOCK_MONOTONIC``."""
+        span_ns, self._at_ns = max(1, now_ns - self._at_ns), now_ns
+        held_ns = {key: ns for place, view in views.items() for key, ns in self._count(place, view, now_ns)}
+        news = {key: max(0, ns - self._held_ns.get(key, ns)) for key, ns in held_ns.items()}
+        whole_ns = dict.fromkeys(views, 0)
+        for (place, _), ns in news.items():
+            whole_ns[place] += ns
+        self.held = {}
+        for (place, who), ns in news.items():
+            self.held[who] = max(
+                self.held.get(who, 0.0), ns / max(span_ns, whole_ns[place])
+            )  # not all is read at the same moment
+        turns = {place: view.turn for place, view in views.items()}
+        self.switches_per_s = {
+            place: 1e9 * (turn - self._turns.get(place, turn)) / span_ns for place, turn in turns.items()
+        }
+        self._held_ns, self._turns = held_ns, turns
+        self._running = {key: ns for key, ns in self._running.items() if key in held_ns}
+
+    def _count(
+        self, place: NodeLane, view: LaneTokenView, now_ns: int
+    ) -> Iterator[tuple[tuple[NodeLane, LaneClientId], int]]:
+        """Yield for how long each member has had the turn by now; one that has it and has not woken up has it not."""
+        for member in view.members:
+            key = (place, member.who)
+            in_turn = member.who == view.holder and (member.busy or self._running.get(key) == member.held_ns)
+            self._running.pop(key, None)
+            if in_turn:
+                self._running[key] = member.held_ns
+            yield key, member.held_ns + (max(0, now_ns - view.since_ns) if in_turn else 0)
+
+
+def lanes_view(
+    table: SharingState,
+    devices: Iterable[Device],
+    shares: TurnShares,
+    fractions: Mapping[int, list[SharerView]],
+    at_s: float,
+) -> LanesView | None:
+    """
+    Return what there is to tell; None where no device is shared.
+
+    Parameters
+    ----------
+    fractions : mapping of int to list of SharerView
+        Device → runs that have a part of its memory.
+    """
+    told = tuple(_device(table, device, shares, fractions.get(device.index, [])) for device in devices)
+    shared = tuple(view for view in told if view.lanes or view.outside)
+    return LanesView(node_id=table.node_id, at_s=at_s, devices=shared) if shared else None
+
+
+def _device(table: SharingState, device: Device, shares: TurnShares, fractions: list[SharerView]) -> SharedDeviceView:
+    board = table.boards[device.index]
+    outside = [
+        _sharer(table, party, device.index, _outside(party, device.index), shares)
+        for party in table.parties.values()
+        if device.index in party.sharer.devices and device.index not in party.lanes and party.job_id in board
+    ]
+    parts_bytes = sum(part.cap_bytes for part in fractions)
+    return SharedDeviceView(
+        device=device.index,
+        kind=device.kind,
+        memory_bytes=device.memory_bytes,
+        used_bytes=board.used_bytes + parts_bytes,
+        lanes=tuple(_lane(table, device.index, lane, shares) for lane in board.lanes),
+        outside=(*outside, *fractions),
+    )
+
+
+def _lane(table: SharingState, device: int, lane: LaneView, shares: TurnShares) -> SharedLaneView:
+    parties = [table.parties[job_id] for job_id in lane.members]
+    return SharedLaneView(
+        lane=lane.lane,
+        size_bytes=lane.size_bytes,
+        holder=lane.holder or "",
+        switches_per_s=shares.switches_per_s.get(NodeLane(device, lane.lane), 0.0),
+        members=tuple(
+            _sharer(table, party, device, "turn" if party.job_id == lane.holder else "idle", shares)
+            for party in parties
+        ),
+    )
+
+
+def _sharer(table: SharingState, party: SharedRun, device: int, state: str, shares: TurnShares) -> SharerView:
+    board = table.boards[device]
+    return SharerView(
+        job_id=party.job_id,
+        epoch=party.sharer.epoch,
+        state=state,
+        need=board.need(party.job_id) if party.known else None,
+        cap_bytes=board.cap_bytes(party.job_id),
+        share=max((shares.held.get(who, 0.0) for who in party.whos_on(device)), default=0.0),
+        reason=board.why(party.job_id),
+    )
+
+
+def _outside(party: SharedRun, device: int) -> str:
+    if party.seat.at == "leaving":
+        return "leaving"
+    return "parked" if device in party.sits else "waits"
+
+
+LEAST_ITERATIONS: Final = 5
+"""Of each job, in one look, for its iterations' mean to count."""
+LEAST_LOOKS: Final = 4
+"""With so many lanes, before they are compared with fewer."""
+MOST_LOOKS: Final = 64
+"""The last ones count."""
+
+
+@dataclass(slots=True)
+class _Device:
+    """What one device has shown: lanes at work → job → seconds an iteration, over so many looks."""
+
+    counted: dict[tuple[NodeLane, str], tuple[int, int]] = field(default_factory=dict)
+    times_s: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
+    told: set[tuple[int, frozenset[str]]] = field(default_factory=set)
+
+
+class ParallelGain:
+    """
+    Compares lanes at work side by side.
+
+    With ``k`` lanes at work where each job's iterations take ``t_k``, against ``t_(k-1)`` with one fewer, throughput is
+    ``k / (k - 1)`` times the mean of ``t_(k-1) / t_k`` of what it was: 2 with two lanes that do not disturb each other,
+    1 where the device was busy with one already. Only jobs that were measured with both are compared, each with itself.
+
+    Examples
+    --------
+    >>> ParallelGain.ratio(2, {"a": 0.010, "b": 0.020}, {"a": 0.012, "c": 0.003})
+    1.6666666666666667
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[int, _Device] = {}
+
+    @staticmethod
+    def ratio(lanes: int, fewer_s: Mapping[str, float], more_s: Mapping[str, float]) -> float | None:
+        """Return the throughput with ``lanes`` over that with one fewer; None where no job was measured with both."""
+        both = fewer_s.keys() & more_s.keys()
+        if not both:
+            return None
+        return lanes / (lanes - 1) * sum(fewer_s[job] / more_s[job] for job in both) / len(both)
+
+    def look(self, views: Mapping[NodeLane, LaneTokenView]) -> list[tuple[int, int, float]]:
+        """
+        Take in what the pages count by now; return what has been found out since.
+
+        Returns
+        -------
+        list of (device, lanes, ratio)
+            As :meth:`penstock_sharing.lanes.Board.gained` wants them; for the same jobs each number of lanes once.
+        """
+        found = []
+        for device in {place.device for place in views} | self._devices.keys():
+            here = {place: view for place, view in views.items() if place.device == device}
+            known = self._devices.setdefault(device, _Device())
+            lanes = self._measure(known, here)
+            ratio = self._judge(known, lanes)
+            if ratio is not None:
+                found.append((device, lanes, ratio))
+        return found
+
+    def _measure(self, known: _Device, views: Mapping[NodeLane, LaneTokenView]) -> int:
+        """Note how long iterations took since the last look; return how many lanes were at work, 0 if that changed."""
+        counted = {(p, m.who.job_id): (m.iterations, m.held_ns) for p, view in views.items() for m in view.members}
+        before, known.counted = known.counted, counted
+        if counted.keys() != before.keys():
+            return 0
+        times_s = dict[tuple[NodeLane, str], float]()
+        for key, (iterations, held_ns) in counted.items():
+            done, spent_ns = iterations - before[key][0], held_ns - before[key][1]
+            if done >= LEAST_ITERATIONS and spent_ns > 0:
+                times_s[key] = spent_ns / done / 1e9
+        at_work = {place for place, _ in times_s}
+        if len(at_work) == len(views):
+            for (_, job_id), time_s in times_s.items():
+                known.times_s.setdefault(len(views), {}).setdefault(job_id, deque(maxlen=MOST_LOOKS)).append(time_s)
+        return len(at_work) if len(at_work) == len(views) else 0
+
+    def _judge(self, known: _Device, lanes: int) -> float | None:
+        more_s, fewer_s = _means(known.times_s.get(lanes, {})), _means(known.times_s.get(lanes - 1, {}))
+        jobs = frozenset(more_s.keys() & fewer_s.keys())
+        if lanes < 2 or not jobs or (lanes, jobs) in known.told:
+            return None
+        known.told.add((lanes, jobs))
+        return self.ratio(lanes, fewer_s, more_s)
+
+    def forget(self, job_id: str) -> None:
+        """A job is over."""
+        for known in self._devices.values():
+            for times_s in known.times_s.values():
+                times_s.pop(job_id, None)
+            known.told = {(lanes, jobs) for lanes, jobs in known.told if job_id not in jobs}
+
+
+def _means(times_s: Mapping[str, deque[float]]) -> dict[str, float]:
+    """Return each job's mean, once it was seen often enough."""
+    return {job: sum(each) / len(each) for job, each in times_s.items() if len(each) >= LEAST_LOOKS}

@@ -1,0 +1,299 @@
+"""
+From the grant to the last process.
+
+Runs that share devices of this node, from their lease to their last process. Synchronous; owns no loop.
+
+The floor of a node, as its settings want it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from penstock_executor import run_state
+from penstock_executor.launchers import environment
+from penstock_executor.memory_limits import MemoryLimits
+from penstock_executor.process_host import Place, ProcessHost
+from penstock_executor.run_state import Key, LocalRun, SharingProgress
+from penstock_executor.settings import ExecutorSettings
+from penstock_executor.sharing import lane_telemetry
+from penstock_executor.sharing.lane_coordinator import WORDS, LaneCoordinator, TurnClock, TurnLimits
+from penstock_executor.sharing.lane_telemetry import ParallelGain
+from penstock_executor.sharing.node_lanes import NodeLanes
+from penstock_executor.sharing.shared_run import NodeLane, ShareRequest
+from penstock_log import AnyEvent, Job
+from penstock_log.agent_protocol import MemoryReport
+from penstock_log.views import LanesView, SharerView
+from penstock_sharing.lanes import LaneRules, MemoryReading
+from penstock_sharing.token import LaneClientId, LaneTokenView, TokenBroker
+
+_log = structlog.get_logger("penstock.executor")
+
+
+class SharingSupervisor:
+    """
+    Everything on this node that is shared.
+
+    Parameters
+    ----------
+    host : ProcessHost
+    limits : MemoryLimits
+    keeper : TokenBroker
+    lanes : NodeLanes
+    leases : TurnLimits
+    hang : {"park", "kill"}
+        What becomes of a run that does not give its turn back.
+    life : str
+        Names this start of the executor.
+    clock : callable
+        Seconds since the epoch.
+    report : callable
+        ``report(fact)``: append a fact to the log.
+    wake : callable
+        Some run may start now, or has to leave.
+    again : callable
+        ``again(wait_s)``: call :meth:`turn` after so many seconds at the latest.
+    """
+
+    def __init__(
+        self,
+        host: ProcessHost,
+        limits: MemoryLimits,
+        keeper: TokenBroker,
+        lanes: NodeLanes,
+        *,
+        leases: TurnLimits,
+        hang: Literal["park", "kill"],
+        life: str,
+        clock: Callable[[], float],
+        report: Callable[[AnyEvent], None],
+        wake: Callable[[], None],
+        again: Callable[[float], None],
+    ) -> None:
+        self.host, self.limits, self.keeper, self.lanes = host, limits, keeper, lanes
+        self.desk = LaneCoordinator(
+            keeper,
+            lanes,
+            life=life,
+            clock=clock,
+            is_of=host.is_of,
+            report=report,
+            limit=self._limit,
+            end=self._end,
+            wake=wake,
+            again=again,
+        )
+        self._clock, self._hang = clock, hang
+        self._turns = TurnClock(leases)
+        self._shares = lane_telemetry.TurnShares()
+        self._beside = ParallelGain()
+        self._refused: dict[Key, SharingProgress] = {}
+        self._exited: set[Place] = set()
+        host.on_memory = self._measured
+
+    @property
+    def seats(self) -> dict[Key, SharingProgress]:
+        """How far each run has come that takes turns."""
+        return {**self.lanes.seats, **self._refused}
+
+    # --- from lease to end
+    def adopt(self, job: Job, run: LocalRun) -> None:
+        """Take over a run that an earlier executor has started."""
+        self.limits.set_fraction(job, run.devices)
+        if run.sharing == "lane":
+            self.arrive(job, run)
+
+    def arrive(self, job: Job, run: LocalRun | None = None) -> None:
+        """A job's lease is to be shared; ``run``: its processes are here already."""
+        gang = environment.members(environment.placement_of(job), job.spec.processes)
+        mine = [member for member in gang if member.node_id == self.host.site.node_id]
+        if len(mine) < len(gang):
+            why = f"its lanes are on {len({m.node_id for m in gang})} nodes; turns are taken together on one node only"
+            self._refused[job.id, job.epoch] = SharingProgress(
+                "refused", f"{why}: ask for fewer devices, or for exclusive ones"
+            )
+            return
+        ranks = {m.rank: m.devices for m in mine if run is None or run.ranks[m.rank].alive}
+        now_s = self._clock()
+        sharer = ShareRequest(
+            job_id=job.id,
+            epoch=job.epoch,
+            ranks=ranks,
+            need=job.need or job.spec.memory,
+            priority=job.spec.priority,
+            service_s=job.executed_by(now_s),
+            remaining_s=max(0.0, job.spec.duration_s - job.executed_by(now_s)) if job.spec.duration_s else math.inf,
+            adopted=run is not None,
+        )
+        self.lanes.arrive(sharer, now_s)
+        if run is not None:
+            self.desk.await_return([LaneClientId(job.id, job.epoch, rank) for rank in ranks])
+        self.desk.turn()
+
+    def withdraw(self, key: Key, reason: str) -> None:
+        """A run will have no process any more."""
+        self._refused.pop(key, None)
+        if self._has(key):
+            self.lanes.leave(key[0], self._clock(), reason)
+            self._beside.forget(key[0])
+            self.turn()
+        run = self.host.runs.get(key)
+        self.limits.forget(key, run.ranks if run is not None else {})
+
+    def exited(self, place: Place) -> None:
+        """A process has ended: what it held is free at once, whatever is still to be said about its end."""
+        key, rank = place
+        run = self.host.runs[key]
+        if run.sharing == "exclusive":
+            return
+        code = self.host.noted_code(place) or 0
+        killed = self.limits.killed(key, rank, run.devices) if code else ""
+        if killed and not run.ending:
+            run.ending, run.why = "memory", killed
+        self._exited.add(place)
+        if all((key, index) in self._exited for index in run.ranks):
+            self._exited -= {(key, index) for index in run.ranks}
+            self.withdraw(key, f"its run has ended with {run_state.exit_words(code)}" if code else "its run has ended")
+
+    def tidy(self, wanted: Callable[[Key], bool]) -> None:
+        """Let go of leases that are over before they had a process."""
+        for key in [key for key in self.seats if key not in self.host.runs and not wanted(key)]:
+            self.withdraw(key, "its lease is over")
+
+    def hurry(self, key: Key) -> None:
+        """A run was asked to stop: let it come to a boundary."""
+        if self._has(key):
+            self.lanes.hurry(key[0])
+            self.turn()
+
+    # --- while it lasts
+    def turn(self) -> None:
+        """Take in what happened on the pages, and do what follows from it."""
+        self.desk.turn()
+
+    def look(self, monotonic_ns: int) -> None:
+        """See to those who do not give their turn back, who take too much, and who do not come back."""
+        self.desk.look_again()
+        views = self.desk.views()
+        self._shares.measure(views, monotonic_ns)
+        for device, lanes, ratio in self._beside.look(views):
+            _log.info("lanes_compared", device=device, lanes=lanes, ratio=round(ratio, 3))
+            self.lanes.gained(device, lanes, ratio, self._clock())
+        self._turns.keep({(place, view.holder) for place, view in views.items()})
+        for place, view in views.items():
+            self._watch(place, view)
+        for run in list(self.host.runs.values()):
+            if run.sharing != "exclusive" and run.alive and not run.killed_s:
+                self._check_memory(run)
+        self.turn()
+
+    def told(self) -> LanesView | None:
+        """Return what there is to tell; None where nothing is shared."""
+        fractions: dict[int, list[SharerView]] = {}
+        for run in self.host.runs.values():
+            if run.sharing == "fraction" and run.alive:
+                for index, cap_bytes in self.limits.caps.get(run.key, {}).items():
+                    part = SharerView(job_id=run.job_id, epoch=run.epoch, state="fraction", cap_bytes=cap_bytes)
+                    fractions.setdefault(index, []).append(part)
+        return lane_telemetry.lanes_view(
+            self.lanes.table, self.host.site.devices, self._shares, fractions, self._clock()
+        )
+
+    def _watch(self, place: NodeLane, view: LaneTokenView) -> None:
+        """Warn whoever is long in an iteration for which others wait, and take its turn in the end."""
+        if view.holder is None or not view.busy:
+            return
+        key = (view.holder.job_id, view.holder.epoch)
+        waiting = self.lanes.waiting(place)
+        number = next((member.iterations for member in view.members if member.who == view.holder), 0)
+        verdict = self._turns.look((place, view.holder), iteration=number, waiting=waiting, now_s=self._clock())
+        if verdict == "go" or key not in self.host.runs:
+            return
+        rules = self._turns.rules
+        words = WORDS[verdict].format(s=rules.warn_s if verdict == "warn" else rules.take_s, waiting=waiting)
+        if verdict == "warn":
+            self.host.warn(key, f"rank {view.holder.rank} {words}")
+        elif self._hang == "kill":
+            self.host.end(key, "hang", f"rank {view.holder.rank} {words}, and was ended")
+        else:
+            self.lanes.stopped(view.holder, self._clock())
+            self.desk.overrule(place)
+
+    def _check_memory(self, run: LocalRun) -> None:
+        for index, devices in run.devices_of.items():
+            leader = self.host.leader((run.key, index))
+            for device in devices if leader else ():
+                why = self.limits.broken(run.key, index, device, leader)
+                if why:
+                    _log.warning("memory_cap_broken", job_id=run.job_id, epoch=run.epoch, reason=why)
+                    self.host.end(run.key, "memory", f"{why}, and was ended")
+                    return
+
+    def _measured(self, place: Place, memory: MemoryReport, iterations: int) -> None:
+        """A process says what it holds between two iterations."""
+        (job_id, epoch), rank = place
+        run = self.host.runs[place[0]]
+        if run.sharing != "lane":
+            return
+        framework_bytes = 0
+        if memory.on_device and (leader := self.host.leader(place)):
+            held = [self.limits.held_bytes(index, leader) for index in run.devices_of.get(rank, ())]
+            framework_bytes = max(0, max(held, default=0) - memory.reserved_bytes)
+        sample = MemoryReading(memory.allocated_bytes, max(memory.peak_bytes, memory.allocated_bytes), framework_bytes)
+        self.lanes.see(LaneClientId(job_id, epoch, rank), sample, iterations, self._clock())
+        self.desk.turn()
+
+    def _limit(self, key: Key, caps: dict[int, int]) -> None:
+        self.limits.caps[key] = caps
+        self.limits.framework_bytes[key] = self.lanes.needs.framework_bytes(self.lanes.table.parties[key[0]])
+        run = self.host.runs.get(key)
+        if run is None:
+            return
+        run.cap_bytes = self.limits.least_bytes(key)
+        for index, devices in run.devices_of.items():
+            leader = self.host.leader((key, index))
+            if leader:
+                self.limits.change(key, index, devices, leader)
+        self.host.tell_caps(run)
+
+    def _end(self, key: Key, reason: str) -> None:
+        if key in self.host.runs:
+            self.host.end(key, "hang", reason)
+
+    def _has(self, key: Key) -> bool:
+        return key in self.lanes.seats
+
+
+def open_floor(
+    host: ProcessHost,
+    settings: ExecutorSettings,
+    *,
+    life: str,
+    clock: Callable[[], float],
+    report: Callable[[AnyEvent], None],
+    wake: Callable[[], None],
+    again: Callable[[float], None],
+) -> SharingSupervisor:
+    """Return a floor with a keeper that listens on the site's socket; whoever opens it closes its keeper."""
+    rules = LaneRules(
+        policy=settings.lane_policy, patience_s=settings.lane_patience_s, most_lanes=settings.lane_most or None
+    )
+    site = host.site
+    return SharingSupervisor(
+        host,
+        host.limits,
+        TokenBroker(Path(site.lanes)),
+        NodeLanes(site.node_id, site.devices, rules, settings.lane_reserve, settings.lane_turn_ms / 1e3),
+        leases=TurnLimits(warn_s=settings.lane_warn_s, take_s=settings.lane_hang_s),
+        hang=settings.lane_hang,
+        life=life,
+        clock=clock,
+        report=report,
+        wake=wake,
+        again=again,
+    )

@@ -1,0 +1,241 @@
+"""What is told while runs last: heartbeats, progress, output, and the answers of gangs. Part of the runner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from penstock_bus import BusError, Unavailable
+from penstock_bus.follower import until_available
+from penstock_bus.port import StorageFull
+from penstock_bus.shell import Shell
+from penstock_executor.launchers import process_launcher
+from penstock_executor.output_store import PIECE_BYTES, OutputPiece, OutputTail
+from penstock_executor.process_host import Place, ProcessHost
+from penstock_executor.run_state import Key, LocalRun
+from penstock_executor.settings import ExecutorSettings
+from penstock_log import subjects
+from penstock_log.request_bodies import STREAMS, OutputChannel, OutputGrown
+
+OUTPUT_S: Final = 0.05
+TURN_PIECES: Final = 16
+"""So many pieces of one file are published before the next file has its turn."""
+GROWN_S: Final = 0.5
+FULL_S: Final = 1.0
+"""How often it is looked whether the disk has refused output."""
+PROGRESS_S: Final = 0.5
+TOLD: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
+"""What is told of a run's progress, as its first process has said it."""
+
+
+class StopBarrierMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nodes of a gang tell each other about a stop."""
+
+    job_id: str
+    epoch: int
+    answers: dict[int, int]
+    stop_step: int | None = None
+
+
+@dataclass
+class _Output:
+    """A process's output files, who may read them now, and what was last told of them."""
+
+    tails: list[OutputTail]
+    lock: asyncio.Lock
+    grown_s: float = 0.0
+    full_s: float = 0.0
+
+
+class _NoRoom(BusError):
+    """The log has no room for output; that is not waited for."""
+
+
+class RunTelemetry:
+    """Speaks for the runs of one node."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        settings: ExecutorSettings,
+        host: ProcessHost,
+        incarnation: Callable[[], str],
+        giving_up: asyncio.Event,
+    ) -> None:
+        self._shell, self._settings, self._host, self._incarnation = shell, settings, host, incarnation
+        self._giving_up = giving_up
+        self._outputs: dict[Place, _Output] = {}
+        self._told_s: dict[Key, float] = {}
+
+    # --- output and progress
+    async def publish(self) -> None:
+        """Publish output and progress as they come, for ever."""
+        while True:
+            more = False
+            for place, output in list(self._outputs.items()):
+                async with output.lock:
+                    for tail in output.tails if place in self._outputs else ():
+                        more = await self._publish_some(place, tail) or more
+                    await self._tell_output(place, output)
+            await self._tell_progress()
+            await asyncio.sleep(0 if more else OUTPUT_S)
+
+    async def finish(self, place: Place) -> None:
+        """
+        Publish the rest of an ended process's output, and its last progress.
+
+        Where the log has no room, the rest is not waited for: this node has it.
+        """
+        self.begin(place)
+        output = self._outputs[place]
+        async with output.lock:
+            try:
+                for tail in output.tails:
+                    while (piece := tail.look(final=True)) is not None:
+                        await until_available(partial(self._write_in_time, place, piece), "write_log", self._giving_up)
+                        tail.done(piece)
+                end = self._host.outputs.end(*place, len(self._host.runs[place[0]].ranks))
+                write = partial(self._shell.bus.write_log, place[0][0], place[1], b"", end)
+                await until_available(write, "write_log", self._giving_up)
+            except _NoRoom as error:
+                self._shell.log.warning("output_not_streamed", job_id=place[0][0], rank=place[1], reason=str(error))
+            for tail in output.tails:
+                tail.close()
+            self._warn_of_loss(place, ended=True)
+            del self._outputs[place]
+        self._told_s.pop(place[0], None)
+        await self._tell_progress()
+
+    def begin(self, place: Place) -> None:
+        """Publish the output of a process from now on."""
+        if place not in self._outputs:
+            (key, rank), node_id = place, self._host.site.node_id
+            files, marks = self._host.outputs.rank_path(key, rank), self._host.rank_dir(place)
+            most_bytes = self._settings.output_stream_bytes
+            piece_bytes = min(PIECE_BYTES, self._shell.bus.max_body_bytes // 2)
+            channels = [OutputChannel(key[1], node_id, rank, name) for name in STREAMS]
+            tails = [
+                OutputTail(files / channel.stream, marks / f"{channel.stream}.read", channel, most_bytes, piece_bytes)
+                for channel in channels
+            ]
+            self._outputs[place] = _Output(tails, asyncio.Lock())
+
+    async def _publish_some(self, place: Place, tail: OutputTail) -> bool:
+        """Publish a few pieces; return whether there may be more. What the bus does not take now, waits in its file."""
+        for _ in range(TURN_PIECES):
+            if (piece := tail.look()) is None:
+                return False
+            try:
+                await self._write(place, piece)
+            except Unavailable as error:
+                self._shell.log.debug("output_waits", job_id=place[0][0], reason=str(error))
+                return False
+            tail.done(piece)
+        return True
+
+    async def _write_in_time(self, place: Place, piece: OutputPiece) -> None:
+        try:
+            await self._write(place, piece)
+        except StorageFull as error:
+            raise _NoRoom(str(error)) from error
+
+    async def _write(self, place: Place, piece: OutputPiece) -> None:
+        await self._shell.bus.write_log(place[0][0], place[1], piece.data, piece.place)
+
+    async def _tell_output(self, place: Place, output: _Output) -> None:
+        """Tell those who follow how far channels have come that are not streamed, and warn of a full disk."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= output.grown_s + GROWN_S:
+            output.grown_s = now_s
+            for tail in output.tails:
+                if tail.grows_unseen:
+                    grown = OutputGrown(channel=tail.channel, size=tail.size)
+                    await self.tell(subjects.output_grown(place[0][0]), grown)
+        if now_s >= output.full_s + FULL_S:
+            output.full_s = now_s
+            self._warn_of_loss(place)
+
+    def _warn_of_loss(self, place: Place, *, ended: bool = False) -> None:
+        """Have the log say, once each, that output is held in memory, was lost, or is more than is kept."""
+        run = self._host.runs.get(place[0])
+        for name, fate in zip(STREAMS, process_launcher.fates(self._host.rank_dir(place)), strict=True):
+            what = f"rank {place[1]}'s {name}"
+            if fate.refused and run is not None:
+                why = os.strerror(fate.refused)
+                if ended and fate.lost_bytes:
+                    self._warn_once(run, f"lost {what}", f"{fate.lost_bytes} bytes of {what} are lost: {why}")
+                else:
+                    said = f"the disk did not take {what}: {why}; it is held in memory until there is room"
+                    self._warn_once(run, f"held {what}", said)
+            if fate.over_bytes and run is not None:
+                most_bytes = self._settings.output_bytes
+                said = f"{what} has more than {most_bytes} bytes; the excess is dropped (executor setting output_bytes)"
+                self._warn_once(run, f"over {what}", said)
+
+    def _warn_once(self, run: LocalRun, what: str, warning: str) -> None:
+        if what not in run.told:
+            run.told.add(what)
+            self._host.warn(run.key, warning)
+
+    async def _tell_progress(self) -> None:
+        now_s = self._shell.now_s()
+        for key in [key for key in self._host.fresh if now_s - self._told_s.get(key, 0.0) >= PROGRESS_S]:
+            rank = self._host.runs[key].ranks[0]
+            body = {name: getattr(rank, name) for name in TOLD} | {"job_id": key[0], "epoch": key[1]}
+            self._host.fresh.discard(key)
+            self._told_s[key] = now_s
+            await self.tell(subjects.progress(key[0]), body)
+        for key in self._told_s.keys() - self._host.runs.keys():
+            del self._told_s[key]
+
+    # --- heartbeats
+    async def beat(self) -> None:
+        """Say that this node is alive, for ever; repeat what a gang's other nodes may have missed."""
+        node_id = self._host.site.node_id
+        while True:
+            body = {"node_id": node_id, "incarnation": self._incarnation(), "at_s": self._shell.now_s()}
+            await self.tell(subjects.heartbeat(node_id), body)
+            for run in [run for run in self._host.runs.values() if run.asked_s and run.alive]:
+                await self.tell_peers(run)
+            await asyncio.sleep(self._settings.heartbeat_s)
+
+    # --- gangs over several nodes
+    async def tell_peers(self, run: LocalRun) -> None:
+        """Tell the gang's other nodes what our processes answered; repeated with each heartbeat until all have left."""
+        if len(run.ranks) < run.world_size:
+            answers = {rank: step for rank, step in run.answers.items() if rank in run.ranks}
+            word = StopBarrierMessage(job_id=run.job_id, epoch=run.epoch, answers=answers, stop_step=run.stop_step)
+            await self.tell(subjects.agreement(run.job_id), word)
+
+    async def hear_peers(self) -> None:
+        """Take in what a gang's other nodes say, for ever."""
+        async for _, body in self._shell.bus.listen(subjects.AGREEMENTS):
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                await self._hear_peer(msgspec.json.decode(body, type=StopBarrierMessage))
+
+    async def _hear_peer(self, word: StopBarrierMessage) -> None:
+        run = self._host.runs.get((word.job_id, word.epoch))
+        if run is None or not run.alive:
+            return
+        if not run.asked_s and run.greeted:
+            self._host.ask(run.key, "preempted")
+        theirs = {rank: step for rank, step in word.answers.items() if rank not in run.ranks}
+        news = theirs.keys() - run.answers.keys()
+        run.answers.update(theirs)
+        self._host.settle(run, word.stop_step)
+        if news:
+            await self.tell_peers(run)
+
+    async def tell(self, subject: str, body: object) -> None:
+        """Tell whoever listens; nobody waits for it, and it may be lost."""
+        try:
+            await self._shell.bus.tell(subject, msgspec.json.encode(body))
+        except BusError as error:
+            self._shell.log.debug("telemetry_lost", subject=subject, error=str(error))

@@ -1,0 +1,444 @@
+"""
+What people may do: rules of all commands.
+
+Whether a job or sweep can be accepted: pure, and the same whichever way it came.
+
+What people do to jobs, sweeps and nodes that are there: pure, and idempotent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from penstock_cluster.nodes import Node
+from penstock_gateway import endpoints, job_fit
+from penstock_gateway.endpoints import NOT_FOUND, RequestRefused
+from penstock_gateway.machine import GatewayState
+from penstock_gateway.sweep_table import SweepRecord
+from penstock_log import (
+    ACTIVE,
+    TERMINAL,
+    AnyEvent,
+    Choice,
+    Integers,
+    Job,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSpec,
+    JobSubmitted,
+    NodeDrained,
+    NodeRemoved,
+    NodeResumed,
+    PolicySet,
+    SweepCancelled,
+    SweepSpec,
+    SweepSubmitted,
+    Uniform,
+    request_bodies,
+    subjects,
+    validation,
+    workload,
+)
+from penstock_log.job_state import JobState
+from penstock_log.spec import Dimension, Param
+from penstock_log.text import count, listed, pairs
+from penstock_log.validation import BadInput
+from penstock_policies import search
+from penstock_scheduler.pool import pool_settings
+
+CONFLICT: Final = 409
+BAD: Final = 400
+_MOST_CHARACTERS: Final = 128
+_VOLATILE: Final = frozenset({"id"})
+_READ: Final = frozenset({"digest", "opaque"})
+"""Fields that a client fills in from the script; empty where it cannot read it."""
+_LONGEST_NAME: Final = 63
+_LONGEST_FLOAT: Final = -2.2250738585072014e-308
+
+
+class AcceptedBefore(msgspec.Struct, frozen=True, kw_only=True):
+    """The same was accepted before."""
+
+    id: str
+    seq: int
+    warnings: tuple[str, ...] = ()
+
+
+class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
+    """It can be accepted: this fact is to be appended."""
+
+    id: str
+    subject: str
+    fact: JobSubmitted | SweepSubmitted
+    warnings: tuple[str, ...] = ()
+
+
+def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> AcceptedBefore | Acceptable:
+    """
+    Accept a job whose id is given.
+
+    Raises
+    ------
+    BadInput
+        If the specification contradicts itself.
+    Refused
+        409 where the id belongs to something else; 400 with ``strict`` where it could not run on the present nodes.
+    """
+    check(spec)
+    spec = validation.settled(spec)
+    warnings = job_fit.warnings(state.cluster, spec, job_fit.caps(state, spec))
+    there = state.jobs.get(spec.id)
+    if there is not None:
+        if there.sample is not None:
+            raise RequestRefused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
+        past = state.histories[spec.id]
+        _same(past.asked(there), spec, f"job {spec.id}")
+        return AcceptedBefore(id=spec.id, seq=past.seq, warnings=warnings)
+    _strictly(strict, warnings)
+    _check_beginning(state, spec)
+    fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
+    return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
+
+
+def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -> AcceptedBefore | Acceptable:
+    """Accept a sweep whose id is given; errors as for :func:`job`."""
+    check(spec.job, "$.job")
+    validation.check(spec)
+    try:
+        search.check(spec)
+    except search.BadSpace as error:
+        raise BadInput(f"$.{error}" if error.field else str(error)) from error
+    warnings = job_fit.warnings(state.cluster, spec.job)
+    there = state.sweeps.get(spec.id)
+    if there is not None:
+        _same(there.spec, spec, f"sweep {spec.id}")
+        return AcceptedBefore(id=spec.id, seq=there.seq, warnings=warnings)
+    _strictly(strict, warnings)
+    fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
+    return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
+
+
+def largest_trial(spec: SweepSpec) -> JobSpec:
+    """
+    Return a job as the tuner would submit it for a trial, with the longest values of the space.
+
+    Examples
+    --------
+    >>> from penstock_log import Choice
+    >>> job = JobSpec(name="j", command=("x",), params={"a": 1})
+    >>> space = {"b": Choice(values=(1, 22))}
+    >>> largest_trial(SweepSpec(name="s", id="s1", job=job, space=space, metric="m")).params
+    {'a': 1, 'b': 22}
+    """
+    point: dict[str, Param] = {name: _longest(dimension) for name, dimension in spec.space.items()}
+    if spec.budget is not None:
+        point[spec.budget.param] = spec.budget.most
+    longest = "x" * _LONGEST_NAME
+    return msgspec.structs.replace(
+        spec.job, id=longest, name=longest, parent=spec.id, params={**spec.job.params, **point}
+    )
+
+
+def _longest(dimension: Dimension) -> Param:
+    match dimension:
+        case Choice():
+            return max(dimension.values, key=lambda value: len(msgspec.json.encode(value)))
+        case Integers():
+            return max(dimension.low, dimension.high, key=lambda value: len(str(value)))
+        case Uniform():
+            return _LONGEST_FLOAT
+        case _:
+            assert_never(dimension)
+
+
+def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
+    """
+    Return the fields in which two specifications differ, as ``gpus (1, now 2)``.
+
+    The id does not count, nor what a client has read in the script, where only one of them could read it.
+
+    Examples
+    --------
+    >>> differences(JobSpec(name="a", command=("x",)), JobSpec(name="a", command=("x",), gpus=2))
+    ['gpus (1, now 2)']
+    """
+    found = []
+    for field in now.__struct_fields__:
+        old, new = getattr(before, field), getattr(now, field)
+        if isinstance(old, JobSpec) and isinstance(new, JobSpec):
+            found += [f"{field}.{text}" for text in differences(old, new)]
+        elif old != new and field not in _VOLATILE and not (field in _READ and not (old and new)):
+            found.append(f"{field} ({_shown(old)}, now {_shown(new)})")
+    return found
+
+
+def _same(before: msgspec.Struct, now: msgspec.Struct, what: str) -> None:
+    if different := differences(before, now):
+        advice = "choose another id, or leave the id out"
+        raise RequestRefused(CONFLICT, f"{what} is there already with other content: {', '.join(different)}; {advice}")
+
+
+def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
+    if strict and warnings:
+        raise RequestRefused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
+
+
+def _check_beginning(state: GatewayState, spec: JobSpec) -> None:
+    """Refuse a job that would begin from the checkpoint of a job that is not there, or is somebody else's."""
+    if not spec.begins_from:
+        return
+    origin = state.jobs.get(spec.begins_from)
+    if origin is None or origin.spec.user != spec.user:
+        whose = "is not there" if origin is None else f"is {origin.spec.user or 'nobody'}'s"
+        raise BadInput(
+            f"$.begins_from: job {spec.begins_from} {whose}; expected a job of the same user, of which a "
+            "checkpoint is kept (keep_checkpoint = true)"
+        )
+
+
+def check(spec: JobSpec, path: str = "$") -> None:
+    """Refuse a job whose fields have the right types but cannot be meant so, by raising :class:`BadInput`."""
+    problems = [
+        f"{path}.{field}: expected {_MOST_CHARACTERS} printable characters at most, got {len(getattr(spec, field))}"
+        for field in ("user", "team", "model", "digest", "parent")
+        if len(getattr(spec, field)) > _MOST_CHARACTERS or not getattr(spec, field).isprintable()
+    ]
+    problems += [
+        f"{path}.env: a variable's name is not empty and has no `=`, got {json.dumps(name)}"
+        for name in spec.env
+        if not name or "=" in name
+    ]
+    if not spec.command[0].strip():
+        problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
+    if len(set(spec.kinds)) < len(spec.kinds):
+        problems.append(f"{path}.kinds: names a kind twice")
+    problems += [f"{path}.{problem}" for problem in (*_sharing(spec), *validation.elastic_problems(spec))]
+    if problems:
+        raise BadInput(*problems)
+
+
+def _sharing(spec: JobSpec) -> Iterator[str]:
+    if spec.sharing == "fraction" and spec.gpus > 1:
+        yield f'gpus: a fraction is of one device, got {spec.gpus}; use `sharing = "lane"`, or one device'
+    if spec.sharing != "fraction" and spec.fraction != 1.0:
+        yield f'fraction: is for `sharing = "fraction"`, got {spec.fraction:g} with `{spec.sharing}`'
+    if spec.sharers and spec.sharing != "lane":
+        yield f'sharers: is for `sharing = "lane"`, got {spec.sharers} with `{spec.sharing}`'
+    if spec.sharing != "exclusive" and (spec.cpus or spec.host_memory_bytes):
+        field = "cpus" if spec.cpus else "host_memory_bytes"
+        yield f"{field}: is for a job that has its devices to itself; leave it out, or `sharing`"
+    if spec.memory is not None and spec.sharing == "exclusive":
+        yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:40]}…"
+
+
+_SAID: Final = {
+    JobState.COMPLETED: "has completed",
+    JobState.FAILED: "has failed",
+    JobState.CANCELLED: "was cancelled",
+}
+
+
+class JobAction(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What is to be done, and what to say once it is.
+
+    Attributes
+    ----------
+    subject, fact
+        To be appended; ``fact`` is None where it was so before.
+    state : str
+        Of the thing afterwards.
+    """
+
+    id: str
+    state: str
+    message: str
+    subject: str = ""
+    fact: AnyEvent | None = None
+
+
+def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+    """End a job; 409 where it ended by itself."""
+    job = _job(state, ask.id)
+    if job.state in {JobState.COMPLETING, JobState.CANCELLED}:
+        said = "is being cancelled already" if job.state is JobState.COMPLETING else "was cancelled before"
+        return JobAction(id=job.id, state=job.state, message=f"job {job.id} {said}")
+    _not_over(job, "cancel")
+    running = job.state in ACTIVE
+    after = JobState.COMPLETING if running else JobState.CANCELLED
+    message = f"job {job.id} " + ("is being stopped" if running else "is cancelled; it was not running")
+    fact = JobCancelled(job_id=job.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    return JobAction(id=job.id, state=after, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+    """Keep a job from being started; 409 where it is over."""
+    job = _job(state, ask.id)
+    _not_over(job, "hold")
+    if job.held:
+        return JobAction(id=job.id, state=job.state, message=f"job {job.id} is held already")
+    goes_on = "; it runs on, and will not be started again after a preemption" if job.state in ACTIVE else ""
+    fact = JobHeld(job_id=job.id, by=ask.by, at_s=now_s)
+    message = f"job {job.id} is held{goes_on}"
+    return JobAction(id=job.id, state=job.state, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+    """Let a held job be started; 409 where it is over."""
+    job = _job(state, ask.id)
+    _not_over(job, "release")
+    if not job.held:
+        return JobAction(id=job.id, state=job.state, message=f"job {job.id} is not held")
+    fact = JobReleased(job_id=job.id, by=ask.by, at_s=now_s)
+    message = f"job {job.id} may start again"
+    return JobAction(id=job.id, state=job.state, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def drain(state: GatewayState, ask: request_bodies.DrainRequest, now_s: float) -> JobAction:
+    """Give a node no new jobs; with ``preempt`` move its running ones too."""
+    node = node_named(state, ask.id)
+    running = sum(node.id in job.open_nodes for job in state.jobs)
+    after = "draining" if running else "drained"
+    if node.drained and (node.evicting or not ask.preempt):
+        return JobAction(id=node.id, state=after, message=f"node {node.id} is drained already")
+    fact = NodeDrained(node_id=node.id, by=ask.by, reason=ask.reason, preempt=ask.preempt, at_s=now_s)
+    one = running == 1
+    what = ("is moved" if one else "are moved") if ask.preempt else ("ends there" if one else "end there")
+    said = f"{count(running, 'running job')} {what}" if running else "none runs there"
+    message = f"node {node.id} takes no new jobs; {said}"
+    return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+
+
+def resume(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+    """Give a drained node jobs again."""
+    node = node_named(state, ask.id)
+    after = node.gone or "up"
+    if not node.drained:
+        return JobAction(id=node.id, state=after, message=f"node {node.id} is not drained")
+    fact = NodeResumed(node_id=node.id, by=ask.by, at_s=now_s)
+    message = f"node {node.id} takes jobs again"
+    return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+
+
+def remove(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+    """List a node no more that is gone for good; 409 where it is up, or where a run on it has not ended in the log."""
+    node = node_named(state, ask.id)
+    if node.present:
+        raise RequestRefused(
+            CONFLICT,
+            f"node {node.id} is up; stop its executor first, or keep jobs off it with `penstock node drain {node.id}`",
+        )
+    if open_ := sum(node.id in job.open_nodes for job in state.jobs):
+        raise RequestRefused(
+            CONFLICT, f"{count(open_, 'run')} on node {node.id} may still go on; try again once the node is lost"
+        )
+    fact = NodeRemoved(node_id=node.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"node {node.id} is removed; if its executor starts again, it joins as a new node"
+    return JobAction(id=node.id, state="removed", message=message, subject=subjects.request(node.id), fact=fact)
+
+
+def cancel_sweep(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+    """End a sweep; its trials are cancelled one by one from here on. 409 where it ended by itself."""
+    sweep = sweep_named(state, ask.id)
+    if sweep.cancelled is not None:
+        return JobAction(id=sweep.id, state=sweep.state, message=f"sweep {sweep.id} was cancelled before")
+    if sweep.finished is not None:
+        raise RequestRefused(
+            CONFLICT, f"sweep {sweep.id} has {sweep.finished.state} already; there is nothing to cancel"
+        )
+    left = sum(state.jobs[job_id].state not in TERMINAL for job_id in state.children.get(sweep.id, ()))
+    fact = SweepCancelled(sweep_id=sweep.id, by=ask.by, at_s=now_s)
+    message = f"sweep {sweep.id} is being cancelled, and {count(left, 'trial')} with it"
+    return JobAction(id=sweep.id, state="cancelling", message=message, subject=subjects.request(sweep.id), fact=fact)
+
+
+def set_policy(state: GatewayState, ask: request_bodies.PolicyRequest, now_s: float) -> JobAction:
+    """Run a pool by other settings from now on, or by its services' own again. 404 where there is no such pool."""
+    _check_pool(state, ask.pool)
+    before = state.policies.get(ask.pool, {})
+    known = pool_settings.names()
+    if unknown := [name for name in ask.unset if name not in known]:
+        raise RequestRefused(
+            BAD, f"$.unset: no setting of a pool is called {listed(unknown)}; expected {listed(known)}"
+        )
+    try:
+        chosen = pool_settings.checked(ask.set)
+    except ValueError as error:
+        raise RequestRefused(BAD, f"$.set: {error}") from error
+    kept = {} if ask.reset else {name: value for name, value in before.items() if name not in ask.unset}
+    settings = {**kept, **chosen}
+    if settings == before:
+        return JobAction(id=ask.pool, state="unchanged", message=f"pool {ask.pool} is run so already")
+    fact = PolicySet(pool=ask.pool, settings=settings, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"pool {ask.pool}: {pairs(settings) or 'nothing'} set live"
+    return JobAction(id=ask.pool, state="set", message=message, subject=subjects.policy(ask.pool), fact=fact)
+
+
+def job_named(state: GatewayState, wanted: str) -> Job:
+    """Return the job that an id or its unique beginning names; samples only by their whole id."""
+    if (job := state.jobs.get(wanted)) is not None:
+        return job
+    if wanted in state.sweeps:
+        advice = f"`penstock sweep show {wanted}` lists its trials, `penstock sweep cancel {wanted}` ends them"
+        raise RequestRefused(NOT_FOUND, f"{wanted} is a sweep; expected a job: {advice}")
+    jobs = {job.id: job for job in state.jobs if job.sample is None}
+    return endpoints.one(jobs, wanted, "job", names=((job.spec.name, job.id) for job in jobs.values()))
+
+
+def workload_named(state: GatewayState, wanted: str) -> str:
+    """Return the key of the workload that is meant: its own, or that of a job or a sweep by id or by name."""
+    if (sweep := state.sweeps.get(wanted)) is not None:
+        return workload.key(sweep.spec.job)
+    if (job := state.jobs.get(wanted)) is not None:
+        return _workload(job)
+    named = [(job.spec.name, _workload(job)) for job in state.jobs if job.sample is None]
+    named += [(sweep.spec.name, workload.key(sweep.spec.job)) for sweep in state.sweeps.values()]
+    if len(found := {key for name, key in named if name == wanted}) == 1:
+        return found.pop()
+    known = (*state.profiles, *state.scaled, *state.measured, *(key for _, key in named))
+    return endpoints.one({key: key for key in known}, wanted, "workload", names=dict.fromkeys(named))
+
+
+def sweep_named(state: GatewayState, wanted: str) -> SweepRecord:
+    """Return the sweep that an id or its unique beginning names."""
+    return endpoints.one(state.sweeps, wanted, "sweep", names=((s.spec.name, s.id) for s in state.sweeps.values()))
+
+
+def node_named(state: GatewayState, wanted: str) -> Node:
+    """Return the node that an id or its unique beginning names."""
+    return endpoints.one(state.cluster.nodes, wanted, "node")
+
+
+def _check_pool(state: GatewayState, wanted: str) -> None:
+    known = sorted({*state.pools(), *state.policies})
+    if wanted not in known:
+        there = f"expected {listed(known)}" if known else "there is none yet"
+        raise RequestRefused(
+            NOT_FOUND, f"no pool is called {wanted!r}: {there}; one is there once a node or a job is in it"
+        )
+
+
+def _workload(job: Job) -> str:
+    return job.profile_key or workload.key(job.spec)
+
+
+def _job(state: GatewayState, wanted: str) -> Job:
+    job = job_named(state, wanted)
+    if job.sample is not None:
+        raise RequestRefused(CONFLICT, f"{job.id} is a sample of the profiler, which ends by itself; name a job")
+    return job
+
+
+def _not_over(job: Job, what: str) -> None:
+    if job.state in TERMINAL:
+        raise RequestRefused(CONFLICT, f"job {job.id} {_SAID[job.state]} already; there is nothing to {what}")

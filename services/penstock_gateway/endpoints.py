@@ -1,0 +1,187 @@
+"""
+Bodies in, answers and error codes out.
+
+What came in and what goes out: strict decoding of requests, and exceptions as error codes.
+
+Finding what people mean by an id: the whole of it, or a beginning that only one thing has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from penstock_bus import Conflict, Endpoint, Reply, StorageFull, Timeout, TooLarge, Unavailable
+from penstock_log import JobSpec, SweepSpec, request_bodies, validation
+from penstock_log.text import listed
+from penstock_log.views import View
+
+_NOTHING: Final = b'{"accepted":false}'
+"""Beside a 503: it is certain that nothing was accepted. Without it, an append may have been stored all the same."""
+A = TypeVar("A", bound=request_bodies.GatewayRequest)
+Answering = Callable[[bytes], Awaitable[View]]
+_LESS: Final = "ask about an earlier moment, or for less, or raise PENSTOCK_GATEWAY_QUERY_TIMEOUT_S"
+_log = structlog.get_logger("penstock.gateway")
+
+
+def ask(body: bytes, type_: type[A]) -> A:
+    """Return a query; an empty body is one with all defaults."""
+    return validation.decode(body if body.strip() else b"{}", type_)
+
+
+def job_asked(body: bytes, most_bytes: int) -> request_bodies.SubmitRequest:
+    """
+    Return the job that a body holds, bare or wrapped.
+
+    Raises
+    ------
+    RequestRefused
+        413 where the body is too large.
+    BadInput
+    """
+    raw = _parsed(body, most_bytes)
+    if _wraps(raw):
+        return validation.convert(
+            {**raw, "spec": validation.widened(raw["spec"], "$.spec")}, request_bodies.SubmitRequest
+        )
+    return request_bodies.SubmitRequest(spec=validation.convert(validation.widened(raw), JobSpec))
+
+
+def sweep_asked(body: bytes, most_bytes: int) -> request_bodies.TuneRequest:
+    """Return the sweep that a body holds, bare or wrapped; errors as for :func:`job_asked`."""
+    raw = _parsed(body, most_bytes)
+    if _wraps(raw):
+        return validation.convert(
+            {**raw, "spec": validation.written_out(raw["spec"], SweepSpec)}, request_bodies.TuneRequest
+        )
+    return request_bodies.TuneRequest(spec=validation.convert(validation.written_out(raw, SweepSpec), SweepSpec))
+
+
+def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, most_s: float | None = None) -> Endpoint:
+    """
+    Return the endpoint that answers with a view, or with an error code and one sentence.
+
+    An endpoint serves one request at a time: ``most_s`` bounds how long one keeps the next waiting, in seconds.
+    """
+
+    async def handle(body: bytes) -> Reply:
+        try:
+            async with asyncio.timeout(most_s):
+                return _reply(await answering(body), most_bytes)
+        except TimeoutError:
+            _log.warning("request_given_up", endpoint=name, after_s=most_s)
+            return Reply(code=503, error=f"{name} took longer than {most_s:g} s and was given up; {_LESS}")
+        except validation.BadInput as error:
+            return Reply(code=400, error=str(error))
+        except RequestRefused as error:
+            return Reply(code=error.code, error=str(error))
+        except TooLarge as error:
+            return Reply(code=413, error=str(error))
+        except (Unavailable, Conflict) as error:
+            _log.warning("request_not_answered", endpoint=name, error=str(error))
+            surely_not = isinstance(error, StorageFull | Conflict)
+            return Reply(code=503, error=unavailable(error), body=_NOTHING if surely_not else b"")
+        except Exception:
+            _log.exception("request_failed", endpoint=name)
+            raise
+
+    return Endpoint(name=name, subject=subject, handler=handle)
+
+
+def unavailable(error: Exception) -> str:
+    """Return what to tell people when the log could not take or give something."""
+    match error:
+        case StorageFull():
+            return "the log has no room left, and nothing was accepted; free some disk space and try again"
+        case Timeout():
+            return f"the log did not answer in time ({error}); try again, with the same id if you gave one"
+        case Conflict():
+            return "others kept changing the same thing, and nothing was accepted; try again"
+        case _:
+            unknown = "whether anything was accepted is unknown; try again, with the same id if you gave one"
+            return f"the log cannot be reached, and {unknown} ({error})"
+
+
+def _parsed(body: bytes, most_bytes: int) -> Any:
+    if len(body) > most_bytes:
+        raise RequestRefused(413, f"the body has {len(body)} bytes, and {most_bytes} are accepted at most; send less")
+    return validation.parse(body)
+
+
+def _wraps(raw: Any) -> bool:
+    return isinstance(raw, dict) and "spec" in raw and "name" not in raw
+
+
+def _reply(view: View, most_bytes: int) -> Reply:
+    body = msgspec.json.encode(view)
+    if len(body) > most_bytes:
+        raise RequestRefused(
+            413, f"the answer has {len(body)} bytes, over the server's {most_bytes}; ask with a lower limit"
+        )
+    return Reply(body=body)
+
+
+T = TypeVar("T")
+BAD: Final = 400
+NOT_FOUND: Final = 404
+AMBIGUOUS: Final = 409
+_SHOWN: Final = 5
+
+
+class RequestRefused(Exception):
+    """What was asked is answered with an error code (HTTP-like) and a sentence."""
+
+    def __init__(self, code: int, message: str) -> None:
+        """Keep the code; the sentence says what was wrong and what to do."""
+        super().__init__(message)
+        self.code = code
+
+
+def one(known: Mapping[str, T], wanted: str, what: str, *, names: Iterable[tuple[str, str]] = ()) -> T:
+    """
+    Return the one thing that an id or its beginning names.
+
+    Parameters
+    ----------
+    what : str
+        ``job``, ``sweep`` or ``node``, for the message.
+    names : iterable of (name, id)
+        Other words that people may have meant; only suggested.
+
+    Raises
+    ------
+    RequestRefused
+        404 with the nearest ids, or 409 where several begin like that.
+
+    Examples
+    --------
+    >>> one({"ab1": 1, "cd2": 2}, "ab", "job")
+    1
+    """
+    if wanted in known:
+        return known[wanted]
+    begin = [key for key in known if wanted and key.startswith(wanted)]
+    if len(begin) == 1:
+        return known[begin[0]]
+    if begin:
+        shown = listed(begin[:_SHOWN]) + (", …" if len(begin) > _SHOWN else "")
+        raise RequestRefused(AMBIGUOUS, f"{len(begin)} {what}s begin with {wanted!r}: {shown}; write more of the id")
+    raise RequestRefused(NOT_FOUND, f"no {what} {wanted!r}{_suggestion(known, wanted, names)}")
+
+
+def _suggestion(known: Mapping[str, T], wanted: str, names: Iterable[tuple[str, str]]) -> str:
+    ids: defaultdict[str, list[str]] = defaultdict(list)
+    for name, key in names:
+        ids[name].append(key)
+    if named := ids.get(wanted):
+        return f"; that is a name, its {'id is' if len(named) == 1 else 'ids are'} {listed(named[-_SHOWN:])}"
+    close = difflib.get_close_matches(wanted, [*known, *(name for name in ids if name not in known)], n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {listed(close)}?"
+    return f"; there are {len(known)}, and none is like it" if known else "; there is none at all"

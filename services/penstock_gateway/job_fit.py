@@ -1,0 +1,250 @@
+"""
+A job against the nodes there are.
+
+A job against the present nodes: could they ever hold it, and would they now?
+
+The smallest size of an elastic job: whether the present nodes hold it, and what there is to say about it.
+
+Who has which device, and what those who share one hold of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from penstock_cluster.nodes import Cluster
+from penstock_gateway.job_history import range_words
+from penstock_gateway.machine import GatewayState
+from penstock_log import ACTIVE, Device, Job, JobSpec, Scalability, workload
+from penstock_log.text import count, listed
+from penstock_log.views import DeviceView
+from penstock_policies import sample_plan
+from penstock_scheduler import wait_causes
+from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
+from penstock_scheduler.round_types import RoundRules
+from penstock_scheduler.sharing.shared_devices import At, SharingLimits, tenant_of
+from penstock_scheduler.wait_causes import RoundAftermath, WaitCause, impossible_cause
+
+
+def known_kinds(cluster: Cluster) -> list[str]:
+    """Return the device kinds of all nodes that ever joined, sorted."""
+    return sorted({device.kind for node in cluster.nodes.values() for device in node.devices})
+
+
+def nodes_of(cluster: Cluster, pool: str) -> RoundAftermath:
+    """Return a pool's nodes as if nothing ran on them."""
+    nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
+    usable = [node for node in nodes if node.usable]
+    whole = FreeDevices({node.id: node.devices for node in usable}, hosts=usable)
+    return RoundAftermath(pool=pool, nodes=nodes, whole=whole, idle=FreeDevices({}))
+
+
+def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
+    """Return a sentence about the kinds that no node ever had, if the job names any."""
+    known = known_kinds(cluster)
+    unknown = [kind for kind in spec.kinds if kind not in known]
+    return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
+
+
+def never(job: Job, scene: RoundAftermath) -> WaitCause | None:
+    """Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn."""
+    tenant = tenant_of(job, lambda _: None)
+    if tenant is None:
+        return impossible_cause(job.spec, scene)
+    return wait_causes.sharing_impossible_cause(job.spec, tenant, scene, RoundRules().lane_reserve_share)
+
+
+Caps = Mapping[str, int]
+"""Device kind → most samples that one device of it holds; kinds without a known limit are not in it."""
+
+
+def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
+    """Return a sentence where no kind of device could hold the job's smallest batch; empty where one can."""
+    if not (spec.elastic and kinds):
+        return ""
+    if any(needed(spec, kind, known) <= _most(spec, most) for kind, most in kinds.items()):
+        return ""
+    least = spec.batch.min if spec.batch is not None else spec.batch_size
+    wants = [
+        f"{needed(spec, kind, known)} {kind} of at most {_cap(spec, kind, known)} samples each"
+        for kind in kinds
+        if _cap(spec, kind, known)
+    ]
+    if not wants:  # for its widths, not for its batch: said of the width itself
+        return ""
+    there = listed(f"{_most(spec, most)} {kind}" for kind, most in kinds.items())
+    remedy = "lower the smallest batch" if spec.batch is not None else "lower batch_size"
+    widest = f", or accept more than {count(spec.max_gpus, 'device')}" if spec.max_gpus else ""
+    return (
+        f"it cannot start now: its smallest batch, {least}, needs {' or '.join(wants)}; of pool `{pool}` it can have "
+        f"{there} ({remedy}{widest})"
+    )
+
+
+def warnings(cluster: Cluster, spec: JobSpec, caps: Caps | None = None) -> tuple[str, ...]:
+    """
+    Return what will keep a job waiting however long it waits, in sentences.
+
+    ``caps`` says how many samples one device of each kind holds, where an elastic job's workload was measured.
+    """
+    found = list(unknown_kinds(cluster, spec))
+    scene = nodes_of(cluster, spec.pool)
+    reason = never(Job(id="", spec=spec, submitted_s=0.0), scene)
+    if reason is not None:
+        what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
+        remedy = f" ({reason.remedy})" if reason.remedy else ""
+        found.append(f"{what}: {reason.evidence}{remedy}")
+    elif too_large := problem(spec, caps or {}, scene.whole.kinds(spec), spec.pool):
+        found.append(too_large)
+    return tuple(found)
+
+
+def caps(state: GatewayState, spec: JobSpec) -> dict[str, int]:
+    """Return the limits that were measured for a job's workload."""
+    scaled = state.scaled.get(workload.key(spec))
+    known: tuple[Scalability, ...] = scaled.kinds if scaled is not None else ()
+    return {each.kind: each.per_gpu_cap for each in known if each.per_gpu_cap}
+
+
+def fixed(spec: JobSpec, known: Caps, kinds: Mapping[str, int]) -> JobSpec:
+    """
+    Return the job as it would be with its smallest size for good; a job that is not elastic as it is.
+
+    Parameters
+    ----------
+    kinds : mapping of str to int
+        Device kinds that it accepts → how many there are.
+
+    Notes
+    -----
+    Its width is the least that holds its smallest batch on any of the kinds that can; where none can, the least that
+    would.
+    """
+    if not spec.elastic:
+        return spec
+    widths = {kind: needed(spec, kind, known) for kind in kinds}
+    there = [width for kind, width in widths.items() if width <= _most(spec, kinds[kind])]
+    gpus = min(there or widths.values(), default=spec.widths[0])
+    batch_size = spec.batch_size or (spec.batch.min if spec.batch is not None else 0)
+    if spec.batch is not None and any(_cap(spec, kind, known) for kind in kinds):
+        batch_size = spec.batch.min
+    profile = "on" if sample_plan.is_sampled(spec) else "off"  # what an elastic job is sampled for is no longer said
+    size = {"gpus": gpus, "min_gpus": 0, "max_gpus": 0, "batch": None, "batch_size": batch_size}
+    return msgspec.structs.replace(spec, profile=profile, **size)
+
+
+def needed(spec: JobSpec, kind: str, known: Caps) -> int:
+    """
+    Return on how many devices of a kind the job's smallest batch fits, as far as is known.
+
+    Examples
+    --------
+    >>> job = JobSpec(name="a", command=("x",), min_gpus=2, max_gpus=8, batch_size=512)
+    >>> needed(job, "fast", {"fast": 100}), needed(job, "slow", {"fast": 100})
+    (6, 2)
+    """
+    cap = _cap(spec, kind, known)
+    least = spec.batch.min if spec.batch is not None else spec.batch_size
+    return max(spec.widths[0], math.ceil(least / cap)) if cap else spec.widths[0]
+
+
+def awaits_scaling(state: GatewayState, spec: JobSpec) -> bool:
+    """Return whether a job would wait for its first size until its workload is measured."""
+    job = Job(id="", spec=spec, submitted_s=0.0)
+    return sample_plan.awaits_scaling(job, known=workload.key(spec) in state.scaled)
+
+
+def told(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
+    """
+    Return what is said of the size that a dry run has tried for an elastic job; empty for others.
+
+    ``await_s`` is for how long it waits for its workload to be measured at most; 0 where it does not.
+    """
+    if not spec.elastic:
+        return ""
+    batch = f" and a batch of {trial.batch_size}" if trial.batch_size else ""
+    when = f"once its workload is measured, or after {await_s:g} s" if await_s else "when it comes"
+    return (
+        f"tried with {count(trial.gpus, 'device')}{batch}, the fewest that do; it may be given {range_words(spec)}, "
+        f"and what it gets of that is decided {when}"
+    )
+
+
+def making_way(state: GatewayState, spec: JobSpec, kinds: Mapping[str, int]) -> Iterator[str]:
+    """Yield what the elastic jobs that run there have beyond their smallest sizes."""
+    spare = {job.id: _beyond(job) for job in state.jobs if _could_shrink(job, spec, kinds)}
+    if spare := {job_id: devices for job_id, devices in spare.items() if devices}:
+        whose = listed([*spare][:3]) + (", …" if len(spare) > 3 else "")
+        yield (
+            f"{count(len(spare), 'elastic job')} ({whose}) could give up {count(sum(spare.values()), 'device')} "
+            "between them: the autoscaler decides on that when it comes"
+        )
+
+
+def _could_shrink(job: Job, spec: JobSpec, kinds: Mapping[str, int]) -> bool:
+    placement = job.placement
+    return (
+        job.state in ACTIVE
+        and job.spec.max_gpus > 0
+        and job.spec.pool == spec.pool
+        and placement is not None
+        and placement.kind in kinds
+    )
+
+
+def _beyond(job: Job) -> int:
+    return max(0, job.spec.gpus - job.spec.widths[0])
+
+
+def _most(spec: JobSpec, there: int) -> int:
+    return min(there, spec.widths[-1])
+
+
+def _cap(spec: JobSpec, kind: str, known: Caps) -> int:
+    limits = (spec.batch.per_gpu_max if spec.batch is not None else 0, known.get(kind, 0))
+    return min((limit for limit in limits if limit), default=0)
+
+
+def holders(jobs: Iterable[Job]) -> dict[At, list[Job]]:
+    """Return the jobs that have each device, in order of submission."""
+    found: dict[At, list[Job]] = {}
+    for job in jobs:
+        for slot in job.placement.slots if job.placement is not None else ():
+            for index in slot.devices if slot.node_id in job.open_nodes else ():
+                found.setdefault((slot.node_id, index), []).append(job)
+    return found
+
+
+def taken(state: GatewayState, settings: MatcherSettings) -> dict[At, str]:
+    """Return what is held of each device that others may join, in words."""
+    pools = {job.spec.pool for job in state.jobs if job.placement is not None and job.spec.sharing != "exclusive"}
+    found: dict[At, str] = {}
+    for name in sorted(pools):
+        rules = rules_of(state, name, settings)
+        index = state.pool(name, state.jobs, rules.topology).roster.sharing
+        shared = index.shared(SharingLimits(rules.lane_reserve_share, rules.most_sharers))
+        found |= {at: one.taken() for at, one in shared.items()}
+    return found
+
+
+def beside(jobs: Iterable[Job], job_id: str, devices: Iterable[At]) -> tuple[str, ...]:
+    """Return the other jobs on some devices, in order of submission."""
+    there = holders(jobs)
+    found = (job.id for at in devices for job in there.get(at, ()) if job.id != job_id)
+    return tuple(dict.fromkeys(found))
+
+
+def device(node_id: str, device: Device, held_by: Sequence[Job], taken: Mapping[At, str]) -> DeviceView:
+    """Return one device with those who have it."""
+    sharing = [job.id for job in held_by if job.spec.sharing != "exclusive"]
+    return DeviceView(
+        name=f"{node_id}/{device.kind}{device.index}",
+        device=device,
+        job_id=held_by[0].id if held_by else "",
+        shared_by=tuple(sharing),
+        taken=taken.get((node_id, device.index), "") if sharing else "",
+    )

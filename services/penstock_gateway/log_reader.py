@@ -1,0 +1,272 @@
+"""
+Looking back in the log.
+
+Looking back in the log: a stretch of it at a time, so that nobody waits long for whoever looks back far.
+
+Which moment a question is about, and the read model as it was then.
+
+Raw facts, as the log holds them: of one entity or of all, the newest or those behind a sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Final, cast
+
+import msgspec
+import structlog
+
+from penstock_bus import Bus, Delivery, Timeout
+from penstock_bus.decider import Decider, Fold
+from penstock_bus.follower import FoldFollower
+from penstock_gateway.endpoints import BAD, RequestRefused
+from penstock_gateway.machine import GatewayState
+from penstock_gateway.views import ReadView
+from penstock_log import request_bodies, subjects, tag_of
+from penstock_log.views import EventsView, EventView
+
+EVERYTHING: Final = subjects.STREAM_SUBJECTS[subjects.EVT]
+SLICE: Final = 100
+"""Commits between two turns of the event loop: a millisecond or two of work."""
+_FURTHER: Final = 8
+
+
+async def stretch(
+    bus: Bus, after_seq: int, until_seq: int, patterns: Sequence[str] = ()
+) -> AsyncGenerator[Delivery, None]:
+    """
+    Yield the commits after one sequence up to another, in order; on these subjects only, where some are given.
+
+    There must be a commit on them after ``after_seq``, or it would wait for one.
+    """
+    if after_seq >= until_seq:
+        return
+    deliveries = cast("AsyncGenerator[Delivery, None]", bus.follow(after_seq, patterns))
+    async with aclosing(deliveries):
+        given = 0
+        async for delivery in deliveries:
+            if delivery.seq > until_seq:
+                return
+            yield delivery
+            given += 1
+            if delivery.seq == until_seq or not delivery.pending:
+                return
+            if given % SLICE == 0:
+                await asyncio.sleep(0)
+
+
+async def newest(bus: Bus, facts: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
+    """Return the newest commits up to a sequence, with at least so many facts if there are; as :func:`stretch`."""
+    span = facts
+    while True:
+        after_seq = max(0, until_seq - span)
+        found = [delivery async for delivery in stretch(bus, after_seq, until_seq, patterns)]
+        if not after_seq or sum(len(delivery.commit.facts) for delivery in found) >= facts:
+            return found
+        span *= _FURTHER
+
+
+async def oldest(bus: Bus, facts: int, after_seq: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
+    """Return the first commits after a sequence, with at least so many facts if there are; as :func:`stretch`."""
+    found, left = [], facts
+    async with aclosing(stretch(bus, after_seq, until_seq, patterns)) as deliveries:
+        async for delivery in deliveries:
+            found.append(delivery)
+            left -= len(delivery.commit.facts)
+            if left <= 0:
+                break
+    return found
+
+
+async def seq_at(bus: Bus, time_s: float) -> int:
+    """Return the sequence of the last commit that was stored by then; 0 if none was."""
+    known, last = 0, await bus.last_seq()
+    while known < last:
+        middle = (known + last + 1) // 2
+        there = await _first(bus, middle, last)
+        if there is not None and there.stored_s <= time_s:
+            known = there.seq
+        else:
+            last = middle - 1
+    return known
+
+
+async def _first(bus: Bus, seq: int, until_seq: int) -> Delivery | None:
+    """Return the first commit from a sequence on that can be read."""
+    reach = 1
+    while True:
+        found = await bus.read(EVERYTHING, seq - 1, min(seq - 1 + reach, until_seq))
+        if found or seq - 1 + reach >= until_seq:
+            return found[0] if found else None
+        reach *= _FURTHER
+
+
+FRESH_S: Final = 1.0
+_LEAST_TIME: Final = 1e9  # as a sequence it is out of reach; as a time it is the year 2001
+_BAD: Final = 400
+_log = structlog.get_logger("penstock.gateway")
+
+
+class LogMoment(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of what counts: a stream sequence, or a time in seconds since the epoch."""
+
+    seq: int | None = None
+    time_s: float | None = None
+
+
+def parse(at: request_bodies.At) -> LogMoment | None:
+    """
+    Return the moment that ``at`` names; None for now.
+
+    Raises
+    ------
+    RequestRefused
+        400 if it is none of: a sequence, seconds since the epoch, an RFC 3339 time.
+
+    Examples
+    --------
+    >>> parse(120), parse(1.7e9), parse("120")
+    (LogMoment(seq=120, time_s=None), LogMoment(seq=None, time_s=1700000000.0), LogMoment(seq=120, time_s=None))
+    >>> parse("2023-11-14T22:13:20Z")
+    LogMoment(seq=None, time_s=1700000000.0)
+    """
+    if at is None or at == "":
+        return None
+    number = float(at) if isinstance(at, int | float) or re.fullmatch(r"\d+(\.\d+)?(e\d{1,2})?", at) else None
+    if number is None:
+        return LogMoment(time_s=_rfc3339(str(at)))
+    if number < 0:
+        raise RequestRefused(_BAD, f"at={at} is negative; expected a sequence or a time in seconds since the epoch")
+    if number < _LEAST_TIME and number.is_integer() and not isinstance(at, float):
+        return LogMoment(seq=int(number))
+    return LogMoment(time_s=number)
+
+
+async def catch_up(bus: Bus, live: FoldFollower[GatewayState]) -> None:
+    """
+    Wait until the read model has all that the log holds now, :data:`FRESH_S` at most.
+
+    So that whoever was answered by one replica of the gateway finds what he did at any other.
+    """
+    try:
+        await live.reached(await bus.last_seq(), FRESH_S)
+    except Timeout as error:
+        _log.warning("answering_from_behind", error=str(error))
+
+
+async def end_of(bus: Bus, moment: LogMoment | None) -> int:
+    """
+    Return the sequence of the last commit that counts at a moment; None is now.
+
+    Raises
+    ------
+    RequestRefused
+        400 if the log has not come that far.
+    """
+    if moment is not None and moment.time_s is not None:
+        return await seq_at(bus, moment.time_s)
+    last_seq = await bus.last_seq()
+    if moment is None or moment.seq is None:
+        return last_seq
+    if moment.seq > last_seq:
+        raise RequestRefused(_BAD, f"at={moment.seq} is behind the end of the log, which is at {last_seq}")
+    return moment.seq
+
+
+async def scene_at(bus: Bus, decider: Decider[GatewayState], moment: LogMoment) -> ReadView:
+    """
+    Fold the log up to a moment.
+
+    Known shortcut: it always starts at the beginning of the log, at some 40,000 commits a second; snapshots of fixed
+    ages would make it faster.
+
+    Raises
+    ------
+    RequestRefused
+        400 if the log has not come that far.
+    """
+    until_seq = await end_of(bus, moment)
+    fold, now_s = Fold(decider), 0.0
+    async for delivery in stretch(bus, 0, until_seq):
+        fold.apply(delivery)
+        now_s = delivery.stored_s
+    return ReadView(state=fold.state, now_s=moment.time_s if moment.time_s is not None else now_s, seq=fold.last_seq)
+
+
+def _rfc3339(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise RequestRefused(
+            _BAD, f"at={text!r} is no moment; expected a sequence (120), seconds (1.7e9) or 2026-01-31T12:00:00Z"
+        ) from error
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+async def answer(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str) -> EventsView:
+    """
+    Return the facts that were asked for.
+
+    Parameters
+    ----------
+    entity_id : str
+        The whole id; empty for all entities.
+    """
+    until_seq = await end_of(bus, parse(asked.at))
+    found = await _found(bus, asked, entity_id, until_seq)
+    facts = [view for delivery in found for view in _views(delivery)]
+    chosen = _whole_commits(facts, asked.limit) if asked.after is not None else facts[-asked.limit :]
+    return EventsView(events=tuple(chosen), seq=chosen[-1].seq if chosen else asked.after or until_seq)
+
+
+async def _found(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str, until_seq: int) -> list[Delivery]:
+    after_seq, patterns = asked.after or 0, list[str]()
+    if entity_id:
+        patterns, last_seq = await _own_subjects(bus, entity_id, after_seq)
+        until_seq = min(until_seq, last_seq)
+    if asked.after is not None:
+        return await oldest(bus, asked.limit, after_seq, until_seq, patterns)
+    return await newest(bus, asked.limit, until_seq, patterns)
+
+
+async def _own_subjects(bus: Bus, entity_id: str, after_seq: int) -> tuple[list[str], int]:
+    """Return an entity's subjects that have a commit after a sequence, and the last commit's."""
+    try:
+        exact = [subjects.entity(kind, entity_id) for kind in subjects.WRITERS]
+    except ValueError as error:
+        raise RequestRefused(BAD, f"$.id: {error}") from error
+    newest = await asyncio.gather(*(bus.last(subject) for subject in exact))
+    there = {one.subject: one.seq for one in newest if one is not None and one.seq > after_seq}
+    return list(there), max(there.values(), default=0)
+
+
+def _views(delivery: Delivery) -> list[EventView]:
+    views = []
+    for fact in delivery.commit.facts:
+        plain = msgspec.to_builtins(fact)
+        plain.pop("type", None)
+        plain.pop("at_s", None)
+        view = EventView(
+            seq=delivery.seq,
+            stored_s=delivery.stored_s,
+            subject=delivery.subject,
+            actor=delivery.commit.actor,
+            cause=delivery.commit.cause,
+            type=tag_of(fact),
+            at_s=fact.at_s,
+            fact=plain,
+        )
+        views.append(view)
+    return views
+
+
+def _whole_commits(facts: list[EventView], limit: int) -> list[EventView]:
+    """Cut to about ``limit``, but never within a commit: the next question goes on behind its sequence."""
+    if len(facts) <= limit:
+        return facts
+    last_seq = facts[limit - 1].seq
+    return [fact for fact in facts if fact.seq <= last_seq]

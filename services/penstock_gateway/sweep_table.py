@@ -1,0 +1,232 @@
+"""Sweeps as the log has them so far."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock_cluster.nodes import Cluster, fits
+from penstock_log import (
+    Event,
+    Job,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeRemoved,
+    NodeResumed,
+    RoundDecided,
+    RunEnded,
+    SweepCancelled,
+    SweepFinished,
+    SweepSpec,
+    SweepSubmitted,
+    Trial,
+    TrialFinished,
+    TrialGroupOpened,
+    TrialRetried,
+)
+from penstock_log.decision_facts import Problem
+from penstock_policies.search.runs import RunSpending
+
+_PROBLEMS: Final[dict[Problem, str]] = {
+    "": "",
+    "crashed": "it failed",
+    "diverged": "its metric was no finite number",
+    "no_report": "it ended without a report of the metric",
+    "refused": "it was refused",
+    "memory": "it exceeded its memory",
+}
+"""What was wrong, where nobody has said more."""
+
+
+class TrialRow(msgspec.Struct, kw_only=True):
+    """
+    One run of a trial: where it stands in the sweep, how it ended, and what it held.
+
+    Attributes
+    ----------
+    retried : bool
+        Whether another row runs it once more: then this one is none of what was wanted.
+    spent : RunSpending
+        By the starts of its job that are over.
+    starts : int
+        How many of them there are.
+    devices : int
+        That its job holds, or held last.
+    ran_s, served_s : float
+        What its job had run, and been served, when ``spent`` was last added to.
+    loop_s : float
+        In iterations since then; waiting for a turn on a shared device is none.
+    """
+
+    trial: Trial
+    group: int
+    finished: TrialFinished | None = None
+    retried: bool = False
+    spent: RunSpending = msgspec.field(default_factory=RunSpending)
+    starts: int = 0
+    devices: int = 0
+    ran_s: float = 0.0
+    served_s: float = 0.0
+    loop_s: float = 0.0
+
+    def note(self, job: Job, event: Event) -> None:
+        """Follow its job: what it holds, and for how long it did once a start of it is over."""
+        if job.placement is not None:
+            self.devices = sum(len(slot.devices) for slot in job.placement.slots)
+        if isinstance(event, RunEnded):  # of a gang, the node of its first process says so
+            self.loop_s = max(self.loop_s, event.loop_s)
+        if job.placement is None and job.executed_s > self.ran_s:
+            served_s = job.executed_s - job.forgone_s - self.served_s
+            self.spent.add(self.devices * served_s, self.devices * self.loop_s, again=self.starts > 0)
+            self.starts += 1
+            self.ran_s, self.served_s, self.loop_s = job.executed_s, self.served_s + served_s, 0.0
+
+    @property
+    def value(self) -> float | None:
+        """What it gave to the search."""
+        finished = self.finished
+        return finished.value if finished is not None and finished.state == "completed" else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it should have given a value and gave none; one that diverged has shown something."""
+        return self.finished is not None and self.finished.problem not in {"", "diverged"}
+
+    @property
+    def ended_s(self) -> float:
+        """When its end was reported; 0 before."""
+        return self.finished.at_s if self.finished is not None else 0.0
+
+    @property
+    def error(self) -> str:
+        """Why it gave no value, in a sentence; empty where it gave one, or is not over."""
+        if self.finished is None or not self.finished.problem:
+            return ""
+        return self.finished.reason or _PROBLEMS[self.finished.problem]
+
+
+class SweepRecord(msgspec.Struct, kw_only=True):
+    """
+    One sweep.
+
+    Attributes
+    ----------
+    seq : int
+        Of the commit that submitted it.
+    trials : dict of str to TrialRow
+        By job id, in the order in which the tuner opened them; a later group may open one again with other devices.
+    there : int
+        Devices that it could use, since ``since_s``.
+    there_gpu_s : float
+        Device-seconds of such devices before that.
+    """
+
+    id: str
+    spec: SweepSpec
+    seq: int
+    submitted_s: float
+    cancelled: SweepCancelled | None = None
+    finished: SweepFinished | None = None
+    trials: dict[str, TrialRow] = msgspec.field(default_factory=dict)
+    there: int = 0
+    since_s: float = 0.0
+    there_gpu_s: float = 0.0
+
+    def count_devices(self, cluster: Cluster, at_s: float) -> None:
+        """Note which devices it could use from now on."""
+        self.there_gpu_s, self.since_s = self.there_by_gpu_s(at_s), at_s
+        nodes, job = cluster.usable(self.spec.job.pool), self.spec.job
+        self.there = sum(fits(job, device) for node in nodes for device in node.devices)
+
+    def there_by_gpu_s(self, now_s: float) -> float:
+        """Return the device-seconds of devices that it could have used up to now, or to its end."""
+        end_s = self.finished.at_s if self.finished is not None else now_s
+        return self.there_gpu_s + self.there * max(0.0, end_s - self.since_s)
+
+    @property
+    def best(self) -> TrialRow | None:
+        """The best so far: of those with the largest budget, the first with the best value."""
+        valued = [row for row in self.trials.values() if row.value is not None]
+        sign = 1.0 if self.spec.mode == "max" else -1.0
+        return max(valued, key=lambda row: (row.trial.budget, sign * (row.value or 0.0)), default=None)
+
+    @property
+    def state(self) -> str:
+        """``running``, ``cancelling``, or how it ended."""
+        if self.finished is not None:
+            return self.finished.state
+        return "running" if self.cancelled is None else "cancelling"
+
+
+def apply(sweeps: dict[str, SweepRecord], event: Event, seq: int) -> None:
+    """Fold one fact in; facts that are not about a known sweep change nothing."""
+    match event:
+        case SweepSubmitted():
+            made = SweepRecord(id=event.sweep_id, spec=event.spec, seq=seq, submitted_s=event.at_s, since_s=event.at_s)
+            sweeps.setdefault(event.sweep_id, made)
+        case SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished() | TrialRetried():
+            if (sweep := sweeps.get(event.sweep_id)) is not None:
+                _apply(sweep, event)
+        case _:
+            pass
+
+
+def follow(sweeps: dict[str, SweepRecord], job: Job, event: Event) -> None:
+    """Note what a fact changed for a trial's job."""
+    row = sweeps[job.spec.parent].trials.get(job.id) if job.spec.parent in sweeps else None
+    if row is not None:
+        row.note(job, event)
+
+
+def count_devices(sweeps: dict[str, SweepRecord], cluster: Cluster, event: Event) -> None:
+    """Note how many devices there are for each sweep that is not over, after a fact that may have changed that."""
+    match event:
+        case SweepSubmitted():
+            changed = [sweeps[event.sweep_id]]
+        case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
+            changed = list(sweeps.values())
+        case RoundDecided() if event.lost_nodes:
+            changed = list(sweeps.values())
+        case _:
+            return
+    for sweep in changed:
+        if sweep.finished is None:
+            sweep.count_devices(cluster, event.at_s)
+
+
+_AboutOne = SweepCancelled | SweepFinished | TrialGroupOpened | TrialFinished | TrialRetried
+
+
+def _apply(sweep: SweepRecord, event: _AboutOne) -> None:
+    match event:
+        case SweepCancelled():
+            sweep.cancelled = sweep.cancelled or event
+        case SweepFinished():
+            sweep.finished = event
+        case TrialGroupOpened():
+            for trial in event.trials:
+                if (row := sweep.trials.get(trial.job_id)) is not None:
+                    row.trial, row.group = trial, event.group
+                else:
+                    sweep.trials[trial.job_id] = TrialRow(trial=trial, group=event.group)
+        case TrialRetried():
+            if (row := sweep.trials.get(event.job_id)) is not None and sweep.cancelled is None:
+                row.finished, row.retried = _exceeded(event), True
+                sweep.trials[event.trial.job_id] = TrialRow(trial=event.trial, group=row.group)
+        case TrialFinished():
+            if (row := sweep.trials.get(event.job_id)) is not None:
+                row.finished = event
+
+
+def _exceeded(event: TrialRetried) -> TrialFinished:
+    """Return how a run ended that is done once more as another job."""
+    return TrialFinished(
+        at_s=event.at_s,
+        sweep_id=event.sweep_id,
+        job_id=event.job_id,
+        state="failed",
+        problem="memory",
+        reason=event.reason,
+    )

@@ -1,0 +1,434 @@
+"""
+From the read model to views.
+
+Jobs and nodes as people see them: from the read model to the gateway's answers.
+
+Sweeps as people see them: their rungs, the best so far, how long still, and what became of the devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from msgspec.structs import replace
+
+from penstock_cluster.nodes import Node, taken_devices
+from penstock_gateway import job_fit, job_history
+from penstock_gateway.job_history import RunReport, device_names
+from penstock_gateway.machine import GatewayState
+from penstock_gateway.sweep_table import SweepRecord, TrialRow
+from penstock_gateway.why import WaitExplainer
+from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
+from penstock_log.views import (
+    GoodputView,
+    JobDetail,
+    JobsView,
+    JobView,
+    NodesView,
+    NodeView,
+    PoliciesView,
+    PolicyView,
+    ProfileView,
+    RungView,
+    SizingView,
+    StatusView,
+    SweepsView,
+    SweepView,
+    TrialView,
+)
+from penstock_policies import search
+from penstock_policies.search.runs import SweepGoodput, TrialUse, account
+from penstock_scheduler.pool import pool_settings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.sharing.shared_devices import At
+
+_NAMES: Final = 5
+
+
+@dataclass(frozen=True)
+class ReadView:
+    """
+    One moment: the read model up to ``seq``, the time, and what was heard outside the log (nothing, in the past).
+
+    Attributes
+    ----------
+    told : mapping of str to RunReport
+        By job id.
+    heard : mapping of str to float
+        Node id → time of its last heartbeat.
+    settings : MatcherSettings
+        By which the matcher decides.
+    """
+
+    state: GatewayState
+    now_s: float
+    seq: int
+    told: Mapping[str, RunReport] = field(default_factory=dict)
+    heard: Mapping[str, float] = field(default_factory=dict)
+    settings: MatcherSettings = field(default_factory=MatcherSettings)
+
+    @cached_property
+    def why(self) -> WaitExplainer:
+        """Explains the moment's jobs."""
+        return WaitExplainer(self.state, self.now_s, self.settings)
+
+
+def job(scene: ReadView, job: Job) -> JobView:
+    """Return one job's line."""
+    past, spec = scene.state.histories[job.id], job.spec
+    told = _told(scene, job)
+    over = job.state in TERMINAL
+    return JobView(
+        id=job.id,
+        name=spec.name,
+        state=job.state,
+        user=spec.user,
+        team=spec.team,
+        parent=spec.parent,
+        pool=spec.pool,
+        gpus=spec.gpus,
+        kinds=spec.kinds,
+        submitted_s=job.submitted_s,
+        started_s=job.first_started_s or None,
+        finished_s=job.finished_s if over else None,
+        wait_s=job.waited_by(scene.now_s),
+        run_s=job.executed_by(scene.now_s),
+        jct_s=job.finished_s - job.submitted_s if over else None,
+        devices=tuple(past.devices),
+        placed_on=tuple(device_names(job.placement)) if job.placement is not None else (),
+        preemptions=job.preemptions,
+        attempts=job.attempts,
+        steps=max(job.steps, told.step),
+        metrics={**job.metrics, **told.metrics},
+        reason=job.reason,
+        exit_code=job.exit_code,
+        queue=past.rank.queue if past.rank is not None else None,
+        held=job.held,
+        cause=scene.why.cause(job),
+        sample=job.sample is not None,
+        model=spec.model,
+        epoch=job.epoch,
+        warnings=tuple(past.warnings),
+        sharing=spec.sharing,
+        share=job.share,
+        min_gpus=spec.min_gpus,
+        max_gpus=spec.max_gpus,
+        batch_size=spec.batch_size,
+        batches=(spec.batch.min, spec.batch.max) if spec.batch is not None else None,
+        samples=max(job.samples, told.samples),
+        cpus=spec.cpus,
+        host_memory_bytes=spec.host_memory_bytes,
+    )
+
+
+def _told(scene: ReadView, job: Job) -> RunReport:
+    """Return what a job's present run has told of itself; the last words of an earlier one no longer count."""
+    told = scene.told.get(job.id, RunReport())
+    return told if job.state in ACTIVE and told.epoch in (0, job.epoch) else RunReport()
+
+
+def jobs(scene: ReadView, ask: request_bodies.JobsRequest) -> JobsView:
+    """Return the jobs that match all filters."""
+    tests = _tests(ask)
+    found = [job for job in _candidates(scene.state, ask) if all(test(job) for test in tests)]
+    return JobsView(jobs=tuple(job(scene, one) for one in found[-ask.limit :]), total=len(found), seq=scene.seq)
+
+
+def detail(scene: ReadView, one: Job) -> JobDetail:
+    """Return one job in full."""
+    key = one.profile_key or workload.key(one.spec)
+    profile = scene.state.profiles.get(key)
+    return JobDetail(
+        job=job(scene, one),
+        spec=one.spec,
+        why=scene.why.explain(one),
+        workload=key,
+        speeds=profile.speeds if profile is not None else (),
+        seq=scene.seq,
+        sizing=_sizing(scene, one),
+    )
+
+
+def _sizing(scene: ReadView, one: Job) -> SizingView | None:
+    own = scene.state.histories[one.id].sizing
+    told = _told(scene, one)
+    return job_history.view(own, one, told, scene.now_s) if own is not None else None
+
+
+def profile(scene: ReadView, key: str) -> ProfileView:
+    """Return what is known of a workload."""
+    state = scene.state
+    found, scaled = state.profiles.get(key), state.scaled.get(key)
+    names = {job.spec.name for job in state.jobs if known_as(job) == key}
+    return ProfileView(
+        workload=key,
+        jobs=len([job for job in state.jobs if known_as(job) == key and job.sample is None]),
+        names=tuple(sorted(names)[:_NAMES]),
+        speeds=found.speeds if found is not None else (),
+        note=found.note if found is not None else "",
+        need=state.needs.get(key),
+        trials=state.measured.get(key),
+        seq=scene.seq,
+        scaling=scaled.kinds if scaled is not None else (),
+    )
+
+
+def known_as(one: Job) -> str:
+    """Return the key of a job's workload."""
+    return one.profile_key or workload.key(one.spec)
+
+
+def nodes(scene: ReadView) -> NodesView:
+    """Return all nodes by id, with who is on their devices."""
+    holders, taken = job_fit.holders(scene.state.jobs), job_fit.taken(scene.state, scene.settings)
+    known = sorted(scene.state.cluster.nodes.values(), key=lambda node: node.id)
+    return NodesView(nodes=tuple(_node(scene, node, holders, taken) for node in known), seq=scene.seq)
+
+
+def policies(scene: ReadView) -> PoliciesView:
+    """Return what is set live for each pool."""
+    live = scene.state.policies
+    names = sorted(scene.state.cluster.pools() | live.keys())
+    found = tuple(PolicyView(pool=name, settings=live.get(name, {})) for name in names)
+    return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=scene.seq)
+
+
+def status(scene: ReadView, last_seq: int) -> StatusView:
+    """Return counts; the caller adds the services that it heard."""
+    state = scene.state
+    return StatusView(
+        jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
+        devices=_device_counts(state),
+        nodes=dict(Counter(_node_state(state, node) for node in state.cluster.nodes.values())),
+        sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
+        services=(),
+        last_seq=last_seq,
+        backlog=last_seq - scene.seq,
+    )
+
+
+def _candidates(state: GatewayState, ask: request_bodies.JobsRequest) -> Iterable[Job]:
+    if ask.ids:
+        return [job for job_id in ask.ids if (job := state.jobs.get(job_id)) is not None]
+    if ask.parent:
+        return [state.jobs[job_id] for job_id in state.children.get(ask.parent, ())]
+    return state.jobs
+
+
+def _tests(ask: request_bodies.JobsRequest) -> list[Callable[[Job], bool]]:
+    tests: list[Callable[[Job], bool]] = []
+    if ask.state:
+        tests.append(lambda job: job.state in ask.state)
+    if ask.user:
+        tests.append(lambda job: job.spec.user == ask.user)
+    if ask.name.endswith("*"):
+        tests.append(lambda job: job.spec.name.startswith(ask.name[:-1]))
+    elif ask.name:
+        tests.append(lambda job: job.spec.name == ask.name)
+    if ask.parent:
+        tests.append(lambda job: job.spec.parent == ask.parent)
+    if not ask.samples and not ask.ids:
+        tests.append(lambda job: job.sample is None)
+    return tests
+
+
+def _node(scene: ReadView, node: Node, holders: Mapping[At, Sequence[Job]], taken: Mapping[At, str]) -> NodeView:
+    return NodeView(
+        id=node.id,
+        pool=node.pool,
+        state=_node_state(scene.state, node),
+        devices=tuple(
+            job_fit.device(node.id, device, holders.get((node.id, device.index), ()), taken) for device in node.devices
+        ),
+        joined_s=node.joined_s,
+        heard_s=scene.heard.get(node.id),
+        labels=node.labels,
+        cpus=node.cpus,
+        host_memory_bytes=node.host_memory_bytes,
+        held_by=node.held_by,
+    )
+
+
+def _node_state(state: GatewayState, node: Node) -> str:
+    if node.gone:
+        return node.gone
+    if not node.drained:
+        return "up"
+    return "draining" if any(node.id in job.open_nodes for job in state.jobs) else "drained"
+
+
+def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
+    taken = taken_devices(state.jobs)
+    counts: dict[str, dict[str, int]] = {}
+    for node in state.cluster.nodes.values():
+        idle = "lost" if node.gone else "drained" if node.drained else "idle"
+        for device in node.devices:
+            of_kind = counts.setdefault(device.kind, {"busy": 0, "idle": 0, "lost": 0, "drained": 0})
+            of_kind["busy" if (node.id, device.index) in taken else idle] += 1
+    return counts
+
+
+def sweep(scene: ReadView, sweep: SweepRecord, *, whole: bool = True) -> SweepView:
+    """Return one sweep, with its runs, rungs and goodput, or without them."""
+    finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
+    rows = list(sweep.trials.values())
+    counted = [row for row in rows if not row.retried]
+    failed = sorted((row for row in counted if row.failed), key=lambda row: row.ended_s)
+    spent = _account(scene, sweep, rows) if whole else None
+    end_s = finished.at_s if finished is not None else max(scene.now_s, sweep.submitted_s)
+    return SweepView(
+        id=sweep.id,
+        name=sweep.spec.name,
+        state=sweep.state,
+        metric=sweep.spec.metric,
+        mode=sweep.spec.mode,
+        submitted_s=sweep.submitted_s,
+        finished_s=finished.at_s if finished is not None else None,
+        wanted=plan.runs if plan is not None else 0,
+        done=sum(row.finished is not None for row in counted),
+        opened=len({row.trial.number if row.trial.budget else row.trial.job_id for row in counted}),
+        best_job_id=best.trial.job_id if best is not None else "",
+        best_value=best.value if best is not None else None,
+        reason=finished.reason if finished is not None else "",
+        eta_s=_eta_s(scene, sweep, plan),
+        failed=len(failed),
+        failed_promotions=sum(bool(row.trial.origin) for row in failed),
+        first_failed=failed[0].trial.job_id if failed else "",
+        first_error=failed[0].error if failed else "",
+        trials=tuple(_trials(scene, rows)) if whole else (),
+        rungs=tuple(_rungs(sweep, counted)) if whole else (),
+        goodput=_goodput(spent) if spent is not None else None,
+        makespan_s=end_s - sweep.submitted_s,
+        target_s=_since(sweep, spent.target_s if spent is not None else None),
+        utilisation=_utilisation(scene, sweep, spent) if spent is not None else None,
+        spec=sweep.spec,
+    )
+
+
+def sweeps(scene: ReadView) -> SweepsView:
+    """Return all sweeps without their trials."""
+    return SweepsView(
+        sweeps=tuple(sweep(scene, one, whole=False) for one in scene.state.sweeps.values()), seq=scene.seq
+    )
+
+
+def _plan(sweep: SweepRecord) -> search.SearchPlan | None:
+    try:
+        return search.planned(sweep.spec)
+    except search.BadSpace:  # it was accepted by a gateway that knew more searches
+        return None
+
+
+def _eta_s(scene: ReadView, sweep: SweepRecord, plan: search.SearchPlan | None) -> float | None:
+    """Return the seconds that are left if what is left goes as fast as what is done: starting runs, and training."""
+    over = [row for row in sweep.trials.values() if row.finished is not None and not row.retried]
+    done = sum(_work(sweep, row) for row in over)
+    if plan is None or not done or sweep.finished is not None:
+        return None
+    training_s = sum(row.spent.loop_gpu_s for row in over)
+    starting_s = sum(row.spent.held_gpu_s for row in over) - training_s
+    if training_s + starting_s > 0:
+        whole_s = starting_s * plan.runs / len(over) + training_s * plan.work / done
+        left = whole_s / (training_s + starting_s) - 1.0
+    else:
+        left = plan.work / done - 1.0
+    return max(0.0, (scene.now_s - sweep.submitted_s) * left)
+
+
+def _work(sweep: SweepRecord, row: TrialRow) -> int:
+    if not row.trial.budget:
+        return 1
+    origin = sweep.trials.get(row.trial.origin)
+    return row.trial.budget - (origin.trial.budget if origin is not None else 0)
+
+
+def _trials(scene: ReadView, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
+    rows = list(rows)
+    origins = {row.trial.origin for row in rows}
+    for row in rows:
+        trial, finished, job = row.trial, row.finished, scene.state.jobs.get(row.trial.job_id)
+        yield TrialView(
+            job_id=trial.job_id,
+            params=trial.params,
+            gpus=job.spec.gpus if job is not None else trial.gpus,
+            packed=_packed(job, trial),
+            group=row.group,
+            state=str(job.state) if job is not None else "",
+            value=finished.value if finished is not None else None,
+            number=trial.number,
+            bracket=trial.bracket,
+            rung=trial.rung,
+            budget=trial.budget,
+            promoted=trial.job_id in origins,
+            problem=finished.problem if finished is not None else "",
+            reason=row.error,
+        )
+
+
+def _packed(job: Job | None, trial: Trial) -> int:
+    """Return how many trials may be on its device: as it was opened with, or was moved to since."""
+    if job is None:
+        return trial.packed
+    return max(1, job.spec.sharers) if job.spec.sharing == "lane" else 1
+
+
+def _rungs(sweep: SweepRecord, rows: list[TrialRow]) -> Iterable[RungView]:
+    """Yield the groups of a search that stops early, bracket by bracket."""
+    origins = {row.trial.origin for row in rows}
+    better = max if sweep.spec.mode == "max" else min
+    for bracket, rung in sorted({(row.trial.bracket, row.trial.rung) for row in rows if row.trial.budget}):
+        of = [row for row in rows if (row.trial.bracket, row.trial.rung) == (bracket, rung)]
+        values = [row.value for row in of if row.value is not None]
+        yield RungView(
+            bracket=bracket,
+            rung=rung,
+            budget=of[0].trial.budget,
+            opened=len(of),
+            over=sum(row.finished is not None for row in of),
+            promoted=sum(row.trial.job_id in origins for row in of),
+            best_value=better(values, default=None),
+        )
+
+
+def _account(scene: ReadView, sweep: SweepRecord, rows: list[TrialRow]) -> SweepGoodput:
+    """Return what the devices were held for, the profiler's samples of its workload included."""
+    uses = [_use(scene, row) for row in rows]
+    ids = scene.state.samples.get(workload.key(sweep.spec.job), ())
+    end_s = sweep.finished.at_s if sweep.finished is not None else scene.now_s
+    samples = [job for job in map(scene.state.jobs.get, ids) if job is not None]
+    sampled_s = [job.executed_s for job in samples if sweep.submitted_s <= job.submitted_s <= end_s]
+    return account(uses, sweep.spec.mode, target=sweep.spec.target, profile_gpu_s=sum(sampled_s))
+
+
+def _use(scene: ReadView, row: TrialRow) -> TrialUse:
+    finished, job = row.finished, scene.state.jobs.get(row.trial.job_id)
+    spent = row.spent
+    if finished is None and job is not None and job.started_s:
+        held_gpu_s = row.devices * max(0.0, job.served_by(scene.now_s) - row.served_s)
+        spent = replace(spent, held_gpu_s=spent.held_gpu_s + held_gpu_s)
+    return TrialUse(
+        key=row.trial.job_id,
+        origin=row.trial.origin,
+        budget=row.trial.budget,
+        ended_s=finished.at_s if finished is not None else None,
+        value=row.value,
+        spent=spent,
+    )
+
+
+def _goodput(spent: SweepGoodput) -> GoodputView:
+    names = (name for name in GoodputView.__struct_fields__)
+    return GoodputView(**{name: getattr(spent, name) for name in names})
+
+
+def _since(sweep: SweepRecord, at_s: float | None) -> float | None:
+    return None if at_s is None else max(0.0, at_s - sweep.submitted_s)
+
+
+def _utilisation(scene: ReadView, sweep: SweepRecord, spent: SweepGoodput) -> float | None:
+    there_gpu_s = sweep.there_by_gpu_s(scene.now_s)
+    return min(1.0, (spent.allocated_gpu_s + spent.running_gpu_s) / there_gpu_s) if there_gpu_s else None

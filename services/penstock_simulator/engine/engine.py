@@ -1,0 +1,386 @@
+"""
+Event queue, virtual log, decider hosts.
+
+Virtual time: what happens next, who hears of it, and who is asked what to make of it.
+
+What is to happen at which virtual time.
+
+One service under virtual time: its fold, and the decider that is asked as the shell would ask it.
+
+The one log of a virtual cluster: sequences, expected sequences, and what is written of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, BinaryIO, Final, TypeVar, cast
+
+from penstock_bus import Decider, Delivery
+from penstock_bus.decider import Fold, Proposal
+from penstock_bus.replica import ReplicaPace
+from penstock_log import AnyEvent, Commit, Event
+from penstock_simulator.traces import log_file
+
+E = TypeVar("E", bound=Event)
+
+_RESTLESS: Final = 100_000
+
+
+class EndlessProposals(RuntimeError):
+    """A decider that goes on proposing although no time passes: a defect of the decider."""
+
+
+class EventEngine:
+    """
+    Runs deciders under virtual time, as their shells would run them.
+
+    All that happens at one time is folded in, then each decider is asked in turn, and what it proposes is appended with
+    the sequence that its fold expects and folded in by all, until nobody has anything to say. Then time goes on to
+    the next thing on the agenda, or to the next time at which a decider asked to be asked.
+
+    Parameters
+    ----------
+    deciders : sequence of Decider
+        In the order in which they are asked at one time.
+    log : VirtualLog
+    delays : mapping of str to DecisionDelays, optional
+        By a decider's name; one that is not named is asked at once.
+    """
+
+    def __init__(
+        self,
+        deciders: Sequence[Decider[Any]],
+        log: VirtualLog,
+        delays: Mapping[str, DecisionDelays] = MappingProxyType({}),
+    ) -> None:
+        self.agenda = EventQueue()
+        self.now_s = 0.0
+        self.instants = 0
+        self._stations = [DeciderHost(decider, delays.get(decider.name)) for decider in deciders]
+        self._heard = [station.heard for station in self._stations]
+        self._heeding = cache(self._who_heeds)
+        self._log = log
+        self._followers: defaultdict[type[Event], list[Callable[[Any], None]]] = defaultdict(list)
+        self._witnesses: list[Callable[[Delivery], None]] = []
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a decider is to be asked again."""
+        return any(station.next_s < math.inf for station in self._stations)
+
+    def follow(self, kind: type[E], follower: Callable[[E], None]) -> None:
+        """Have a function called with every fact of a kind that a decider has proposed, once it is true."""
+        self._followers[kind].append(follower)
+
+    def witness(self, witness: Callable[[Delivery], None]) -> None:
+        """Have a function called with every commit, whoever made it."""
+        self._witnesses.append(witness)
+
+    def append(self, subject: str, fact: AnyEvent, actor: str) -> None:
+        """Make a fact true that no decider here has proposed."""
+        self._spread(self._log.append(subject, (fact,), actor=actor, at_s=self.now_s))
+
+    def wake(self) -> None:
+        """Have every decider asked at this time: something changed that is not in the log, such as a node's silence."""
+        for station in self._stations:
+            station.wake(self.now_s)
+
+    def run(self, more: Callable[[], bool] = lambda: True) -> None:
+        """Let time pass until nothing more is to come, or until ``more``, asked after every instant, says so."""
+        while (next_s := self._next_s()) < math.inf:
+            self.now_s = next_s
+            self.instants += 1
+            self._settle()
+            if not more():
+                return
+
+    def _next_s(self) -> float:
+        next_s = self.agenda.next_s
+        for station in self._stations:
+            next_s = min(next_s, station.next_s)
+        return max(self.now_s, next_s)
+
+    def _settle(self) -> None:
+        for _ in range(_RESTLESS):
+            self.agenda.do_until(self.now_s)
+            if not self._ask_all() and self.agenda.next_s > self.now_s:
+                return
+        raise EndlessProposals(
+            f"at {self.now_s} s there is no end of proposals; the last commit is {self._log.last_seq}"
+        )
+
+    def _ask_all(self) -> int:
+        proposed, now_s = 0, self.now_s
+        for station in self._stations:
+            if station.next_s <= now_s:
+                for proposal in station.decide(now_s):
+                    proposed += 1
+                    delivery = self._log.append(
+                        proposal.subject,
+                        proposal.facts,
+                        actor=station.actor,
+                        at_s=now_s,
+                        cause=proposal.cause,
+                        expected=station.fold.heads.get(proposal.subject, 0),
+                    )
+                    self._spread(delivery)
+                    for fact in proposal.facts:
+                        for follower in self._followers.get(type(fact), ()):
+                            follower(fact)
+        return proposed
+
+    def _spread(self, delivery: Delivery) -> None:
+        for heard in self._heard:
+            heard.append(delivery)
+        for witness in self._witnesses:
+            witness(delivery)
+        for fact in delivery.commit.facts:
+            for station in self._heeding(type(fact)):
+                station.wake(self.now_s)
+
+    def _who_heeds(self, kind: type[Event]) -> tuple[DeciderHost, ...]:
+        """Return whom to ask after a fact of a kind."""
+        return tuple(station for station in self._stations if kind not in station.ignores)
+
+
+class EventQueue:
+    """
+    Things to do by their time, those of one time in the order in which they were noted.
+
+    Examples
+    --------
+    >>> agenda, done = EventQueue(), []
+    >>> agenda.at(2.0, done.append, "late")
+    >>> agenda.at(1.0, done.append, "early")
+    >>> agenda.next_s
+    1.0
+    >>> agenda.do_until(1.0)
+    1
+    >>> done
+    ['early']
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_s(self) -> float:
+        """The time of the next thing; infinite where there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def at(self, at_s: float, what: Callable[..., Any], *arguments: Any) -> None:
+        """Note that ``what`` is to be called at a time; what is never to be is not kept."""
+        if at_s == math.inf:
+            return
+        self._count += 1
+        heapq.heappush(self._heap, (at_s, self._count, what, arguments))
+
+    def do_until(self, now_s: float) -> int:
+        """Do what is due, also what comes to be due by it; return how many things that were."""
+        done, heap = 0, self._heap
+        while heap and heap[0][0] <= now_s:
+            _, _, what, arguments = heapq.heappop(heap)
+            what(*arguments)
+            done += 1
+        return done
+
+
+_PACE = ReplicaPace()
+_AT_ONCE_S = 1e-4
+
+
+@dataclass(frozen=True)
+class DecisionDelays:
+    """
+    What keeps a service from deciding at once.
+
+    Attributes
+    ----------
+    lag_s : float
+        From what it heeds to its decision.
+    stalls : sequence of (float, float)
+        Times from which and until which it decided nothing, for its host or its bus were busy; rising, apart.
+    now_s : callable, optional
+        Returns the same as ``lag_s`` for what has just happened; None where that is as always.
+
+    Examples
+    --------
+    >>> DecisionDelays(0.5, ((10.0, 12.0),)).end_s(9.0), DecisionDelays(0.5, ((10.0, 12.0),)).end_s(9.75)
+    (9.5, 12.0)
+    """
+
+    lag_s: float = 0.0
+    stalls: Sequence[tuple[float, float]] = ()
+    now_s: Callable[[], float | None] | None = None
+
+    def end_s(self, now_s: float) -> float:
+        """Return when it decides on what it hears now."""
+        lag_s = self.now_s() if self.now_s is not None else None
+        at_s = now_s + (self.lag_s if lag_s is None else lag_s)
+        following = bisect_left(self.stalls, (at_s - _AT_ONCE_S, 0.0))  # one that begins with this decision is its own
+        return max(at_s, self.stalls[following - 1][1]) if following else at_s
+
+
+_NONE = DecisionDelays()
+
+
+class DeciderHost:
+    """
+    A decider, its fold of the log, and when it is to be asked again.
+
+    Attributes
+    ----------
+    actor : str
+        As whom it writes.
+    ignores : frozenset of type
+        Kinds of facts after which it need not be asked.
+    wake_at_s : float
+        When it asked to be asked again; infinite where it did not.
+    delays : DecisionDelays
+        How long after what it heeds it is asked.
+    woken_s : float
+        When it is to be asked for what it has heard; infinite where it has heard nothing that it heeds.
+    heard : list of Delivery
+        Commits since it was asked last: whoever delivers puts them here, and they are folded in before it is asked.
+    """
+
+    def __init__(self, decider: Decider[Any], delays: DecisionDelays | None = None) -> None:
+        self.actor, self.ignores = f"{decider.name}/sim", decider.ignores
+        self.fold: Fold[Any] = Fold(decider)
+        self.heard: list[Delivery] = []
+        self.wake_at_s = math.inf
+        self.delays, self.woken_s = delays or _NONE, 0.0
+        self._wakes: list[tuple[float, int]] = []  # when it is asked, and how many of those heard it goes by then
+        self._decide = decider.decide
+
+    @property
+    def next_s(self) -> float:
+        """When it is to be asked."""
+        return min(self.woken_s, self.wake_at_s)
+
+    def wake(self, now_s: float) -> None:
+        """Have it asked, as long after now as it takes; it goes by what it has heard up to now."""
+        at_s = self.delays.end_s(now_s)
+        self.woken_s = min(self.woken_s, at_s)
+        if self.delays is not _NONE:
+            self._wakes.append((at_s, len(self.heard)))
+
+    def decide(self, now_s: float) -> Sequence[Proposal]:
+        """Ask it; return its proposals."""
+        apply, known = self.fold.apply, self._known(now_s)
+        for delivery in self.heard[:known]:
+            apply(delivery)
+        del self.heard[:known]
+        self._wakes = [(at_s, count - known) for at_s, count in self._wakes if count > known]
+        decision = self._decide(self.fold.state, now_s)
+        self.woken_s = min((max(at_s, now_s) for at_s, _ in self._wakes), default=math.inf)
+        wake_s = decision.wake_at_s
+        if wake_s is None:
+            self.wake_at_s = math.inf
+        else:  # as the shell: a time that has passed is taken up after a moment
+            self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
+        return decision.proposals
+
+    def _known(self, now_s: float) -> int:
+        """Return how many of the commits heard a decision goes by: what came while it was made is for the next one."""
+        if self.delays is _NONE or self.wake_at_s <= now_s:
+            return len(self.heard)
+        asked = max((count for at_s, count in self._wakes if at_s <= now_s), default=len(self.heard))
+        own = max((at + 1 for at, one in enumerate(self.heard) if one.commit.actor == self.actor), default=0)
+        return max(asked, own)
+
+
+_AT_ONCE: Final = 2_000
+
+
+class UnexpectedSequence(RuntimeError):
+    """A proposal that expected another sequence: under virtual time nobody comes between, so this is a defect."""
+
+
+class VirtualLog:
+    """
+    Appends commits and gives them sequences.
+
+    Parameters
+    ----------
+    keep : callable, optional
+        Is given every delivery, such as :meth:`LogFileWriter.add`.
+    """
+
+    def __init__(self, keep: Callable[[Delivery], None] | None = None) -> None:
+        self.last_seq = 0
+        self._heads: dict[str, int] = {}
+        self._keep = keep
+
+    def append(
+        self,
+        subject: str,
+        facts: tuple[AnyEvent, ...],
+        *,
+        actor: str,
+        at_s: float,
+        cause: int = 0,
+        expected: int | None = None,
+    ) -> Delivery:
+        """
+        Store a commit as the bus would, and return its delivery.
+
+        Raises
+        ------
+        UnexpectedSequence
+            If the subject's last sequence is not the expected one; None takes any.
+        """
+        if expected is not None and expected != self._heads.get(subject, 0):
+            raise UnexpectedSequence(f"{subject} is at {self._heads.get(subject, 0)}; {actor} expected {expected}")
+        self.last_seq = seq = self.last_seq + 1
+        self._heads[subject] = seq
+        commit = Commit(id=f"{seq:x}", actor=actor, facts=facts, cause=cause)
+        delivery = Delivery(seq=seq, subject=subject, stored_s=at_s, pending=0, commit=commit)
+        if self._keep is not None:
+            self._keep(delivery)
+        return delivery
+
+
+class LogFileWriter:
+    """A log's file of JSON lines, written in batches, compressed where its name ends in ``.gz``; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = path.open("wb")
+        self._file = _compressed(self._raw) if path.suffix == ".gz" else self._raw
+        self._batch: list[Delivery] = []
+
+    def add(self, delivery: Delivery) -> None:
+        """Write a commit, soon."""
+        self._batch.append(delivery)
+        if len(self._batch) >= _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(log_file.encode(*self._batch))
+        self._batch.clear()
+
+    def __enter__(self) -> LogFileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._flush()
+        self._file.close()
+        self._raw.close()
+
+
+def _compressed(raw: BinaryIO) -> BinaryIO:
+    """Return what compresses into a file: the same bytes for the same log, so without a name or a time."""
+    return cast("BinaryIO", gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=raw, mtime=0))

@@ -1,0 +1,134 @@
+"""
+Policies by name: which settings of the production ranker and matcher they are.
+
+A policy is nothing but settings: whatever can be set about a cluster can be simulated, and whatever was simulated can
+be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs declare their lengths.
+
+How the production deciders walk them:
+
+* ``fifo``, ``fifo-backfill``: nobody is preempted; behind a gang that waits nobody starts, or whoever fits;
+* ``fewest-gpus``, ``srtf``, ``srsf``: a waiting job preempts the runs that it comes before;
+* ``las``, ``2d-las``, ``2d-gittins``: a waiting job preempts runs of higher queue numbers, never within a queue;
+* ``allox``: one queue, matched by declared lengths, nobody is preempted;
+* ``max-min``: one user enters a round at a time, the one who is least far by progress, which does not depend on kinds
+  (:mod:`penstock_scheduler.fairness`); among his jobs as ``fifo-backfill``;
+* ``allox+2d-gittins``: Penstock's defaults but for the order;
+* ``configured``: the services' own settings, changed by nothing but what is set: what a cluster runs.
+
+All but ``allox`` and the last two match one job at a time, in rank order, each to the device on which it ends first;
+and their gangs have no patience with which they would keep devices free. What bounds preemption (``min_run_s``,
+``overhead_share``) is as in production. ``elastic`` is not among them: :mod:`penstock_simulator.fast.elastic_fast_path`
+counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock_ranker.machine import RankerSettings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_simulator.fast.fast_settings import said
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+FOR_EVER_S: Final = 1e9
+
+
+@dataclass(frozen=True)
+class SimulatedPolicy:
+    """
+    One policy.
+
+    Attributes
+    ----------
+    settings : mapping of str to value
+        Of ranker and matcher, beside their defaults.
+    declares : bool
+        Whether jobs say how long they will take.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    declares: bool = False
+
+
+def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
+    return {"order": order, "window": 1, "patience_s": FOR_EVER_S, "alpha": 1.0, **more}
+
+
+_ONE_QUEUE: Final = {"order": "2d-las", "thresholds_gpu_s": [], "window": 4096, "patience_s": FOR_EVER_S, "alpha": 1.0}
+
+POLICIES: Final[dict[str, SimulatedPolicy]] = {
+    "fifo": SimulatedPolicy(_one_by_one("fifo")),
+    "fifo-backfill": SimulatedPolicy(_one_by_one("fifo-backfill")),
+    "fewest-gpus": SimulatedPolicy(_one_by_one("fewest-gpus")),
+    "srtf": SimulatedPolicy(_one_by_one("srtf"), declares=True),
+    "srsf": SimulatedPolicy(_one_by_one("srsf"), declares=True),
+    "las": SimulatedPolicy(_one_by_one("las")),
+    "2d-las": SimulatedPolicy(_one_by_one("2d-las")),
+    "2d-gittins": SimulatedPolicy(_one_by_one("2d-gittins")),
+    "allox": SimulatedPolicy(_ONE_QUEUE, declares=True),
+    "max-min": SimulatedPolicy(_one_by_one("fifo-backfill", alpha=0.001)),
+    "allox+2d-gittins": SimulatedPolicy({"order": "2d-gittins"}),
+    "configured": SimulatedPolicy(),
+}
+"""Every policy that the production deciders run, by name."""
+
+ALIASES: Final = {"gpu_time_samples": "prior_file"}
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """A policy's settings, ready for the deciders."""
+
+    ranker: RankerSettings
+    matcher: MatcherSettings
+    declares: bool
+
+
+def choose(name: str, settings: Mapping[str, Any] | None = None) -> PolicySettings:
+    """
+    Return the settings of a policy, changed as ``settings`` say.
+
+    Parameters
+    ----------
+    settings : mapping of str to value
+        Any of the ranker's and the matcher's, as TOML or a command line has them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such policy or setting, or a value is none for it.
+
+    Examples
+    --------
+    >>> choose("2d-las", {"thresholds_gpu_s": "3250,7200"}).ranker.thresholds_gpu_s
+    (3250.0, 7200.0)
+    """
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(POLICIES)}")
+    wanted = {**policy.settings, **{ALIASES.get(key, key): value for key, value in (settings or {}).items()}}
+    known = {*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__}
+    for key in wanted:
+        if key not in known:
+            raise ValueError(f"there is no setting {key!r}; expected one of {', '.join(sorted(known))}")
+    return PolicySettings(_converted(wanted, RankerSettings), _converted(wanted, MatcherSettings), policy.declares)
+
+
+def _converted(wanted: Mapping[str, Any], form: type[T]) -> T:
+    mine = {key: _parsed(key, value) for key, value in wanted.items() if key in form.__struct_fields__}
+    try:
+        return msgspec.convert(mine, form, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(said(error, wanted)) from error
+
+
+def _parsed(key: str, value: Any) -> Any:
+    """Return a list where a command line gave ``1,2``."""
+    if isinstance(value, str) and (key.endswith("_gpu_s") or "," in value):
+        return [part for part in value.split(",") if part]
+    return value

@@ -1,0 +1,369 @@
+"""
+A trace in, an outcome out.
+
+A trace on a virtual cluster, under one policy, by the production deciders.
+
+What is noted of a virtual cluster while it runs, for the outcome.
+
+Virtual clusters that lend nothing: pools of their own, as in a cluster that is run so.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from penstock_autoscaler.machine import decider as autoscaler
+from penstock_bus import Decider
+from penstock_gateway.machine import GatewaySettings, announcer
+from penstock_gateway.machine import decider as gateway
+from penstock_log import JobsRanked, JobSubmitted, RoundDecided, SamplesRequested, SweepCancelled
+from penstock_matcher.machine import decider as matcher
+from penstock_profiler.machine import decider as profiler
+from penstock_ranker.machine import decider as ranker
+from penstock_scheduler.sizing.problem import SizingSettings
+from penstock_simulator import virtual_cluster
+from penstock_simulator.engine import cluster_script
+from penstock_simulator.engine.cluster_script import (
+    DeclaredFields,
+    Failures,
+    RunCosts,
+    Script,
+    Speedups,
+    of_trace,
+    relative,
+)
+from penstock_simulator.engine.elastic_executors import ElasticExecutors, ElasticTrace, elastic
+from penstock_simulator.engine.engine import DecisionDelays, EventEngine, LogFileWriter, VirtualLog
+from penstock_simulator.engine.executors import Environment, VirtualExecutors
+from penstock_simulator.engine.policies import PolicySettings, choose
+from penstock_simulator.engine.tasks import VirtualRun
+from penstock_simulator.fast.fast_settings import JobShape
+from penstock_simulator.outcome import ClusterTimeline, DeviceSpells, Outcome
+from penstock_simulator.trace import Trace
+from penstock_simulator.virtual_cluster import NodeGroup, SimulatedNodes, VirtualClusterPart, VirtualClusterQuotas
+
+_LOOK_EVERY: Final = 256
+_QUIET: Final = {"max_waits": 0}
+"""
+Rounds need not explain who waits: whoever asks a log has it worked out.
+
+It decides nothing about who runs, but who explains is asked more often, and a round also goes by expectations that
+change with time alone: a job that waits for a faster device may start some moments sooner with explanations.
+"""
+
+_SELDOM: Final = (200_000, 50, 1_000)
+"""Of collecting garbage: a hundred thousand jobs are not looked at again and again; hardly any is part of a ring."""
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """
+    What may be otherwise than in a plain run.
+
+    Attributes
+    ----------
+    settings : mapping of str to value
+        Of ranker and matcher, beside those of the policy.
+    costs : RunCosts
+    speedups : mapping, optional
+        Model → kind → speed; the cluster's own speeds where not given.
+    failures : Failures, optional
+    quotas : VirtualClusterQuotas, optional
+        Of virtual clusters: those that lend are teams of one pool, those that do not are pools of their own.
+    length_error : float
+        Standard deviation of the logarithm of declared over true length, where the policy has jobs declare it.
+    profile : bool
+        Whether the production profiler samples unseen workloads; otherwise their speeds are known from the beginning.
+    elastic : ElasticTrace, optional
+        Makes all jobs elastic, for the production autoscaler to size.
+    autoscaler : settings of the autoscaler, optional
+        Has it size those of the script's jobs that are elastic by themselves.
+    delays : mapping of str to DecisionDelays
+        By service: what keeps it from deciding at once.
+    seed : int
+        Of failures and errors.
+    log : Path, optional
+        Where to write the log, one fact a line, compressed where the name ends in ``.gz``; the production gateway's
+        announcements are then written as well. What rounds say of those who wait is not, unless ``max_waits`` is set.
+    timeline, spells : bool
+        Whether the outcome has these.
+    progress : callable, optional
+        Is told now and then how many jobs have ended; False ends the simulation with the results so far.
+    watch : callable, optional
+        Is given engine and executors before they start, such as a checker of invariants.
+    """
+
+    settings: Mapping[str, Any] | None = None
+    costs: RunCosts = field(default_factory=RunCosts)
+    speedups: Speedups | None = None
+    failures: Failures | None = None
+    quotas: VirtualClusterQuotas | None = None
+    length_error: float = 0.0
+    profile: bool = False
+    elastic: ElasticTrace | None = None
+    autoscaler: SizingSettings | None = None
+    delays: Mapping[str, DecisionDelays] = field(default_factory=dict)
+    seed: int = 0
+    log: Path | None = None
+    timeline: bool = False
+    spells: bool = False
+    progress: Callable[[int], bool] | None = None
+    watch: Callable[[EventEngine, VirtualExecutors], None] | None = None
+
+
+def simulate(
+    trace: Trace, cluster: SimulatedNodes, policy: str, *, overhead_s: float | None = None, **options: Any
+) -> Outcome:
+    """
+    Return what a cluster run by the production ranker and matcher would have made of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    cluster : SimulatedNodes
+    policy : str
+        One of :data:`penstock_simulator.engine.policies.POLICIES`.
+    overhead_s : float, optional
+        Seconds at the beginning of every run in which nothing advances: short for ``costs=Costs(start_s=…)``.
+    **options
+        Fields of :class:`SimulationOptions`.
+
+    Notes
+    -----
+    The same arguments give the same outcome and the same log, to the byte. ``wall_s`` is the CPU time of all but the
+    reading of the trace, the writing of the log included.
+
+    Raises
+    ------
+    ValueError
+        If the policy or a setting is not known.
+    """
+    chosen = SimulationOptions(**options)
+    if overhead_s is not None:
+        chosen = replace(chosen, costs=replace(chosen.costs, start_s=overhead_s))
+    return run(trace, cluster, policy, chosen)
+
+
+def run(trace: Trace, cluster: SimulatedNodes, policy: str, options: SimulationOptions) -> Outcome:
+    """Return what :func:`simulate` does, with the options as one value."""
+    began_s = time.process_time()
+    chosen = choose(policy, options.settings)
+    rng = np.random.default_rng(options.seed)
+    declared_s = cluster_script.declared_s(trace, options.length_error, rng) if chosen.declares else None
+    speed = relative(options.speedups, cluster)
+    script = of_trace(trace, cluster, speed, DeclaredFields(declared_s, options.profile), options.costs)
+    if options.quotas is not None:
+        script, options = _with_quotas(script, cluster, options, options.quotas)
+    return play(script, policy, options, began_s)
+
+
+def _with_quotas(
+    script: Script, cluster: SimulatedNodes, options: SimulationOptions, given: VirtualClusterQuotas
+) -> tuple[Script, SimulationOptions]:
+    virtual_cluster.check(given, script.trace, cluster)
+    if given.borrow:
+        return script, replace(options, settings={**(options.settings or {}), "quotas": given.gpus})
+    return partitioned(script, virtual_cluster.divide(given, script.trace, cluster)), options
+
+
+def play(script: Script, policy: str, options: SimulationOptions, began_s: float | None = None) -> Outcome:
+    """Return what the deciders make of a script; CPU time counts from ``began_s``, or from now."""
+    began_s = time.process_time() if began_s is None else began_s
+    chosen = choose(policy, {**_QUIET, **(options.settings or {})})
+    with ExitStack() as stack:
+        stack.enter_context(_garbage_seldom())
+        written = stack.enter_context(LogFileWriter(options.log)) if options.log is not None else None
+        simulation = _Simulation(script, chosen, options, written)
+        simulation.run()
+    return simulation.records.outcome(policy, simulation.engine.instants, time.process_time() - began_s)
+
+
+@contextmanager
+def _garbage_seldom() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class _Simulation:
+    """All parts of one simulation, put together."""
+
+    def __init__(
+        self, script: Script, chosen: PolicySettings, options: SimulationOptions, written: LogFileWriter | None
+    ) -> None:
+        self._options, self._chosen = options, chosen
+        self._cancels_sweeps = any(isinstance(fact, SweepCancelled) for _, fact, _ in script.facts)
+        self._silence = options.failures is not None or bool(script.outages)
+        shapes: Mapping[str, JobShape] = {}
+        if options.elastic is not None:
+            script, shapes = elastic(script, options.elastic)
+        self.records = OutcomeRecorder(script, resizes=bool(shapes) or options.autoscaler is not None)
+        self.engine = EventEngine(
+            self._deciders(), VirtualLog(written.add if written is not None else None), options.delays
+        )
+        make = script.executors or (partial(ElasticExecutors, shapes=shapes) if shapes else VirtualExecutors)
+        self._executors: VirtualExecutors = make(
+            self.engine,
+            speed=script.speed,
+            costs=options.costs,
+            sampled=script.sampled,
+            on_ended=self.records.note_spell if options.spells else None,
+        )
+        self.engine.follow(JobsRanked, self.records.note_ranks)
+        self.engine.follow(RoundDecided, self._executors.follow)
+        self.engine.follow(SamplesRequested, self._executors.expect)
+        self._world = Environment(self.engine, self._executors, script)
+        if options.failures is not None:
+            self._world.fail(script.nodes, options.failures, options.seed)
+
+    def run(self) -> None:
+        """Let time pass until every job has ended, or nothing more can become of any."""
+        if self._options.watch is not None:
+            self._options.watch(self.engine, self._executors)
+        self.engine.run(self._more)
+
+    def _deciders(self) -> list[Decider[Any]]:
+        chosen, options = self._chosen, self._options
+        found: list[Decider[Any]] = [profiler()] if options.profile else []
+        found += [
+            ranker(chosen.ranker, chosen.ranker.priors()),
+            matcher(chosen.matcher, self._heard if self._silence else None),
+        ]
+        if options.elastic is not None:
+            found.append(autoscaler(options.elastic.settings))
+        elif options.autoscaler is not None:
+            found.append(autoscaler(options.autoscaler))
+        if options.log is None:
+            return found
+        return [*found, gateway(GatewaySettings()) if self._cancels_sweeps else announcer()]
+
+    def _heard(self, _nodes: Iterable[str], _now_s: float) -> Mapping[str, float]:
+        return self._executors.down_s  # who is missing there is well
+
+    def _more(self) -> bool:
+        engine, options = self.engine, self._options
+        progress = options.progress
+        if options.timeline:
+            self.records.note_instant(engine.now_s, self._executors.busy, self._world.waiting)
+        if progress is not None and engine.instants % _LOOK_EVERY == 0 and not progress(self._executors.ended):
+            return False
+        return self._world.more()
+
+
+class OutcomeRecorder:
+    """
+    Notes promotions, and where they are asked for the timeline and the spells.
+
+    Parameters
+    ----------
+    script : Script
+        Each of its tasks keeps its own times.
+    resizes : bool
+        Whether jobs may have other numbers of devices than they ask for.
+    """
+
+    def __init__(self, script: Script, *, resizes: bool = False) -> None:
+        self._resizes = resizes
+        self._trace, self._tasks, self._shift_s = script.trace, script.tasks, script.shift_s
+        self._by_id = {task.id: task for task in script.tasks}
+        self._gpus, self._first_device = 0, dict[str, int]()
+        for node_id, size in script.sizes.items():
+            self._first_device[node_id] = self._gpus
+            self._gpus += size
+        self._timeline: list[tuple[float, int, int]] = []
+        self._spells: list[tuple[int, int, float, float]] = []
+
+    def note_ranks(self, fact: JobsRanked) -> None:
+        """Count promotions."""
+        for rank in fact.ranks:
+            if (task := self._by_id.get(rank.job_id)) is not None:
+                task.promotions += rank.queue < task.queue
+                task.queue = rank.queue
+
+    def note_instant(self, now_s: float, busy: int, waiting: int) -> None:
+        """Note how the cluster is used from now on."""
+        if not self._timeline or self._timeline[-1][1:] != (busy, waiting):
+            self._timeline.append((now_s - self._shift_s, busy, waiting))
+
+    def note_spell(self, run: VirtualRun, node_id: str, devices: tuple[int, ...], now_s: float) -> None:
+        """Note who held the devices of a node's part of a run; samples are left out."""
+        if run.task.row < 0 or run.started_s != run.started_s:
+            return
+        first = self._first_device[node_id]
+        from_s, to_s = run.started_s - self._shift_s, now_s - self._shift_s
+        self._spells += [(run.task.row, first + index, from_s, to_s) for index in devices]
+
+    def outcome(self, policy: str, instants: int, cpu_s: float) -> Outcome:
+        """Return what became of the trace."""
+        tasks = self._tasks
+        return Outcome(
+            policy=policy,
+            trace=self._trace,
+            gpus=self._gpus,
+            start_s=np.array([task.start_s for task in tasks]) - self._shift_s,
+            end_s=np.array([task.end_s for task in tasks]) - self._shift_s,
+            executed_s=np.array([task.executed_s for task in tasks]),
+            preemptions=np.array([task.preemptions for task in tasks], dtype=np.int64),
+            promotions=np.array([task.promotions for task in tasks], dtype=np.int64),
+            events=instants,
+            wall_s=cpu_s,
+            timeline=_timeline(self._timeline) if self._timeline else None,
+            spells=_spells(self._spells) if self._spells else None,
+            held_gpu_s=np.array([task.held_gpu_s for task in tasks]) if self._resizes else None,
+        )
+
+
+def _timeline(rows: list[tuple[float, int, int]]) -> ClusterTimeline:
+    at_s, busy, waiting = zip(*rows, strict=True)
+    return ClusterTimeline(
+        at_s=np.array(at_s),
+        busy_gpus=np.array(busy, dtype=np.int64),
+        waiting_jobs=np.array(waiting, dtype=np.int64),
+    )
+
+
+def _spells(rows: list[tuple[int, int, float, float]]) -> DeviceSpells:
+    job, device, from_s, to_s = zip(*rows, strict=True)
+    return DeviceSpells(
+        job=np.array(job, dtype=np.int64),
+        device=np.array(device, dtype=np.int64),
+        from_s=np.array(from_s),
+        to_s=np.array(to_s),
+    )
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def partitioned(script: Script, parts: Sequence[VirtualClusterPart]) -> Script:
+    """Return the script of a cluster whose nodes and jobs are those of the parts, each in a pool of its own."""
+    pools = [part.name if _NAME.fullmatch(part.name) else f"vc{at}" for at, part in enumerate(parts)]
+    pool_of = {row: pool for part, pool in zip(parts, pools, strict=True) for row in part.rows.tolist()}
+    groups: list[NodeGroup] = []
+    owners: list[str] = []
+    for part, pool in zip(parts, pools, strict=True):
+        groups += part.nodes.groups
+        owners += [pool] * len(part.nodes.sizes)
+    nodes = zip(cluster_script.nodes(SimulatedNodes(groups)), owners, strict=True)
+
+    def submitted(row: int) -> JobSubmitted:
+        fact = script.submitted(row)
+        return msgspec.structs.replace(fact, spec=msgspec.structs.replace(fact.spec, pool=pool_of[row]))
+
+    return replace(
+        script, submitted=submitted, nodes=[msgspec.structs.replace(node, pool=pool) for node, pool in nodes]
+    )

@@ -1,0 +1,219 @@
+"""
+How much work jobs really are.
+
+What a virtual cluster knows of jobs and runs that no service may know: how much work there really is.
+
+What a job loses when it is preempted, as the log shows: some scripts save what they have done, others start anew.
+
+Replay and shadow go by the same rule. One that counts no iterations begins at its beginning each time. Of others, the
+last run of the workload that was preempted tells, or that one of them completed a checkpoint; of workloads of which
+nobody has seen either, most others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from penstock_log import Outcome
+
+_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "failed", "lost", "cancelled")
+
+
+@dataclass(slots=True)
+class VirtualTask:
+    """
+    One job, or one of the profiler's samples.
+
+    Attributes
+    ----------
+    row : int
+        Of the trace; -1 for a sample.
+    work_s : float
+        Seconds of work, on the fastest kind.
+    starting_s : float
+        At the beginning of a run: its devices are held, and nothing advances.
+    startings_s : list of float
+        The same for its first, second, … run, where they differ.
+    failures : list of (float, float)
+        Work at which a run of it fails, and what of that is kept; rising. Whether it is tried again, its
+        specification says.
+    iteration_s : float
+        Of an iteration, on the fastest kind: what steps count.
+    cancelled : bool
+        Somebody has cancelled it: its present run, if it has one, is its last.
+    saves : bool
+        Whether what a run has done is kept when it is stopped; else it all is to do once more.
+    kept_s : float
+        Work that is done and saved.
+    lost_s : float
+        Work that was done and not saved, summed over all runs.
+    runs : int
+        Begun so far.
+    idle_s : float
+        Seconds of all runs in which nothing advanced: starting, stopping, and waiting for a node that was gone.
+    start_s, end_s : float
+        First start and end; nan where there was none.
+    executed_s, held_gpu_s : float
+        Seconds that it held devices, all runs together; and the same times its devices.
+    """
+
+    id: str
+    row: int
+    gpus: int
+    model: str
+    work_s: float
+    starting_s: float = 0.0
+    iteration_s: float = 1.0
+    startings_s: list[float] = field(default_factory=list)
+    failures: list[tuple[float, float]] = field(default_factory=list)
+    saves: bool = True
+    cancelled: bool = False
+    runs: int = 0
+    kept_s: float = 0.0
+    lost_s: float = 0.0
+    idle_s: float = 0.0
+    start_s: float = math.nan
+    end_s: float = math.nan
+    executed_s: float = 0.0
+    held_gpu_s: float = 0.0
+    preemptions: int = 0
+    promotions: int = 0
+    queue: int = 0
+
+    def begin(self) -> float:
+        """Begin another run; return how long it takes to start."""
+        self.runs += 1
+        return self.startings_s[self.runs - 1] if self.runs <= len(self.startings_s) else self.starting_s
+
+    @property
+    def next_s(self) -> float:
+        """The work at which a run ends by itself: the next failure, or all of it."""
+        return self.failures[0][0] if self.failures else self.work_s
+
+    def steps(self, work_s: float) -> int:
+        """Return how many iterations some work is."""
+        return round(work_s / self.iteration_s)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.end_s == self.end_s
+
+
+@dataclass(slots=True, eq=False)
+class VirtualRun:
+    """
+    One lease of a task.
+
+    Attributes
+    ----------
+    speed : float
+        On this kind of device, in seconds of work a second.
+    open : dict of str to tuple of int
+        Node → devices, while the node's part of the run has not ended.
+    missing : set of str
+        Nodes whose part has not started.
+    started_s, begins_s : float
+        Start of the first process, and of work; nan and infinite before.
+    done_s : float
+        Work done in this run, once it has come to a stop; nan before.
+    asked : bool
+        Whether it was asked to stop.
+    """
+
+    task: VirtualTask
+    epoch: int
+    kind: str
+    speed: float
+    open: dict[str, tuple[int, ...]]
+    missing: set[str] = field(default_factory=set)
+    started_s: float = math.nan
+    begins_s: float = math.inf
+    done_s: float = math.nan
+    asked: bool = False
+    outcome: Outcome = "completed"
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has come to a stop and does no more work."""
+        return self.done_s == self.done_s
+
+    def worked_s(self, now_s: float) -> float:
+        """Return the work done in this run up to a time at which it still works."""
+        return min(max(0.0, now_s - self.begins_s) * self.speed, self.task.next_s - self.task.kept_s)
+
+    def worsen(self, outcome: Outcome) -> None:
+        """Note how one of its nodes' parts ended: a gang ends as its worst part did."""
+        self.outcome = max(self.outcome, outcome, key=_WORST.index)
+
+
+_NOT_KEPT: Final = frozenset({"preempted", "lost"})
+_OF_ITSELF: Final = frozenset({"completed", "failed"})
+
+
+class RunHolding(Protocol):
+    """A run that is over: on what kind it held devices, for how long, and how it ended."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of its devices."""
+        ...
+
+    @property
+    def held_s(self) -> float:
+        """Seconds, from its lease on."""
+        ...
+
+    @property
+    def outcome(self) -> str:
+        """As the log has it."""
+        ...
+
+
+class PreservedWork:
+    """
+    Which workloads go on where they were.
+
+    Examples
+    --------
+    >>> saving = PreservedWork()
+    >>> saving.of("mlp")
+    True
+    >>> saving.preempted("mlp", advanced=0, loop_steps=50)
+    >>> saving.of("mlp"), saving.of("cnn")
+    (False, False)
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, bool] = {}
+
+    def checkpointed(self, key: str) -> None:
+        """Note that a run of a workload completed a checkpoint."""
+        self._by_key[key] = True
+
+    def preempted(self, key: str, *, advanced: int, loop_steps: int) -> None:
+        """Note the end of a preempted run: by how many iterations its job advanced, of those that the run did."""
+        if loop_steps:
+            self._by_key[key] = 2 * advanced >= loop_steps
+
+    def of(self, key: str) -> bool:
+        """Say whether a preempted job of a workload goes on where it was; while nothing is known, yes."""
+        known = self._by_key.get(key)
+        return known if known is not None else 2 * sum(self._by_key.values()) >= len(self._by_key)
+
+
+def uncounted_work_s(runs: Sequence[RunHolding], speed: Callable[[str], float]) -> float:
+    """
+    Return the work of a job that counts no iterations: what it held its devices for, at their speed.
+
+    Nothing of runs that were preempted or lost was kept. Of a job that did not come to its end, the longest run is the
+    least that its work could be.
+    """
+    worked_s = [run.held_s * speed(run.kind) for run in runs]
+    whole_s = sum(each_s for run, each_s in zip(runs, worked_s, strict=True) if run.outcome not in _NOT_KEPT)
+    if runs and runs[-1].outcome in _OF_ITSELF:
+        return whole_s
+    return max([whole_s, *worked_s])

@@ -1,0 +1,17 @@
+"""
+Simulation that counts: jobs and devices, no services; fast, or true to a published simulator.
+
+In reading order:
+
+* ``fast_path``: A trace in, an outcome out.
+* ``fast_settings``: Settings and shapes of elastic jobs.
+* ``kernel_state``: The kernels' arrays.
+* ``kernel_events``: The kernels' events.
+* ``tiresias_2019``: The published simulator, for ``--compat tiresias-2019``.
+* ``elastic_fast_path``: Elastic jobs, counted.
+* ``fast_warmup``: Compiles the kernels ahead.
+"""
+
+from penstock_simulator.fast.fast_path import COMPATS, PLACEMENTS, POLICIES, SIZED, simulate
+
+__all__ = ["COMPATS", "PLACEMENTS", "POLICIES", "SIZED", "simulate"]

@@ -1,0 +1,401 @@
+"""
+A trace in, an outcome out.
+
+The door to the counting simulators: a trace, a cluster and a policy in, an outcome out.
+
+The counting simulator to work with: no scan of all jobs at any event.
+
+Events are submissions, completions, and the crossings and promotions of jobs whose alarm rings; the kernels do them. A
+job's key changes only when it comes, crosses, is preempted or promoted. What a policy *is* comes from
+:mod:`penstock_policies`: by what it demotes, whether it backfills and preempts, and the Gittins index.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar, cast, get_args
+
+import numpy as np
+
+from penstock_policies import gittins
+from penstock_policies.queue_policies import FLOOR, ORDERS, Name
+from penstock_simulator.fast import kernel_state
+from penstock_simulator.fast.elastic_fast_path import simulate_sized
+from penstock_simulator.fast.fast_settings import POLICIES as SIZED_POLICIES
+from penstock_simulator.fast.fast_settings import (
+    Curves,
+    FastSettings,
+    FastSizingSettings,
+    GoOn,
+    Policy,
+    Profiles,
+    shapes,
+)
+from penstock_simulator.fast.kernel_events import advance
+from penstock_simulator.fast.kernel_state import KernelRules, KernelState, QueueColumns, new_sim
+from penstock_simulator.fast.tiresias_2019 import simulate_published
+from penstock_simulator.outcome import ClusterTimeline, Outcome
+from penstock_simulator.trace import Floats, Ints, Trace, taken
+from penstock_simulator.virtual_cluster import SimulatedNodes, VirtualClusterQuotas, check, divide, merged
+
+POLICIES: Final[tuple[str, ...]] = get_args(Name)
+"""Every policy that can be counted, by the name that the ranker's setting uses."""
+
+SIZED: Final[tuple[str, ...]] = SIZED_POLICIES
+"""The policies that may give jobs other numbers of devices than they ask for, and other batches."""
+
+PLACEMENTS: Final = ("count", "yarn")
+"""How devices are chosen; ``yarn`` with ``tiresias-2019`` only."""
+
+COMPATS: Final = ("tiresias-2019",)
+"""Published simulators whose rules can be followed to the second."""
+
+
+def simulate(
+    trace: Trace,
+    cluster: SimulatedNodes,
+    policy: str,
+    *,
+    settings: Mapping[str, object] | None = None,
+    placement: str = "count",
+    compat: str | None = None,
+    gpu_time_samples: Floats | None = None,
+    scaling: Curves | None = None,
+    profiles: Profiles | None = None,
+    overhead_s: float = 0.0,
+    timeline: bool = False,
+    quotas: VirtualClusterQuotas | None = None,
+    go_on: GoOn = lambda _, __: True,
+) -> Outcome:
+    """
+    Return what becomes of a trace on a cluster under one policy.
+
+    A job that asks for more devices than there are never starts.
+
+    Parameters
+    ----------
+    trace : Trace
+    cluster : SimulatedNodes
+        Devices are counted as equals, whatever their kind and speed.
+    policy : one of POLICIES or SIZED
+    settings : mapping or None
+        As in :class:`penstock_simulator.fast.fast_settings.FastSettings`, for those of SIZED in
+        :class:`penstock_simulator.fast.fast_settings.FastSizingSettings`; a value may also be the text of a command
+        line.
+    placement : one of PLACEMENTS
+    compat : one of COMPATS or None
+    gpu_time_samples : (N,) float array or None, GPU-seconds
+        What ``2d-gittins`` knows of lengths; None for those of the trace itself, which nobody knows beforehand.
+    scaling : mapping or None
+        What those of SIZED know of models whose batch stays: see :mod:`penstock_simulator.fast.fast_settings`.
+    profiles : mapping or None
+        The same with batches, instead: see :mod:`penstock_simulator.fast.fast_settings`.
+    overhead_s : float
+        Time for which a preempted job holds its devices on each resumption (or resize) before it goes on.
+    timeline : bool
+        Whether to record the cluster over time.
+    quotas : VirtualClusterQuotas or None
+        Of virtual clusters that lend nothing: each is simulated as a cluster by itself.
+    go_on : callable
+        Told now and then how many jobs are over (with ``compat``: were submitted) and how many there are; where it
+        says no, the outcome is that of the jobs so far.
+
+    Raises
+    ------
+    ValueError
+        If a name or a value is not among those expected; if a job asks for what its model's profile or curve does not
+        know; or, with ``compat``, if a time is not in whole seconds.
+    """
+    _check("policy", policy, (*POLICIES, *SIZED))
+    _check("placement", placement, PLACEMENTS)
+    one = partial(
+        _undivided,
+        policy=policy,
+        settings=settings or {},
+        placement=placement,
+        compat=compat,
+        gpu_time_samples=gpu_time_samples,
+        scaling=scaling,
+        profiles=profiles,
+        overhead_s=overhead_s,
+        timeline=timeline,
+    )
+    if quotas is None:
+        return one(trace, cluster, go_on)
+    return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
+
+
+def _undivided(
+    trace: Trace,
+    cluster: SimulatedNodes,
+    go_on: GoOn,
+    *,
+    policy: str,
+    settings: Mapping[str, object],
+    placement: str,
+    compat: str | None,
+    gpu_time_samples: Floats | None,
+    scaling: Curves | None,
+    profiles: Profiles | None,
+    overhead_s: float,
+    timeline: bool,
+) -> Outcome:
+    """Return what becomes of a trace on a cluster that is nobody's in particular."""
+    samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
+    if policy in SIZED:
+        if compat is not None or placement != "count":
+            raise ValueError(
+                f"{policy} is no part of what was published and knows no nodes; leave compat, placement out"
+            )
+        sized, sizing = cast("Policy", policy), FastSizingSettings.of(settings)
+        how = shapes(trace, sized, sizing, scaling, profiles)
+        found = simulate_sized(trace, cluster.gpus, sized, sizing, how, overhead_s=overhead_s, go_on=go_on)
+    elif compat is not None:
+        _check("compat", compat, COMPATS)
+        if overhead_s:
+            raise ValueError(f"overhead_s is {overhead_s}; {compat} knows none: leave it out, or leave compat out")
+        name, chosen = cast("Name", policy), FastSettings.of(settings)
+        found = simulate_published(
+            trace, cluster, name, chosen, placement=placement, samples_gpu_s=samples, go_on=go_on
+        )
+    else:
+        if placement == "yarn":
+            raise ValueError("placement yarn is part of what was published; add compat tiresias-2019, or count")
+        name, chosen, samples = cast("Name", policy), FastSettings.of(settings), samples[samples > 0]
+        found = simulate_events(
+            trace,
+            cluster.gpus,
+            name,
+            chosen,
+            samples_gpu_s=samples,
+            overhead_s=overhead_s,
+            go_on=go_on,
+            timeline=timeline,
+        )
+    return found if timeline else replace(found, timeline=None)
+
+
+def _by_parts(
+    one: Callable[[Trace, SimulatedNodes, GoOn], Outcome],
+    trace: Trace,
+    cluster: SimulatedNodes,
+    given: VirtualClusterQuotas,
+    go_on: GoOn,
+) -> Iterator[tuple[Ints, Outcome]]:
+    """Yield what becomes of each virtual cluster, one after the other, while it is to go on."""
+    if given.borrow:
+        raise ValueError("counting knows no borrowing; have the deciders simulate it, or set borrow = false")
+    check(given, trace, cluster)
+    before = 0
+
+    def told(ended: int, _jobs: int) -> bool:
+        return go_on(before + ended, len(trace))
+
+    for part in divide(given, trace, cluster):
+        if part.nodes.gpus and told(0, 0):
+            yield part.rows, one(taken(trace, part.rows), part.nodes, told)
+        before += len(part.rows)
+
+
+def _check(what: str, value: str, expected: tuple[str, ...]) -> None:
+    if value not in expected:
+        raise ValueError(f"{what} is {value!r}; expected one of {', '.join(expected)}")
+
+
+@dataclass(frozen=True)
+class TraceColumns:
+    """Columns of a trace, by submission."""
+
+    submit_s: Floats
+    num_gpus: Ints
+    duration_s: Floats
+
+
+SLICE: Final = 1 << 15
+"""Scheduling points between two looks at whether to go on."""
+
+
+class Thrashing(ValueError):
+    """The policy stops jobs before they have made good what it costs to resume them, so that none ever ends."""
+
+
+_BY: Final[dict[Name, int]] = {
+    "fifo": kernel_state.BY_SUBMISSION,
+    "fifo-backfill": kernel_state.BY_SUBMISSION,
+    "fewest-gpus": kernel_state.BY_DEVICES,
+    "srtf": kernel_state.BY_TIME_LEFT,
+    "srsf": kernel_state.BY_SERVICE_LEFT,
+    "las": kernel_state.BY_START,
+    "2d-las": kernel_state.BY_START,
+    "2d-gittins": kernel_state.BY_INDEX,
+}
+
+
+def simulate_events(
+    trace: Trace,
+    devices: int,
+    policy: Name,
+    settings: FastSettings,
+    *,
+    samples_gpu_s: Floats,
+    overhead_s: float,
+    go_on: GoOn,
+    timeline: bool,
+) -> Outcome:
+    """Return what becomes of a trace on so many devices."""
+    fit = np.flatnonzero(trace.num_gpus <= devices)
+    workload = TraceColumns(trace.submit_s[fit], trace.num_gpus[fit], trace.duration_s[fit])
+    warm()
+    before_s = time.process_time()
+    sim = prepare(workload, devices, policy, settings, samples_gpu_s, overhead_s)
+    seen = run(sim, go_on, keep=timeline)
+    cpu_s = time.process_time() - before_s
+    jobs, number = sim.jobs, len(trace)
+    return Outcome(
+        policy=policy,
+        trace=trace,
+        gpus=devices,
+        start_s=_spread(jobs.start_s, fit, np.full(number, np.nan)),
+        end_s=_spread(jobs.end_s, fit, np.full(number, np.nan)),
+        executed_s=_spread(jobs.held_s, fit, np.zeros(number)),
+        preemptions=_spread(jobs.preemptions, fit, np.zeros(number, dtype=np.int64)),
+        promotions=_spread(jobs.promotions, fit, np.zeros(number, dtype=np.int64)),
+        events=int(sim.counters[kernel_state.EVENTS]),
+        wall_s=cpu_s,
+        timeline=seen if timeline else None,
+    )
+
+
+def run(sim: KernelState, go_on: GoOn, *, keep: bool) -> ClusterTimeline:
+    """
+    Run a simulation to its end; return the cluster over time, empty where it is not to be kept.
+
+    Raises
+    ------
+    Thrashing
+        If no job came, ended or came nearer to its end in a whole slice.
+    """
+    progress = _Progress(sim)
+    at_s, load = np.zeros(SLICE), np.zeros((SLICE, 2), dtype=np.int64)
+    times, loads = [at_s[:0]], [load[:0]]
+    while points := advance(sim, SLICE, at_s, load):
+        if keep:
+            times.append(at_s[:points].copy())
+            loads.append(load[:points].copy())
+        if not go_on(int(sim.counters[kernel_state.DONE]), len(sim.jobs.gpus)):
+            break
+        progress.look(sim)
+    busy, waiting = np.concatenate(loads).T
+    return ClusterTimeline(np.concatenate(times), busy, waiting)
+
+
+class _Progress:
+    """The least that each job was ever seen to have left."""
+
+    def __init__(self, sim: KernelState) -> None:
+        self._least_s = sim.jobs.left_s.copy()
+        self._moved = 0
+
+    def look(self, sim: KernelState) -> None:
+        left_s, moved = sim.jobs.left_s, int(sim.counters[kernel_state.DONE] + sim.counters[kernel_state.COME])
+        if moved == self._moved and not np.any(left_s < self._least_s):
+            raise Thrashing(
+                f"no job has come nearer to its end in {SLICE:,} scheduling points: jobs are stopped before they have "
+                f"made good the {sim.rules.overhead_s:g} s that it costs to resume them; expected stints longer than "
+                "that; raise promote_knob or thresholds_gpu_s, or lower --overhead-s"
+            )
+        np.minimum(self._least_s, left_s, out=self._least_s)
+        self._moved = moved
+
+
+def warm() -> None:
+    """Load the kernels, or compile them, so that this is not part of what is timed."""
+    if advance.signatures:  # type: ignore[attr-defined]
+        return
+    one = np.ones(1)
+    workload = TraceColumns(one, one.astype(np.int64), one)
+    run(prepare(workload, 1, "2d-las", FastSettings(), one, 0.0), lambda _, __: True, keep=False)
+
+
+def prepare(  # noqa: PLR0917 - what, where, how
+    trace: TraceColumns, devices: int, policy: Name, settings: FastSettings, samples: Floats, overhead_s: float
+) -> KernelState:
+    """Return the simulation of jobs that all fit, before its first event."""
+    order = ORDERS[policy]
+    by = _BY[policy]
+    limits = np.asarray(settings.thresholds_gpu_s if order.demotes_by != "nothing" else (), dtype=np.float64)
+    turn = np.arange(len(limits) + 1)
+    if order.learns and settings.levels:
+        by, limits, turn = kernel_state.BY_START, *levels(samples, settings.levels)
+    elif by == kernel_state.BY_START and settings.within == "entry":
+        by = kernel_state.BY_ENTRY
+    rules = KernelRules(
+        by=by,
+        strict=not order.backfills,
+        preempts=order.preempts,
+        devices=devices,
+        overhead_s=float(overhead_s),
+        tick_s=_tick_s(trace, settings),
+        knob=math.inf if settings.promote_knob is None else float(settings.promote_knob),
+    )
+    weight = order.weight(trace.num_gpus.astype(np.float64))
+    jobs = kernel_state.new_jobs(trace.submit_s, trace.num_gpus, trace.duration_s, weight, np.unique(trace.num_gpus))
+    queues = kernel_state.new_queues(limits, turn)
+    if by == kernel_state.BY_INDEX:
+        _set_units(queues, limits, samples)
+    return new_sim(rules, jobs, queues, kernel_state.new_samples(samples))
+
+
+def levels(samples_gpu_s: Floats, count: int) -> tuple[Floats, Ints]:
+    """
+    Return the discretised Gittins order: levels of attained service, and in which turn they are served.
+
+    Parameters
+    ----------
+    samples_gpu_s : (N,) float array, GPU-seconds
+    count : int
+        Levels, evenly spaced over the logarithm of the samples; fewer if that is not possible.
+
+    Returns
+    -------
+    limits : (K - 1,) float array, GPU-seconds, rising
+    turn : (K,) int array
+        The level with the highest index first: that of a job that has just entered it, with the way to its upper limit
+        as the quantum, for there it is looked at again.
+    """
+    if not samples_gpu_s.size or count < 2:
+        return np.zeros(0), np.zeros(1, dtype=np.int64)
+    limits = np.unique(np.geomspace(samples_gpu_s.min(), samples_gpu_s.max(), count - 1))
+    edges = np.concatenate(([0.0], limits))
+    samples = np.sort(samples_gpu_s)
+    within = [gittins.index(samples, edge, width) for edge, width in zip(edges[:-1], np.diff(edges), strict=True)]
+    # Nothing is known to end in the last level.
+    return limits, np.argsort(-np.array([*within, 0.0]), kind="stable").astype(np.int64)
+
+
+def _set_units(queues: QueueColumns, limits: Floats, samples: Floats) -> None:
+    """Set what indices are relative to, as :class:`penstock_policies.queue_policies.LengthKnowledge` does."""
+    entries = np.concatenate(([0.0], limits))[:-1]
+    for queue, (entry, limit) in enumerate(zip(entries, limits, strict=True)):
+        queues.floor[queue] = FLOOR / limit
+        queues.fresh[queue] = gittins.GittinsCurve(samples, limit).at(entry) + queues.floor[queue]
+
+
+def _tick_s(trace: TraceColumns, settings: FastSettings) -> float:
+    if settings.tick_s is not None:
+        return float(settings.tick_s)
+    whole = all(np.array_equal(np.rint(times), times) for times in (trace.submit_s, trace.duration_s))
+    return 1.0 if whole else 0.0
+
+
+Column = TypeVar("Column", Floats, Ints)
+
+
+def _spread(found: Column, places: Ints, rest: Column) -> Column:
+    """Return a column of all jobs from one of those that fit."""
+    rest[places] = found
+    return rest

@@ -1,0 +1,448 @@
+"""
+Settings and shapes of elastic jobs.
+
+What can be set about a counted policy.
+
+What can be set about elastic jobs in a simulation, and how fast a model is on how many devices where its batch stays.
+
+A file of scaling curves is TOML or JSON: model → devices → throughput, in any unit; ``"*"`` stands for models that have
+no entry of their own. Between the widths that are named a curve goes straight; beyond the widest it is not defined.
+
+```toml
+["resnet-50"]
+1 = 95.0
+2 = 171.0
+4 = 262.0
+
+["*"]
+1 = 1.0
+8 = 5.3
+```
+
+How each job of a trace may be run, and how fast: its profile, its widths, and what its length was measured at.
+
+A file of profiles is TOML or JSON: model → what :class:`penstock_policies.elastic.ThroughputProfile` has; ``"*"``
+stands for models that have no entry of their own.
+
+```toml
+["resnet-50"]
+b_min = 64
+b_max = 512
+per_gpu_cap = 128
+batch_step = 32
+t_proc_s = { 32 = 0.1, 64 = 0.18, 128 = 0.34 }
+t_comm_s = { 2 = 0.02, 4 = 0.03, 8 = 0.035 }
+```
+
+Work is samples. A trace has how long a job took on the devices that it asked for, with its user's batch: that is so
+many samples, whatever it is given later. Its user's batch is the trace's ``batch_size``, brought into the profile's
+range; where the trace says nothing the smallest, which is also what a job's base batch is where its file names none.
+
+How it is said that a setting is not what it should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar, assert_never, get_args
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from penstock_log import Size
+from penstock_policies import elastic
+from penstock_policies.elastic import Floats, ThroughputProfile
+from penstock_scheduler.sizing.problem import DEFAULT, SizingRules
+from penstock_simulator.trace import Trace
+
+GoOn = Callable[[int, int], bool]
+"""Told now and then how many jobs are over and how many there are; the simulation ends where it says no."""
+
+
+class FastSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    The parameters of a policy.
+
+    Attributes
+    ----------
+    thresholds_gpu_s : tuple of float
+        GPU-seconds at which a job leaves queue 0, 1, …, rising; seconds of execution for ``las``.
+    promote_knob : float or None
+        A job that has waited this many times what it has executed goes back to queue 0; None: never.
+    levels : int
+        ``2d-gittins`` as so many queues by attained service, served by the index of each; 0: as the ranker does it,
+        with the queues of ``thresholds_gpu_s`` and the index within each.
+    within : {"start", "entry"}
+        Who comes first in a queue of ``las`` and ``2d-las``: who runs, then who was preempted, as published; or, as the
+        ranker has it, who entered it first.
+    tick_s : float or None
+        Demotion and promotion come at the first multiple of it; 0: at the very moment. None: 1 for a trace in whole
+        seconds, else 0.
+    """
+
+    thresholds_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
+    promote_knob: Annotated[float, Meta(gt=0)] | None = None
+    levels: Annotated[int, Meta(ge=0)] = 25
+    within: Literal["start", "entry"] = "start"
+    tick_s: Annotated[float, Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_rising(self.thresholds_gpu_s)
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> FastSettings:
+        """
+        Return the settings of names and values, text among them.
+
+        Raises
+        ------
+        ValueError
+            If a name is unknown or a value is not what it should be.
+
+        Examples
+        --------
+        >>> FastSettings.of({"thresholds_gpu_s": "10,20", "promote_knob": "2"}).thresholds_gpu_s
+        (10.0, 20.0)
+        """
+        told = dict(values)
+        if "thresholds_gpu_s" in told:
+            told.setdefault("levels", 0)
+        return converted(told, cls, "settings")
+
+
+Made = TypeVar("Made", bound=msgspec.Struct)
+
+
+def converted(values: Mapping[str, object], to: type[Made], what: str) -> Made:
+    """
+    Return settings of names and values, text among them; several thresholds stand between commas.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or a value is not what it should be; it names ``what`` there is.
+    """
+    told = {name: _parted(name, value) for name, value in values.items()}
+    try:
+        return msgspec.convert(told, to, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{said(error, values)}; {what} are {', '.join(to.__struct_fields__)}") from error
+
+
+def check_rising(thresholds_gpu_s: tuple[float, ...]) -> None:
+    """Raise a ``ValueError`` if thresholds do not rise from above 0."""
+    if any(low >= high for low, high in pairwise((0.0, *thresholds_gpu_s))):
+        raise ValueError(f"thresholds_gpu_s is {list(thresholds_gpu_s)}; expected rising numbers above 0")
+
+
+def _parted(name: str, value: object) -> object:
+    if name == "thresholds_gpu_s" and isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+Curves = Mapping[str, Mapping[int, float]]
+"""Model → devices → throughput."""
+
+ANY: Final = "*"
+
+EXPONENT: Final = 0.8
+"""
+Without a file, throughput goes with the number of devices to this power: 1.74, 3.03 and 5.28 on 2, 4 and 8. The medians
+of 19 models measured on three kinds of devices by Narayanan et al. (*Gavel*, OSDI 2020) are 1.66 to 1.81, 2.28 to 2.99
+and 3.96 to 6.48.
+"""
+
+
+class FastSizingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    The parameters of the policy ``elastic``, of its relatives with a fixed batch, and of ``fixed``.
+
+    Attributes
+    ----------
+    admit : {"fifo", "2d-las"}
+        In which order jobs are admitted: by submission, or by attained device time in queues.
+    thresholds_gpu_s : tuple of float
+        Device-seconds at which a job leaves queue 0, 1, … of ``2d-las``; rising.
+    most_gpus : int or None
+        Each job may be given up to so many devices, or as many as it asked for if that is more; None: as many as it
+        asked for.
+    horizon_s : float
+        Sizes change for nothing but more throughput only if what is gained in this time exceeds what resizing costs.
+    least_gain : float
+        Nor for less than this share of a job's present throughput.
+    drop : bool
+        A job that finds no room when it comes is over, instead of waiting.
+    """
+
+    admit: Literal["fifo", "2d-las"] = "fifo"
+    thresholds_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
+    most_gpus: Annotated[int, Meta(ge=1)] | None = None
+    horizon_s: Annotated[float, Meta(gt=0)] = 3600.0
+    least_gain: Annotated[float, Meta(ge=0, lt=1)] = DEFAULT.least_gain
+    drop: bool = False
+
+    def __post_init__(self) -> None:
+        check_rising(self.thresholds_gpu_s)
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> FastSizingSettings:
+        """
+        Return the settings of names and values, text among them.
+
+        Raises
+        ------
+        ValueError
+            If a name is unknown or a value is not what it should be.
+
+        Examples
+        --------
+        >>> FastSizingSettings.of({"most_gpus": "8", "thresholds_gpu_s": "60,600"}).thresholds_gpu_s
+        (60.0, 600.0)
+        """
+        return converted(values, cls, "settings of elastic")
+
+    @property
+    def rules(self) -> SizingRules:
+        """What bounds resizing, as the autoscaler has it."""
+        return SizingRules(horizon_s=self.horizon_s, least_gain=self.least_gain, drop=self.drop)
+
+
+def read_curves(path: Path) -> Curves:
+    """
+    Return a file's curves.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read, or does not hold a number above 0 for each model and number of devices.
+    """
+    form = dict[str, dict[int, float]]
+    try:
+        body = path.read_bytes()
+        found: Curves = (
+            msgspec.toml.decode(body, type=form, strict=False)
+            if path.suffix == ".toml"
+            else msgspec.json.decode(body, type=form, strict=False)
+        )
+    except OSError as error:
+        raise ValueError(f"scaling {path} cannot be read: {error.strerror}; name a file that can") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"scaling {path}: {error}; expected a table for each model: devices = throughput") from error
+    for model, curve in found.items():
+        for gpus, throughput in curve.items():
+            if gpus < 1 or not (throughput > 0 and math.isfinite(throughput)):
+                raise ValueError(
+                    f"scaling {path}: {model} on {gpus} devices is {throughput}; expected numbers above 0 on 1 or more"
+                )
+        if not curve:
+            raise ValueError(f"scaling {path}: {model} has no width; expected devices = throughput")
+    return found
+
+
+Profiles = Mapping[str, ThroughputProfile]
+"""Model → how fast it is."""
+
+Policy = Literal["elastic", "elastic-min-batch", "elastic-max-batch", "elastic-user-batch", "fixed"]
+POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+
+
+def read_profiles(path: Path) -> Profiles:
+    """
+    Return a file's profiles.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read, or a model's entry is no profile.
+    """
+    decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+    try:
+        raw = decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+        for model, entry in raw.items():
+            if unknown := sorted(entry.keys() - {*ThroughputProfile.__struct_fields__}):
+                raise msgspec.ValidationError(f"{model} has an unknown field {unknown[0]!r}")
+        return msgspec.convert(raw, dict[str, ThroughputProfile], strict=False)
+    except OSError as error:
+        raise ValueError(f"profiles {path} cannot be read: {error.strerror}; name a file that can") from error
+    except msgspec.MsgspecError as error:
+        known = ", ".join(ThroughputProfile.__struct_fields__)
+        raise ValueError(f"profiles {path}: {error}; expected a table for each model: {known}") from error
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """
+    How a job may be run.
+
+    Attributes
+    ----------
+    profile : ThroughputProfile
+        With the batches that it may have.
+    widths : range
+        Feasible or not.
+    submitted : float
+        Samples a second on the devices that it asked for, with its user's batch.
+    """
+
+    profile: ThroughputProfile
+    widths: range
+    submitted: float
+
+    @cached_property
+    def least(self) -> int:
+        """The smallest feasible width."""
+        feasible = np.flatnonzero(elastic.table(self.profile, self.widths)[0])
+        return self.widths[int(feasible[0])]
+
+    def progress(self, size: Size) -> float:
+        """Return how fast it is, relative to what its length was measured at."""
+        return float(self.profile.throughput(size.batch_size, size.gpus)) / self.submitted
+
+
+def shapes(
+    trace: Trace,
+    policy: Policy,
+    sizing: FastSizingSettings,
+    curves: Curves | None = None,
+    profiles: Profiles | None = None,
+) -> list[JobShape]:
+    """
+    Return how each job may be run under a policy, (J,).
+
+    Raises
+    ------
+    ValueError
+        If a job's profile or curve says nothing of what the job asked for, or its batch fits no width that it may have.
+    """
+    models = trace.models or [""] * len(trace)
+    batches = [0] * len(trace) if trace.batch_sizes is None else trace.batch_sizes.tolist()
+    book = _Book(policy, sizing, curves or {}, profiles or {})
+    known: dict[tuple[str, int, int], JobShape] = {}
+    found = []
+    for row, key in enumerate(zip(map(str, models), trace.num_gpus.tolist(), batches, strict=True)):
+        if key not in known:
+            try:
+                known[key] = book.shape(*key)
+            except ValueError as error:
+                raise ValueError(f"job {trace.job_ids[row]}: {error}") from error
+        found.append(known[key])
+    return found
+
+
+@dataclass(frozen=True)
+class _Book:
+    """What is known of models, and what a policy does with it."""
+
+    policy: Policy
+    sizing: FastSizingSettings
+    curves: Curves
+    profiles: Profiles
+
+    def shape(self, model: str, asked: int, batch: int) -> JobShape:
+        """Return how jobs of a model that ask for so many devices and have this batch, 0 for none, may be run."""
+        profile, widest = self._profile(model, asked)
+        users = min(max(batch if self.profiles else 0, profile.b_min), profile.b_max)
+        submitted = float(profile.throughput(users, asked))
+        if not submitted > 0:
+            raise ValueError(
+                f"a batch of {users} cannot be divided among the {asked} devices that it asks for, of at most "
+                f"{profile.per_gpu_cap} samples each; expected another batch_size, or another number of devices"
+            )
+        widths = range(asked, asked + 1) if self.policy == "fixed" else range(1, widest + 1)
+        found = JobShape(_with(profile, self.policy, users), widths, submitted)
+        _check_some(found, model, self.policy)
+        return found
+
+    def _profile(self, model: str, asked: int) -> tuple[ThroughputProfile, int]:
+        """Return a model's profile, and the most devices that a job of it may have."""
+        widest = max(asked, self.sizing.most_gpus or 0)
+        if not self.profiles:
+            return of_curve(model, asked, widest, self.curves)
+        profile = self.profiles.get(model) or self.profiles.get(ANY)
+        if profile is None:
+            raise ValueError(
+                f'model {model!r} has no profile; expected an entry of its own, or one named "{ANY}" for all others'
+            )
+        return profile, widest
+
+
+def _with(profile: ThroughputProfile, policy: Policy, users: int) -> ThroughputProfile:
+    """Return the profile with the batches that a policy chooses from."""
+    match policy:
+        case "elastic":
+            return profile
+        case "elastic-min-batch":
+            only = profile.b_min
+        case "elastic-max-batch":
+            only = profile.b_max - (profile.b_max - profile.b_min) % profile.batch_step
+        case "elastic-user-batch" | "fixed":
+            only = users
+        case _:
+            assert_never(policy)
+    return msgspec.structs.replace(profile, b_min=only, b_max=only)
+
+
+def _check_some(shape: JobShape, model: str, policy: Policy) -> None:
+    profile, widest = shape.profile, shape.widths[-1]
+    least = -(-profile.b_min // profile.per_gpu_cap)
+    if least > widest:
+        raise ValueError(
+            f"under {policy} model {model!r} has batches from {profile.b_min}, of at most {profile.per_gpu_cap} a "
+            f"device, so it needs {least} devices and may have {widest}; expected most_gpus to be {least} or more"
+        )
+
+
+def of_curve(model: str, asked: int, widest: int, curves: Curves) -> tuple[ThroughputProfile, int]:
+    """
+    Return a curve over devices as the profile of a job whose batch cannot change, and the widest width that it knows.
+
+    The batch is so large that each width has a local batch of its own, at which the time is the curve's.
+    """
+    speeds = _curve(model, asked, widest, curves)
+    known = np.flatnonzero(~np.isnan(speeds)) + 1
+    widest = int(known[-1])
+    batch = widest * (widest + 1)
+    t_proc_s = {-(-batch // int(width)): batch / float(speeds[width - 1]) for width in known}
+    cap = max(t_proc_s)
+    t_proc_s[cap + 1] = t_proc_s[cap]  # never looked up: so that all others are known points, to the last bit
+    return ThroughputProfile(b_min=batch, b_max=batch, per_gpu_cap=cap, t_proc_s=t_proc_s), widest
+
+
+def _curve(model: str, asked: int, widest: int, curves: Curves) -> Floats:
+    """Return the speeds on 1 to ``widest`` devices relative to that on those asked for; nan where it is not known."""
+    widths = np.arange(1, widest + 1, dtype=np.float64)
+    given = curves.get(model) or curves.get(ANY)
+    found: Floats
+    if given is None:
+        found = np.power(widths / asked, EXPONENT)
+        return found
+    at, throughput = np.array(sorted(given.items()), dtype=np.float64).T
+    found = np.interp(widths, at, throughput, left=np.nan, right=np.nan)
+    if np.isnan(found[asked - 1]):
+        raise ValueError(
+            f"the scaling of model {model!r} is given for {at[0]:.0f} to {at[-1]:.0f} devices, and it asks for "
+            f"{asked}; expected a throughput there too"
+        )
+    relative: Floats = found / found[asked - 1]
+    return relative
+
+
+def said(error: msgspec.ValidationError, values: Mapping[str, object]) -> str:
+    """
+    Return what is wrong with one of some named values, with the value as it was given.
+
+    Examples
+    --------
+    >>> said(msgspec.ValidationError("Expected `float` > 0.0 - at `$.promote_knob`"), {"promote_knob": "-2"})
+    "promote_knob is '-2': Expected `float` > 0.0"
+    """
+    wrong, _, place = str(error).partition(" - at `$.")
+    name = place.rstrip("`").partition("[")[0]
+    return f"{name} is {values[name]!r}: {wrong}" if name in values else str(error)

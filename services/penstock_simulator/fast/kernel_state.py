@@ -1,0 +1,297 @@
+"""
+The kernels' arrays.
+
+The counting event loop, compiled.
+
+The kernels of counting, compiled once for all processes that can read the same directory.
+
+Pairing heaps of jobs, as many as there are roots, in which a job can be taken out anywhere.
+
+A job is in at most one heap of a ``Heap``; jobs are compared by two keys and then by number.
+
+References
+----------
+Fredman, Sedgewick, Sleator, Tarjan: The pairing heap, Algorithmica 1, 1986.
+
+What the loop works on: the jobs, the queues, the rules, all as arrays.
+
+A job *waits* in the heap of its queue and gang size, or *runs* in the list of its queue, both in the order of its key.
+Of a heap only the first can be next to start, because the others need as many devices; so nobody looks at the rest.
+Every running job, and with promotion every waiting one, has an alarm: the time at which something about it changes.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar, cast, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_policies.kernels import Kernel, Kernels
+
+KERNELS: Final = Kernels("counting", Path(__file__).parent)
+
+
+def kernel(function: Kernel) -> Kernel:
+    """
+    Return the function compiled for the machine at its first call, or loaded from where kernels are kept.
+
+    Without numba's run time: no kernel makes an array, and counting the references to those that are handed from one to
+    the next took two thirds of the time.
+    """
+    return KERNELS.compiled(function, _nrt=False)
+
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NOBODY: Final = -1
+
+Columns = TypeVar("Columns", bound=tuple[npt.NDArray[np.generic], ...])
+
+
+class Heap(NamedTuple):
+    """The links and keys of J jobs, and the heaps that they are in."""
+
+    links: HeapLinks
+    root: Ints  # (H,) first of each heap, NOBODY where it is empty
+
+
+class HeapLinks(NamedTuple):
+    """The columns of a record array, (J,) each."""
+
+    child: Ints
+    after: Ints  # next sibling
+    before: Ints  # sibling before, or parent of a first child
+    key: Floats
+    tie: Floats
+
+
+def new_heap(heaps: int, jobs: int) -> Heap:
+    """Return so many empty heaps for so many jobs."""
+    return Heap(table(HeapLinks, jobs), np.full(heaps, NOBODY, dtype=np.int64))
+
+
+def table(columns: type[Columns], rows: int) -> Columns:
+    """
+    Return a record array of zeros with the named columns.
+
+    One array, and not one a column, because numba counts references to each array that it hands on.
+    """
+    types = get_type_hints(columns, include_extras=True)
+    dtype = np.dtype([(name, np.int64 if kind == Ints else np.float64) for name, kind in types.items()])
+    return cast("Columns", np.zeros(rows, dtype=dtype).view(np.recarray))
+
+
+@kernel
+def precedes(links: HeapLinks, one: int, other: int) -> bool:
+    """Say whether a job comes before another."""
+    if links.key[one] != links.key[other]:
+        return bool(links.key[one] < links.key[other])
+    if links.tie[one] != links.tie[other]:
+        return bool(links.tie[one] < links.tie[other])
+    return one < other
+
+
+@kernel
+def push(heap: Heap, which: int, job: int) -> None:
+    """Put a job into a heap."""
+    links = heap.links
+    links.child[job] = links.after[job] = links.before[job] = NOBODY
+    heap.root[which] = _meld(links, heap.root[which], job)
+
+
+@kernel
+def remove(heap: Heap, which: int, job: int) -> None:
+    """Take a job out of its heap, the first or any other."""
+    links = heap.links
+    rest = _pair(links, links.child[job])
+    if heap.root[which] == job:
+        heap.root[which] = rest
+        return
+    before, after = links.before[job], links.after[job]
+    if links.child[before] == job:
+        links.child[before] = after
+    else:
+        links.after[before] = after
+    if after != NOBODY:
+        links.before[after] = before
+    heap.root[which] = _meld(links, heap.root[which], rest)
+
+
+@kernel
+def _meld(links: HeapLinks, one: int, other: int) -> int:
+    if one == NOBODY:
+        return other
+    if other == NOBODY:
+        return one
+    if precedes(links, other, one):
+        one, other = other, one
+    first = links.child[one]
+    links.after[other], links.before[other] = first, one
+    if first != NOBODY:
+        links.before[first] = other
+    links.child[one] = other
+    links.after[one] = links.before[one] = NOBODY
+    return one
+
+
+@kernel
+def _pair(links: HeapLinks, first: int) -> int:
+    """Meld siblings two by two, and then the pairs from the last to the first; return the first of them all."""
+    pairs = NOBODY
+    while first != NOBODY:
+        second = links.after[first]
+        rest = NOBODY
+        if second != NOBODY:
+            rest = links.after[second]
+            links.after[second] = NOBODY
+        links.after[first] = NOBODY
+        pair = _meld(links, first, second)
+        links.after[pair] = pairs
+        pairs = pair
+        first = rest
+    found = NOBODY
+    while pairs != NOBODY:
+        rest = links.after[pairs]
+        links.after[pairs] = NOBODY
+        found = _meld(links, found, pairs)
+        pairs = rest
+    if found != NOBODY:
+        links.before[found] = NOBODY
+    return found
+
+
+BY_SUBMISSION: Final = 0
+BY_DEVICES: Final = 1
+BY_TIME_LEFT: Final = 2
+BY_SERVICE_LEFT: Final = 3
+BY_START: Final = 4
+BY_ENTRY: Final = 5
+BY_INDEX: Final = 6
+
+WAITING: Final = 0
+RUNNING: Final = 1
+OVER: Final = 2
+
+RUNS_FROM: Final = -(2.0**52)
+"""With ``BY_START``: keys from here up are of jobs that run, in the order of their starts."""
+"""From 0 down they are of jobs that were preempted, the last ones first; above are those that entered, in order."""
+
+
+class KernelRules(NamedTuple):
+    """What is set."""
+
+    by: int
+    strict: bool  # whether a walk stops at the first job that does not fit
+    preempts: bool
+    devices: int
+    overhead_s: float
+    tick_s: float
+    knob: float  # infinite: no promotion
+
+
+class LengthColumns(NamedTuple):
+    """The columns of what is known of lengths, (N + 1,) each."""
+
+    length: Floats  # rising; the last is infinite
+    before: Floats  # sum of those before
+
+
+class JobColumns(NamedTuple):
+    """The columns of J jobs; what has happened is as of ``since_s``."""
+
+    submit_s: Floats
+    gpus: Ints
+    gang: Ints  # number of the gang size
+    weight: Floats  # of a second against the limits
+    left_s: Floats
+    served_s: Floats  # since the last promotion
+    waited_s: Floats  # since the last promotion
+    held_s: Floats  # devices held, all runs together
+    since_s: Floats
+    queue: Ints
+    phase: Ints
+    before: Ints  # in the list of running ones
+    after: Ints
+    start_s: Floats
+    end_s: Floats
+    preemptions: Ints
+    promotions: Ints
+
+
+class QueueColumns(NamedTuple):
+    """The columns of K queues."""
+
+    limit: Floats  # at which a job leaves it; infinite for the last
+    turn: Ints  # number of the queue that is served first, second, …
+    fresh: Floats  # index of a job that has just entered, with the floor added
+    floor: Floats
+    first: Ints  # of those that run
+    last: Ints
+    held: Ints  # devices
+    waiting: Ints
+
+
+class KernelState(NamedTuple):
+    """All of it."""
+
+    rules: KernelRules
+    jobs: JobColumns
+    queues: QueueColumns
+    sizes: Ints  # (C,) gang sizes, rising
+    samples: LengthColumns
+    wait: Heap  # heap `queue * C + size`
+    alarm: Heap  # one heap, keys are seconds
+    counters: Ints  # (COUNTERS,) those below
+    due: Ints  # (J,) room for the jobs whose alarms ring
+    stopped: Ints  # (J,) and for those that are preempted
+
+
+COME: Final = 0
+"""Jobs that were submitted."""
+DONE: Final = 1
+EVENTS: Final = 2
+STARTS: Final = 3
+"""Keys given to jobs that started, and below to those that were preempted and that entered a queue."""
+STOPS: Final = 4
+ENTRIES: Final = 5
+BUSY: Final = 6
+"""Devices in use, and below jobs that wait."""
+WAITERS: Final = 7
+COUNTERS: Final = 8
+
+
+def new_jobs(submit_s: Floats, gpus: Ints, duration_s: Floats, weight: Floats, sizes: Ints) -> JobColumns:
+    """Return jobs, by submission, none of which has been submitted yet."""
+    jobs = table(JobColumns, len(submit_s))
+    jobs.submit_s[:], jobs.gpus[:], jobs.left_s[:], jobs.weight[:] = submit_s, gpus, duration_s, weight
+    jobs.gang[:] = np.searchsorted(sizes, gpus)
+    jobs.start_s[:] = jobs.end_s[:] = math.nan
+    return jobs
+
+
+def new_queues(limits: Floats, turn: Ints) -> QueueColumns:
+    """Return empty queues."""
+    queues = table(QueueColumns, len(turn))
+    queues.limit[:-1], queues.limit[-1], queues.turn[:] = limits, math.inf, turn
+    queues.first[:] = queues.last[:] = NOBODY
+    return queues
+
+
+def new_samples(lengths_gpu_s: Floats) -> LengthColumns:
+    """Return what is known of lengths."""
+    samples = table(LengthColumns, len(lengths_gpu_s) + 1)
+    samples.length[:-1], samples.length[-1] = np.sort(lengths_gpu_s), math.inf
+    samples.before[1:] = np.cumsum(samples.length[:-1])
+    return samples
+
+
+def new_sim(rules: KernelRules, jobs: JobColumns, queues: QueueColumns, samples: LengthColumns) -> KernelState:
+    """Return a simulation before its first event."""
+    sizes, number = np.unique(jobs.gpus).astype(np.int64), len(jobs.gpus)
+    wait, alarm = new_heap(len(queues.limit) * len(sizes), number), new_heap(1, number)
+    counters, due = np.zeros(COUNTERS, dtype=np.int64), np.zeros(number, dtype=np.int64)
+    return KernelState(rules, jobs, queues, sizes, samples, wait, alarm, counters, due, due.copy())

@@ -1,0 +1,78 @@
+"""Asking a log that lies in a file what people ask a gateway: a job's story, and why it is where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_bus import Delivery
+from penstock_bus.decider import Fold
+from penstock_bus.port import ServiceError
+from penstock_gateway import acceptance, story
+from penstock_gateway.endpoints import RequestRefused
+from penstock_gateway.machine import GatewaySettings, GatewayState, decider
+from penstock_gateway.views import ReadView
+from penstock_log import Job
+from penstock_log.views import StoryView, WhyView
+from penstock_simulator.traces import log_file
+
+Moment = int | float | None
+"""A sequence, a time on the log's clock, or the log's end."""
+
+
+def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryView:
+    """
+    Return a job's story.
+
+    Raises
+    ------
+    ServiceError
+        If no job of the log has this id or beginning: as a gateway answers.
+    ValueError
+        If a line is no fact of a log.
+    """
+    log = list(_until(log_file.decode(text), at))
+    job = _named(_scene(log, at), job_id)
+    teller = story.Timeline(job)
+    about = {*story.own_subjects(job), *story.shared_subjects(job)}
+    told = tuple(
+        line for delivery in _life(log, job.id) if delivery.subject in about for line in teller.lines(delivery)
+    )
+    return StoryView(id=job.id, name=job.spec.name, lines=told)
+
+
+def explain(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> tuple[WhyView, float]:
+    """Return why a job is where it is, and the time of that; raises as :func:`tell` does."""
+    scene = _scene(_until(log_file.decode(text), at), at)
+    return scene.why.explain(_named(scene, job_id)), scene.now_s
+
+
+def _until(log: Iterable[Delivery], at: Moment) -> Iterable[Delivery]:
+    for delivery in log:
+        if at is not None and (delivery.seq if isinstance(at, int) else delivery.stored_s) > at:
+            return
+        yield delivery
+
+
+def _life(log: Iterable[Delivery], job_id: str) -> Iterable[Delivery]:
+    """Yield the commits from a job's submission on: of those before, its pool's rounds are none of its business."""
+    begun = False
+    for delivery in log:
+        begun = begun or delivery.subject.endswith(f".{job_id}")
+        if begun:
+            yield delivery
+
+
+def _scene(log: Iterable[Delivery], at: Moment) -> ReadView:
+    fold: Fold[GatewayState] = Fold(decider(GatewaySettings()))
+    now_s = 0.0
+    for delivery in log:
+        fold.apply(delivery)
+        now_s = delivery.stored_s
+    return ReadView(state=fold.state, now_s=at if isinstance(at, float) else now_s, seq=fold.last_seq)
+
+
+def _named(scene: ReadView, job_id: str) -> Job:
+    try:
+        return acceptance.job_named(scene.state, job_id)
+    except RequestRefused as error:
+        raise ServiceError(error.code, str(error)) from error

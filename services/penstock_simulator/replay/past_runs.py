@@ -1,0 +1,462 @@
+"""
+What the runs of a history were worth and what they cost, as work for a simulation.
+
+A job that counts iterations has these to do, one that also counts samples has those, and any other command has the
+seconds that it ran. Each run in the history tells how long it took to start and how fast it was then; the replay's runs
+take these in turn (:class:`PastTask`). One on another kind, or with another size, than the run that it takes the turn
+of goes as fast as the job's other runs did there, else as its workload's profile says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, Literal
+
+import msgspec
+
+from penstock_log import (
+    Job,
+    JobSpec,
+    JobState,
+    ProfileSample,
+    RunEnded,
+    SamplesRequested,
+    Scalability,
+    Size,
+    WorkloadProfiled,
+    WorkloadScaled,
+)
+from penstock_policies import scaling_model
+from penstock_simulator.engine.tasks import VirtualTask, uncounted_work_s
+from penstock_simulator.replay.history import ClusterHistory, PastRun, key_of
+
+LEAST_S: Final = 1e-3
+_MARGIN: Final = 1.1
+"""A run that was stopped would have gone on for longer; by this much, if what is known of its job says otherwise."""
+_KNOWN: Final = frozenset(
+    {JobState.COMPLETED, JobState.FAILED}
+)  # who ended otherwise may count iterations all the same
+Unit = Literal["seconds", "steps", "samples"]
+
+
+@dataclass(slots=True)
+class PastAttempt:
+    """
+    One run of the history.
+
+    Attributes
+    ----------
+    starting_s : float
+        From its placement to its first iteration.
+    per_s : float
+        Work that it did in a second from then on; 0 where it did none.
+    worked : float
+        Work that it did, kept or not.
+    begun, kept : float
+        Work that was done and saved over all runs when it began, and when the next one did.
+    failures : int
+        Of the runs before it.
+    """
+
+    run: PastRun
+    starting_s: float
+    per_s: float
+    worked: float
+    begun: float
+    kept: float
+    failures: int
+
+    @property
+    def launch_s(self) -> float:
+        """Time from its placement to the start of its processes."""
+        return max(0.0, self.run.started_s - self.run.placed_s)
+
+
+@dataclass(slots=True)
+class PastTask(VirtualTask):
+    """
+    A task whose runs go as those of the history went.
+
+    Attributes
+    ----------
+    unit : {"seconds", "steps", "samples"}
+        What its work counts.
+    attempts : list of PastAttempt
+    cut : bool
+        Its end is not known: it was cancelled, or still ran. It is cancelled once it has done as much as it did.
+    failed, placed : int
+        Runs that have failed so far, and placements since the last of them.
+    attempt : PastAttempt or None
+        Whose turn its present run takes.
+    """
+
+    unit: Unit = "seconds"
+    attempts: list[PastAttempt] = field(default_factory=list)
+    cut: bool = False
+    failed: int = 0
+    placed: int = 0
+    attempt: PastAttempt | None = None
+
+    def take(self) -> PastAttempt | None:
+        """Begin the next run; return the one of the history whose turn it takes."""
+        turn = [attempt for attempt in self.attempts if attempt.failures == self.failed] or self.attempts[-1:]
+        self.attempt = turn[min(self.placed, len(turn) - 1)] if turn else None
+        self.placed += 1
+        return self.attempt
+
+    def begin(self) -> float:
+        """Begin to work; return how long it still takes to the first iteration."""
+        self.runs += 1
+        attempt = self.attempt
+        return max(0.0, attempt.starting_s - attempt.launch_s) if attempt is not None else self.starting_s
+
+    def steps(self, work_s: float) -> int:
+        """Return how many iterations some work is; none of a command that counts none."""
+        return 0 if self.unit == "seconds" else round(work_s / self.iteration_s)
+
+
+class PastRunLedger:
+    """
+    What runs were worth and what they cost, by the history's measurements.
+
+    Parameters
+    ----------
+    history : ClusterHistory
+    jobs : sequence of Job
+        Those that ran; row by row of the replay's trace.
+    silence_s : float
+        How long nobody had heard of a node when it was said to be lost.
+    await_s : float
+        How long a job waits for samples at most.
+
+    Attributes
+    ----------
+    tasks : list of PastTask
+        Of these jobs.
+    others : list of PastTask
+        Of jobs that never ran.
+    stop_s : float
+        How long most preempted runs took to stop.
+    """
+
+    def __init__(
+        self, history: ClusterHistory, jobs: Sequence[Job], silence_s: float = 0.0, await_s: float = 10.0
+    ) -> None:
+        self.history, self._silence_s, self._await_s = history, silence_s, await_s
+        self._keys = {job.id: key_of(job) for job in history.jobs}
+        self._scaled = _scaled(history)
+        facts = [fact for statement in history.statements for fact in statement.facts]
+        self._sampled = {fact.key for fact in facts if isinstance(fact, SamplesRequested)}
+        self._answered_s: dict[str, float] = {}
+        for fact in facts:
+            if isinstance(fact, WorkloadProfiled):
+                self._answered_s.setdefault(fact.key, fact.at_s)
+        self._least_rest_s = self._rests_s()
+        self._rest_s = _middle(self._least_rest_s.values())
+        self._launch_s = _middle(
+            run.started_s - run.placed_s for runs in history.placed.values() for run in runs if not run.refused
+        )
+        self.stop_s = _middle(
+            run.stop_s for job in jobs for run in history.runs[job.id] if run.outcome == "preempted" and run.asked_s
+        )
+        self.tasks = [self._task(job, row) for row, job in enumerate(jobs)]
+        ran = {job.id for job in jobs}
+        self.others = [self._other(job) for job in history.jobs if job.sample is None and job.id not in ran]
+        self._tasks = {task.id: task for task in (*self.tasks, *self.others)}
+
+    def spec(self, job: Job) -> JobSpec:
+        """
+        Return what a job is submitted with: what it was, and whether it waits for samples as it did.
+
+        Which workloads are sampled is for the profiler's settings and version to say, and a replay has the samples that
+        there were: somebody who waited for others would wait in vain.
+        """
+        spec = self.history.specs.get(job.id, job.spec)
+        if spec.profile != "off" and self._waited(job):
+            return msgspec.structs.replace(spec, profile="on", opaque=False)
+        return msgspec.structs.replace(spec, profile="off")
+
+    def _waited(self, job: Job) -> bool:
+        """Say whether a job may have waited for samples: it did not where it was placed before their answer came."""
+        key, runs = self._keys[job.id], self.history.placed.get(job.id, ())
+        if key not in self._sampled:
+            return False
+        answered_s = self._answered_s.get(key, math.inf)
+        return job.spec.elastic or not runs or runs[0].placed_s >= min(answered_s, job.submitted_s + self._await_s)
+
+    def per_s(self, task: PastTask, kind: str, size: Size) -> float:
+        """Return how much work the run that a task begins does in a second."""
+        per_s, least_s, left = self._per_s(task, kind, size), self._least_s(task), task.next_s - task.kept_s
+        return left / (_MARGIN * least_s) if per_s * least_s > left else per_s
+
+    def _per_s(self, task: PastTask, kind: str, size: Size) -> float:
+        attempt = task.attempt
+        if attempt is not None and attempt.per_s and (attempt.run.kind, attempt.run.asks) == (kind, size):
+            return attempt.per_s
+        return self._elsewhere(task, kind, size)
+
+    def _least_s(self, task: PastTask) -> float:
+        """Return how long a run iterates at least, for that whose turn it takes did so and did not end by itself."""
+        attempt = task.attempt
+        if attempt is None or attempt.run.outcome not in {"preempted", "lost"}:
+            return 0.0
+        silence_s = self._silence_s if attempt.run.outcome == "lost" else 0.0
+        return max(0.0, attempt.run.held_s - attempt.run.stop_s - attempt.starting_s - silence_s)
+
+    def speed(self, job_id: str, kind: str) -> float:
+        """Return how fast a job's workload is on a kind, relative to its fastest."""
+        return self.history.speeds.of(self._keys.get(job_id, job_id), kind)
+
+    def length_s(self, task: PastTask, kinds: Sequence[str]) -> float:
+        """Return how long a task is on its fastest kind, if nothing stops it."""
+        size = Size(task.gpus, task.attempts[-1].run.asks.batch_size) if task.attempts else Size(task.gpus)
+        measured = [attempt.per_s for attempt in task.attempts if attempt.per_s]
+        if not measured or math.isinf(task.work_s):
+            return max(LEAST_S, task.work_s) if math.isfinite(task.work_s) else LEAST_S
+        own = {attempt.run.kind for attempt in task.attempts if attempt.per_s} or set(kinds)
+        return max(LEAST_S, task.work_s / max(self._elsewhere(task, kind, size) for kind in own))
+
+    def sampled(self, asked: SamplesRequested, sample: ProfileSample) -> VirtualTask:
+        """Return a sample as it ran; one that had not by the log's end is over at once."""
+        job = self.history.jobs.get(sample.sample_id)
+        self._keys.setdefault(sample.sample_id, asked.key)
+        if job is not None and self.history.placed.get(job.id):
+            return self._task(job, -1)
+        return PastTask(sample.sample_id, -1, sample.gpus, sample.sample_id, LEAST_S, starting_s=self._launch_s)
+
+    def _task(self, job: Job, row: int) -> PastTask:
+        runs = self.history.placed[job.id]
+        spec = self.history.specs.get(job.id, job.spec)
+        unit = _unit(runs, spec)
+        attempts = self._attempts(job, runs, unit)
+        task = PastTask(
+            job.id,
+            row,
+            runs[-1].size.gpus if row < 0 else spec.gpus,
+            job.id,
+            self._work(job, runs, unit),
+            iteration_s=_iteration(runs, unit),
+            unit=unit,
+            attempts=attempts,
+            cut=job.state not in _KNOWN and runs[-1].outcome not in {"completed", "failed"},
+            saves=self._saves(job, attempts, unit),
+            failures=_failures(attempts, unit),
+        )
+        task.work_s = max([task.work_s, *(reached for reached, _ in task.failures)])
+        if self._left_waiting(job):
+            task.work_s = math.inf
+        elif unit != "seconds" and not runs[-1].ends and runs[-1].outcome == "cancelled":
+            task.work_s = max(task.work_s, self._so_far(task, attempts[-1]))
+        return task
+
+    def _left_waiting(self, job: Job) -> bool:
+        """Say whether a job waited when it was cancelled or the log ended: how long it would still be is not known."""
+        if job.id not in self.history.cancelled_s:
+            return job.state is JobState.PENDING
+        return job.state not in _KNOWN and self.history.placed[job.id][-1].outcome != "cancelled"
+
+    def _so_far(self, task: PastTask, attempt: PastAttempt) -> float:
+        """Return the work of a job whose last run went on when the log ended, by how fast its earlier runs were."""
+        run = attempt.run
+        before = float(task.iteration_s * run.resumed_step)
+        return before + max(0.0, run.held_s - attempt.starting_s) * self._elsewhere(task, run.kind, run.asks)
+
+    def _other(self, job: Job) -> PastTask:
+        """Return a job that never ran: it waits, fails at once, or is cancelled, and works for ever if it starts."""
+        if runs := self.history.placed.get(job.id):
+            attempts = self._attempts(job, runs, "seconds")
+            failures = _failures(attempts, "seconds")
+            return PastTask(job.id, -1, 1, job.id, LEAST_S, attempts=attempts, failures=failures, saves=False)
+        spec = self.history.specs.get(job.id, job.spec)
+        return PastTask(job.id, -1, spec.gpus, job.id, math.inf, starting_s=self._launch_s, saves=False)
+
+    def _saves(self, job: Job, attempts: Sequence[PastAttempt], unit: Unit) -> bool:
+        """Say whether a job goes on where it was stopped: by its own stops, else by those of its workload."""
+        if unit == "seconds" and (job.state in _KNOWN or len(attempts) > 1):
+            return False
+        for one in reversed(attempts):
+            if one.run.outcome == "preempted" and one.worked:
+                return 2 * (one.kept - one.begun) >= one.worked
+        return self.history.saving.of(self._keys[job.id])
+
+    def _work(self, job: Job, runs: Sequence[PastRun], unit: Unit) -> float:
+        if unit == "seconds":
+            if not runs[-1].refused and runs[-1].outcome in {"completed", "failed"}:
+                return max(LEAST_S, self._seconds(job, runs[-1]))
+            held = [
+                _Held(run.kind, self._seconds(job, run) / self.speed(job.id, run.kind), run.outcome) for run in runs
+            ]
+            return max(LEAST_S, uncounted_work_s(held, lambda kind: self.speed(job.id, kind)))
+        done = [run.samples if unit == "samples" else run.steps for run in runs]
+        return float(max([1, *done]))
+
+    def _seconds(self, job: Job, run: PastRun) -> float:
+        """Return the work of a run that counts nothing: how long it ran, at its kind's speed."""
+        return max(0.0, run.ended_s - run.started_s - run.stop_s) * self.speed(job.id, run.kind)
+
+    def _attempts(self, job: Job, runs: Sequence[PastRun], unit: Unit) -> list[PastAttempt]:
+        found, failures = list[PastAttempt](), 0
+        for at, run in enumerate(runs):
+            following = runs[at + 1] if at + 1 < len(runs) else None
+            begun = found[-1].kept if found else 0.0
+            starting_s, worked, per_s = self._pace(job, run, unit, begun)
+            found.append(
+                PastAttempt(
+                    run=run,
+                    starting_s=starting_s,
+                    per_s=per_s,
+                    worked=worked,
+                    begun=begun,
+                    kept=_kept(run, following, unit),
+                    failures=failures,
+                )
+            )
+            failures += run.outcome == "failed"
+        return found
+
+    def _pace(self, job: Job, run: PastRun, unit: Unit, begun: float) -> tuple[float, float, float]:
+        """Return how long a run took to start, how much work it did, and how much in a second, 0 where unknown."""
+        launch_s, active_s = run.started_s - run.placed_s, max(0.0, run.held_s - run.stop_s)
+        if unit == "seconds":
+            return launch_s, self._seconds(job, run), self.speed(job.id, run.kind)
+        least_s = self._least_rest_s.get(self._keys[job.id], self._rest_s)
+        if not run.ends:  # its node was lost, or it goes on: it did not live to say how far it came
+            return max(launch_s, min(active_s, least_s)), 0.0, 0.0
+        worked = _worked(run, unit, begun)
+        if not worked:  # it failed, or was stopped, before its first iteration
+            return active_s, 0.0, 0.0
+        starting_s = max(launch_s, min(active_s - run.loop_s, least_s))
+        loop_s = active_s - starting_s
+        return starting_s, worked, worked / loop_s if loop_s > 0 else 0.0
+
+    def _elsewhere(self, task: PastTask, kind: str, size: Size) -> float:
+        """Return the work in a second of a run on some kind with some size, by other runs of the same job."""
+        if task.unit == "seconds":
+            return self.speed(task.id, kind)
+        known = [attempt for attempt in task.attempts if attempt.per_s]
+        if not known:
+            return 1.0
+        near = (
+            [one for one in known if (one.run.kind, one.run.asks) == (kind, size)]
+            or [one for one in known if one.run.asks == size]
+            or [one for one in known if one.run.kind == kind]
+            or known
+        )
+        worked = sum(one.worked for one in near)
+        return worked / sum(one.worked / self._scaled_to(task, one, kind, size) for one in near)
+
+    def _scaled_to(self, task: PastTask, attempt: PastAttempt, kind: str, size: Size) -> float:
+        """Return how much work a run would do in a second elsewhere: only the part on its device goes with the kind."""
+        run = attempt.run
+        whole_s = 1.0 / attempt.per_s
+        device_s = min(whole_s, run.loop_s / attempt.worked) if attempt.worked else whole_s
+        ratio = self.speed(task.id, run.kind) / self.speed(task.id, kind)
+        if size != run.asks:
+            ratio /= self._gain(task, run, size)
+        return 1.0 / (whole_s - device_s + device_s * ratio)
+
+    def _gain(self, task: PastTask, run: PastRun, size: Size) -> float:
+        """Return how many times the work a workload does with a size, of that with a run's."""
+        spec = self.history.specs.get(task.id)
+        known = self._scaled.get(self._keys.get(task.id, ""), {}).get(run.kind)
+        if spec is None:
+            return 1.0
+        before, after = run.asks, size
+        if known is None or not known.timings:
+            return float((after.gpus / before.gpus) ** scaling_model.EXPONENT)
+        speeds = [
+            scaling_model.throughput(known, spec, each.batch_size or spec.batch_size or each.gpus, each.gpus)[0]
+            for each in (before, after)
+        ]
+        if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+            return float((after.gpus / before.gpus) ** scaling_model.EXPONENT)
+        gain = speeds[1] / speeds[0]
+        if task.unit == "steps" and before.batch_size and after.batch_size:
+            gain *= before.batch_size / after.batch_size
+        return float(gain)
+
+    def _rests_s(self) -> dict[str, float]:
+        """Return the shortest time that a run of each workload took beside its loop: what starting takes."""
+        found: dict[str, float] = {}
+        for job_id, runs in self.history.runs.items():
+            key = self._keys[job_id]
+            for run in runs:
+                if run.loop_steps and run.outcome in {"completed", "preempted"}:
+                    found[key] = min(run.rest_s, found.get(key, math.inf))
+        return found
+
+
+@dataclass(slots=True)
+class _Held:
+    """A run of a command that counts nothing, for :func:`penstock_simulator.engine.tasks.uncounted_work_s`."""
+
+    kind: str
+    held_s: float
+    outcome: str
+
+
+def told(run: PastRun, node_id: str, at: int) -> RunEnded | None:
+    """Return what a run's node said at its end: the node itself, or the one in its place."""
+    if node_id in run.ends:
+        return run.ends[node_id]
+    ends = list(run.ends.values())
+    return ends[min(at, len(ends) - 1)] if ends else None
+
+
+def _unit(runs: Sequence[PastRun], spec: JobSpec) -> Unit:
+    if not any(run.loop_steps and run.loop_s > 0 for run in runs):
+        return "seconds"
+    return "samples" if spec.elastic and any(run.samples for run in runs) else "steps"
+
+
+def _worked(run: PastRun, unit: Unit, begun: float) -> float:
+    """Return what a run did, kept or not; of samples it says only how many were kept."""
+    if unit == "samples":
+        return max(run.samples - begun, 0.0) or float(run.loop_steps * run.batch_size)
+    return float(run.loop_steps)
+
+
+def _iteration(runs: Sequence[PastRun], unit: Unit) -> float:
+    if unit != "samples":
+        return 1.0
+    steps = max(run.steps for run in runs)
+    return max(run.samples for run in runs) / steps if steps else 1.0
+
+
+def _kept(run: PastRun, following: PastRun | None, unit: Unit) -> float:
+    if unit == "samples":
+        return float(run.samples)
+    return float(run.steps if following is None else following.resumed_step)
+
+
+def _failures(attempts: Sequence[PastAttempt], unit: Unit) -> list[tuple[float, float]]:
+    """Return the work at which runs failed, and what of it the next run began with."""
+    found = list[tuple[float, float]]()
+    for attempt in attempts:
+        if attempt.run.outcome == "failed":
+            reached = 0.0 if attempt.run.refused else attempt.worked if unit == "seconds" else _reached(attempt, unit)
+            kept = 0.0 if unit == "seconds" else attempt.kept
+            found.append((reached, min(kept, reached)))
+    return found
+
+
+def _reached(attempt: PastAttempt, unit: Unit) -> float:
+    run = attempt.run
+    return float(run.samples) if unit == "samples" else float(max(run.steps, run.resumed_step + run.loop_steps))
+
+
+def _scaled(history: ClusterHistory) -> Mapping[str, Mapping[str, Scalability]]:
+    found = dict[str, dict[str, Scalability]]()
+    for statement in history.statements:
+        for fact in statement.facts:
+            if isinstance(fact, WorkloadScaled):
+                found[fact.key] = {each.kind: each for each in fact.kinds}
+    return found
+
+
+def _middle(values_s: Iterable[float]) -> float:
+    found = list(values_s)
+    return median(found) if found else 0.0

@@ -1,0 +1,539 @@
+"""
+The replay, with added nodes.
+
+A cluster's own history once more, under the same or another policy, by the production deciders.
+
+Every job of the log is submitted when it was, with the specification that it had, also those outside a window: they
+compete with those within. Ranker, matcher and autoscaler decide anew. What a job is worth is taken from its runs: each
+of its runs in the replay takes the turn of one that it had (:mod:`penstock_simulator.replay.past_runs`), takes as long
+to start, is as fast, fails or is refused where that one was, and says what that one said. What the profiler and the
+tuner said is said again once it has come to what they went by (:mod:`penstock_simulator.replay.replay`). Nodes come and
+go as they did, what people set, held, drained and cancelled they do again at the same time, and services decide as long
+after the facts that they go by as they did.
+
+What stays unknown, and how it is handled:
+
+* Jobs that were cancelled while they ran, or still ran, have no true length. They are cancelled once they have run as
+  long as they did, which is the least that it could be, and are marked in :attr:`Replay.censored`, as are those that
+  failed in the end and fail there again: averages leave them out.
+* Jobs that never ran, or waited when they were cancelled, wait in the replay, and are cancelled when they were, or with
+  the log's end; :attr:`Replay.never_ran` has those that never ran.
+* Whoever waits for an answer before asking again (a sweep's tuner, a person) is taken to ask when he did.
+* How fast a job is on a kind, or an elastic one with a size, that it never had: as its workload's profile says.
+* How fast a job that shares a device is beside others than it had: as it was.
+
+What the profiler and the tuner of a history said, said again in a replay once it has come to what they went by.
+
+They are not asked anew: a profiler of other settings, or of a later version, would sample other workloads, and the log
+does not hold what these would have shown. So a replay has exactly the samples that there were, whoever waits for an
+answer gets the one that there was, and it comes as long after the end of the last sample as it did.
+
+What is added to a cluster in a replay, as a word: ``+8xfast`` is eight more devices of a kind, ``+2x4@fast`` two nodes
+of four.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock_bus import Delivery
+from penstock_log import (
+    TERMINAL,
+    AnyEvent,
+    Demand,
+    Device,
+    Job,
+    JobCancelled,
+    JobSubmitted,
+    JobTable,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeResumed,
+    PolicySet,
+    RoundDecided,
+    SamplesRequested,
+    TrialsScaled,
+    subjects,
+)
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.sizing.problem import SizingSettings
+from penstock_simulator.engine import cluster_script
+from penstock_simulator.engine.cluster_script import Outage, Script
+from penstock_simulator.engine.engine import DecisionDelays, EventEngine
+from penstock_simulator.engine.executors import VirtualExecutors
+from penstock_simulator.engine.policies import POLICIES, choose
+from penstock_simulator.engine.simulation import SimulationOptions, play
+from penstock_simulator.outcome import Outcome
+from penstock_simulator.replay import past_outcome
+from penstock_simulator.replay.history import ClusterHistory, LogMarkers, Moment, PastStatement, read_log
+from penstock_simulator.replay.past_executors import PastExecutors
+from penstock_simulator.replay.past_outcome import only
+from penstock_simulator.replay.past_runs import PastRunLedger
+from penstock_simulator.trace import Floats
+from penstock_simulator.virtual_cluster import NodeGroup, SimulatedNodes
+
+__all__ = ["CONFIGURED", "ClusterHistory", "Replay", "SizingSettings", "read_log", "replay"]
+
+
+CONFIGURED: Final = "configured"
+"""The policy of the services' own settings; what was set live is set again."""
+
+_LONG_S: Final = 0.02
+_AFTER_S: Final = 1e-3
+"""A node that said something was there at that moment."""
+_APART_S: Final = 5.0
+"""Clocks that differ by more are not of one time."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """
+    What really happened, and what would have happened.
+
+    Attributes
+    ----------
+    measured, replayed : Outcome
+        Of one trace of J jobs, on the log's clock.
+    censored : (J,) bool array
+        Jobs without a true length.
+    left_s : (J,) float array, seconds
+        When each job was really over: completed, failed or cancelled; the log's end for one that was not.
+    names : tuple of str, (J,)
+    never_ran : tuple of Job
+        Jobs that are left out.
+    """
+
+    measured: Outcome
+    replayed: Outcome
+    censored: npt.NDArray[np.bool_]
+    left_s: Floats
+    names: tuple[str, ...]
+    never_ran: tuple[Job, ...]
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Which jobs completed in both, (J,)."""
+        return ~self.censored & self.measured.finished & self.replayed.finished
+
+    def average_jct_s(self) -> tuple[float, float]:
+        """Return the average completion times, measured and replayed, of the jobs that completed in both."""
+        both = self.known
+        submit_s = self.measured.trace.submit_s[both]
+        return float((self.measured.end_s[both] - submit_s).mean()), float(
+            (self.replayed.end_s[both] - submit_s).mean()
+        )
+
+
+def replay(
+    history: ClusterHistory,
+    policy: str = CONFIGURED,
+    *,
+    added: SimulatedNodes | None = None,
+    without: Collection[str] = (),
+    from_s: float = -np.inf,
+    to_s: float = np.inf,
+    **options: Any,
+) -> Replay:
+    """
+    Run a cluster's history again.
+
+    Parameters
+    ----------
+    history : ClusterHistory
+    policy : str
+        One of :data:`penstock_simulator.engine.policies.POLICIES`.
+    added : SimulatedNodes, optional
+        Nodes that there were not, from the beginning.
+    without : collection of str
+        Nodes that there were and are not to be.
+    from_s, to_s : float
+        Only jobs submitted in this window, on the log's clock, are told of; all are run again.
+    **options
+        Fields of :class:`penstock_simulator.engine.simulation.SimulationOptions`: ``settings`` are those that the
+        cluster had in its file, for the log does not hold them. What is 0 in ``costs`` is as measured, or as most jobs
+        asked for.
+
+    Raises
+    ------
+    ValueError
+        If no job in the window ever ran, or the policy or a setting is not known.
+    """
+    jobs = history.replayable()
+    rows = np.array([row for row, job in enumerate(jobs) if from_s <= job.submitted_s < to_s], dtype=np.int64)
+    if not rows.size:
+        raise ValueError("no job of the log ran in this window; take a longer one")
+    chosen = _as_configured(SimulationOptions(**options), history, policy)
+    rules = choose(policy, chosen.settings).matcher
+    book = PastRunLedger(history, jobs, rules.node_timeout_s, rules.await_profile_s)
+    script = _script(book, jobs, policy, _nodes(history, added, without), rules.node_timeout_s)
+    costs = replace(
+        chosen.costs,
+        stop_s=chosen.costs.stop_s or book.stop_s,
+        checkpoint_s=chosen.costs.checkpoint_s or median(job.spec.checkpoint_s for job in jobs),
+    )
+    statements = PastStatements(history.statements, script.shift_s)
+    chosen = replace(chosen, costs=costs, watch=statements.attach, delays=_delays(history, statements, script.shift_s))
+    told = [jobs[row] for row in rows]
+    return Replay(
+        measured=only(past_outcome.measured(history, jobs, script.trace), rows),
+        replayed=only(play(script, policy, chosen), rows),
+        censored=past_outcome.censored(told),
+        left_s=np.array([job.finished_s or history.last_s for job in told]),
+        names=tuple(job.spec.name for job in told),
+        never_ran=tuple(history.never_ran(from_s, to_s)),
+    )
+
+
+def _as_configured(options: SimulationOptions, history: ClusterHistory, policy: str) -> SimulationOptions:
+    """Return the options with the services that the history had, and with the matcher explaining where it did."""
+    elastic = any(spec.elastic for spec in history.specs.values())
+    autoscaler = options.autoscaler or (SizingSettings() if elastic else None)
+    if history.explained and policy == CONFIGURED:
+        settings = {"max_waits": MatcherSettings().max_waits, **(options.settings or {})}
+        return replace(options, autoscaler=autoscaler, settings=settings)
+    return replace(options, autoscaler=autoscaler)
+
+
+def _delays(history: ClusterHistory, statements: PastStatements, shift_s: float) -> dict[str, DecisionDelays]:
+    """
+    Return how long after what they went by the services decided, and when they were kept from it.
+
+    What took long to get into the log kept its service from deciding anew. By how much its clock and that of the bus
+    differ, most decisions tell; where that is much, nobody knows what took long.
+    """
+    found = {}
+    for name in {*history.lags_s, *history.underway}:
+        usual_s = median(stored_s - at_s for at_s, stored_s in history.underway[name])
+        stalls = [
+            (at_s + shift_s, stored_s - usual_s + shift_s)
+            for at_s, stored_s in history.underway[name]
+            if abs(usual_s) < _APART_S and stored_s - usual_s - at_s > _LONG_S
+        ]
+        after_s = partial(statements.lag_s, history.lags_after_s[name])
+        found[name] = DecisionDelays(median(history.lags_s[name] or [0.0]), sorted(stalls), after_s)
+    return found
+
+
+def _nodes(history: ClusterHistory, added: SimulatedNodes | None, without: Collection[str]) -> list[NodeJoined]:
+    """Return the nodes of the replay: those of the log at their times, new ones at its beginning."""
+    found = [joined for joined in history.joined if joined.node_id not in without]
+    pools = {device.kind: joined.pool for joined in reversed(history.joined) for device in joined.devices}
+    for joined in cluster_script.nodes(added) if added is not None else ():
+        pool = pools.get(joined.devices[0].kind, joined.pool)
+        found.append(msgspec.structs.replace(joined, node_id=f"added-{joined.node_id}", pool=pool, at_s=-np.inf))
+    return found
+
+
+def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJoined], silence_s: float) -> Script:
+    history = book.history
+    trace = past_outcome.trace_of(history, jobs)
+    first_s = min([*(joined.at_s for joined in history.joined), float(trace.submit_s[0])])
+    shift_s = cluster_script.ORIGIN_S - first_s
+    declares = POLICIES[policy].declares
+    kinds = sorted({device.kind for joined in nodes for device in joined.devices})
+
+    def submitted(row: int) -> JobSubmitted:
+        job, task = jobs[row], book.tasks[row]
+        spec = book.spec(job)
+        spec = msgspec.structs.replace(spec, duration_s=book.length_s(task, kinds)) if declares else spec
+        return JobSubmitted(at_s=job.submitted_s + shift_s, job_id=job.id, spec=spec)
+
+    known = {joined.node_id for joined in nodes}
+    said = [(subject, fact, "gateway/sim") for subject, fact in history.said if _again(fact, policy, known)]
+    return Script(
+        trace=trace,
+        tasks=book.tasks,
+        submitted=submitted,
+        nodes=[_moved(joined, shift_s) for joined in nodes],
+        speed=book.speed,
+        sampled=book.sampled,
+        shift_s=shift_s,
+        facts=[
+            *((subject, _moved(fact, shift_s), actor) for subject, fact, actor in said),
+            *_others(history, book, shift_s),
+            *_cancels(history, book, shift_s),
+            *_departures(history, known, shift_s),
+        ],
+        outages=[
+            _outage(history, departure, silence_s, shift_s)
+            for departure in history.gone
+            if not departure[3] and departure[1] in known
+        ],
+        executors=partial(PastExecutors, book=book),
+    )
+
+
+def _outage(
+    history: ClusterHistory, departure: tuple[float, str, NodeJoined | None, bool], silence_s: float, shift_s: float
+) -> Outage:
+    """Return the failure of a node: it was last heard of so long before it was lost, and may have said more since."""
+    lost_s, node_id, back, _ = departure
+    heard_s = max(0.0, lost_s - silence_s + shift_s)
+    spoke_s = history.spoke_s.get((node_id, lost_s), 0.0) + shift_s
+    return Outage(
+        node_id, max(heard_s, spoke_s + _AFTER_S), _moved(back, shift_s) if back is not None else None, heard_s
+    )
+
+
+def _others(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> list[tuple[str, AnyEvent, str]]:
+    """Return the submissions of jobs that never ran: they wait in the replay as well."""
+    return [
+        (
+            subjects.job(task.id),
+            JobSubmitted(at_s=history.jobs[task.id].submitted_s + shift_s, job_id=task.id, spec=history.specs[task.id]),
+            "gateway/sim",
+        )
+        for task in book.others
+        if task.id in history.specs
+    ]
+
+
+def _cancels(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> Iterator[tuple[str, AnyEvent, str]]:
+    """Yield who is cancelled at a time of the log's: those that waited then, or at its end."""
+    for task in (*book.tasks, *book.others):
+        if math.isinf(task.work_s):
+            at_s = history.cancelled_s.get(task.id, history.last_s)
+            yield subjects.job(task.id), JobCancelled(at_s=at_s + shift_s, job_id=task.id), "gateway/sim"
+
+
+def _again(fact: AnyEvent, policy: str, known: Collection[str]) -> bool:
+    if isinstance(fact, NodeDrained | NodeResumed):
+        return fact.node_id in known
+    return policy == CONFIGURED or not isinstance(fact, PolicySet)
+
+
+def _moved(fact: Any, shift_s: float) -> Any:
+    return msgspec.structs.replace(fact, at_s=max(0.0, fact.at_s + shift_s))
+
+
+def _departures(history: ClusterHistory, known: Collection[str], shift_s: float) -> list[tuple[str, AnyEvent, str]]:
+    found: list[tuple[str, AnyEvent, str]] = []
+    for at_s, node_id, back, orderly in history.gone:
+        if orderly and node_id in known:
+            left = NodeLeft(at_s=at_s + shift_s, node_id=node_id)
+            found.append((subjects.node(node_id), left, ""))
+            if back is not None:
+                found.append((subjects.node(node_id), _moved(back, shift_s), ""))
+    return found
+
+
+class PastStatements:
+    """
+    Makes statements when their time has come.
+
+    Parameters
+    ----------
+    statements : sequence of PastStatement
+        In the log's order.
+    shift_s : float
+        Virtual time less the log's.
+
+    Attributes
+    ----------
+    moments : LogMarkers
+        What happens in the replay.
+    """
+
+    def __init__(self, statements: Sequence[PastStatement], shift_s: float) -> None:
+        self._statements, self._shift_s = statements, shift_s
+        self._jobs, self.moments = JobTable(), LogMarkers()
+        self._happened: set[Moment] = set()
+        self._waiting: defaultdict[Moment, list[int]] = defaultdict(list)
+        self._open = [set(statement.after) for statement in statements]
+        self._before, self._following = _order(statements)
+        self._ready: set[int] = set()
+        self._said: set[int] = set()
+        self._engine: EventEngine
+        self._executors: VirtualExecutors
+
+    def attach(self, engine: EventEngine, executors: VirtualExecutors) -> None:
+        """Begin to follow a simulation that has not begun."""
+        engine.witness(self.moments.note)
+        self._engine, self._executors = engine, executors
+        for at, statement in enumerate(self._statements):
+            for moment in statement.after:
+                self._waiting[moment].append(at)
+            if not statement.after:
+                engine.agenda.at(max(0.0, statement.lag_s + self._shift_s), self._is_ready, at)
+        engine.witness(self._note)
+
+    def lag_s(self, known_s: Mapping[Moment, float]) -> float | None:
+        """Return how long after what has just happened somebody decided; None where that is not known."""
+        return known_s.get(self.moments.last) if self.moments.last is not None else None
+
+    def _note(self, delivery: Delivery) -> None:
+        for fact in delivery.commit.facts:
+            touched = self._jobs.apply(fact)
+            if isinstance(fact, RoundDecided):
+                for job in touched if fact.lost_nodes else ():
+                    self._happen(("ended", job.id, self.moments.placed[job.id]))
+            for job in touched:
+                if job.state in TERMINAL:
+                    self._end(job.id)
+        if self.moments.last is not None:
+            self._happen(self.moments.last)
+
+    def _end(self, job_id: str) -> None:
+        """Take all that was to become of a job that is over for having happened."""
+        for moment in [moment for moment in self._waiting if moment[1] == job_id]:
+            self._happen(moment)
+
+    def _happen(self, moment: Moment) -> None:
+        for at in self._waiting.pop(moment, ()):
+            self._open[at].discard(moment)
+            if not self._open[at]:
+                self._engine.agenda.at(self._engine.now_s + self._statements[at].lag_s, self._is_ready, at)
+
+    def _is_ready(self, at: int) -> None:
+        self._ready.add(at)
+        self._say(at)
+
+    def _say(self, at: int) -> None:
+        """Make a statement, unless one before which it cannot be is still to come; then those that waited for it."""
+        if at in self._said or not self._before[at] <= self._said:
+            return
+        statement = self._statements[at]
+        for fact in statement.facts:
+            now: Any = self._now(statement, fact)
+            if isinstance(now, SamplesRequested):
+                self._executors.expect(now)
+            self._engine.append(statement.subject, now, statement.actor)
+        self._said.add(at)
+        for following in self._following[at]:
+            if following in self._ready:
+                self._say(following)
+
+    def _now(self, statement: PastStatement, fact: AnyEvent) -> AnyEvent:
+        moved: Any = msgspec.structs.replace(fact, at_s=self._engine.now_s)
+        if isinstance(moved, TrialsScaled):
+            demands = tuple(self._of_now(statement, demand) for demand in moved.demands)
+            return msgspec.structs.replace(moved, demands=demands)
+        return moved  # type: ignore[no-any-return]
+
+    def _of_now(self, statement: PastStatement, demand: Demand) -> Demand:
+        """Return a demand for the job's present epoch; void if it was, or if the job waited then and runs now."""
+        job, then = self._jobs.get(demand.job_id), statement.placed.get(demand.job_id)
+        void = then is None or job is None or (not then[1] and self.moments.placed[job.id] > then[0])
+        return msgspec.structs.replace(demand, epoch=-1 if void or job is None else job.epoch)
+
+
+def _order(statements: Sequence[PastStatement]) -> tuple[list[set[int]], list[list[int]]]:
+    """Return which statements each one comes after: the last on its subject, and the last of the same instant."""
+    before: list[set[int]] = [set() for _ in statements]
+    following: list[list[int]] = [[] for _ in statements]
+    last: dict[str, int] = {}
+    for at, statement in enumerate(statements):
+        if statement.subject in last:
+            before[at].add(last[statement.subject])
+        if at and statements[at - 1].at_s == statement.at_s:
+            before[at].add(at - 1)
+        for earlier in before[at]:
+            following[earlier].append(at)
+        last[statement.subject] = at
+    return before, following
+
+
+_DEVICES: Final = re.compile(r"(\d+)x([A-Za-z][\w.-]*)")
+_NODES: Final = re.compile(r"(\d+)x(\d+)@([A-Za-z][\w.-]*)")
+_EXPECTED: Final = "expected what is added, such as +8xfast (devices of a kind) or +2x4@fast (nodes of so many)"
+_GIB: Final = 2**30
+
+
+def parse(word: str, history: ClusterHistory) -> SimulatedNodes:
+    """
+    Return the nodes that a word adds to the cluster of a history.
+
+    Devices are like those of their kind that the cluster has, and come in nodes as large as its largest with that
+    kind; what is left over makes a smaller one.
+
+    Raises
+    ------
+    ValueError
+        If it is no such word, or the cluster has no such kind: nothing is known of how fast jobs are on it.
+    """
+    if not word.startswith("+"):
+        raise ValueError(f"--cluster is {word!r}; {_EXPECTED}")
+    return SimulatedNodes(
+        [group for term in word[1:].split("+") for group in _groups(word, term.strip(), history.joined)]
+    )
+
+
+def check_nodes(names: Sequence[str], history: ClusterHistory) -> None:
+    """
+    Check that nodes that are to be left out were there.
+
+    Raises
+    ------
+    ValueError
+        If one was not there, or none would be left.
+    """
+    known = [joined.node_id for joined in history.joined]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no node {name!r} in the log; expected one of {', '.join(sorted(known))}")
+    if known and not set(known) - set(names):
+        raise ValueError("no node is left to run jobs on; leave one in")
+
+
+def _groups(word: str, term: str, joined: Sequence[NodeJoined]) -> list[NodeGroup]:
+    if (nodes := _NODES.fullmatch(term)) is not None:
+        count, gpus, kind = int(nodes[1]), int(nodes[2]), nodes[3]
+        sizes = [(count, gpus)]
+    elif (devices := _DEVICES.fullmatch(term)) is not None:
+        kind = devices[2]
+        whole, rest = divmod(int(devices[1]), max(_sizes(kind, joined), default=1))
+        sizes = [(whole, max(_sizes(kind, joined), default=1)), (1, rest)]
+    else:
+        raise ValueError(f"--cluster {word}: {term!r} adds nothing; {_EXPECTED}")
+    like = _device(word, kind, joined)
+    cpus, host_bytes = _share(kind, joined)
+    groups = [
+        NodeGroup(
+            count=count,
+            gpus=gpus,
+            kind=kind,
+            memory_gib=like.memory_bytes / _GIB,
+            speed=like.speed,
+            cpus=cpus * gpus,
+            host_memory_gib=host_bytes * gpus / _GIB,
+        )
+        for count, gpus in sizes
+        if count and gpus
+    ]
+    if not groups:
+        raise ValueError(f"--cluster {word}: {term!r} adds no device; {_EXPECTED}")
+    return groups
+
+
+def _sizes(kind: str, joined: Sequence[NodeJoined]) -> list[int]:
+    """Return how many devices of a kind the nodes have that have any."""
+    counts = [Counter(device.kind for device in one.devices)[kind] for one in joined]
+    return [count for count in counts if count]
+
+
+def _share(kind: str, joined: Sequence[NodeJoined]) -> tuple[float, float]:
+    """Return processors and bytes of the host that come with a device of a kind, as with the last node that has any."""
+    like = next(one for one in reversed(joined) if any(device.kind == kind for device in one.devices))
+    return like.cpus / len(like.devices), like.host_memory_bytes / len(like.devices)
+
+
+def _device(word: str, kind: str, joined: Sequence[NodeJoined]) -> Device:
+    kinds = {device.kind: device for one in joined for device in one.devices}
+    if kind not in kinds:
+        raise ValueError(
+            f"--cluster {word}: the log has no device of kind {kind!r}, so nobody knows how fast jobs are on it; "
+            f"expected one of {', '.join(sorted(kinds))}"
+        )
+    return kinds[kind]

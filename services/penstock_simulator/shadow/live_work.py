@@ -1,0 +1,203 @@
+"""
+What the log tells of work: how fast each job really was on each kind of device, and how much there was of it.
+
+Work is counted in seconds on the fastest kind of the job's workload. A job's speed on a kind that it ran on is what its
+iterations took there, on others what the profiler says. How much work there is, nobody knows before the job has ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import mean, median
+from typing import Final
+
+from penstock_log import (
+    AnyEvent,
+    Job,
+    JobState,
+    JobTable,
+    RoundDecided,
+    RunCheckpointed,
+    RunEnded,
+    RunRewound,
+    RunStarted,
+    WorkloadProfiled,
+    workload,
+)
+from penstock_policies.workload_stats import Speeds
+from penstock_simulator.engine.tasks import PreservedWork, uncounted_work_s
+from penstock_simulator.replay.history import PastRun
+
+LEAST_S: Final = 1e-3
+_REMEMBERED: Final = 101
+_KNOWN: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
+
+
+class LiveWork:
+    """
+    The fold of jobs, runs and speeds as they really are.
+
+    Attributes
+    ----------
+    jobs : JobTable
+        Samples of the profiler among them.
+    """
+
+    def __init__(self) -> None:
+        self.jobs = JobTable()
+        self._speeds = Speeds()
+        self._runs: defaultdict[str, list[PastRun]] = defaultdict(list)
+        self._placed_s: dict[str, float] = {}
+        self._saving = PreservedWork()
+        self._rests_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._stops_s: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def apply(self, fact: AnyEvent) -> list[Job]:
+        """Fold one fact in; return the jobs that it touched."""
+        match fact:
+            case RunStarted():
+                self._start(fact)
+            case RunEnded():
+                self._end(fact)
+            case WorkloadProfiled():
+                self._speeds.apply(fact)
+            case RoundDecided():
+                self._decide(fact)
+            case RunCheckpointed() if (job := self.jobs.get(fact.job_id)) is not None:
+                self._saving.checkpointed(_key(job))
+            case RunRewound() if (job := self.jobs.get(fact.job_id)) is not None and job.started_s:
+                self._runs[job.id][-1].resumed_step = fact.step
+            case _:
+                pass
+        return self.jobs.apply(fact)
+
+    def speed(self, job_id: str, kind: str) -> float:
+        """Return how much work a job does in a second on a kind."""
+        job, own = self.jobs.get(job_id), self._iterations_s(job_id)
+        key = _key(job) if job is not None else job_id
+        if kind not in own:
+            return self._speeds.of(key, kind)
+        return self._unit_s(key, own) / own[kind]
+
+    def work_s(self, job_id: str) -> float | None:
+        """Return how much work a job was; None where nobody knows, for it has not ended or was cancelled."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in _KNOWN:
+            return None
+        runs, own = self._runs[job_id], self._iterations_s(job_id)
+        if not own:  # a command that counts no iterations: whatever it held its devices for is work
+            return max(uncounted_work_s(runs, lambda kind: self.speed(job_id, kind)), LEAST_S)
+        steps = max(run.steps for run in runs) + sum(_repeated(run, following) for run, following in pairwise(runs))
+        return max(steps * self._unit_s(_key(job), own), LEAST_S)
+
+    def iteration_s(self, job_id: str) -> float:
+        """Return how much work an iteration of a job is; 1 where nobody has measured one."""
+        job, own = self.jobs.get(job_id), self._iterations_s(job_id)
+        return self._unit_s(_key(job), own) if job is not None and own else 1.0
+
+    def kept_s(self, job: Job) -> float:
+        """Return how much work of a job that runs its earlier runs have done and saved."""
+        own = self._iterations_s(job.id)
+        if not own:
+            return 0.0
+        kept = self._runs[job.id][-1].resumed_step if job.started_s else job.steps
+        return kept * self._unit_s(_key(job), own)
+
+    def rest_s(self, job_id: str) -> float:
+        """Return how long a run of a job holds its devices before it advances: as its own did, else as others'."""
+        rests_s: Iterable[float] = [run.rest_s for run in self._runs[job_id] if run.loop_steps] or self._rests_s
+        job = self.jobs.get(job_id)
+        if job is not None and job.state in _KNOWN and not self._iterations_s(job_id):
+            return 0.0  # what it did not iterate is in its work
+        return median(rests_s) if rests_s else 0.0
+
+    def saves(self, job_id: str) -> bool:
+        """
+        Say whether a job that is preempted goes on where it was: as its workload did the last time, else as most did.
+
+        What nobody has seen is taken to save; a command that counts no iterations starts from its beginning.
+        """
+        job = self.jobs.get(job_id)
+        if job is None or (job.state in _KNOWN and not self._iterations_s(job_id)):
+            return False
+        return self._saving.of(_key(job))
+
+    def asked_s(self, job_id: str) -> float:
+        """Return when a job's present run was asked to stop; 0 where it was not."""
+        runs = self._runs.get(job_id)
+        return runs[-1].asked_s if runs and not runs[-1].ended_s else 0.0
+
+    @property
+    def stop_s(self) -> float:
+        """How long a preempted run takes to stop."""
+        return median(self._stops_s) if self._stops_s else 0.0
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job that is over."""
+        self.jobs.forget(job_id)
+        self._runs.pop(job_id, None)
+        self._placed_s.pop(job_id, None)
+
+    def _iterations_s(self, job_id: str) -> dict[str, float]:
+        """Return the time of an iteration of a job on each kind that its runs measured it on."""
+        runs = [run for run in self._runs.get(job_id, ()) if run.loop_steps and run.loop_s > 0]
+        totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for run in runs:
+            totals[run.kind][0] += run.loop_s
+            totals[run.kind][1] += run.loop_steps
+        return {kind: loop_s / steps for kind, (loop_s, steps) in totals.items()}
+
+    def _unit_s(self, key: str, own: dict[str, float]) -> float:
+        """Return the work of one iteration."""
+        return mean(each_s * self._speeds.of(key, kind) for kind, each_s in own.items())
+
+    def _start(self, fact: RunStarted) -> None:
+        job = self.jobs.get(fact.job_id)
+        if job is None or not job.may_run(fact.epoch, fact.node_id) or job.started_s or job.placement is None:
+            return
+        placed_s = self._placed_s.get(job.id, fact.at_s)
+        self._runs[job.id].append(PastRun(job.placement.kind, placed_s, fact.at_s, fact.resumed_step))
+
+    def _end(self, fact: RunEnded) -> None:
+        job = self.jobs.get(fact.job_id)
+        if job is None or not job.may_run(fact.epoch, fact.node_id) or not job.started_s:
+            return
+        run = self._runs[job.id][-1]
+        run.ended_s, run.steps = fact.at_s, max(run.steps, fact.steps)
+        run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
+        if fact.loop_s >= run.loop_s:
+            run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
+        if fact.outcome == "preempted":
+            self._saving.preempted(_key(job), advanced=fact.steps - run.resumed_step, loop_steps=fact.loop_steps)
+        if len(job.open_nodes) == 1:
+            self._note_costs(run)
+
+    def _note_costs(self, run: PastRun) -> None:
+        if run.loop_steps and run.outcome in {"completed", "preempted"}:
+            self._rests_s.append(run.rest_s)
+        if run.outcome == "preempted":
+            self._stops_s.append(run.stop_s)
+
+    def _decide(self, fact: RoundDecided) -> None:
+        for placement in fact.placements:
+            self._placed_s[placement.job_id] = fact.at_s
+        for preemption in fact.preemptions:
+            if runs := self._runs.get(preemption.job_id):
+                runs[-1].asked_s = fact.at_s
+        if fact.lost_nodes:
+            lost = set(fact.lost_nodes)
+            for job in self.jobs:
+                if job.started_s and lost & job.open_nodes:
+                    run = self._runs[job.id][-1]
+                    run.ended_s, run.outcome = fact.at_s, "lost"
+
+
+def _repeated(run: PastRun, following: PastRun) -> int:
+    """Return the steps of a run that failed by itself and that the next run did once more."""
+    return max(0, run.steps - following.resumed_step) if run.outcome == "failed" and run.loop_steps else 0
+
+
+def _key(job: Job) -> str:
+    return job.profile_key or workload.key(job.spec)

@@ -1,0 +1,193 @@
+"""
+What a shadow is, and its settings.
+
+What a shadow is: a policy, and the moment from which it goes its own way.
+
+What can be set about a shadow: table ``[shadow]`` or ``PENSTOCK_SHADOW_…``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock_bus.port import Bus
+from penstock_bus.settings import load
+from penstock_log import subjects
+from penstock_ranker.machine import RankerSettings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_simulator.engine.policies import POLICIES, choose
+
+CONFIGURED: Final = "configured"
+"""The policy that is the cluster's own: what people set live holds for the shadow as well."""
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What decides all that a shadow does, beside the log.
+
+    Attributes
+    ----------
+    name : str
+    policy : str
+        One of :data:`penstock_simulator.engine.policies.POLICIES`.
+    settings : dict of str to value
+        Of ranker and matcher, beside those of the policy.
+    pool : str
+        The only pool that it follows; empty for all.
+    from_seq : int
+        Up to this sequence its cluster is the real one; it has the real runs, and takes them from there.
+    from_s : float
+        The time of that.
+    """
+
+    name: str
+    policy: str
+    from_seq: int
+    from_s: float
+    settings: dict[str, Any] = {}
+    pool: str = ""
+
+    def same_rules(self, other: ShadowPlan) -> bool:
+        """Say whether another plan of this name decides alike."""
+        return (self.policy, self.settings, self.pool) == (other.policy, other.settings, other.pool)
+
+
+class ShadowStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a shadow says of itself, again and again, on ``penstock.shadow.<name>``.
+
+    Attributes
+    ----------
+    plan : ShadowPlan
+    seq : int
+        The log's last sequence that it has followed.
+    at_s : float
+        Its time.
+    waiting, running : int
+        Jobs of its own cluster.
+    ahead : int
+        Jobs that have held their devices after what turned out to be their end: nobody knew their length yet.
+    ahead_gpu_s : float
+        For how long, in GPU-seconds.
+    """
+
+    plan: ShadowPlan
+    seq: int
+    at_s: float
+    waiting: int = 0
+    running: int = 0
+    ahead: int = 0
+    ahead_gpu_s: float = 0.0
+
+
+def name_of(policy: str) -> str:
+    """
+    Return the name of a policy's shadow where none is given.
+
+    Examples
+    --------
+    >>> name_of("allox+2d-gittins")
+    'allox-2d-gittins'
+    """
+    return policy.replace("+", "-")
+
+
+def actor_of(plan: ShadowPlan) -> str:
+    """Return who publishes for a plan: one of the same name that began at another time is somebody else."""
+    return f"shadow/{plan.name}@{plan.from_seq}-{plan.from_s:.6f}"
+
+
+def check_name(name: str) -> None:
+    """
+    Refuse a name that cannot be part of a subject.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a shadow's name is {name!r}; expected lower-case letters, digits, - and _")
+
+
+async def status_of(bus: Bus, name: str) -> ShadowStatus | None:
+    """Return what a shadow last said of itself; None where it said nothing in the time that is kept."""
+    found = await bus.last_shadow(subjects.shadow(name))
+    return msgspec.json.decode(found.body, type=ShadowStatus) if found is not None else None
+
+
+async def statuses(bus: Bus) -> list[ShadowStatus]:
+    """Return what each shadow last said of itself, by name."""
+    last = {one.subject: one.body async for one in bus.read_shadow(subjects.SHADOWS)}
+    return [msgspec.json.decode(body, type=ShadowStatus) for _, body in sorted(last.items())]
+
+
+class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Settings of one shadow.
+
+    Attributes
+    ----------
+    policy : str
+        One that ``penstock sim`` knows, or ``configured``: the cluster's own, with ``set``.
+    set : dict of str to value
+        Of ranker and matcher, as ``penstock sim --set``; the cluster's own file holds for the rest.
+    pool : str
+        The only pool to follow; empty for all.
+    name : str
+        Where not given, the policy's.
+    anew : bool
+        Go on from the cluster as it is now, and not from where a shadow of this name began.
+    tick_s : float
+        How often its clock is moved on while the log is quiet, in seconds.
+    lag_s : float
+        How far its clock stays behind, so that what the server's clock dates a little earlier is still in time.
+    status_s : float
+        How often it says how far it is, in seconds.
+    """
+
+    policy: str
+    set: dict[str, Any] = {}
+    pool: str = ""
+    name: str = ""
+    anew: bool = False
+    tick_s: float = 0.5
+    lag_s: float = 0.25
+    status_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_name(self.called)
+        choose(self.policy, self.set)
+
+    @property
+    def called(self) -> str:
+        """Its name."""
+        return self.name or name_of(self.policy)
+
+    def rules(self, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """
+        Return the settings beside the policy's: what the cluster has in its file, changed as ``set`` says.
+
+        Raises
+        ------
+        SettingsError
+            If the file cannot be used.
+        """
+        own = _changed(load(RankerSettings, "ranker", environ=environ))
+        own |= _changed(load(MatcherSettings, "matcher", environ=environ))
+        policys = POLICIES[self.policy].settings
+        found = {name: value for name, value in own.items() if name not in policys} | self.set
+        as_kept: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+        return as_kept
+
+
+def _changed(settings: msgspec.Struct) -> dict[str, Any]:
+    """Return what is otherwise than by default."""
+    default = msgspec.to_builtins(type(settings)())
+    found: dict[str, Any] = msgspec.to_builtins(settings)
+    return {name: value for name, value in found.items() if value != default[name]}

@@ -1,0 +1,479 @@
+"""
+A sweep over recorded curves.
+
+Sweeps over recorded learning curves, in virtual time: what each way of filling devices would have made of them.
+
+The searches are those of :mod:`penstock_policies.search` and the widths those of :mod:`penstock_policies.waterfill`, as
+the tuner uses them. How long a trial takes on a width is the published model, with penalties that are given.
+
+One sweep in virtual time: a search opens runs, a filling gives them devices, curves say what they reach.
+
+Recorded learning curves: of each point, what it reached after how much training, and how long that takes.
+
+The ways of giving devices to trials that are compared: water-filling with its mechanisms, and two baselines.
+
+What came of a simulated sweep.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock_log.spec import Choice, Param, SweepSpec, Uniform
+from penstock_policies import search
+from penstock_policies.search import RunHistory
+from penstock_policies.search.runs import RunSpending, SweepGoodput, TrialUse, account
+from penstock_policies.waterfill import IdleRoom, Mechanisms, fill, resized, run_time_s, widest
+
+__all__ = ["FILLINGS", "BadCurves", "FillingMethod", "LearningCurves", "SweepOutcome", "TrialModel", "play", "read"]
+
+
+class SimulatedTrialRun(msgspec.Struct):
+    """
+    A run on its way.
+
+    Attributes
+    ----------
+    h1_s : float
+        What is left of it on one whole device, in seconds, as of ``since_s``; before that it starts or is being moved.
+    guess_s : float
+        The same as it was expected when it was opened, to find its width by.
+    spent : RunSpending
+        Up to ``since_s``.
+    starts : int
+        How often it was started: at first, and after each move.
+    turn : int
+        Of the end that counts; earlier ones are void.
+    """
+
+    number: int
+    h1_s: float
+    guess_s: float
+    width: float = 0.0
+    since_s: float = 0.0
+    spent: RunSpending = msgspec.field(default_factory=RunSpending)
+    starts: int = 0
+    turn: int = 0
+
+
+def play(spec: SweepSpec, curves: LearningCurves, model: TrialModel, filling: FillingMethod) -> SweepOutcome:
+    """
+    Play a sweep to its end.
+
+    Parameters
+    ----------
+    spec : SweepSpec
+        One that :func:`penstock_policies.search.check` lets pass.
+    curves : LearningCurves
+        A trial is the recorded one that comes nearest to its point.
+    model : TrialModel
+    filling : FillingMethod
+
+    Notes
+    -----
+    What is known of a trial before it runs is what the tuner knows: the pace of its own earlier rung, else the median
+    of those seen, else that all are equal.
+    """
+    return _Sweep(spec, curves, model, filling).play()
+
+
+class _Sweep:
+    def __init__(self, spec: SweepSpec, curves: LearningCurves, model: TrialModel, filling: FillingMethod) -> None:
+        self.spec, self.curves, self.model, self.filling = spec, curves, model, filling
+        self.past = RunHistory()
+        self.curve_of: dict[int, int] = {}
+        self.pace_s: dict[int, float] = {}  # trial → seconds for one unit, as seen
+        self.room = IdleRoom(model.gpus)
+        self.waiting: list[SimulatedTrialRun] = []
+        self.running: dict[int, SimulatedTrialRun] = {}
+        self.ends: list[tuple[float, int, int]] = []
+        self.order = itertools.count()
+        self.now_s = 0.0
+        self.spent: dict[int, tuple[float, RunSpending]] = {}
+        self.resizes = 0
+
+    def play(self) -> SweepOutcome:
+        self._open()
+        while self.ends:
+            now_s, turn, number = heapq.heappop(self.ends)
+            run = self.running.get(number)
+            if run is not None and run.turn == turn:
+                self.now_s = now_s
+                self._finish(run)
+                self._open()
+                self._resize()
+        return self._outcome()
+
+    # --- opening
+    def _open(self) -> None:
+        while wanted := search.next_runs(self.spec, self.past, self.model.gpus):
+            fresh: list[SimulatedTrialRun] = []
+            for one in wanted:
+                self.past.open(one)
+                if one.trial not in self.curve_of:
+                    self.curve_of[one.trial] = self.curves.nearest(self.spec, one.params)
+                fresh.append(self._run(len(self.past.runs) - 1))
+            self._fill(fresh)
+            self.waiting += fresh
+        if self.filling.refills and self.waiting and self.room.idle:
+            self._fill(self.waiting)
+        self._start()
+
+    def _fill(self, runs: list[SimulatedTrialRun]) -> None:
+        """Give runs that wait their widths on the devices that are idle now."""
+        widths = self.filling.widths(np.array([run.guess_s for run in runs]), self.room.idle, self.model)
+        for run, width in zip(runs, widths.tolist(), strict=True):
+            run.width = width
+
+    def _run(self, number: int) -> SimulatedTrialRun:
+        run = self.past.runs[number]
+        units = self._units(number)
+        unit_s = float(self.curves.unit_s[self.curve_of[run.trial]])
+        typical_s = float(np.median(list(self.pace_s.values()))) if self.pace_s else 1.0
+        return SimulatedTrialRun(number, units * unit_s, units * self.pace_s.get(run.trial, typical_s))
+
+    def _units(self, number: int) -> float:
+        """Return what a run adds to what its trial was trained before."""
+        run = self.past.runs[number]
+        full = run.budget or float(self.curves.budgets[-1])
+        return full - (self.past.runs[run.origin].budget if run.origin >= 0 else 0)
+
+    def _start(self) -> None:
+        if self.filling.longest_first:
+            self.waiting.sort(key=lambda run: -self._takes_s(run.guess_s, run.width))
+        left = []
+        for run in self.waiting:
+            if self.room.take(run.width):
+                self._go(run)
+            else:
+                left.append(run)
+        self.waiting = left
+
+    def _go(self, run: SimulatedTrialRun) -> None:
+        """Let a run go on from now, after what starting it takes."""
+        run.since_s, run.turn = self.now_s, next(self.order)
+        run.starts += 1
+        self.running[run.number] = run
+        end_s = self.now_s + self.model.overhead_s + self._takes_s(run.h1_s, run.width)
+        heapq.heappush(self.ends, (end_s, run.turn, run.number))
+
+    def _takes_s(self, h1_s: float, width: float) -> float:
+        return run_time_s(h1_s, width, self.model.alpha, self.model.beta)
+
+    # --- ending
+    def _finish(self, run: SimulatedTrialRun) -> None:
+        self._advance(run)
+        del self.running[run.number]
+        self.room.free(run.width)
+        opened = self.past.runs[run.number]
+        curve = self.curve_of[opened.trial]
+        self.pace_s[opened.trial] = float(self.curves.unit_s[curve])
+        value = self.curves.value(curve, opened.budget or float(self.curves.budgets[-1]))
+        self.past.end(run.number, value)
+        self.spent[run.number] = (self.now_s, run.spent)
+
+    def _advance(self, run: SimulatedTrialRun) -> None:
+        """Bring a run up to now."""
+        went_s = self.now_s - run.since_s
+        working_s = max(0.0, went_s - self.model.overhead_s)
+        done = min(1.0, working_s / takes_s) if (takes_s := self._takes_s(run.h1_s, run.width)) else 1.0
+        run.spent.add(went_s * run.width, min(working_s, takes_s) * run.width, again=run.starts > 1)
+        run.h1_s *= 1.0 - done
+        run.since_s = self.now_s
+
+    # --- moving
+    def _resize(self) -> None:
+        """Move running trials to other widths where devices are idle for which nobody waits."""
+        runs = list(self.running.values())
+        if self.waiting or not runs or not self.room.idle:
+            return
+        left_s = np.array([self._left_s(run) for run in runs])
+        widths = np.array([run.width for run in runs])
+        after = self.filling.resized(left_s, widths, self.model)
+        moved = [(run, float(width)) for run, width in zip(runs, after, strict=True) if width != run.width]
+        for run, _ in moved:
+            self._advance(run)
+            self.room.free(run.width)
+        for run, width in moved:
+            run.width = width
+            if not self.room.take(width):
+                raise RuntimeError(f"run {run.number} was moved to {width} devices, of which {self.room.idle} are idle")
+            self._go(run)
+        self.resizes += len(moved)
+
+    def _left_s(self, run: SimulatedTrialRun) -> float:
+        working_s = max(0.0, self.now_s - run.since_s - self.model.overhead_s)
+        takes_s = self._takes_s(run.h1_s, run.width)
+        return max(1e-9, run.h1_s * (1.0 - working_s / takes_s)) if takes_s else 1e-9
+
+    def _outcome(self) -> SweepOutcome:
+        uses = [self._use(number) for number in range(len(self.past.runs))]
+        found = account(uses, self.spec.mode, target=self.spec.target)
+        best = self.past.runs[int(found.best)].value if found.best is not None else None
+        there_gpu_s = self.model.gpus * self.now_s
+        shares = {name: self._share(getattr(found, f"{name}_gpu_s"), found) for name in PARTS}
+        return SweepOutcome(
+            makespan_s=self.now_s,
+            target_s=found.target_s,
+            best=best,
+            utilisation=found.allocated_gpu_s / there_gpu_s if there_gpu_s else 0.0,
+            goodput=found.goodput,
+            trials=self.past.trials,
+            runs=len(self.past.runs),
+            resizes=self.resizes,
+            **shares,
+        )
+
+    def _use(self, number: int) -> TrialUse:
+        run, (ended_s, spent) = self.past.runs[number], self.spent[number]
+        return TrialUse(key=number, origin=run.origin, budget=run.budget, ended_s=ended_s, value=run.value, spent=spent)
+
+    def _share(self, part_gpu_s: float, of: SweepGoodput) -> float:
+        return part_gpu_s / of.allocated_gpu_s if of.allocated_gpu_s else 0.0
+
+
+Floats = npt.NDArray[np.float64]
+UNIT: Final = "unit_s"
+
+
+class BadCurves(ValueError):
+    """A file of curves that cannot be used; the message says where, what was expected and what to do."""
+
+
+class LearningCurves(msgspec.Struct, frozen=True):
+    """
+    C curves over B budgets.
+
+    Attributes
+    ----------
+    points : list of dict
+        The hyper-parameters of each curve, as text.
+    unit_s : (C,) float array, seconds
+        What one unit of budget takes on one device.
+    budgets : (B,) float array
+        Ascending.
+    values : (C, B) float array
+        NaN where a trial had diverged.
+    """
+
+    points: list[dict[str, str]]
+    unit_s: Floats
+    budgets: Floats
+    values: Floats
+
+    def value(self, curve: int, budget: float) -> float | None:
+        """Return what a curve has reached at a budget, between two records on the line between them."""
+        found = float(np.interp(budget, self.budgets, self.values[curve]))
+        return found if math.isfinite(found) else None
+
+    def nearest(self, spec: SweepSpec, params: dict[str, Param]) -> int:
+        """Return the curve whose point comes nearest in the sweep's space; choices that differ are one apart."""
+        away = np.zeros(len(self.points))
+        for name in spec.space:
+            away += self._distances(spec, name, params[name])
+        return int(np.argmin(away))
+
+    def _distances(self, spec: SweepSpec, name: str, value: Param) -> Floats:
+        dimension, column = spec.space[name], [point[name] for point in self.points]
+        if isinstance(dimension, Choice):
+            return np.array([text != str(value) for text in column], dtype=np.float64)
+        scale = np.log if isinstance(dimension, Uniform) and dimension.log else np.asarray
+        span = scale(float(dimension.high)) - scale(float(dimension.low))
+        where = (scale(np.array(column, dtype=np.float64)) - scale(float(value))) / span
+        return np.asarray(where**2, dtype=np.float64)
+
+
+def read(lines: Iterable[str], name: str, spec: SweepSpec) -> LearningCurves:
+    """
+    Read curves from CSV: a column for each hyper-parameter, ``unit_s``, and one for each budget.
+
+    Raises
+    ------
+    BadCurves
+        If a hyper-parameter of the sweep has no column, or a cell holds no number where one is expected.
+    """
+    rows = list(csv.DictReader(lines))
+    columns = list(rows[0]) if rows else []
+    if missing := [column for column in (*sorted(spec.space), UNIT) if column not in columns]:
+        raise BadCurves(f"{name} has no column {', '.join(missing)}; expected one for each dimension, and {UNIT}")
+    budgets = [column for column in columns if column.replace(".", "", 1).isdigit()]
+    if not budgets:
+        raise BadCurves(f"{name} has no column that is a number; expected one for each budget, with the value there")
+    try:
+        curves = LearningCurves(
+            points=[{column: row[column] for column in spec.space} for row in rows],
+            unit_s=np.array([float(row[UNIT]) for row in rows]),
+            budgets=np.array([float(budget) for budget in budgets]),
+            values=np.array([[float(row[budget] or "nan") for budget in budgets] for row in rows]),
+        )
+        _check(curves, name, spec)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, BadCurves):
+            raise
+        raise BadCurves(
+            f"{name} has a cell that is no number ({error}); expected numbers in {UNIT}, budgets and dimensions"
+        ) from error
+    return curves
+
+
+def _check(curves: LearningCurves, name: str, spec: SweepSpec) -> None:
+    """Refuse numbers that a simulation would make nonsense of."""
+    if not np.all(np.isfinite(curves.unit_s) & (curves.unit_s > 0)):
+        raise BadCurves(f"{name} has a {UNIT} that is not above 0; expected seconds for one unit of budget")
+    if np.any(np.diff(curves.budgets) <= 0):
+        raise BadCurves(f"{name} has budgets that do not ascend; expected their columns from the least to the most")
+    for dimension, kind in spec.space.items():
+        if isinstance(kind, Choice):
+            continue
+        least = 0.0 if isinstance(kind, Uniform) and kind.log else -math.inf
+        found = np.array([point[dimension] for point in curves.points], dtype=np.float64)
+        if not np.all(np.isfinite(found) & (found > least)):
+            expected = "numbers above 0, as its scale is logarithmic" if least == 0.0 else "finite numbers"
+            raise BadCurves(f"{name} has a {dimension} out of range; expected {expected}")
+
+
+class TrialModel(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How trials behave on devices, and how many there are.
+
+    Attributes
+    ----------
+    gpus : int
+    max_gpus_d, packing_c : int
+        Most devices for one trial, most trials on one device.
+    alpha, beta : float
+        Penalties of packing and of scaling out.
+    overhead_s : float
+        What starting, or stopping and resuming, takes on a trial's devices (ε).
+    """
+
+    gpus: int
+    max_gpus_d: int = 4
+    packing_c: int = 2
+    alpha: float = 1.3
+    beta: float = 1.05
+    overhead_s: float = 0.0
+
+
+class FillingMethod(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One of them.
+
+    Attributes
+    ----------
+    kind : {"water", "one", "fixed"}
+    longest_first : bool
+        Of those that wait; else in the order in which they were opened.
+    refills : bool
+        Whether those that wait are filled anew when devices become idle; as published, they keep their widths.
+    """
+
+    kind: Literal["water", "one", "fixed"] = "water"
+    mechanisms: Mechanisms = Mechanisms()
+    longest_first: bool = True
+    refills: bool = True
+
+    def widths(self, h1_s: Floats, idle: int, model: TrialModel) -> Floats:
+        """Return the widths of a group of trials that is opened while so many devices are idle."""
+        match self.kind:
+            case "water":
+                return fill(
+                    h1_s,
+                    idle,
+                    model.packing_c,
+                    _widest(model),
+                    alpha=model.alpha,
+                    beta=model.beta,
+                    mechanisms=self.mechanisms,
+                )
+            case "fixed":
+                return np.full(h1_s.size, self._part(h1_s.size, model))
+            case "one":
+                return np.ones(h1_s.size)
+
+    def resized(self, h1_left_s: Floats, widths: Floats, model: TrialModel) -> Floats:
+        """Return the widths of running trials after devices became idle for which nobody waits."""
+        if self.kind != "water":
+            return widths
+        return resized(
+            h1_left_s,
+            widths,
+            model.gpus,
+            model.packing_c,
+            _widest(model),
+            overhead_s=model.overhead_s,
+            alpha=model.alpha,
+            beta=model.beta,
+            mechanisms=self.mechanisms,
+        )
+
+    def _part(self, trials: int, model: TrialModel) -> float:
+        """Return an equal part of all devices, within bounds."""
+        if trials <= model.gpus:
+            return float(min(model.max_gpus_d, model.gpus // trials))
+        return 1.0 / min(model.packing_c, -(-trials // model.gpus))
+
+
+def _widest(model: TrialModel) -> int:
+    """Return the most devices that water-filling gives a trial; as in the tuner, never more than make it faster."""
+    return min(model.max_gpus_d, model.gpus, widest(model.beta))
+
+
+FILLINGS: Final = {
+    "one": FillingMethod(kind="one", longest_first=False, refills=False),
+    "fixed": FillingMethod(kind="fixed", longest_first=False, refills=False),
+    "spread": FillingMethod(mechanisms=Mechanisms(intra=False, dynamic=False), longest_first=False, refills=False),
+    "water": FillingMethod(),
+    "water+leftover": FillingMethod(mechanisms=Mechanisms(leftover=True)),
+    "water-intra": FillingMethod(mechanisms=Mechanisms(intra=False)),
+    "water-inter": FillingMethod(mechanisms=Mechanisms(inter=False)),
+    "water-dynamic": FillingMethod(mechanisms=Mechanisms(dynamic=False)),
+}
+"""By the names that people write. ``spread`` only spreads, and keeps the widths that it gave."""
+
+PARTS: Final = ("stopped", "failed", "rescale", "overhead")
+"""Of the device-seconds held, what was not goodput; as in :class:`penstock_policies.search.runs.SweepGoodput`."""
+
+
+class SweepOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One sweep under one way of filling devices.
+
+    Attributes
+    ----------
+    makespan_s : float
+    target_s : float or None
+        When a trial first reached the target; None where none did, or there is none.
+    best : float or None
+        Of the runs with the largest budget.
+    utilisation : float
+        Device-seconds held over those that there were, 0 to 1.
+    goodput : float
+        Device-seconds of iterations of promoted and best runs over those held.
+    stopped, failed, rescale, overhead : float
+        The rest of those held, as shares: iterations of the other runs, runs that diverged, moving, and starting.
+    trials, runs, resizes : int
+        Points tried, runs of them, and how often a running one was moved to another width.
+    """
+
+    makespan_s: float
+    target_s: float | None
+    best: float | None
+    utilisation: float
+    goodput: float
+    trials: int
+    runs: int
+    resizes: int
+    stopped: float = 0.0
+    failed: float = 0.0
+    rescale: float = 0.0
+    overhead: float = 0.0

@@ -1,0 +1,336 @@
+"""
+A workload in columns, its parts and figures.
+
+A workload: who asked for how many devices, when, and for how long.
+
+Parts of a trace.
+
+Traces that can be given away.
+
+What can be wrong with a trace, and how it is said.
+
+What a trace is like, in figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock_log.validation import BadInput
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+STATES: Final = ("completed", "failed", "cancelled", "running")
+"""Of a job that was cancelled, or still ran when the record was taken, the length is but the least it could be."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """
+    J jobs in columns, by submission; jobs of one time keep the order of the source.
+
+    Attributes
+    ----------
+    name : str
+        What people call it: the file's name.
+    job_ids : sequence of str, (J,)
+    submit_s : (J,) float array, seconds
+        Rising, from any origin.
+    num_gpus : (J,) int array
+        Whole devices at once, at least 1.
+    duration_s : (J,) float array, seconds
+        Exclusive run time on that many devices, of the kind they ran on or, with ``speedups``, of the fastest kind.
+    gpu_share : (J,) float array or None
+        Share of one device, above 0 and at most 1, that a job asks for; None if all ask for whole devices.
+    vcs, users, models : sequence of str, (J,), or empty
+        Virtual cluster, user and model; empty where the source has none.
+    kinds : sequence of str, (J,), or empty
+        Device kind that a job asks for; an empty name takes any.
+    batch_sizes : (J,) int array or None
+        Samples of an iteration over all devices, as the user set it; 0 where the source does not say.
+    states : sequence of str, (J,), or empty
+        How each job ended where it was recorded: a name of :data:`STATES`, or empty.
+    dropped : mapping of str to int
+        Rows of the source that are no jobs here, by reason in words.
+    """
+
+    name: str
+    job_ids: Sequence[str]
+    submit_s: Floats
+    num_gpus: Ints
+    duration_s: Floats
+    gpu_share: Floats | None = None
+    batch_sizes: Ints | None = None
+    vcs: Sequence[str] = ()
+    users: Sequence[str] = ()
+    models: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    states: Sequence[str] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.job_ids)
+
+
+def taken(trace: Trace, rows: Ints) -> Trace:
+    """Return some jobs of a trace, given by their rising rows; nothing counts as dropped."""
+    chosen = rows.tolist()
+
+    def cells(column: Sequence[str]) -> list[str]:
+        return [column[i] for i in chosen] if column else []
+
+    return replace(
+        trace,
+        job_ids=cells(trace.job_ids),
+        submit_s=trace.submit_s[rows],
+        num_gpus=trace.num_gpus[rows],
+        duration_s=trace.duration_s[rows],
+        gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows],
+        batch_sizes=None if trace.batch_sizes is None else trace.batch_sizes[rows],
+        vcs=cells(trace.vcs),
+        users=cells(trace.users),
+        models=cells(trace.models),
+        kinds=cells(trace.kinds),
+        states=cells(trace.states),
+        dropped={},
+    )
+
+
+def window(trace: Trace, from_s: float, to_s: float) -> Trace:
+    """
+    Return the jobs submitted in ``[from_s, to_s)``, seconds after the trace's first submission.
+
+    Raises
+    ------
+    TraceError
+        If there are none.
+    """
+    after_s = trace.submit_s - (trace.submit_s[0] if len(trace) else 0.0)
+    rows = np.flatnonzero((after_s >= from_s) & (after_s < to_s))
+    if not rows.size:
+        span_s = float(after_s[-1]) if len(trace) else 0.0
+        raise TraceError(f"no job was submitted from {from_s:g} s to {to_s:g} s; the trace spans 0 to {span_s:g} s")
+    return taken(trace, rows)
+
+
+def sample(trace: Trace, jobs: int, rng: np.random.Generator) -> Trace:
+    """
+    Return that many jobs drawn evenly without replacement, in their order; the load falls in proportion.
+
+    Raises
+    ------
+    TraceError
+        If the trace has fewer.
+    """
+    if not 1 <= jobs <= len(trace):
+        raise TraceError(f"{jobs} jobs cannot be drawn from {len(trace)}; expected 1 to {len(trace)}")
+    return taken(trace, np.sort(rng.choice(len(trace), jobs, replace=False)))
+
+
+def scale_load(trace: Trace, factor: float) -> Trace:
+    """
+    Return the trace with the gaps between submissions divided by a factor: at 2 jobs come twice as fast.
+
+    Raises
+    ------
+    TraceError
+        If the factor is not above 0.
+    """
+    if not (factor > 0 and np.isfinite(factor)):
+        raise TraceError(f"the load cannot be scaled by {factor:g}; expected a number above 0")
+    first_s = trace.submit_s[:1]
+    return replace(trace, submit_s=first_s + (trace.submit_s - first_s) / factor)
+
+
+_BYTES: Final = 6
+
+
+def anonymized(trace: Trace, key: bytes) -> Trace:
+    """
+    Return a trace without names: keyed hashes stand for jobs, users, virtual clusters and models, and time begins at 0.
+
+    The same name under the same key gives the same hash, so that two traces can be put together; without the key
+    nobody can find a name by hashing a list of likely ones. Kinds of devices, counts, lengths and the gaps between
+    submissions stay.
+
+    Parameters
+    ----------
+    key : bytes
+        1 to 64; whoever has it can test guesses of names.
+
+    Notes
+    -----
+    BLAKE2b with a key, 48 bits: two of a million names fall together with a probability of 0.2 %.
+    """
+    first_s = float(trace.submit_s[0]) if len(trace) else 0.0
+    return replace(
+        trace,
+        name="anonymous",
+        job_ids=_hashed(trace.job_ids, key, "j"),
+        submit_s=trace.submit_s - first_s,
+        vcs=_hashed(trace.vcs, key, "v"),
+        users=_hashed(trace.users, key, "u"),
+        models=_hashed(trace.models, key, "m"),
+    )
+
+
+def _hashed(names: Sequence[str], key: bytes, what: str) -> list[str]:
+    known = {name: _hash(name, key, what) if name else "" for name in set(names)}
+    return [known[name] for name in names]
+
+
+def _hash(name: str, key: bytes, what: str) -> str:
+    digest = hashlib.blake2b(name.encode(), key=key, digest_size=_BYTES, person=what.encode())
+    return what + digest.hexdigest()
+
+
+class TraceError(BadInput):
+    """A trace, or a request about one, that makes no sense: says where, what was wrong, what was expected."""
+
+
+def broken_row(path: str, line: int, wrong: str, expected: str) -> TraceError:
+    """Return the error of one row, by its line in the (uncompressed) file."""
+    return TraceError(
+        f"{path}:{line}: {wrong}; expected {expected}; correct the row, "
+        "or drop broken rows and count them (--lenient of `penstock trace`)"
+    )
+
+
+SHARES: Final = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_MOST: Final = 10
+
+
+class GangSizeShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of one number of devices."""
+
+    gpus: int
+    jobs: int
+    gpu_h: float
+
+
+class PartyShare(msgspec.Struct, frozen=True, kw_only=True):
+    """A user, a virtual cluster, a model or a state, and its part."""
+
+    name: str
+    jobs: int
+    gpu_h: float
+
+
+class LargestParties(msgspec.Struct, frozen=True, kw_only=True):
+    """How many there are, and the ten with most device time."""
+
+    count: int
+    largest: tuple[PartyShare, ...]
+
+
+class TraceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A trace in figures.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the source that are jobs, or were dropped for a reason.
+    span_s : float
+        From the first submission to the last.
+    gpu_h : float
+        Device time of all jobs, fractions as such.
+    busy_gpus : float
+        Device time over span: so many devices would be busy all the time.
+    load : dict of str to float
+        Number of devices to ``busy_gpus`` over it; above 1 the queue grows.
+    duration_s : dict of str to float
+        Quantiles, ``p5`` to ``p99``, least, most and mean.
+    fractional : int
+        Jobs that ask for less than one device.
+    """
+
+    name: str
+    rows: int
+    jobs: int
+    dropped: dict[str, int]
+    first_submit_s: float
+    span_s: float
+    jobs_per_h: float
+    gpu_h: float
+    busy_gpus: float
+    load: dict[str, float]
+    duration_s: dict[str, float]
+    gpu_time_s: dict[str, float]
+    gpus: tuple[GangSizeShare, ...]
+    fractional: int
+    vcs: LargestParties
+    users: LargestParties
+    models: LargestParties
+    kinds: LargestParties
+    states: LargestParties
+
+
+def about(trace: Trace, clusters: Sequence[int] = ()) -> TraceStatistics:
+    """
+    Return a trace's figures.
+
+    Parameters
+    ----------
+    clusters : sequence of int
+        Numbers of devices to tell the load for.
+    """
+    share = np.ones(len(trace)) if trace.gpu_share is None else trace.gpu_share
+    gpu_s = trace.num_gpus * share * trace.duration_s
+    span_s = float(trace.submit_s[-1] - trace.submit_s[0]) if len(trace) else 0.0
+    busy = float(gpu_s.sum()) / span_s if span_s else 0.0
+    return TraceStatistics(
+        name=trace.name,
+        rows=len(trace) + sum(trace.dropped.values()),
+        jobs=len(trace),
+        dropped=dict(trace.dropped),
+        first_submit_s=float(trace.submit_s[0]) if len(trace) else 0.0,
+        span_s=span_s,
+        jobs_per_h=len(trace) * 3600.0 / span_s if span_s else 0.0,
+        gpu_h=float(gpu_s.sum()) / 3600.0,
+        busy_gpus=busy,
+        load={str(gpus): busy / gpus for gpus in clusters},
+        duration_s=_quantiles(trace.duration_s),
+        gpu_time_s=_quantiles(gpu_s),
+        gpus=_sizes(trace, gpu_s),
+        fractional=int((share < 1).sum()),
+        vcs=_parties(trace.vcs, gpu_s),
+        users=_parties(trace.users, gpu_s),
+        models=_parties(trace.models, gpu_s),
+        kinds=_parties(trace.kinds, gpu_s),
+        states=_parties(trace.states, gpu_s),
+    )
+
+
+def _quantiles(values: Floats) -> dict[str, float]:
+    if not values.size:
+        return {}
+    found = np.quantile(values, SHARES, method="inverted_cdf")
+    named = {f"p{round(share * 100)}": float(value) for share, value in zip(SHARES, found, strict=True)}
+    return {"min": float(values.min()), **named, "max": float(values.max()), "mean": float(values.mean())}
+
+
+def _sizes(trace: Trace, gpu_s: Floats) -> tuple[GangSizeShare, ...]:
+    sizes, at = np.unique(trace.num_gpus, return_inverse=True)
+    jobs, hours = np.bincount(at), np.bincount(at, gpu_s) / 3600.0
+    columns = zip(sizes.tolist(), jobs.tolist(), hours.tolist(), strict=False)
+    return tuple(GangSizeShare(gpus=gpus, jobs=count, gpu_h=gpu_h) for gpus, count, gpu_h in columns)
+
+
+def _parties(names: Sequence[str], gpu_s: Floats) -> LargestParties:
+    if not names:
+        return LargestParties(count=0, largest=())
+    unique = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    at = np.fromiter((unique[name] for name in names), np.int64, len(names))
+    jobs, hours = np.bincount(at), np.bincount(at, gpu_s) / 3600.0
+    largest = np.argsort(-hours, kind="stable")[:_MOST].tolist()
+    every = list(unique)
+    parties = [PartyShare(name=every[i], jobs=int(jobs[i]), gpu_h=float(hours[i])) for i in largest]
+    return LargestParties(count=len(every), largest=tuple(parties))

@@ -1,0 +1,209 @@
+"""
+A cluster's log as text and as a trace.
+
+The log of a cluster, real or simulated, as a trace: who asked for what, and how long it really ran.
+
+A log as text: one fact a line, in the form that ``penstock events -f -o json`` prints.
+
+So the same readers take a cluster's log and a simulated one.
+
+```json
+{"seq":1,"stored_s":1.0,"subject":"penstock.evt.job.j1","actor":"gateway/sim","cause":0,"type":"job.cancelled.v1",
+ "at_s":1.0,"fact":{"job_id":"j1"}}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import groupby
+from typing import IO, Any, Final
+
+import msgspec
+import numpy as np
+
+from penstock_bus import Delivery
+from penstock_bus.logger import get_logger
+from penstock_log import AnyEvent, Commit, JobState, codec, lifecycle, subject_of, tag_of
+from penstock_simulator.trace import Trace, TraceError
+from penstock_simulator.traces.columns import TraceBuilder, TraceSource
+
+_SAMPLE: Final = "sample of the profiler"
+_NEVER: Final = "never started"
+_STATES: Final = {JobState.COMPLETED: "completed", JobState.FAILED: "failed", JobState.CANCELLED: "cancelled"}
+
+
+class _Page(msgspec.Struct):
+    events: list[msgspec.Raw]
+
+
+class LogTrace:
+    """
+    Folds commits, in the log's order, to jobs with their executed time.
+
+    A job's length is the time that it held its devices, all runs together, lost work included, on the kind of device
+    that it ran on. One that still ran at the log's end counts with what it had run by then, as state ``running``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jobs = lifecycle.JobTable()
+        self._now_s = 0.0
+
+    def add(self, delivery: Delivery) -> None:
+        """Fold one commit in."""
+        for fact in delivery.commit.facts:
+            self._now_s = max(self._now_s, fact.at_s)
+            self._jobs.apply(fact)
+
+    def trace(self) -> Trace:
+        """Return the jobs so far; the profiler's samples, and jobs that never started, are none."""
+        jobs = list(self._jobs)
+        executed_s = np.array([job.executed_by(self._now_s) for job in jobs], np.float64)
+        gathering = TraceBuilder(self.name)
+        gathering.add(
+            [job.id for job in jobs],
+            np.array([job.submitted_s for job in jobs], np.float64),
+            np.array([job.spec.gpus for job in jobs], np.int64),
+            executed_s,
+            unfit={
+                _SAMPLE: np.array([job.sample is not None for job in jobs], bool),
+                _NEVER: np.array([not job.first_started_s for job in jobs], bool),
+            },
+            vcs=[job.spec.team for job in jobs],
+            users=[job.spec.user for job in jobs],
+            models=[job.spec.model for job in jobs],
+            kinds=["|".join(job.spec.kinds) for job in jobs],
+            states=[_STATES.get(job.state, "running") for job in jobs],
+        )
+        return gathering.trace()
+
+
+def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
+    """
+    Yield the commits of a log, in its order; facts of older tags are upcast, blank lines are skipped.
+
+    A commit with a fact that does not belong on its subject is left out, as every reader of the log leaves it out.
+
+    Raises
+    ------
+    ValueError
+        If a line is not one of a log; it says which.
+    """
+    numbered = ((number, _parsed(line, number)) for number, line in enumerate(lines, start=1) if line.strip())
+    for seq, group in groupby(numbered, key=lambda pair: pair[1].seq):
+        found = list(group)
+        first = found[0][1]
+        facts = tuple(_fact(line, number) for number, line in found)
+        if any(subject_of(fact) != first.subject for fact in facts):
+            _log.warning("commit_dropped", seq=seq, subject=first.subject, types=[tag_of(fact) for fact in facts])
+            continue
+        commit = Commit(id=str(seq), actor=first.actor, facts=facts, cause=first.cause)
+        yield Delivery(seq=seq, subject=first.subject, stored_s=first.stored_s, pending=0, commit=commit)
+
+
+def read(source: TraceSource) -> Trace:
+    """
+    Read a log: a fact a line, as ``penstock events -f -o json`` prints and simulations write it, or one page of
+    ``penstock events -o json``.
+
+    Raises
+    ------
+    TraceError
+        If a line is no fact.
+    """
+    history = LogTrace(source.name)
+    with source.text() as text:
+        try:
+            for delivery in decode(facts(text)):
+                history.add(delivery)
+        except ValueError as error:
+            raise TraceError(f"{source.path}: {error}") from error
+    return history.trace()
+
+
+def facts(text: IO[str]) -> Iterable[str | bytes]:
+    """Return the facts of a log in a file, each as JSON, whether they stand on lines or on a page."""
+    first = text.readline()
+    if first.strip() == "{" or first.startswith('{"events"'):  # a page, indented or not
+        return _page(first + text.read())
+    return _again(first, text)
+
+
+def _page(body: str) -> list[bytes]:
+    return [bytes(event) for event in msgspec.json.decode(body, type=_Page).events]
+
+
+def _again(first: str, rest: Iterable[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line, in the order of the fields of :class:`penstock_log.views.EventView`."""
+
+    seq: int
+    stored_s: float
+    subject: str
+    actor: str
+    cause: int
+    type: str
+    at_s: float
+    fact: msgspec.Raw
+
+
+_log = get_logger("penstock.sim")
+_NO_TIME: Final = b'"since_s":null'  # what most ranks have
+_tag_of: Final = cache(tag_of)
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(_Line)
+
+
+def encode(*deliveries: Delivery) -> bytes:
+    """
+    Return the lines of commits, each with its line end.
+
+    Raises
+    ------
+    CodecError
+        If a number is not finite.
+    """
+    text = _encoder.encode_lines([_line(delivery, fact) for delivery in deliveries for fact in delivery.commit.facts])
+    if b"null" in text and b"null" in text.replace(_NO_TIME, b""):
+        for delivery in deliveries:
+            codec.encode(delivery.commit)  # refuses what is not finite
+    return text
+
+
+def _line(delivery: Delivery, fact: AnyEvent) -> _Line:
+    body = _encoder.encode(fact)  # {"type":…,"at_s":…,REST
+    commit = delivery.commit
+    return _Line(
+        delivery.seq,
+        delivery.stored_s,
+        delivery.subject,
+        commit.actor,
+        commit.cause,
+        _tag_of(type(fact)),
+        fact.at_s,
+        msgspec.Raw(b"{" + body.split(b",", 2)[2]),
+    )
+
+
+def _parsed(line: bytes | str, number: int) -> _Line:
+    try:
+        return _decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            f"line {number} is no fact of a log: {error}; expected lines as `penstock events -f -o json` prints them"
+        ) from error
+
+
+def _fact(line: _Line, number: int) -> AnyEvent:
+    try:
+        fact: dict[str, Any] = {"type": line.type, "at_s": line.at_s, **msgspec.json.decode(line.fact)}
+        (found,) = codec.decode(msgspec.json.encode({"id": "", "actor": "", "facts": [fact]})).facts
+    except (codec.CodecError, msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"line {number}: {error}; was it written by a later version?") from error
+    return found

@@ -1,0 +1,391 @@
+"""
+The cluster of a simulation, whole and in virtual clusters.
+
+The cluster of a simulation: groups of equal nodes, from ``3x4`` on a command line or from a TOML file.
+
+```toml
+[[nodes]]
+count = 8                  # default 1
+gpus = 4
+kind = "fast"              # default "gpu"
+memory_gib = 80            # of one device; default 16
+speed = 1.0                # relative to the fastest kind; default 1
+labels = { rack = "a" }
+cpus = 32                  # of one node, for jobs; default 0: nobody is kept from it for want of them
+host_memory_gib = 256      # likewise
+```
+
+How many GPUs each virtual cluster has of its own, from a TOML file.
+
+```toml
+borrow = false          # whether what is idle is lent; default false
+
+[gpus]
+vision = 64
+speech = 32
+```
+
+Without borrowing each virtual cluster is a cluster by itself. Those that the file does not name share what it leaves.
+
+Outcomes of the parts of a trace, put together: what becomes of virtual clusters that are clusters by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from penstock_simulator.outcome import ClusterTimeline, Outcome
+from penstock_simulator.trace import Floats, Ints, Trace
+
+_GIB: Final = 2**30
+_TERM: Final = re.compile(r"(\d+)x(\d+)(?:@([A-Za-z][\w.-]*))?")
+
+
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Equal nodes.
+
+    Attributes
+    ----------
+    count : int
+        Nodes.
+    gpus : int
+        Devices of each.
+    kind : str
+    memory_gib : float
+        Of each device.
+    speed : float
+        Relative to the fastest kind.
+    labels : dict of str to str
+    cpus, host_memory_gib : float
+        Of each node's host, for jobs; 0: nobody waits for them.
+    """
+
+    gpus: Annotated[int, Meta(ge=1)]
+    count: Annotated[int, Meta(ge=1)] = 1
+    kind: Annotated[str, Meta(min_length=1)] = "gpu"
+    memory_gib: Annotated[float, Meta(gt=0)] = 16.0
+    speed: Annotated[float, Meta(gt=0)] = 1.0
+    labels: dict[str, str] = {}
+    cpus: Annotated[float, Meta(ge=0)] = 0.0
+    host_memory_gib: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Memory of each node's host, for jobs."""
+        return round(self.host_memory_gib * _GIB)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of each device."""
+        return round(self.memory_gib * _GIB)
+
+
+@dataclass(frozen=True)
+class SimulatedNodes:
+    """
+    All nodes of a cluster, by groups; nodes and devices are numbered in this order.
+
+    Examples
+    --------
+    >>> nodes = parse("2x4+1x8@fast")
+    >>> nodes.gpus, nodes.sizes.tolist(), nodes.kinds, str(nodes)
+    (16, [4, 4, 8], ('gpu', 'fast'), '2x4+1x8@fast')
+    """
+
+    groups: Sequence[NodeGroup]
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Devices of each node."""
+        return np.repeat([group.gpus for group in self.groups], [group.count for group in self.groups]).astype(np.int64)
+
+    @cached_property
+    def gpus(self) -> int:
+        """All devices."""
+        return sum(group.count * group.gpus for group in self.groups)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of devices, each once, in the order of the groups."""
+        return tuple(dict.fromkeys(group.kind for group in self.groups))
+
+    def of_kind(self, kind: str) -> int:
+        """Return the number of devices of a kind."""
+        return sum(group.count * group.gpus for group in self.groups if group.kind == kind)
+
+    def __str__(self) -> str:
+        return "+".join(
+            f"{group.count}x{group.gpus}" + (f"@{group.kind}" if group.kind != "gpu" else "") for group in self.groups
+        )
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: Annotated[list[NodeGroup], Meta(min_length=1)]
+
+
+def parse(text: str) -> SimulatedNodes:
+    """
+    Return the cluster that a word means: ``3x4`` is three nodes of four devices; ``2x8@fast+4x4@slow`` has two kinds.
+
+    Raises
+    ------
+    ValueError
+        If it is no such word.
+    """
+    terms = [_TERM.fullmatch(term.strip()) for term in text.split("+")]
+    groups = [
+        NodeGroup(count=int(term[1]), gpus=int(term[2]), kind=term[3] or "gpu")
+        for term in terms
+        if term is not None and int(term[1]) and int(term[2])
+    ]
+    if len(groups) < len(terms):
+        raise ValueError(f"cluster is {text!r}; expected NODESxGPUS such as 3x4 or 2x8@fast+4x4@slow, or a TOML file")
+    return SimulatedNodes(tuple(groups))
+
+
+def read_cluster(path: Path) -> SimulatedNodes:
+    """
+    Return the cluster of a TOML file, as the head of this module shows it.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read or says something else.
+    """
+    try:
+        return SimulatedNodes(tuple(msgspec.toml.decode(path.read_bytes(), type=_File).nodes))
+    except OSError as error:
+        raise ValueError(f"cluster file {path} cannot be read: {error}; name one that can, or say 3x4") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"cluster file {path}: {error}; expected tables [[nodes]] with gpus, count, kind …") from error
+
+
+def load(word: str) -> SimulatedNodes:
+    """Return the cluster that a command line names: the file if it ends in ``.toml``, else what the word means."""
+    return read_cluster(Path(word)) if word.endswith(".toml") else parse(word)
+
+
+OTHERS: Final = "others"
+"""What the virtual clusters that a file does not name are together."""
+
+
+class VirtualClusterQuotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    The quotas of virtual clusters.
+
+    Attributes
+    ----------
+    gpus : dict of str to int
+        Virtual cluster → devices of its own; with 0, and without borrowing, none of its jobs starts.
+    borrow : bool
+        Whether a virtual cluster may use what others leave idle, until they want it.
+    """
+
+    gpus: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    borrow: bool = False
+
+
+@dataclass(frozen=True)
+class VirtualClusterPart:
+    """
+    A virtual cluster that is a cluster by itself.
+
+    Attributes
+    ----------
+    rows : (J,) int array
+        Its jobs in the trace.
+    nodes : SimulatedNodes
+        Without a group where its quota is 0.
+    """
+
+    name: str
+    rows: Ints
+    nodes: SimulatedNodes
+
+
+def read_quotas(path: Path) -> VirtualClusterQuotas:
+    """
+    Return the quotas of a file.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read or says something else.
+    """
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=VirtualClusterQuotas)
+    except OSError as error:
+        raise ValueError(f"quota file {path} cannot be read: {error.strerror}; name a file that can") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            f"quota file {path}: {error}; expected a table [gpus] with virtual cluster = number of GPUs, and borrow"
+        ) from error
+
+
+def check(quotas: VirtualClusterQuotas, trace: Trace, nodes: SimulatedNodes) -> None:
+    """
+    Check quotas against a trace and a cluster.
+
+    Raises
+    ------
+    ValueError
+        If the trace has no virtual clusters, more is promised than there is, or jobs are left with nothing.
+    """
+    if not trace.vcs:
+        raise ValueError(f"trace {trace.name} names no virtual clusters, so it has no quotas; expected a column vc")
+    promised = sum(quotas.gpus.values())
+    if promised > nodes.gpus:
+        raise ValueError(
+            f"quotas add up to {promised:,} GPUs and the cluster has {nodes.gpus:,}; "
+            "lower some, or give a larger cluster"
+        )
+    others = sorted(set(map(str, trace.vcs)) - quotas.gpus.keys())
+    if others and not quotas.borrow and promised == nodes.gpus:
+        raise ValueError(
+            f"virtual cluster {', '.join(others[:5])} has no quota, and those of the others leave no GPU; "
+            "give it one, or 0 to leave its jobs unstarted"
+        )
+
+
+def divide(quotas: VirtualClusterQuotas, trace: Trace, nodes: SimulatedNodes) -> list[VirtualClusterPart]:
+    """
+    Return each virtual cluster with jobs as a cluster by itself, in the file's order; those that it does not name last.
+
+    Nodes are dealt out in their order; one that is more than a virtual cluster still lacks is split.
+
+    Examples
+    --------
+    >>> from penstock_simulator.virtual_cluster import parse
+    >>> [(str(nodes), name) for name, nodes in _dealt({"a": 6, "b": 4}, parse("3x4"))]
+    [('1x4+1x2', 'a'), ('2x2', 'b'), ('1x2', 'others')]
+    """
+    vcs = np.array([str(vc) for vc in trace.vcs], dtype=object)
+    known = np.isin(vcs, list(quotas.gpus))
+    found = []
+    for name, dealt in _dealt(quotas.gpus, nodes):
+        rows = np.flatnonzero(vcs == name) if name in quotas.gpus else np.flatnonzero(~known)
+        if rows.size:
+            found.append(VirtualClusterPart(name, rows.astype(np.int64), dealt))
+    return found
+
+
+def _dealt(gpus: Mapping[str, int], nodes: SimulatedNodes) -> Iterator[tuple[str, SimulatedNodes]]:
+    left = [_one_of(group, group.gpus) for group in nodes.groups for _ in range(group.count)]
+    for name, quota in gpus.items():
+        taken: list[NodeGroup] = []
+        lacking = quota
+        while lacking:
+            node = left.pop(0)
+            taken.append(_one_of(node, min(node.gpus, lacking)))
+            if node.gpus > lacking:
+                left.insert(0, _one_of(node, node.gpus - lacking))
+            lacking -= taken[-1].gpus
+        yield name, SimulatedNodes(_grouped(taken))
+    others = OTHERS if OTHERS not in gpus else f"all {OTHERS}"
+    yield others, SimulatedNodes(_grouped(left))
+
+
+def _one_of(node: NodeGroup, gpus: int) -> NodeGroup:
+    """Return a single node like one of a group, with so many devices."""
+    return msgspec.structs.replace(node, count=1, gpus=gpus)
+
+
+def _grouped(nodes: Sequence[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """Return nodes as groups of equal neighbours."""
+    groups: list[NodeGroup] = []
+    for node in nodes:
+        if groups and msgspec.structs.replace(groups[-1], count=1) == node:
+            groups[-1] = msgspec.structs.replace(groups[-1], count=groups[-1].count + 1)
+        else:
+            groups.append(node)
+    return tuple(groups)
+
+
+def merged(trace: Trace, policy: str, gpus: int, parts: Sequence[tuple[Ints, Outcome]]) -> Outcome:
+    """
+    Return the outcome of a whole trace from those of its parts; jobs of no part never start.
+
+    Parameters
+    ----------
+    gpus : int
+        Devices of the whole cluster, those that no part has among them.
+    parts : sequence of ((J,) int array, Outcome)
+        The rows of each part, and what became of them.
+    """
+
+    def column(name: str, fill: float) -> Floats:
+        values = np.full(len(trace), fill)
+        for rows, outcome in parts:
+            values[rows] = getattr(outcome, name)
+        return values
+
+    lines = [outcome.timeline for _, outcome in parts if outcome.timeline is not None]
+    return Outcome(
+        policy=policy,
+        trace=trace,
+        gpus=gpus,
+        start_s=column("start_s", np.nan),
+        end_s=column("end_s", np.nan),
+        executed_s=column("executed_s", 0.0),
+        preemptions=column("preemptions", 0).astype(np.int64),
+        promotions=column("promotions", 0).astype(np.int64),
+        events=sum(outcome.events for _, outcome in parts),
+        wall_s=sum(outcome.wall_s for _, outcome in parts),
+        timeline=together(lines) if lines else None,
+        held_gpu_s=_held_gpu_s(trace, parts),
+        dropped=_dropped(trace, parts),
+    )
+
+
+def _held_gpu_s(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> Floats | None:
+    if all(outcome.held_gpu_s is None for _, outcome in parts):
+        return None
+    found = np.zeros(len(trace))
+    for rows, outcome in parts:
+        found[rows] = outcome.held_gpu_s
+    return found
+
+
+def _dropped(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> npt.NDArray[np.bool_] | None:
+    if all(outcome.dropped is None for _, outcome in parts):
+        return None
+    found = np.zeros(len(trace), dtype=np.bool_)
+    for rows, outcome in parts:
+        found[rows] = outcome.dropped if outcome.dropped is not None else False
+    return found
+
+
+def together(lines: Sequence[ClusterTimeline]) -> ClusterTimeline:
+    """
+    Return the sum of timelines, each of which is 0 before it begins.
+
+    Examples
+    --------
+    >>> one = ClusterTimeline(np.array([0.0, 4.0]), np.array([2, 1]), np.array([0, 0]))
+    >>> other = ClusterTimeline(np.array([2.0]), np.array([3]), np.array([5]))
+    >>> both = together([one, other])
+    >>> both.at_s.tolist(), both.busy_gpus.tolist(), both.waiting_jobs.tolist()
+    ([0.0, 2.0, 4.0], [2, 5, 4], [0, 5, 5])
+    """
+    at_s = np.unique(np.concatenate([line.at_s for line in lines]))
+    busy, waiting = (np.zeros(at_s.size, dtype=np.int64) for _ in range(2))
+    for line in lines:
+        step = np.searchsorted(line.at_s, at_s, side="right")
+        busy += _held(line.busy_gpus, step)
+        waiting += _held(line.waiting_jobs, step)
+    return ClusterTimeline(at_s, busy, waiting)
+
+
+def _held(values: Ints, step: npt.NDArray[np.intp]) -> Ints:
+    return np.concatenate(([0], values))[step]

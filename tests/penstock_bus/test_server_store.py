@@ -1,0 +1,140 @@
+"""What the streams may hold together, and what becomes of a store that is full."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_bus import Append, StorageFull, Unavailable
+from penstock_bus.access import ADMIN, CLIENT
+from penstock_bus.nats import NatsBus, StreamLimits, connect, streams
+from penstock_bus.nats.streams import configs, outdated
+from penstock_bus.server import Server, ServerSettings, running, with_room
+from penstock_log import Commit, JobHeld, subjects
+
+MIB = 1 << 20
+SMALL = 64 * MIB
+BODY = os.urandom(900_000)
+
+
+def bus_of(server: Server, user: str = ADMIN, **options: Any) -> AbstractAsyncContextManager[NatsBus]:
+    options = {"limits": StreamLimits.of_store(SMALL), "as_client": user == CLIENT, "timeout_s": 2.0, **options}
+    return connect(server.url, user=user, password=server.passwords[user], **options)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    """A small store without streams."""
+    async with running(ServerSettings(data_dir=tmp_path, max_store_bytes=SMALL, sync_interval="2m")) as started:
+        yield started
+
+
+def held(job_id: str) -> Append:
+    fact = JobHeld(job_id=job_id, at_s=1.0)
+    return Append(
+        subject=subjects.job(job_id), commit=Commit(id=job_id, actor="gateway/1", facts=(fact,)), expected=None
+    )
+
+
+async def fill(bus: NatsBus, subject: str) -> int:
+    """Publish until it is refused; return how many were taken."""
+    count = 0
+    while (await bus.link.store(subject, BODY, {"Nats-Msg-Id": f"{subject} {count}"})).error is None:
+        count += 1
+        assert count * len(BODY) < 2 * SMALL
+    return count
+
+
+@given(st.integers(1 * MIB, 1 << 50))
+def test_half_of_every_store_is_left_to_the_log(store_bytes: int) -> None:
+    limited = {name: config.get("max_bytes") for name, config in configs(StreamLimits.of_store(store_bytes)).items()}
+    assert limited.pop(subjects.EVT) is None
+    assert all(limited.values())
+    assert sum(limited.values()) <= store_bytes / 2
+
+
+async def test_nobody_can_fill_the_store_with_submissions(server: Server) -> None:
+    async with bus_of(server) as admin, bus_of(server, CLIENT) as client:
+        for subject in (subjects.INBOX_JOBS, subjects.INBOX_SWEEPS):
+            await fill(client, subject)
+        with pytest.raises(StorageFull, match="nothing was stored"):
+            await client.submit(subjects.INBOX_JOBS, BODY)
+        with pytest.raises(Unavailable, match="no stream took"):
+            await admin.link.store("penstock.inbox.trash", b"x", {})
+        assert await admin.append(held("j1"))
+        lease = await admin.acquire("matcher", "m1", 5.0)
+        assert lease is not None
+        (largest, *_) = await streams.streams(admin.link)
+        assert (largest.name, largest.max_bytes) == (subjects.INBOX, SMALL // 16)
+        assert largest.bytes <= SMALL // 16
+
+
+async def test_output_gives_way_to_newer_output_and_never_to_facts(server: Server) -> None:
+    async with bus_of(server) as admin:
+        for number in range(30):
+            await admin.write_log(f"j{number}", 0, BODY)
+        found = {one.name: one for one in await streams.streams(admin.link)}
+        assert 0 < found[subjects.LOG].bytes <= 3 * SMALL // 16
+        assert [line.job_id async for line in admin.read_logs("j29")] == ["j29"]
+        assert await admin.append(held("j1"))
+
+
+async def old_streams(admin: NatsBus) -> None:
+    """Make the streams as the first version did: without limits, and the queue with a wildcard."""
+    for name, config in configs(StreamLimits()).items():
+        old = {key: value for key, value in config.items() if not key.startswith("deny_") or "KV" in name}
+        if name in {subjects.INBOX, subjects.STATE} or "KV" in name:
+            old.pop("max_bytes")
+        if name == subjects.INBOX:
+            old |= {"subjects": ["penstock.inbox.>"], "discard": "old"}
+        small = {"max_bytes": MIB} if name in {subjects.LOG, subjects.SHADOW, subjects.REJECTED} else {}
+        await admin.link.api(f"STREAM.CREATE.{name}", old | small)
+
+
+async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_what_to_purge(server: Server) -> None:
+    async with bus_of(server, as_client=True) as admin:
+        await old_streams(admin)
+        trash = await fill(admin, "penstock.inbox.trash")
+        with pytest.raises(StorageFull):
+            await admin.append(held("j1"))
+    told = await with_room(server)
+    assert told.startswith("is full: 6")
+    assert f"{trash * len(BODY) // MIB} MiB of it in INBOX; `penstock purge --data {server.settings.data_dir}`" in told
+    async with bus_of(server) as admin:
+        assert await admin.append(held("j1"))
+        assert await admin.acquire("matcher", "m1", 5.0)
+        queue = await streams.stream(admin.link, subjects.INBOX)
+        assert (queue.subjects, queue.max_bytes) == ({"penstock.inbox.trash": trash}, SMALL // 16)
+        with pytest.raises(Unavailable, match="no stream took"):
+            await admin.link.store("penstock.inbox.trash", b"x", {})
+        assert await streams.purge(admin.link, subjects.INBOX) == trash
+        await admin.submit(subjects.INBOX_JOBS, b"{}")
+        with pytest.raises(ValueError, match="nothing brings back"):
+            await streams.purge(admin.link, subjects.EVT)
+        answer = await admin.link.client.request(f"$JS.API.STREAM.PURGE.{subjects.EVT}", b"")
+        assert "error" in msgspec.json.decode(answer.data)
+        assert await admin.last_seq() == 1
+    assert await with_room(server) == ""
+
+
+async def test_limits_that_an_operator_has_set_stay(server: Server) -> None:
+    async with bus_of(server) as admin:
+        config = (await admin.link.api(f"STREAM.INFO.{subjects.INBOX}"))["config"]
+        await admin.link.api(f"STREAM.UPDATE.{subjects.INBOX}", config | {"max_bytes": 2 * MIB})
+    async with bus_of(server) as admin:
+        assert (await streams.stream(admin.link, subjects.INBOX)).max_bytes == 2 * MIB
+
+
+async def test_the_same_streams_are_not_changed_twice(server: Server) -> None:
+    async with bus_of(server) as admin:
+        for name, config in configs(StreamLimits.of_store(SMALL)).items():
+            found = (await admin.link.api(f"STREAM.INFO.{name}"))["config"]
+            assert outdated(found, config) == {}

@@ -1,0 +1,350 @@
+"""Nodes, sweeps, the doctor, and running Penstock itself, as far as no server is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_gateway import FakeGateway, node_view
+
+from penstock.client import Client
+from penstock_bus import Rejection
+from penstock_bus.health import VERSION, Metrics, Vitals, endpoints
+from penstock_bus.memory import MemoryBus
+from penstock_cli.commands import cluster, up
+from penstock_cli.view_lines import node_row
+from penstock_log import Device, request_bodies, views
+
+Run = Callable[..., tuple[int, str, str]]
+
+SWEEP = """\
+name: search
+metric: accuracy
+trials: 8
+job: {name: trial, command: ["true"]}
+space:
+  lr: {kind: choice, values: [0.1, 0.01]}
+"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> str:
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return str(tmp_path / "sweep.yaml")
+
+
+def test_nodes_show_what_is_busy_and_what_is_emulated(penstock: Run) -> None:
+    assert penstock("nodes")[1] == (
+        "NODE  POOL     ST  BUSY  IDLE  KINDS              HEARD\nn1    default  up     1     1  fast:2 (emulated)  -\n"
+    )
+    assert penstock("nodes", "-o", "wide")[1].splitlines()[1].split() == [
+        "n1", "default", "up", "n1/fast0", "fast", "16GiB", "emulated", "1x", "j1", "-", "-",
+    ]  # fmt: skip
+    assert msgspec.json.decode(penstock("nodes", "-o", "json")[1], type=views.NodesView).nodes[0].id == "n1"
+
+
+def test_draining_says_who_why_and_whether_to_preempt(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("node", "drain", "n1", "--preempt", "--reason", "new fan")[:2] == (0, "n1: done\n")
+    (ask,) = gateway.asked
+    assert isinstance(ask, request_bodies.DrainRequest)
+    assert (ask.id, ask.preempt, ask.reason) == ("n1", True, "new fan")
+    assert penstock("node", "resume", "n1")[0] == 0
+
+
+def test_status_counts_what_there_is(penstock: Run) -> None:
+    assert penstock("status")[1].splitlines() == [
+        "jobs:          1 PD, 2 R",
+        "nodes:         1 up",
+        "fast devices:  1 busy, 1 idle",
+        "services:      1 ranker",
+        "log:           sequence 7",
+        "version:       0.1.0",
+    ]
+
+
+def test_a_sweep_is_submitted_from_a_file_with_flags_over_it(
+    penstock: Run, gateway: FakeGateway, sweep_file: str
+) -> None:
+    assert penstock("tune", sweep_file, "--trials", "4", "--seed", "7", "--max-gpus", "2") == (0, "s1\n", "")
+    (ask,) = gateway.asked
+    assert isinstance(ask, request_bodies.TuneRequest)
+    assert (ask.spec.trials, ask.spec.seed, ask.spec.max_gpus) == (4, 7, 2)
+    assert ask.spec.job.user
+
+
+def test_a_sweep_file_with_a_mistake_is_told_where(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(SWEEP.replace("choice", "choise"))
+    code, _, err = penstock("tune", str(tmp_path / "bad.yaml"))
+    assert code == 2
+    assert "bad.yaml:6: space.lr.kind: expected one of" in err
+    assert "did you mean `choice`?" in err
+
+
+def test_a_sweep_without_its_script_is_refused_before_all_trials_fail(penstock: Run, sweep_file: str) -> None:
+    path = Path(sweep_file)
+    path.write_text(SWEEP.replace('"true"', "python, nowhere.py"))
+    code, _, err = penstock("tune", sweep_file)
+    assert code == 2
+    assert "nowhere.py; check the path, or give --no-check" in err
+    assert penstock("tune", sweep_file, "--no-check")[0] == 0
+
+
+def test_nodes_tell_real_devices_from_emulated_ones() -> None:
+    node = node_view()
+    bare = views.DeviceView(
+        name="n1/cpu2", device=Device(index=2, kind="cpu", backend="cpu", memory_bytes=1 << 30), job_id=""
+    )
+    assert node_row(msgspec.structs.replace(node, devices=(*node.devices, bare)), 0.0)[5] == "cpu:1 fast:2 (emulated)"
+
+
+def test_the_help_names_every_command_in_a_whole_sentence(penstock: Run) -> None:
+    assert "..." not in penstock("--help")[1].replace("[ARGS]...", "")
+
+
+def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -> None:
+    penstock("tune", sweep_file)
+    assert penstock("sweep", "ls")[1].splitlines()[1].split() == [
+        "s1", "search", "running", "0/8", "accuracy", "(max)", "-", "-",
+    ]  # fmt: skip
+    assert "trials:     0/8 done\n" in penstock("sweep", "show", "s1")[1]
+    assert penstock("sweep", "show", "s1")[1].splitlines()[-1].split() == ["s1-3", "R", "0", "1", "-", "lr=0.1"]
+    assert penstock("sweep", "best", "s1")[0] == 1, "no trial has a value yet"
+    assert penstock("sweep", "export", "s1")[1].splitlines() == [
+        "job_id,number,bracket,rung,budget,group,gpus,state,value,problem,promoted,lr",
+        "s1-3,0,0,0,0,0,1,R,,,False,0.1",
+    ]
+    assert penstock("sweep", "cancel", "s1")[:2] == (0, "s1: done\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ({"state": "failed", "reason": "no trial reported 'acc'"}, 1, "s1 failed: no trial reported 'acc'"),
+        ({"state": "cancelled"}, 130, "s1 cancelled"),
+        (
+            {"state": "completed", "best_job_id": "s1-3", "best_value": 0.5},
+            0,
+            "s1 completed: best accuracy 0.5 by s1-3",
+        ),
+        (
+            {
+                "state": "completed",
+                "best_job_id": "s1-3",
+                "best_value": 0.5,
+                "done": 16,
+                "failed": 4,
+                "failed_promotions": 4,
+                "first_failed": "s1-2-r1",
+                "first_error": "exit code 1: NameError: loss",
+            },
+            1,
+            "s1 completed: best accuracy 0.5 by s1-3\npenstock: 4 of 16 runs failed, 4 of them promoted; "
+            "the first, s1-2-r1: exit code 1: NameError: loss",
+        ),
+    ],
+)
+def test_waiting_for_a_sweep_says_how_it_ended_and_why(
+    penstock: Run, gateway: FakeGateway, sweep_file: str, *, end: dict[str, Any], code: int, told: str
+) -> None:
+    gateway.sweep_end = {"finished_s": 9.0, **end}
+    assert penstock("tune", sweep_file, "--no-check", "--wait") == (code, "s1\n", f"penstock: sweep {told}\n")
+
+
+def test_a_list_of_sweeps_says_which_have_failures_and_the_first_error(
+    penstock: Run, gateway: FakeGateway, sweep_file: str
+) -> None:
+    failed = {"failed": 2, "first_failed": "s1-1", "first_error": "exit code 1: NameError: loss", "done": 5}
+    gateway.sweep_end = {"finished_s": 9.0, "state": "completed", **failed}
+    penstock("tune", sweep_file, "--no-check", "--wait")
+    header, row = penstock("sweep", "ls")[1].splitlines()
+    assert header.split()[-2:] == ["FAILED", "FIRST-ERROR"]
+    assert row.split()[-6:] == ["2", "exit", "code", "1:", "NameError:", "loss"]
+    shown = " ".join(penstock("sweep", "show", "s1")[1].split())
+    assert "failed: 2 of 5 runs failed; the first, s1-1: exit code 1: NameError: loss" in shown
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_told_without_a_command(penstock: Run, flag: str) -> None:
+    assert penstock(flag) == (0, f"penstock {VERSION}\n", "")
+
+
+def test_the_doctor_names_what_is_missing_and_what_to_do(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.nodes = []
+    code, out, _ = penstock("doctor")
+    assert code == 1
+    lines = out.splitlines()
+    assert "fail  ranker       no replica answers; start one: `penstock service ranker`" in lines
+    assert "fail  nodes        none is up; start an executor: `penstock service executor` on each node" in lines
+    assert json.loads(penstock("doctor", "-o", "json")[1])[0]["what"] == "data folder"
+
+
+def test_the_doctor_says_who_leads_for_how_long_and_how_far_he_has_decided() -> None:
+    standby = views.ReplicaView(service="matcher", id="b", heard_s=1.0, ready=True, elected=True, last_seq=120)
+    first = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, decided_seq=118)
+    assert cluster.line_of(cluster.leader("matcher", [first, standby])) == (
+        "ok    matcher  ready; a has led for 1m15s, its lease 0.4s old, last decision at fact 118 of 120"
+    )
+    assert cluster.leader("gateway", [msgspec.structs.replace(standby, elected=False)]).detail == "ready"
+
+
+def test_the_doctor_is_not_green_where_nobody_leads_or_facts_wait_for_a_decision() -> None:
+    standby = views.ReplicaView(service="matcher", id="b", heard_s=1.0, ready=True, elected=True, last_seq=120)
+    nobody = cluster.leader("matcher", [standby])
+    assert (nobody.level, nobody.detail) == ("fail", "ready, but none of its 1 replica has the lead")
+    stuck = msgspec.structs.replace(standby, id="a", leading=True, term_s=75.0, lease_s=0.4, undecided_s=150.0)
+    found = cluster.leader("matcher", [stuck, standby])
+    assert (found.level, found.remedy) == ("fail", "see the log of matcher a, and restart it")
+    assert found.detail.startswith("ready, but facts have waited 2m30s for a decision: a has led for 1m15s")
+    alone = msgspec.structs.replace(stuck, service="profiler", elected=False)
+    assert cluster.leader("profiler", [alone]).level == "fail"
+
+
+def test_the_doctor_counts_the_commits_that_all_readers_dropped(penstock: Run, gateway: FakeGateway) -> None:
+    reason = "ranker wrote job.submitted.v1 on penstock.evt.rank.evil"
+    for seq in (3, 4):
+        gateway.before.append(
+            lambda bus, seq=seq: bus.reject(
+                f"evt-{seq}", Rejection(reason=reason, origin=f"EVT penstock.evt.rank.evil seq {seq}", body=b"{}")
+            )
+        )
+    _, out, _ = penstock("doctor")
+    (line,) = [line for line in out.splitlines() if " log " in line]
+    assert line.startswith("warn  log")
+    assert f"2 commits were dropped by all readers, the last because {reason}; list them with `penstock" in line
+
+
+async def test_the_doctor_passes_on_what_a_service_says_of_itself(memory_bus: MemoryBus) -> None:
+    vitals = Vitals(service="matcher", replica="r1", ready=True, note="compiles its kernels")
+    async with (
+        memory_bus.serve("penstock-matcher", "1", endpoints(lambda: vitals, Metrics())),
+        Client(bus=memory_bus, nobody_s=0.0) as client,
+    ):
+        found = [finding async for finding in cluster.ask(client)]
+    assert cluster.Finding("ok", "matcher", "ready; it compiles its kernels") in found
+
+
+def test_the_doctor_compares_clocks_by_the_last_heartbeat() -> None:
+    found = views.NodesView(nodes=(node_view(heard_s=100.0), node_view("n2", heard_s=90.0)), seq=1)
+    assert cluster.skew(found, 101.0) == cluster.Finding("ok", "clock", "agrees with the gateway's")
+    ahead = cluster.skew(found, 160.0)
+    assert ahead is not None
+    assert (ahead.level, ahead.detail) == ("warn", "this machine's clock is 1m00s ahead of the gateway's")
+    assert cluster.skew(views.NodesView(nodes=(), seq=1), 0.0) is None
+
+
+def test_the_doctor_counts_one_as_one(memory_bus: MemoryBus) -> None:
+    node = node_view()
+    alone = msgspec.structs.replace(node, devices=node.devices[:1])
+    assert cluster.check_nodes(views.NodesView(nodes=(alone,), seq=1)).detail == "1 up with 1 device"
+
+    async def log() -> cluster.Finding:
+        await memory_bus.reject("x", Rejection(reason="no JSON", origin="inbox", body=b"x"))
+        async with Client(bus=memory_bus) as client:
+            return await cluster._log(client)
+
+    assert "1 message was rejected, the last because no JSON" in asyncio.run(log()).detail
+
+
+def test_the_doctor_says_how_runs_are_held_to_their_part_of_the_hosts_memory() -> None:
+    nodes = [node_view(f"n{i}", held_by=held_by) for i, held_by in enumerate(("cgroup", "rlimit", "cgroup", ""))]
+    found = cluster.host_memory(views.NodesView(nodes=tuple(nodes), seq=1))
+    assert found is not None
+    assert found.detail == "runs are held to their part by cgroup on 2 nodes and by rlimit on 1 node"
+    assert cluster.host_memory(views.NodesView(nodes=(node_view(),), seq=1)) is None
+
+
+def test_the_doctor_warns_of_lost_nodes() -> None:
+    found = views.NodesView(nodes=(node_view(), node_view("n2", state="lost")), seq=1)
+    assert cluster.check_nodes(found).detail == "1 up with 2 devices; lost: n2"
+
+
+def test_the_doctor_tells_a_dead_port_from_a_server_that_is_not_nats() -> None:
+    async def greeted(greeting: bytes) -> cluster.Finding:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(greeting)
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            return await cluster.server(f"nats://127.0.0.1:{port}")
+
+    assert "is no NATS server" in asyncio.run(greeted(b"SSH-2.0\r\n")).detail
+    assert "without JetStream" in asyncio.run(greeted(b'INFO {"version":"2.11.0"}\r\n')).detail
+    assert asyncio.run(greeted(b'INFO {"version":"2.11.0","jetstream":true,"max_payload":1048576}\r\n')).level == "ok"
+    dead = asyncio.run(cluster.server("nats://127.0.0.1:1"))
+    assert (dead.level, dead.remedy) == (
+        "fail",
+        "start one with `penstock up`, or name another with --url or PENSTOCK_URL",
+    )
+
+
+def test_the_doctor_sees_a_full_disk_coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.disk(tmp_path / "none").level == "ok"
+    for free, level in ((50 << 20, "fail"), (500 << 20, "warn"), (50 << 30, "ok")):
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        assert cluster.disk(tmp_path).level == level
+
+
+def test_up_refuses_devices_it_cannot_make(penstock: Run, tmp_path: Path) -> None:
+    code, _, err = penstock("up", "--data", str(tmp_path), "--emulate", "fast:x")
+    assert code == 2
+    assert err.startswith("penstock: --devices: count 'x' at column 6: expected a whole number, 1 to 100000")
+
+
+def test_up_refuses_services_that_do_not_exist(penstock: Run, tmp_path: Path) -> None:
+    code, _, err = penstock("up", "--data", str(tmp_path), "--devices", "cpu", "--replicas", "rancher=2")
+    assert code == 1
+    assert err.startswith("penstock: there is no service 'rancher'; expected one of gateway, ")
+    assert penstock("up", "--replicas", "ranker=many")[2] == (
+        "penstock: --replicas ranker=many: expected a whole number\n"
+    )
+
+
+def test_nothing_to_stop_is_exit_code_4(penstock: Run, tmp_path: Path) -> None:
+    assert penstock("down", "--data", str(tmp_path)) == (4, "", f"penstock: nothing runs on {tmp_path}\n")
+
+
+def test_a_service_joins_the_data_folder_it_is_given(
+    penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(up, "become", lambda name, env: became.append((name, env)))
+    assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 2
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "passwords.json").write_text('{"ranker": "s"}')
+    (tmp_path / "penstock.json").write_text('{"url": "nats://h:1", "pid": 1, "started_s": 0, "version": "0"}')
+    assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 0
+    assert penstock("service", "ranker", "--url", "nats://x:1")[0] == 0
+    assert became == [
+        ("ranker", {"PENSTOCK_URL": "nats://h:1", "PENSTOCK_USER": "ranker", "PENSTOCK_PASSWORD": "s"}),
+        ("ranker", {"PENSTOCK_URL": "nats://x:1"}),
+    ]
+
+
+def test_the_schema_needs_no_server(penstock: Run, gateway: FakeGateway) -> None:
+    assert json.loads(penstock("schema")[1])["title"] == "Penstock job"
+    assert json.loads(penstock("schema", "sweep")[1])["title"] == "Penstock sweep"
+    assert gateway.asked == []
+
+
+def test_completion_scripts_are_printed(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_PENSTOCK_COMPLETE" in penstock("completion", shell)[1]
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert penstock("completion")[2] == "penstock: there is no completion for tcsh; expected bash, zsh or fish\n"
+
+
+def test_a_new_service_is_written_once(penstock: Run, tmp_path: Path) -> None:
+    code, out, _ = penstock("new", "service", "my-notifier", "--into", str(tmp_path))
+    assert code == 0
+    assert all(Path(line).exists() for line in out.splitlines())
+    code, _, err = penstock("new", "service", "my-notifier", "--into", str(tmp_path))
+    assert code == 2
+    assert "exists and is not empty" in err
+    assert penstock("new", "service", "My Notifier")[0] == 2

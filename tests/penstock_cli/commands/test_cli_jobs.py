@@ -1,0 +1,246 @@
+"""Looking at jobs and acting on them: exact text, JSON, filters and exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+from fake_gateway import FakeGateway, job_view, why_view
+
+from penstock.client import Client
+from penstock_bus import Reply
+from penstock_cli.view_lines import story_rows, why_lines
+from penstock_log import Alternative, JobState, request_bodies, views
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    return FakeGateway(
+        job_view("a1", name="mnist", state="R", gpus=2, run_s=65.0, steps=120, queue=0, attempts=1, cause="",
+                 placed_on=("n1/fast0", "n1/fast1"), devices=("n1/fast0", "n1/fast1"), metrics={"loss": 0.25}),
+        job_view("b2", name="a-long-name", user="ben", queue=1, submitted_s=1001.0),
+        job_view("c3", state="PD", held=True, submitted_s=1002.0),
+        job_view("d4", state="F", exit_code=3, run_s=3.0, reason="exit code 3", cause="", submitted_s=999.0),
+    )  # fmt: skip
+
+
+def test_ps_lines_up_as_squeue_does(penstock: Run) -> None:
+    assert penstock("ps") == (
+        0,
+        """\
+ID  NAME         USER  ST  GPUS   WAIT    RUN  STEPS  NODES/REASON
+d4  train        ann   F      1  12.0s   3.0s      0  exit code 3
+a1  mnist        ann   R      2  12.0s  1m05s    120  n1/fast0,fast1
+b2  a-long-name  ben   PD     1  12.0s   0.0s      0  (capacity)
+c3  train        ann   PD     1  12.0s   0.0s      0  (held)
+""",
+        "",
+    )
+
+
+def test_ps_wide_has_more_columns(penstock: Run) -> None:
+    code, out, _ = penstock("ps", "-o", "wide")
+    head, _, mnist, *_ = out.splitlines()
+    assert code == 0
+    assert head.split()[-8:] == ["QUEUE", "KINDS", "POOL", "PARENT", "PREEMPTED", "TRIES", "METRICS", "NODES/REASON"]
+    assert mnist.split()[-8:] == ["0", "any", "default", "-", "0", "1", "loss=0.25", "n1/fast0,fast1"]
+
+
+def test_ps_json_is_the_view_itself(penstock: Run) -> None:
+    _, out, _ = penstock("ps", "-a", "-o", "json")
+    assert [job.id for job in msgspec.json.decode(out, type=views.JobsView).jobs] == ["a1", "b2", "c3", "d4"]
+
+
+def test_ps_asks_for_open_jobs_and_the_last_that_ended(penstock: Run, gateway: FakeGateway) -> None:
+    penstock("ps", "--user", "ann", "--name", "tr*")
+    ended, still_open = gateway.asked
+    assert ended == request_bodies.JobsRequest(state=("CD", "F", "CA"), user="ann", name="tr*", limit=20)
+    assert still_open == request_bodies.JobsRequest(state=("PD", "R", "PR", "CG"), user="ann", name="tr*", limit=500)
+
+
+def test_ps_takes_states_in_any_case_and_a_moment(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("ps", "-s", "r,pd", "--at", "17")[0] == 0
+    assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"), at=17)]
+
+
+@pytest.mark.parametrize("typed", ["RUNNING,PENDING", "running,waiting", "R,pd", "Running, queued", "r,r,PD"])
+def test_states_are_taken_as_words_and_as_letters_in_any_case(penstock: Run, gateway: FakeGateway, typed: str) -> None:
+    assert penstock("ps", "-s", typed)[0] == 0
+    assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"))]
+
+
+def test_every_state_may_be_typed_by_its_own_name(penstock: Run, gateway: FakeGateway) -> None:
+    for state in JobState:
+        assert penstock("ps", "-s", state.name)[0] == 0
+    assert [ask.state for ask in gateway.asked if isinstance(ask, request_bodies.JobsRequest)] == [
+        (state,) for state in JobState
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("ps", "-s", "XX"), "--state 'XX' is no state; expected some of PD, R, PR, CG, CD, F, CA"),
+        (("ps", "--at", "noon"), "--at 'noon' is no moment; expected a stream sequence, a span such as 10m, "),
+    ],
+)
+def test_bad_flags_are_told_in_one_line(penstock: Run, args: tuple[str, ...], expected: str) -> None:
+    code, out, err = penstock(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"penstock: {expected}")
+    assert err.count("\n") == 1
+
+
+def test_why_names_one_cause_then_evidence_what_it_is_not_and_the_remedy(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_cli.commands.jobs.now_s", lambda: 0.0)
+    assert (
+        penstock("why", "b2")[1]
+        == """\
+b2 (a-long-name) is PD: capacity
+  because:  all 2 fast devices run jobs that rank higher
+  checked:  not its size: one free device would do
+  checked:  not its profile: its speeds are known
+  change:   accept slow devices too
+  place:    queue 1, 4 waiting ahead
+"""
+    )
+
+
+def test_why_shows_what_would_start_it_now_or_when_it_is_expected_to() -> None:
+    job = why_view(job_view("a1"))
+    best = Alternative(
+        change={"kinds": ("fast", "slow")}, kind="slow", speed=0.4, text="accept `slow` too: it starts now"
+    )
+    lines = why_lines(msgspec.structs.replace(job, alternative=best), 0.0)
+    assert "  change:   accept `slow` too: it starts now" in lines
+    lines = why_lines(msgspec.structs.replace(job, remedy="", start_in_s=75.0, basis="1 job by its run time"), 0.0)
+    assert "  starts:   in about 1m15s (an estimate: 1 job by its run time)" in lines
+
+
+def test_why_says_where_only_waiting_helps() -> None:
+    waiting = views.WhyView(
+        id="a1",
+        name="mnist",
+        state="PD",
+        cause="later_place",
+        evidence="it is next",
+        remedy="",
+        not_causes=(),
+        since_s=0.0,
+        rank=None,
+    )
+    assert why_lines(waiting, 0.0) == [
+        "a1 (mnist) is PD: later place",
+        "  because:  it is next",
+        "  change:   nothing known starts it sooner; it only has to wait",
+    ]
+    assert why_lines(msgspec.structs.replace(waiting, state="R", cause="running"), 0.0)[2:] == []
+
+
+def test_show_tells_all_and_leaves_out_what_is_not(penstock: Run) -> None:
+    code, out, _ = penstock("show", "d4")
+    assert code == 0
+    lines = dict(line.split(":", 1) for line in out.splitlines() if line)
+    assert lines["state"].strip() == "F (failed)"
+    assert lines["exit code"].strip() == "3"
+    assert lines["command"].strip() == "python train.py"
+    assert lines["wants"].strip() == "1 x any kind but a bare CPU"
+    assert "params" not in lines
+
+
+def test_show_of_a_waiting_job_says_why(penstock: Run) -> None:
+    assert "because:  all 2 fast devices" in penstock("show", "b2")[1]
+
+
+def test_the_story_is_told_in_order_of_time(penstock: Run) -> None:
+    assert penstock("story", "a1")[1] == "AFTER  WHAT\n+1.5s  placed on n1/fast0\n"
+    assert penstock("story", "a1", "-o", "wide")[1].splitlines()[0].split() == [
+        "AFTER", "TIME", "SEQ", "CAUSE", "ACTOR", "WHAT",
+    ]  # fmt: skip
+
+
+def test_checkpoints_in_a_row_are_told_as_one() -> None:
+    def line(after_s: float, text: str) -> views.StoryLine:
+        return views.StoryLine(at_s=after_s, after_s=after_s, text=text, seq=1, cause=0, actor="x")
+
+    saved = [line(step, f"checkpointed after step {step}") for step in range(1, 7)]
+    told = views.StoryView(id="a1", name="mnist", lines=(*saved[:4], line(4.5, "to be preempted"), *saved[4:]))
+    assert story_rows(told) == [
+        ("+4.0s", "checkpointed after step 4, the last of 4 checkpoints"),
+        ("+4.5s", "to be preempted"),
+        ("+5.0s", "checkpointed after step 5"),
+        ("+6.0s", "checkpointed after step 6"),
+    ]
+
+
+def test_events_show_each_fact_on_a_line(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.events = (
+        views.EventView(
+            seq=3, stored_s=1.0, subject="penstock.evt.job.a1", actor="gateway/x", cause=0,
+            type="job.held.v1", at_s=0.0, fact={"job_id": "a1", "by": "ann"},
+        ),
+    )  # fmt: skip
+    out = penstock("events", "a1", "--limit", "5")[1].splitlines()
+    assert gateway.asked == [request_bodies.EventsRequest(id="a1", limit=5)]
+    assert out[0].split() == ["SEQ", "TIME", "TYPE", "ENTITY", "FACT"]
+    assert out[1].split()[0] == "3"
+    assert out[1].endswith('job.held.v1  job/a1  {"by":"ann"}')
+    out = penstock("events", "a1", "-o", "wide")[1].splitlines()
+    assert out[0].split() == ["SEQ", "TIME", "TYPE", "ENTITY", "ACTOR", "CAUSE", "FACT"]
+    assert out[1].endswith('job.held.v1  job/a1  gateway/x  -      {"job_id":"a1","by":"ann"}')
+
+
+def test_following_the_events_of_a_shortened_id_shows_those_of_the_whole_one(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.events = (
+        views.EventView(
+            seq=1, stored_s=1.0, subject="penstock.evt.job.b2", actor="gateway/x", cause=0,
+            type="job.held.v1", at_s=0.0, fact={"job_id": "b2", "by": "ann"},
+        ),
+    )  # fmt: skip
+    followed = []
+
+    async def follow(self: Client, entity_id: str, *, after: int) -> AsyncIterator[views.EventView]:
+        followed.append(entity_id)
+        yield gateway.events[0]
+
+    monkeypatch.setattr(Client, "follow_events", follow)
+    assert penstock("events", "b", "-f", "-o", "json")[1].count("job.held.v1") == 2
+    assert followed == ["b2"]
+
+
+@pytest.mark.parametrize("command", ["cancel", "hold", "release"])
+def test_commands_take_several_jobs_and_say_what_became_of_each(penstock: Run, command: str) -> None:
+    code, out, _ = penstock(command, "a1", "b2")
+    assert code == 0
+    assert [line.split()[0].rstrip(":") for line in out.splitlines()] == ["a1", "b2"]
+
+
+def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(penstock: Run, gateway: FakeGateway) -> None:
+    code, out, err = penstock("cancel", "nope", "b2", "--reason", "wrong data")
+    assert code == 4
+    assert out == "b2 is cancelled\n"
+    assert err == "penstock: there is no job 'nope'; list them with `penstock ps -a`\n"
+    assert gateway.jobs["b2"].reason == "wrong data"
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(400, 2), (404, 4), (409, 5), (413, 2), (500, 1), (503, 3)])
+def test_what_the_gateway_refuses_becomes_an_exit_code(
+    penstock: Run, gateway: FakeGateway, code: int, exit_code: int
+) -> None:
+    gateway.refusal = Reply(code=code, error="it was wrong; do better")
+    assert penstock("show", "a1") == (exit_code, "", "penstock: it was wrong; do better\n")
+
+
+def test_the_address_may_stand_behind_the_command(penstock: Run, gateway: FakeGateway) -> None:
+    penstock("ps", "--url", "nats://elsewhere:4222")
+    assert gateway.url == "nats://elsewhere:4222"
+    assert json.loads(penstock("--url=nats://b:1", "ps", "-o", "json")[1])["seq"] == 7
+    assert gateway.url == "nats://b:1"

@@ -1,0 +1,212 @@
+"""Submitting: from files, flags and commands to what the gateway is asked, and back to exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from fake_gateway import FakeGateway
+
+from penstock_bus import Reply
+from penstock_log import JobSpec, request_bodies, views
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("print()")
+    (tmp_path / "job.toml").write_text('name = "mnist"\ncommand = ["python", "train.py"]\n[params]\nlr = 0.1\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def only(gateway: FakeGateway) -> JobSpec:
+    (spec,) = gateway.specs.values()
+    return spec
+
+
+def ends(state: str, exit_code: int | None, reason: str = "") -> Callable[[FakeGateway, str], Awaitable[None]]:
+    async def end(gateway: FakeGateway, job_id: str) -> None:
+        await gateway.bus.write_log(job_id, 0, b"step 1\n")
+        await gateway.finish(job_id, state, exit_code, reason)
+
+    return end
+
+
+def test_all_behind_the_dashes_is_the_users_command(penstock: Run, gateway: FakeGateway) -> None:
+    code, out, err = penstock("submit", "--gpus", "2", "--", "python", "train.py", "--lr", "0.1", "--", "--gpus", "9")
+    assert (code, out, err) == (0, "j1\n", "")
+    spec = only(gateway)
+    assert spec.command == ("python", "train.py", "--lr", "0.1", "--", "--gpus", "9")
+    assert (spec.name, spec.gpus) == ("train", 2)
+
+
+def test_flags_win_over_the_file(penstock: Run, gateway: FakeGateway, here: Path) -> None:
+    flags = "--name big --gpus 4 --kind fast --kind slow,cpu --memory 8GiB --retries 2 --hold --id mine --pool lab"
+    code, out, _ = penstock(
+        "submit", "job.toml", *flags.split(), "-p", "width=32", "-e", "MODE=x", "--strict", "--profile=off"
+    )
+    assert (code, out) == (0, "mine\n")
+    spec = only(gateway)
+    assert (spec.name, spec.gpus, spec.kinds, spec.memory_bytes) == ("big", 4, ("fast", "slow", "cpu"), 8 << 30)
+    assert (spec.retries, spec.hold, spec.id, spec.pool, spec.cwd) == (2, True, "mine", "lab", str(here))
+    assert spec.profile == "off"
+    assert spec.params == {"lr": 0.1, "width": 32}
+    assert spec.env["MODE"] == "x"
+    assert isinstance(gateway.asked[0], request_bodies.SubmitRequest)
+    assert gateway.asked[0].strict
+
+
+def test_a_job_asks_for_its_part_of_the_host(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--cpus", "2.5", "--host-memory", "40GiB", "--", "true")[0] == 0
+    assert (only(gateway).cpus, only(gateway).host_memory_bytes) == (2.5, 40 << 30)
+    assert penstock("submit", "--host-memory", "much", "--", "true")[0] == 2
+
+
+def test_a_job_comes_from_standard_input_too(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "-", stdin='{"name": "a", "command": ["true"]}')[0] == 0
+    assert only(gateway).name == "a"
+
+
+def test_an_array_is_one_job_for_each_index(penstock: Run, gateway: FakeGateway) -> None:
+    code, out, _ = penstock("submit", "--array", "0-1,5", "--id", "exp", "--", "true")
+    assert (code, out) == (0, "exp-0\nexp-1\nexp-5\n")
+    assert [spec.env["PENSTOCK_ARRAY_INDEX"] for spec in gateway.specs.values()] == ["0", "1", "5"]
+
+
+def test_json_output_is_the_answer(penstock: Run) -> None:
+    answer = json.loads(penstock("submit", "-o", "json", "--id", "a", "--", "true")[1])
+    assert answer == {"id": "a", "seq": 1, "created": True, "warnings": []}
+
+
+def test_warnings_and_repeated_ids_are_said_beside_the_id(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.warnings = ("it can never fit now: 9 devices wanted, 4 there",)
+    penstock("submit", "--id", "a", "--", "true")
+    code, out, err = penstock("submit", "--id", "a", "--", "true")
+    assert (code, out) == (0, "a\n")
+    assert err.splitlines() == [
+        "penstock: it can never fit now: 9 devices wanted, 4 there",
+        "penstock: a was submitted before, with equal content; it is the same job",
+    ]
+
+
+def test_a_conflicting_id_is_exit_code_5(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.refusal = Reply(code=409, error="job a is there with other content; choose another id")
+    assert penstock("submit", "--id", "a", "--", "true") == (
+        5,
+        "",
+        "penstock: job a is there with other content; choose another id\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "expected", "said"),
+    [
+        ("CD", 0, 0, "j1 completed"),
+        ("F", 3, 3, "j1 failed: it broke"),
+        ("F", -9, 137, "j1 failed: it broke"),
+        ("F", None, 1, "j1 failed: it broke"),
+        ("CA", None, 130, "j1 was cancelled: it broke"),
+    ],
+)
+def test_waiting_returns_the_jobs_exit_code(
+    penstock: Run, gateway: FakeGateway, *, state: str, exit_code: int | None, expected: int, said: str
+) -> None:
+    gateway.on_submit = ends(state, exit_code, "it broke")
+    assert penstock("submit", "--wait", "--", "true") == (expected, "j1\n", f"penstock: {said}\n")
+
+
+def test_waiting_for_an_array_returns_the_worst(penstock: Run, gateway: FakeGateway) -> None:
+    async def end(gateway: FakeGateway, job_id: str) -> None:
+        await gateway.finish(job_id, "F" if job_id == "x-1" else "CD", 4 if job_id == "x-1" else 0)
+
+    gateway.on_submit = end
+    assert penstock("submit", "--wait", "--id", "x", "--array", "0-2", "--", "true")[0] == 4
+
+
+def test_run_shows_the_output_and_exits_as_the_job_did(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.on_submit = ends("F", 7, "exit code 7")
+    code, out, err = penstock("run", "--", "true")
+    assert (code, out) == (7, "step 1\n")
+    assert err == "penstock: j1 submitted\npenstock: j1 failed: exit code 7\n"
+
+
+def test_an_interrupted_run_cancels_the_job_and_waits_for_its_end(penstock: Run, gateway: FakeGateway) -> None:
+    async def interrupt(_: FakeGateway, __: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    gateway.on_submit = interrupt
+    code, _, err = penstock("run", "--", "true")
+    assert code == 130
+    assert gateway.jobs["j1"].state == "CA"
+    assert "cancelling j1; Ctrl-C again leaves at once" in err
+
+
+def test_a_dry_run_submits_nothing(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--dry-run", "--", "true") == (
+        0,
+        "would start at once on n1/fast0,fast1 (fast)\n",
+        "",
+    )
+    gateway.dry = views.DryRunView(starts=False, cause="never_fits", evidence="8 wanted, 4 there", remedy="ask for 4")
+    assert penstock("submit", "--dry-run", "job.toml")[1] == (
+        "would wait: never fits\n  because:  8 wanted, 4 there\n  change:   ask for 4\n"
+    )
+    gateway.dry = views.DryRunView(
+        starts=False, start_in_s=75.0, basis="2 jobs by declared duration", cause="capacity", evidence="all busy"
+    )
+    assert penstock("submit", "--dry-run", "job.toml")[1] == (
+        "would wait: capacity\n"
+        "  because:  all busy\n"
+        "  starts:   in about 1m15s (an estimate: 2 jobs by declared duration)\n"
+    )
+    assert gateway.specs == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("submit",), "there is no job; give a file, or a command behind --: penstock submit -- python train.py"),
+        (
+            ("submit", "--", "python", "nope.py"),
+            "there is no script {here}/nope.py; check the path, or give --no-check",
+        ),
+        (("submit", "train.py"), "train.py has the suffix '.py'; expected .toml, .yaml, .yml, .json; for a plain"),
+        (
+            ("submit", "nope.sh"),
+            "there is no file nope.sh; check the path (a job file ends in .toml, .yaml, .yml, .json",
+        ),
+        (("submit", "a", "b"), "'a b': expected one file; put -- before a command: penstock submit -- a b"),
+        (("submit", "none.toml"), "none.toml cannot be read (No such file or directory); check the path"),
+        (("submit", "--memory", "lots", "--", "true"), "'lots' is no amount of memory; expected a number and a unit"),
+        (("submit", "--param", "lr", "--", "true"), "--param 'lr' is no pair; expected NAME=VALUE"),
+        (("submit", "--env", "NOT_SET_HERE", "--", "true"), "--env NOT_SET_HERE is not set in this shell; set it"),
+        (("submit", "--array", "3-1", "--", "true"), "--array '3-1' is empty or too long"),
+        (("submit", "--array", "x", "--", "true"), "--array 'x' is no list of indices; expected such as 0-9"),
+        (("submit", "--name", "no way", "--", "true"), "name (given on the command line): expected 1 to 63 letters"),
+    ],
+)
+def test_what_cannot_be_submitted_is_told_in_one_line(
+    penstock: Run, gateway: FakeGateway, here: Path, args: tuple[str, ...], expected: str
+) -> None:
+    code, out, err = penstock(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"penstock: {expected.format(here=here)}")
+    assert err.count("\n") == 1
+    assert gateway.asked == []
+
+
+def test_zero_devices_are_refused_by_the_flag_itself(penstock: Run) -> None:
+    code, out, err = penstock("submit", "--gpus", "0", "--", "true")
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: --gpus: expected a whole number from 1 to 65536, or a range such as")
+    assert err.count("\n") == 1
+
+
+def test_a_script_that_only_the_nodes_have_may_be_submitted(penstock: Run) -> None:
+    assert penstock("submit", "--no-check", "--", "python", "nope.py")[0] == 0

@@ -1,0 +1,230 @@
+import asyncio
+import fcntl
+import os
+import signal
+import stat
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from penstock_bus.health import Vitals
+from penstock_bus.memory import MemoryBus
+from penstock_bus.shell import EX_CONFIG
+from penstock_cli.local import data_folder, supervisor
+from penstock_cli.local.data_folder import SERVICES, UpError, UpOptions, environment
+from penstock_cli.local.supervisor import FIRST_S, MOST_S, STEADY_S, Backoff, Child, Readiness
+from penstock_log import subjects
+from penstock_testing import eventually
+
+
+def test_each_service_runs_once_unless_told_otherwise() -> None:
+    processes = UpOptions(replicas={"matcher": 2, "executor": 0}).processes()
+    assert processes == [
+        ("gateway", 1),
+        ("profiler", 1),
+        ("ranker", 1),
+        ("autoscaler", 1),
+        ("matcher", 1),
+        ("matcher", 2),
+        ("tuner", 1),
+    ]
+
+
+def test_replicas_of_a_service_that_does_not_exist_are_refused() -> None:
+    with pytest.raises(UpError, match="there is no service 'macher'; expected one of gateway, profiler"):
+        UpOptions(replicas={"macher": 2}).processes()
+
+
+def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
+    options = UpOptions(config="my.toml", drain_s=7.0)
+    env = environment(options, "matcher", 1, url="nats://h:1", password="p")
+    assert env == {
+        "PENSTOCK_URL": "nats://h:1",
+        "PENSTOCK_USER": "matcher",
+        "PENSTOCK_PASSWORD": "p",
+        "PENSTOCK_DRAIN_S": "7.0",
+        "PENSTOCK_CONFIG": str(Path("my.toml").absolute()),
+    }
+
+
+def test_executors_of_one_machine_are_nodes_of_their_own_and_share_checkpoints(tmp_path: Path) -> None:
+    options = UpOptions(data_dir=str(tmp_path), devices="fast:2")
+    first, second = (environment(options, "executor", n, url="", password="") for n in (1, 2))
+    assert first["PENSTOCK_EXECUTOR_DEVICES"] == "fast:2"
+    assert "PENSTOCK_EXECUTOR_NODE_ID" not in first
+    assert second["PENSTOCK_EXECUTOR_NODE_ID"].endswith("-2")
+    assert first["PENSTOCK_EXECUTOR_DATA_DIR"] != second["PENSTOCK_EXECUTOR_DATA_DIR"]
+    assert first["PENSTOCK_EXECUTOR_CHECKPOINT_DIR"] == second["PENSTOCK_EXECUTOR_CHECKPOINT_DIR"]
+
+
+def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
+    with data_folder.locked(tmp_path):
+        assert data_folder.holder(tmp_path) == os.getpid()
+        with (
+            pytest.raises(UpError, match=rf"in use by .* process id {os.getpid()}; stop it with 'penstock down --data"),
+            data_folder.locked(tmp_path),
+        ):
+            pass
+    assert data_folder.holder(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("beside", "mode"), [((), 0o700), (("nats", "executor-2", "penstock.log"), 0o700), (("nats", "photos"), 0o1777)]
+)
+def test_a_data_folder_is_its_users_alone_unless_it_holds_other_things(
+    tmp_path: Path, beside: tuple[str, ...], mode: int
+) -> None:
+    for name in beside:
+        (tmp_path / name).mkdir()
+    tmp_path.chmod(0o1777)
+    with data_folder.locked(tmp_path):
+        assert tmp_path.stat().st_mode & 0o7777 == mode
+
+
+async def test_a_supervisor_that_has_not_said_who_it_is_is_waited_for_and_nobody_is_stopped(
+    tmp_path: Path,
+) -> None:
+    with data_folder.locked(tmp_path):
+        pass
+    assert (tmp_path / "penstock.lock").read_bytes() == b""
+    with (tmp_path / "penstock.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert data_folder.holder(tmp_path) == data_folder.UNKNOWN
+        with pytest.raises(UpError, match=r"a process that does not say its id still runs on .* after 0 s"):
+            await supervisor.down(str(tmp_path), most_s=0.1)
+
+
+async def test_without_room_for_its_record_it_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "penstock.json.new").mkdir()  # where the record would be written
+    said: list[str] = []
+    stopping = asyncio.Event()
+    options = UpOptions(data_dir=str(tmp_path), port=-1, replicas=dict.fromkeys(SERVICES, 0))
+    up = asyncio.create_task(supervisor.up(options, said.append, stopping))
+    await eventually(lambda: bool(said) or up.done())
+    stopping.set()
+    await up
+    assert "is up at nats://127.0.0.1:" in said[0]
+
+
+async def test_settings_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "loud")
+    with pytest.raises(UpError, match="variable PENSTOCK_LOG_LEVEL"):
+        await supervisor.up(UpOptions(data_dir=str(tmp_path)), print, asyncio.Event())
+
+
+def test_nobody_holds_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert data_folder.holder(tmp_path / "absent") is None
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UpError, match=r"data folder .*file cannot be used: .*; choose another with --data"),
+        data_folder.locked(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_the_record_is_for_its_owner_and_comes_back(tmp_path: Path) -> None:
+    record = data_folder.SupervisorRecord(url="nats://h:1", pid=7, started_s=1.0, version="1")
+    record.processes["nats"] = data_folder.process(os.getpid())
+    record.save(tmp_path)
+    assert data_folder.read(tmp_path) == record
+    assert stat.S_IMODE(data_folder.path(tmp_path).stat().st_mode) == 0o600
+    data_folder.path(tmp_path).write_text("{")
+    assert data_folder.read(tmp_path) is None
+
+
+async def test_what_a_killed_supervisor_left_is_killed_but_not_a_stranger_with_its_id(tmp_path: Path) -> None:
+    left = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    record = data_folder.SupervisorRecord(url="", pid=7, started_s=1.0, version="1")
+    record.processes["matcher-1"] = data_folder.process(left.pid)
+    record.processes["stranger"] = data_folder.SupervisedProcess(os.getpid(), 1)
+    record.processes["gone"] = data_folder.SupervisedProcess(2**22 + 1, 5)
+    record.save(tmp_path)
+    assert await data_folder.kill_stale(tmp_path) == ["matcher-1"]
+    assert await left.wait() == -signal.SIGKILL
+
+
+def test_restarts_become_slower_and_fast_again_after_a_steady_life() -> None:
+    backoff = Backoff()
+    assert [backoff.after(0.0) for _ in range(3)] == [FIRST_S, FIRST_S * 2, FIRST_S * 4]
+    for _ in range(10):
+        longest = backoff.after(0.0)
+    assert longest == MOST_S
+    assert backoff.after(STEADY_S) == FIRST_S
+
+
+def child(code: str, log_file: Path, started: list[int]) -> Child:
+    def start(log: IO[bytes] | None) -> Coroutine[Any, Any, asyncio.subprocess.Process]:
+        return asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=log)
+
+    return Child("x-1", start, log_file, lambda one: started.append(one.pid))
+
+
+async def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    started: list[int] = []
+    one = child("import time; time.sleep(600)", tmp_path / "log", started)
+    keeping = asyncio.create_task(one.keep())
+    await eventually(lambda: len(started) == 1)
+    os.kill(started[0], signal.SIGKILL)
+    await eventually(lambda: len(started) == 2)
+    await one.end(grace_s=10.0)
+    await keeping
+    assert len(set(started)) == 2
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    started: list[int] = []
+    one = child("import time; time.sleep(600)", tmp_path / "logs" / "x-1.log", started)
+    with capture_logs() as logs:
+        keeping = asyncio.create_task(one.keep())
+        await eventually(lambda: any(line["event"] == "process_not_started" for line in logs))
+    (tmp_path / "logs").mkdir()
+    await eventually(lambda: len(started) == 1)
+    await one.end(grace_s=10.0)
+    await keeping
+
+
+async def test_a_child_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    started: list[int] = []
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    one = child(code, tmp_path / "log", started)
+    keeping = asyncio.create_task(one.keep())
+    await eventually(lambda: (tmp_path / "log").exists() and "deaf" in (tmp_path / "log").read_text())
+    await one.end(grace_s=0.05)
+    await keeping
+
+
+async def test_a_child_with_wrong_settings_is_not_started_again(tmp_path: Path) -> None:
+    one = child(f"raise SystemExit({EX_CONFIG})", tmp_path / "log", [])
+    with pytest.raises(UpError, match=r"x-1 cannot run: its settings are wrong; see .*log"):
+        await one.keep()
+    assert one.starts == 1
+
+
+async def test_all_are_ready_when_each_process_has_said_so(memory_bus: MemoryBus) -> None:
+    def missing(ready: set[int]) -> list[str]:
+        return [str(pid) for pid in (1, 2) if pid not in ready]
+
+    readiness = Readiness()
+    waiting = asyncio.create_task(readiness.all_of(memory_bus, ["ranker"], missing, 60.0))
+    await asyncio.sleep(0)
+    await memory_bus.tell(subjects.replica("ranker", "x"), b"no heartbeat")
+    for pid, ready in ((1, True), (2, False), (2, True)):
+        assert not waiting.done()
+        vitals = Vitals(service="ranker", replica=f"r{pid}", pid=pid, ready=ready, note=f"says {pid}")
+        await eventually(lambda: bool(memory_bus.server.hub.listeners))
+        await memory_bus.tell(subjects.replica("ranker", vitals.replica), msgspec.json.encode(vitals))
+    await waiting
+    assert readiness.notes == {"ranker": "says 2"}
+
+
+async def test_who_is_not_ready_in_time_is_named(memory_bus: MemoryBus) -> None:
+    with pytest.raises(UpError, match="not ready after 0 s: ranker-1; their logs say why"):
+        await Readiness().all_of(memory_bus, ["ranker"], lambda _: ["ranker-1"], 0.01)

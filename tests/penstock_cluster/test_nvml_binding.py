@@ -1,0 +1,53 @@
+"""The CUDA backend through ``pynvml`` itself, down to a shared library that stands in for the driver's."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SURVEY = """\
+import json
+from penstock_cluster import survey
+
+node = survey("cuda")
+print(json.dumps({
+    "devices": [[d.kind, d.memory_bytes >> 30, d.uuid, d.mig, d.parent] for d in node.devices],
+    "labels": node.labels,
+    "held": [node.held(device.index, [77, 78, 79]) for device in node.devices],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler: the binding was not tried")
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).parents[1] / "support" / "fake_nvml.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
+def test_what_the_binding_makes_of_a_drivers_answers_is_what_the_node_has(driver: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", SURVEY], env=env, capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout) == {
+        "devices": [
+            ["h100", 80, "GPU-1", "", ""],
+            ["h100", 80, "GPU-2", "", ""],
+            ["h100-1g-10gb", 10, "MIG-31", "1g.10gb", "GPU-3"],
+            ["h100-1g-10gb", 10, "MIG-33", "1g.10gb", "GPU-3"],
+        ],
+        "labels": {
+            "links.0": "1:nv3",
+            "links.1": "0:nv3",
+            "compute_mode.0": "exclusive",
+            "mig.GPU-3": "on, 2 instances",
+        },
+        "held": [{"77": 5 << 30}] * 4,
+    }

@@ -1,0 +1,65 @@
+"""Jobs that go on from another job's checkpoint, and metrics that are no numbers any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock_executor import gang, run_state
+from penstock_executor.launchers import environment
+from penstock_executor.machine import ExecutorState, apply
+from penstock_executor.run_state import LocalRun, RunProcess
+from penstock_log import Device, Job, JobCancelled, JobSpec, JobSubmitted, Placement, RunEnded, Slot, SweepFinished
+from penstock_log.agent_protocol import AgentEnv, SessionDone, StepProgress
+
+
+def spec(job_id: str, **fields: object) -> JobSpec:
+    return JobSpec(**{"name": "t", "command": ("true",), "id": job_id, **fields})
+
+
+def state_after(*specs: JobSpec) -> ExecutorState:
+    state = ExecutorState()
+    for number, one in enumerate(specs):
+        apply(state, JobSubmitted(at_s=1.0, job_id=one.id, spec=one), number)
+        apply(state, JobCancelled(at_s=2.0, job_id=one.id), number)
+    return state
+
+
+def test_checkpoints_that_others_may_go_on_from_are_kept_until_the_sweep_is_over():
+    state = state_after(spec("a", parent="s1", keep_checkpoint=True), spec("b", parent="s1"))
+    assert (state.finished, state.kept) == (["b"], {"s1": ["a"]})
+    apply(state, SweepFinished(at_s=3.0, sweep_id="s2", state="completed"), 9)
+    assert state.kept == {"s1": ["a"]}
+    apply(state, SweepFinished(at_s=3.0, sweep_id="s1", state="completed"), 9)
+    assert (state.finished, state.kept) == (["b", "a"], {})
+
+
+def test_checkpoints_that_its_user_wants_to_keep_are_never_given_up():
+    assert state_after(spec("a", keep_checkpoint=True)).finished == []
+
+
+def test_a_process_finds_where_to_begin_and_whether_to_save_at_its_end(tmp_path: Path):
+    site = environment.LaunchSite(
+        node_id="n1",
+        devices=(Device(index=0, kind="cpu", memory_bytes=1, backend="cpu"),),
+        socket="s",
+        checkpoints=tmp_path,
+        cwd="",
+    )
+
+    def found(**fields: object) -> dict[str, str]:
+        placement = Placement(job_id="b", epoch=1, kind="cpu", slots=(Slot(node_id="n1", devices=(0,)),))
+        job = Job(id="b", spec=spec("b", **fields), submitted_s=0.0, placement=placement)
+        return environment.environment_of(job, environment.members(placement, "device")[0], site, {})
+
+    env = found(begins_from="a", keep_checkpoint=True)
+    assert (env[AgentEnv.BEGIN_DIR], env[AgentEnv.SAVE_AT_END]) == (str(tmp_path / "a"), "1")
+    assert not {AgentEnv.BEGIN_DIR, AgentEnv.SAVE_AT_END} & found().keys()
+
+
+def test_a_metric_that_is_no_number_any_more_has_no_value_from_before():
+    run = LocalRun(job_id="a", epoch=1, ranks={0: RunProcess(exit_code=0, ended_s=2.0)}, world_size=1)
+    gang.hear(run, 0, StepProgress(step=1, loop_steps=1, loop_s=1.0, metrics={"loss": 0.5, "acc": 0.9}))
+    gang.hear(run, 0, SessionDone(step=2, loop_steps=2, loop_s=2.0, metrics={"acc": 0.8}, diverged=("loss",)))
+    told = run_state.ended(run, Job(id="a", spec=spec("a"), submitted_s=0.0), "n1", 3.0, 60.0)
+    assert isinstance(told, RunEnded)
+    assert (told.metrics, told.diverged) == ({"acc": 0.8}, ("loss",))

@@ -1,0 +1,42 @@
+"""What a pool is run by, and what of it can be set live."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_log import Setting
+from penstock_scheduler.pool import pool_settings
+from penstock_scheduler.pool.pool_settings import OrderingSettings
+from penstock_scheduler.round_types import RoundRules
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"order": "by-mood"}, "order is 'by-mood': expected one of fifo, fifo-backfill"),
+        ({"thresholds_gpu_s": [5, 4]}, "thresholds_gpu_s is .* expected rising numbers"),
+        ({"promote_knob": -1}, "promote_knob is -1.0; expected a number above 0"),
+        ({"window": "wide"}, 'window: expected a whole number from 1 to 4096, got "wide"'),
+        ({"overhead_share": 0}, "overhead_share: expected a finite number above 0 and of at most 1, got 0"),
+        ({"patience": 1}, "no setting of a pool is called 'patience'; did you mean 'patience_s'"),
+        ({"zz": 1}, "expected one of .*order"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(settings: dict[str, Setting], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pool_settings.checked(settings)
+
+
+def test_every_default_is_accepted_as_it_stands() -> None:
+    assert pool_settings.checked(pool_settings.defaults()) == pool_settings.defaults()
+
+
+def test_settings_go_to_whom_they_belong() -> None:
+    live: dict[str, Setting] = {"order": "fifo", "patience_s": 1.5, "promote_knob": None}
+    assert pool_settings.overlaid(OrderingSettings(promote_knob=2.0), live) == OrderingSettings(order="fifo")
+    assert pool_settings.overlaid(RoundRules(), live) == RoundRules(patience_s=1.5)
+
+
+def test_settings_with_nothing_over_them_stay_the_same_object() -> None:
+    rules = RoundRules()
+    assert pool_settings.overlaid(rules, {"order": "fifo"}) is rules

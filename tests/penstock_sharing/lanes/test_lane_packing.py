@@ -1,0 +1,109 @@
+"""What can share a device, against every division of the jobs into lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_sharing.lanes import DeviceLanes, DeviceLoad, LaneEntered, LaneRules, MemoryNeed, best_fit
+
+USABLE = 100
+needs = st.builds(MemoryNeed, st.integers(0, 30), st.integers(0, 10), st.integers(0, 70))
+
+
+def divisions(jobs: list[MemoryNeed]) -> Iterator[list[list[MemoryNeed]]]:
+    """Every way to divide jobs into lanes."""
+    if not jobs:
+        yield []
+        return
+    first, *rest = jobs
+    for lanes in divisions(rest):
+        yield [[first], *lanes]
+        for at, lane in enumerate(lanes):
+            yield [*lanes[:at], [first, *lane], *lanes[at + 1 :]]
+
+
+def is_safe(lanes: list[list[MemoryNeed]], usable: int = USABLE) -> bool:
+    resident = sum(need.resident_bytes for lane in lanes for need in lane)
+    return resident + sum(max(need.ephemeral_bytes for need in lane) for lane in lanes) <= usable
+
+
+def fullest(jobs: list[MemoryNeed]) -> list[int]:
+    """The most jobs that can share a device, by trying all sets: their positions."""
+    sets = (list(some) for n in range(len(jobs), 0, -1) for some in combinations(range(len(jobs)), n))
+    return next((some for some in sets if is_safe([[jobs[at] for at in some]])), [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=5), needs)
+def test_jobs_can_share_if_and_only_if_some_division_into_lanes_is_safe(there, newcomer):
+    expected = any(is_safe(lanes) for lanes in divisions([*there, newcomer]))
+    assert DeviceLoad.of(USABLE + 7, 7, there).holds(newcomer) is expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8), st.randoms(use_true_random=False))
+def test_a_board_lets_in_all_that_packing_says_it_holds_in_whatever_order_they_come(jobs, random):
+    order = fullest(jobs)
+    random.shuffle(order)
+    board = DeviceLanes(USABLE)
+    for at in order:
+        board.arrive(f"j{at}", jobs[at], 0.0)
+    assert not board.waiting
+    assert sorted(job_id for lane in board.lanes for job_id in lane.members) == sorted(f"j{at}" for at in order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8))
+def test_one_that_waits_at_the_head_of_the_line_would_fit_into_no_division(jobs):
+    board = DeviceLanes(USABLE)
+    for at, need in enumerate(jobs):
+        board.arrive(f"j{at}", need, 0.0)
+    inside = [board.need(job_id) for lane in board.lanes for job_id in lane.members]
+    if board.waiting:
+        assert not DeviceLoad.of(USABLE, 0, inside).holds(board.need(board.waiting[0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(needs, max_size=8))
+def test_without_merging_the_board_is_safe_and_never_lets_in_more_than_the_fullest_set(jobs):
+    board = DeviceLanes(USABLE, rules=LaneRules(merges=False))
+    entered = [
+        c for at, need in enumerate(jobs) for c in board.arrive(f"j{at}", need, 0.0) if isinstance(c, LaneEntered)
+    ]
+    assert is_safe([[board.need(job_id) for job_id in lane.members] for lane in board.lanes])
+    assert len(entered) <= len(fullest(jobs))
+
+
+@given(st.lists(st.lists(needs, max_size=3), min_size=1, max_size=5), needs)
+@settings(max_examples=60, deadline=None)
+def test_the_best_device_holds_the_job_and_grows_least(devices, need):
+    loads = [DeviceLoad.of(USABLE, 0, there) for there in devices]
+    grown = [load.growth_bytes(need) for load in loads if load.holds(need)]
+    at = best_fit(loads, need)
+    if at is None:
+        assert not grown
+    else:
+        assert loads[at].growth_bytes(need) == min(grown)
+        assert loads[at].plus(need).room_bytes >= 0
+
+
+def test_a_lane_that_is_there_already_counts_more_than_a_device_that_is_nearly_full():
+    has_no_such_lane, has_one = DeviceLoad(USABLE, 60, 5, jobs=1), DeviceLoad(USABLE, 10, 40, jobs=1)
+    assert best_fit([has_no_such_lane, has_one], MemoryNeed(10, 0, 20)) == 1
+
+
+def test_a_device_with_as_many_jobs_as_it_may_have_gets_no_more():
+    loads = [DeviceLoad(USABLE, 10, 20, jobs=2), DeviceLoad(USABLE)]
+    assert best_fit(loads, MemoryNeed(10, 0, 20)) == 0
+    assert best_fit(loads, MemoryNeed(10, 0, 20), most_jobs=2) == 1
+    assert best_fit(loads[:1], MemoryNeed(10, 0, 20), most_jobs=2) is None
+
+
+def test_one_job_more_of_the_same_size_is_kept_out_by_a_byte():
+    there = [MemoryNeed(10, 5, 55)]
+    assert DeviceLoad.of(100, 0, there).holds(MemoryNeed(20, 10, 55))
+    assert not DeviceLoad.of(100, 1, there).holds(MemoryNeed(20, 10, 55))
