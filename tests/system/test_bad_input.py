@@ -416,7 +416,7 @@ async def test_what_was_accepted_before_the_store_was_full_ends_once_there_is_ro
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:2@1.0:4GiB", "--max-store", "8MiB")
     cluster.up()
     try:
-        accepted = await fill(cluster, env={"PADDING": "x" * 100_000})
+        accepted = await fill(cluster, env={"PADDING": "x" * 250_000})
         cluster.down()
         cluster.options = ("--emulate", "fast:2@1.0:4GiB")
         cluster.up()
