@@ -1,4 +1,8 @@
-"""Asking a log that lies in a file what people ask a gateway: a job's story, and why it is where it is."""
+"""
+``why`` and ``story`` of a job, from a log in a file.
+
+The gateway answers the same questions about a live log; both use its code, so the answers are the same.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
 
 
 def explain(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> tuple[WhyView, float]:
-    """Return why a job is where it is, and the time of that; raises as :func:`tell` does."""
+    """Return why a job is where it is, and the time of the answer; raises as :func:`tell` does."""
     scene = _scene(_until(log_file.decode(text), at), at)
     return scene.why.explain(_named(scene, job_id)), scene.now_s
 
@@ -54,7 +58,7 @@ def _until(log: Iterable[Delivery], at: Moment) -> Iterable[Delivery]:
 
 
 def _life(log: Iterable[Delivery], job_id: str) -> Iterable[Delivery]:
-    """Yield the commits from a job's submission on: of those before, its pool's rounds are none of its business."""
+    """Yield the commits from a job's first one on; earlier rounds of its pool do not concern the job."""
     begun = False
     for delivery in log:
         begun = begun or delivery.subject.endswith(f".{job_id}")

@@ -1,18 +1,13 @@
 """
-A sweep over recorded curves.
+Simulation of a sweep over recorded learning curves, in virtual time.
 
-Sweeps over recorded learning curves, in virtual time: what each way of filling devices would have made of them.
+A simulation shows what each way of filling devices makes of the same sweep. The search opens runs, a
+:class:`FillingMethod` gives them devices, and :class:`LearningCurves` say what each run reaches and how long its
+training takes. The searches are those of :mod:`penstock_policies.search` and the widths those of
+:mod:`penstock_policies.waterfill`, as the tuner uses them. The methods are water-filling with its mechanisms and two
+baselines. How long a trial takes on a width is the published model, with the penalties of :class:`TrialModel`.
 
-The searches are those of :mod:`penstock_policies.search` and the widths those of :mod:`penstock_policies.waterfill`, as
-the tuner uses them. How long a trial takes on a width is the published model, with penalties that are given.
-
-One sweep in virtual time: a search opens runs, a filling gives them devices, curves say what they reach.
-
-Recorded learning curves: of each point, what it reached after how much training, and how long that takes.
-
-The ways of giving devices to trials that are compared: water-filling with its mechanisms, and two baselines.
-
-What came of a simulated sweep.
+Start at :func:`play`, which returns a :class:`SweepOutcome`; the curves, the model and the methods follow it.
 """
 
 from __future__ import annotations
@@ -39,20 +34,20 @@ __all__ = ["FILLINGS", "BadCurves", "FillingMethod", "LearningCurves", "SweepOut
 
 class SimulatedTrialRun(msgspec.Struct):
     """
-    A run on its way.
+    One run of a trial, from its opening to its end.
 
     Attributes
     ----------
     h1_s : float
-        What is left of it on one whole device, in seconds, as of ``since_s``; before that it starts or is being moved.
+        Seconds on one whole device that are left, as of ``since_s``; before ``since_s`` the run starts or is moved.
     guess_s : float
-        The same as it was expected when it was opened, to find its width by.
+        The same as expected when the run was opened; it decides the run's width.
     spent : RunSpending
-        Up to ``since_s``.
+        What the run spent up to ``since_s``.
     starts : int
-        How often it was started: at first, and after each move.
+        How often the run was started: at first, and after each move.
     turn : int
-        Of the end that counts; earlier ones are void.
+        Number of the scheduled end that counts; earlier ends are void.
     """
 
     number: int
@@ -72,16 +67,16 @@ def play(spec: SweepSpec, curves: LearningCurves, model: TrialModel, filling: Fi
     Parameters
     ----------
     spec : SweepSpec
-        One that :func:`penstock_policies.search.check` lets pass.
+        A specification that :func:`penstock_policies.search.check` accepts.
     curves : LearningCurves
-        A trial is the recorded one that comes nearest to its point.
+        A trial learns as the recorded curve whose point is nearest to its own.
     model : TrialModel
     filling : FillingMethod
 
     Notes
     -----
-    What is known of a trial before it runs is what the tuner knows: the pace of its own earlier rung, else the median
-    of those seen, else that all are equal.
+    A trial's speed before it runs is what the tuner would assume: the pace of the trial's own earlier rung, else the
+    median of the paces seen, else the same pace for all.
     """
     return _Sweep(spec, curves, model, filling).play()
 
@@ -246,7 +241,7 @@ UNIT: Final = "unit_s"
 
 
 class BadCurves(ValueError):
-    """A file of curves that cannot be used; the message says where, what was expected and what to do."""
+    """A file of curves that cannot be used; the message says where it is wrong, what was expected and what to do."""
 
 
 class LearningCurves(msgspec.Struct, frozen=True):
@@ -258,7 +253,7 @@ class LearningCurves(msgspec.Struct, frozen=True):
     points : list of dict
         The hyper-parameters of each curve, as text.
     unit_s : (C,) float array, seconds
-        What one unit of budget takes on one device.
+        Time of one unit of budget on one device.
     budgets : (B,) float array
         Ascending.
     values : (C, B) float array
@@ -276,7 +271,7 @@ class LearningCurves(msgspec.Struct, frozen=True):
         return found if math.isfinite(found) else None
 
     def nearest(self, spec: SweepSpec, params: dict[str, Param]) -> int:
-        """Return the curve whose point comes nearest in the sweep's space; choices that differ are one apart."""
+        """Return the curve whose point is nearest in the sweep's space; different choices have the distance 1."""
         away = np.zeros(len(self.points))
         for name in spec.space:
             away += self._distances(spec, name, params[name])
@@ -366,15 +361,15 @@ class TrialModel(msgspec.Struct, frozen=True, kw_only=True):
 
 class FillingMethod(msgspec.Struct, frozen=True, kw_only=True):
     """
-    One of them.
+    A way of giving devices to trials: water-filling, or one of two baselines.
 
     Attributes
     ----------
     kind : {"water", "one", "fixed"}
     longest_first : bool
-        Of those that wait; else in the order in which they were opened.
+        Whether the longest waiting run comes first; otherwise runs come in the order in which they were opened.
     refills : bool
-        Whether those that wait are filled anew when devices become idle; as published, they keep their widths.
+        Whether waiting runs get new widths when devices become idle; in the published form they keep their widths.
     """
 
     kind: Literal["water", "one", "fixed"] = "water"
@@ -454,13 +449,13 @@ class SweepOutcome(msgspec.Struct, frozen=True, kw_only=True):
     target_s : float or None
         When a trial first reached the target; None where none did, or there is none.
     best : float or None
-        Of the runs with the largest budget.
+        Best value of the runs with the largest budget.
     utilisation : float
-        Device-seconds held over those that there were, 0 to 1.
+        Device-seconds held over device-seconds available, 0 to 1.
     goodput : float
         Device-seconds of iterations of promoted and best runs over those held.
     stopped, failed, rescale, overhead : float
-        The rest of those held, as shares: iterations of the other runs, runs that diverged, moving, and starting.
+        The other shares of the device-seconds held: iterations of other runs, diverged runs, moves, and starts.
     trials, runs, resizes : int
         Points tried, runs of them, and how often a running one was moved to another width.
     """

@@ -1,15 +1,11 @@
 """
 A workload in columns, its parts and figures.
 
-A workload: who asked for how many devices, when, and for how long.
-
-Parts of a trace.
-
-Traces that can be given away.
-
-What can be wrong with a trace, and how it is said.
-
-What a trace is like, in figures.
+A :class:`Trace` says who asked for how many devices, when, and for how long. Its rows are in the order of submission; a
+change is a new trace. :func:`taken`, :func:`window` and :func:`sample` select jobs,
+:func:`scale_load` changes the arrival rate, and :func:`anonymized` removes names, so that the trace can be given away.
+:func:`about` returns the trace's figures. :class:`TraceError` says what is wrong with a trace, where, and what was
+expected.
 """
 
 from __future__ import annotations
@@ -192,7 +188,7 @@ def _hash(name: str, key: bytes, what: str) -> str:
 
 
 class TraceError(BadInput):
-    """A trace, or a request about one, that makes no sense: says where, what was wrong, what was expected."""
+    """A trace, or a request about one, that makes no sense; the message says where, what is wrong, what is expected."""
 
 
 def broken_row(path: str, line: int, wrong: str, expected: str) -> TraceError:

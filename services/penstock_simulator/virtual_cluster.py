@@ -1,7 +1,8 @@
 """
 The cluster of a simulation, whole and in virtual clusters.
 
-The cluster of a simulation: groups of equal nodes, from ``3x4`` on a command line or from a TOML file.
+A cluster is a sequence of groups of equal nodes (:class:`SimulatedNodes`). A command line names it as a word such as
+``3x4`` (:func:`parse`), or as a TOML file (:func:`read_cluster`):
 
 ```toml
 [[nodes]]
@@ -15,7 +16,8 @@ cpus = 32                  # of one node, for jobs; default 0: nobody is kept fr
 host_memory_gib = 256      # likewise
 ```
 
-How many GPUs each virtual cluster has of its own, from a TOML file.
+A virtual cluster is a group of users with devices of its own. A second TOML file says how many GPUs each has
+(:func:`read_quotas`):
 
 ```toml
 borrow = false          # whether what is idle is lent; default false
@@ -25,9 +27,9 @@ vision = 64
 speech = 32
 ```
 
-Without borrowing each virtual cluster is a cluster by itself. Those that the file does not name share what it leaves.
-
-Outcomes of the parts of a trace, put together: what becomes of virtual clusters that are clusters by themselves.
+Virtual clusters that the file does not name share the devices that it leaves. Without borrowing each virtual cluster is
+a cluster by itself: :func:`divide` cuts nodes and trace into parts, and :func:`merged` makes one outcome of the parts'
+outcomes.
 """
 
 from __future__ import annotations
@@ -58,17 +60,17 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes
     ----------
     count : int
-        Nodes.
+        The number of nodes.
     gpus : int
-        Devices of each.
+        Devices of each node.
     kind : str
     memory_gib : float
-        Of each device.
+        Memory of each device.
     speed : float
-        Relative to the fastest kind.
+        Speed relative to the fastest kind.
     labels : dict of str to str
     cpus, host_memory_gib : float
-        Of each node's host, for jobs; 0: nobody waits for them.
+        CPUs and memory of each node's host, for jobs; with 0 no job waits for them.
     """
 
     gpus: Annotated[int, Meta(ge=1)]
@@ -136,12 +138,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse(text: str) -> SimulatedNodes:
     """
-    Return the cluster that a word means: ``3x4`` is three nodes of four devices; ``2x8@fast+4x4@slow`` has two kinds.
+    Return the cluster that a word describes: ``3x4`` is three nodes of four; ``2x8@fast+4x4@slow`` has two kinds.
 
     Raises
     ------
     ValueError
-        If it is no such word.
+        If the word describes no cluster.
     """
     terms = [_TERM.fullmatch(term.strip()) for term in text.split("+")]
     groups = [
@@ -156,7 +158,7 @@ def parse(text: str) -> SimulatedNodes:
 
 def read_cluster(path: Path) -> SimulatedNodes:
     """
-    Return the cluster of a TOML file, as the head of this module shows it.
+    Return the cluster of a TOML file, in the form that the docstring of this module shows.
 
     Raises
     ------
@@ -187,9 +189,9 @@ class VirtualClusterQuotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     Attributes
     ----------
     gpus : dict of str to int
-        Virtual cluster → devices of its own; with 0, and without borrowing, none of its jobs starts.
+        Virtual cluster → devices of its own. With 0 devices and without borrowing, none of its jobs starts.
     borrow : bool
-        Whether a virtual cluster may use what others leave idle, until they want it.
+        Whether a virtual cluster may use devices that others leave idle, until the others want them.
     """
 
     gpus: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
@@ -206,7 +208,7 @@ class VirtualClusterPart:
     rows : (J,) int array
         Its jobs in the trace.
     nodes : SimulatedNodes
-        Without a group where its quota is 0.
+        Its nodes; no group where its quota is 0.
     """
 
     name: str
@@ -240,7 +242,7 @@ def check(quotas: VirtualClusterQuotas, trace: Trace, nodes: SimulatedNodes) -> 
     Raises
     ------
     ValueError
-        If the trace has no virtual clusters, more is promised than there is, or jobs are left with nothing.
+        If the trace has no virtual clusters, the quotas exceed the cluster, or some jobs have no devices at all.
     """
     if not trace.vcs:
         raise ValueError(f"trace {trace.name} names no virtual clusters, so it has no quotas; expected a column vc")
@@ -260,9 +262,9 @@ def check(quotas: VirtualClusterQuotas, trace: Trace, nodes: SimulatedNodes) -> 
 
 def divide(quotas: VirtualClusterQuotas, trace: Trace, nodes: SimulatedNodes) -> list[VirtualClusterPart]:
     """
-    Return each virtual cluster with jobs as a cluster by itself, in the file's order; those that it does not name last.
+    Return each virtual cluster with jobs as a cluster by itself, in the file's order; unnamed ones share the last part.
 
-    Nodes are dealt out in their order; one that is more than a virtual cluster still lacks is split.
+    Nodes are dealt out in their order; a node with more devices than a virtual cluster still lacks is split.
 
     Examples
     --------
@@ -319,7 +321,7 @@ def merged(trace: Trace, policy: str, gpus: int, parts: Sequence[tuple[Ints, Out
     Parameters
     ----------
     gpus : int
-        Devices of the whole cluster, those that no part has among them.
+        Devices of the whole cluster, including those of no part.
     parts : sequence of ((J,) int array, Outcome)
         The rows of each part, and what became of them.
     """

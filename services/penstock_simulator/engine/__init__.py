@@ -5,9 +5,9 @@ In reading order:
 
 * ``simulation``: A trace in, an outcome out.
 * ``engine``: Event queue, virtual log, decider hosts.
-* ``cluster_script``: What a virtual cluster is to live through.
+* ``cluster_script``: Everything that happens to a virtual cluster from outside.
 * ``executors``: Virtual executors and the environment.
-* ``elastic_executors``: Elastic jobs. (← sim.virtual.resizing)
-* ``tasks``: How much work jobs really are.
+* ``elastic_executors``: Executors of elastic jobs.
+* ``tasks``: The work that jobs really have.
 * ``policies``: Policies as settings of the deciders.
 """

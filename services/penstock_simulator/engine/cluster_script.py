@@ -1,14 +1,13 @@
 """
-What a virtual cluster is to live through.
+Everything that happens to a virtual cluster from outside.
 
-What a virtual cluster is to live through: its nodes, its jobs, and how much work these really are.
+A :class:`Script` has the nodes, the jobs, their real work, and the outages, all on virtual time. :func:`of_trace` makes
+one from a trace and a cluster: it writes the facts that services would have written of them. :class:`RunCosts` says
+what a run costs beside its work, and :class:`Failures` when nodes fail.
 
-A trace and a cluster as the facts that services would have written of them.
-
-How fast each model is on each kind of device, relative to its fastest kind.
-
-From a TOML or JSON file: model → kind → speed, in any unit (samples a second will do). ``"*"`` stands for models that
-have no entry of their own.
+:func:`read` and :func:`relative` give the speed of each model on each kind of device, relative to the model's fastest
+kind. The file is TOML or JSON: model → kind → speed, in any unit (samples a second will do). ``"*"`` stands for models
+that have no entry of their own.
 
 ```toml
 ["resnet-50"]
@@ -19,8 +18,6 @@ k80 = 1.0
 v100 = 2.0
 k80 = 1.0
 ```
-
-What a run costs beside its work, and when nodes fail.
 """
 
 from __future__ import annotations
@@ -59,12 +56,12 @@ Sampled = Callable[[SamplesRequested, ProfileSample], VirtualTask]
 @dataclass(frozen=True)
 class Outage:
     """
-    A node fails at ``at_s``; what it says when it is back, None if it does not come back.
+    A failure of a node at ``at_s``, with what the node says when it is back, or None if it does not come back.
 
     Attributes
     ----------
     heard_s : float or None
-        When it was last heard of, if not at ``at_s``.
+        When the node was last heard of, if not at ``at_s``.
     """
 
     node_id: str
@@ -76,16 +73,16 @@ class Outage:
 @dataclass(frozen=True)
 class Script:
     """
-    All that happens to a cluster from outside, on virtual time.
+    Everything that happens to a cluster from outside, on virtual time.
 
     Attributes
     ----------
     trace : Trace
         The jobs, for the outcome.
     tasks : sequence of VirtualTask, (J,)
-        By row of the trace.
+        The real work of each job, by row of the trace.
     submitted : callable
-        From a row to its submission, later rows never earlier.
+        From a row to its submission; times never fall from row to row.
     nodes : sequence of NodeJoined
         In the order in which devices are numbered.
     facts : sequence of (subject, fact, actor)
@@ -93,7 +90,7 @@ class Script:
     outages : sequence of Outage
     sampled : Sampled
     shift_s : float
-        Virtual time less the trace's.
+        Virtual time less the trace's time.
     executors : callable or None
         Makes the executors, where they are not the plain ones.
     """
@@ -119,7 +116,7 @@ def job_ids(trace: Trace) -> list[str]:
     """
     Return an id for each job that the log can take: the trace's own where they all can be, else numbers.
 
-    Numbers sort as the rows do, which settles ties as the trace has them.
+    Numbers sort as the rows do, so that ties are settled in the trace's order.
     """
     own = [str(job_id).lower() for job_id in trace.job_ids]
     if len(set(own)) == len(own) and all(map(_ID.fullmatch, own)):
@@ -158,7 +155,7 @@ def submissions(trace: Trace, ids: list[str], telling: DeclaredFields) -> Callab
 
 
 def nodes(cluster: SimulatedNodes) -> Iterator[NodeJoined]:
-    """Yield the nodes' offers, in the cluster's order, at the time 0."""
+    """Yield the facts by which the nodes join, in the cluster's order, at the time 0."""
     number, digits = 0, len(str(len(cluster.sizes)))
     for group in cluster.groups:
         devices = tuple(
@@ -180,7 +177,7 @@ def nodes(cluster: SimulatedNodes) -> Iterator[NodeJoined]:
 
 
 def profiles(trace: Trace, cluster: SimulatedNodes, speed: Speed) -> Iterator[tuple[str, AnyEvent, str]]:
-    """Yield what a profiler would know of each model, at the time 0: subject, fact and actor."""
+    """Yield the facts in which a profiler would say what it knows of each model at the time 0: subject, fact, actor."""
     for model in sorted(set(map(str, trace.models)) or {""}):
         known = {kind: speed(model, kind) for kind in cluster.kinds}
         fastest = max(known.values())
@@ -192,7 +189,7 @@ def profiles(trace: Trace, cluster: SimulatedNodes, speed: Speed) -> Iterator[tu
 
 
 def of_trace(trace: Trace, cluster: SimulatedNodes, speed: Speed, telling: DeclaredFields, costs: RunCosts) -> Script:
-    """Return what a trace on a cluster is; speeds are known from the beginning unless they are to be sampled."""
+    """Return a trace on a cluster as a script; speeds are known from the beginning unless they are to be sampled."""
     ids = job_ids(trace)
     models = [str(model) for model in trace.models] or [""] * len(trace)
     rows = zip(ids, trace.num_gpus.tolist(), models, trace.duration_s.tolist(), strict=True)
@@ -229,12 +226,12 @@ _COMMAND: Final = ("simulated",)
 @dataclass(frozen=True)
 class DeclaredFields:
     """
-    What a job says of itself.
+    What jobs say of themselves at submission.
 
     Attributes
     ----------
     declared_s : (J,) float array or None
-        Length that each job declares; None if none does.
+        The length that each job declares; None if no job declares one.
     profile : bool
         Whether unseen workloads are to be sampled.
     """
@@ -248,7 +245,7 @@ def _name(text: str) -> str:
 
 
 def declared_s(trace: Trace, error: float, rng: np.random.Generator) -> Floats:
-    """Return lengths as people would declare them: off by a lognormal factor with this sigma; 0 is exact."""
+    """Return lengths as people would declare them: true ones times a lognormal factor with this sigma; 0 is exact."""
     if not error:
         return trace.duration_s
     return trace.duration_s * np.exp(rng.normal(0.0, error, len(trace)))
@@ -315,19 +312,19 @@ def relative(speedups: Speedups | None, cluster: SimulatedNodes) -> Speed:
 @dataclass(frozen=True)
 class RunCosts:
     """
-    What a run costs beside its work; all in seconds.
+    Costs of a run beside its work, all in seconds.
 
     Attributes
     ----------
     start_s : float
-        At the beginning of every run: the devices are held, and nothing advances.
+        Time at the beginning of every run in which devices are held and nothing advances.
     stop_s : float
-        From a preemption until the devices are free. What was done before is kept.
+        Time from a preemption until the devices are free. Work done before is kept.
     checkpoint_s : float
-        Time of work between two checkpoints: after the loss of a node a job resumes from the last one. 0: there are
-        none but those of preemptions.
+        Time of work between two checkpoints: after the loss of a node a job resumes from the last one. 0: the only
+        checkpoints are those of preemptions.
     iteration_s : float
-        Of an iteration on the fastest kind: what steps count.
+        Time of one iteration on the fastest kind; steps count iterations.
     """
 
     start_s: float = 0.0
@@ -339,14 +336,14 @@ class RunCosts:
 @dataclass(frozen=True)
 class Failures:
     """
-    When nodes fail: each by itself, at exponential intervals, as the seed has it.
+    Failures of nodes: each node fails independently, at exponential intervals drawn from the seed.
 
     Attributes
     ----------
     mtbf_s : float
         Mean time of a node between two failures, seconds.
     repair_s : float
-        Until its executor is back, seconds.
+        Time until the node's executor is back, seconds.
     """
 
     mtbf_s: float
@@ -357,7 +354,7 @@ class Failures:
             raise ValueError(f"mtbf_s is {self.mtbf_s}, repair_s is {self.repair_s}; expected above 0, and at least 0")
 
     def uptimes_s(self, seed: int, node: int) -> Iterator[float]:
-        """Yield how long a node is up until its next failure; other nodes make no difference."""
+        """Yield how long a node is up until each failure; the draws do not depend on other nodes."""
         rng = np.random.default_rng((seed, node))
         while True:
             yield float(rng.exponential(self.mtbf_s))

@@ -1,9 +1,9 @@
 """
-Elastic jobs on a virtual cluster: the production autoscaler sizes them, and their runs advance by their profiles.
+Executors of elastic jobs: the production autoscaler sizes the jobs, and their runs advance by their profiles.
 
-A job's work is in seconds at the size with which it was submitted; with another it goes on as much faster as its
-profile says. How each model goes is known from the beginning, as if the profiler had measured it without an error. A
-run says that it has saved a checkpoint once it has done its first iteration, so that it may be resized from then on.
+The work of a job is in seconds at the size with which it was submitted; with another size it advances as much faster as
+its profile says. The speed of each model is known from the beginning, as if the profiler had measured it without error.
+A run reports a saved checkpoint after its first iteration, so that it may be resized from then on.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class ElasticTrace:
     Attributes
     ----------
     profiles : mapping of str to ThroughputProfile
-        Model → how fast it is; ``"*"`` stands for all others.
+        Model → its throughput; ``"*"`` stands for all others.
     most_gpus : int or None
-        Each job may have up to so many devices, or as many as it asked for if that is more.
+        Most devices that a job may have; a job that asked for more may have as many as it asked for.
     settings : SizingSettings
         The autoscaler's.
     """
@@ -59,7 +59,7 @@ class ElasticTrace:
 
 
 def elastic(script: Script, how: ElasticTrace) -> tuple[Script, dict[str, JobShape]]:
-    """Return the script with elastic jobs, whose workloads are known, and how each of its jobs may be run."""
+    """Return the script with its jobs elastic and their workloads known, and the shape of each job."""
     found = shapes(script.trace, "elastic", FastSizingSettings(most_gpus=how.most_gpus), profiles=how.profiles)
 
     def submitted(row: int) -> JobSubmitted:
@@ -106,14 +106,14 @@ def _timings(profile: ThroughputProfile) -> Iterator[Timing]:
 
 class ElasticExecutors(VirtualExecutors):
     """
-    Executors whose runs go as fast as their sizes let them.
+    Executors whose runs are as fast as their sizes allow.
 
     Parameters
     ----------
     shapes : mapping of str to JobShape
         Job → how it may be run.
     **parts
-        As of :class:`penstock_simulator.engine.executors.VirtualExecutors`.
+        Parameters of :class:`penstock_simulator.engine.executors.VirtualExecutors`.
     """
 
     def __init__(self, *parts: Any, shapes: Mapping[str, JobShape], **more: Any) -> None:
@@ -135,7 +135,7 @@ class ElasticExecutors(VirtualExecutors):
             self._agenda.at(run.begins_s + run.task.iteration_s / run.speed, self._checkpoint, run)
 
     def _checkpoint(self, run: VirtualRun) -> None:
-        """Say once in a run that it can save."""
+        """Report a checkpoint, once in a run."""
         if not self._is_on(run) or run.stands:
             return
         now_s, task, node_id = self._engine.now_s, run.task, next(iter(run.open))

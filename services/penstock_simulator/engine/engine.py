@@ -1,13 +1,12 @@
 """
 Event queue, virtual log, decider hosts.
 
-Virtual time: what happens next, who hears of it, and who is asked what to make of it.
+The :class:`EventEngine` runs production deciders under virtual time. The :class:`EventQueue` holds what is to happen at
+which virtual time. A :class:`DeciderHost` is one service: its fold of the log, and the decider that the engine asks as
+the service's shell would ask it. The :class:`VirtualLog` is the cluster's one log: it gives sequences and checks
+expected ones, and :class:`LogFileWriter` writes its commits to a file.
 
-What is to happen at which virtual time.
-
-One service under virtual time: its fold, and the decider that is asked as the shell would ask it.
-
-The one log of a virtual cluster: sequences, expected sequences, and what is written of it.
+Time stands still until no decider proposes anything more, and then jumps to the next event or wake-up.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ _RESTLESS: Final = 100_000
 
 
 class EndlessProposals(RuntimeError):
-    """A decider that goes on proposing although no time passes: a defect of the decider."""
+    """A decider goes on proposing although no time passes: a defect of the decider."""
 
 
 class EventEngine:
     """
-    Runs deciders under virtual time, as their shells would run them.
+    An engine that runs deciders under virtual time, as their shells would run them.
 
-    All that happens at one time is folded in, then each decider is asked in turn, and what it proposes is appended with
-    the sequence that its fold expects and folded in by all, until nobody has anything to say. Then time goes on to
-    the next thing on the agenda, or to the next time at which a decider asked to be asked.
+    All deciders fold in what happens at one time. Then the engine asks each decider in turn, appends its proposals with
+    the sequence that the decider's fold expects, and all fold them in, until no decider proposes anything. Then time
+    goes on to the next thing in the queue, or to the next time at which a decider wants to be asked.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class EventEngine:
         In the order in which they are asked at one time.
     log : VirtualLog
     delays : mapping of str to DecisionDelays, optional
-        By a decider's name; one that is not named is asked at once.
+        By a decider's name; the engine asks a decider that is not named at once.
     """
 
     def __init__(
@@ -74,28 +73,28 @@ class EventEngine:
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a decider is to be asked again."""
+        """Whether a decider waits for its next turn."""
         return any(station.next_s < math.inf for station in self._stations)
 
     def follow(self, kind: type[E], follower: Callable[[E], None]) -> None:
-        """Have a function called with every fact of a kind that a decider has proposed, once it is true."""
+        """Call a function with every fact of a kind that a decider has proposed, once the fact is in the log."""
         self._followers[kind].append(follower)
 
     def witness(self, witness: Callable[[Delivery], None]) -> None:
-        """Have a function called with every commit, whoever made it."""
+        """Call a function with every commit, whoever made it."""
         self._witnesses.append(witness)
 
     def append(self, subject: str, fact: AnyEvent, actor: str) -> None:
-        """Make a fact true that no decider here has proposed."""
+        """Append a fact that no decider of this engine has proposed."""
         self._spread(self._log.append(subject, (fact,), actor=actor, at_s=self.now_s))
 
     def wake(self) -> None:
-        """Have every decider asked at this time: something changed that is not in the log, such as a node's silence."""
+        """Ask every decider at this time: something changed that is not in the log, such as a node's silence."""
         for station in self._stations:
             station.wake(self.now_s)
 
     def run(self, more: Callable[[], bool] = lambda: True) -> None:
-        """Let time pass until nothing more is to come, or until ``more``, asked after every instant, says so."""
+        """Let time pass until nothing more is to come, or until ``more``, called after every instant, returns false."""
         while (next_s := self._next_s()) < math.inf:
             self.now_s = next_s
             self.instants += 1
@@ -148,13 +147,13 @@ class EventEngine:
                 station.wake(self.now_s)
 
     def _who_heeds(self, kind: type[Event]) -> tuple[DeciderHost, ...]:
-        """Return whom to ask after a fact of a kind."""
+        """Return the hosts to ask after a fact of a kind."""
         return tuple(station for station in self._stations if kind not in station.ignores)
 
 
 class EventQueue:
     """
-    Things to do by their time, those of one time in the order in which they were noted.
+    Things to do, by time; those of one time in the order in which they were added.
 
     Examples
     --------
@@ -182,14 +181,14 @@ class EventQueue:
         return self._heap[0][0] if self._heap else math.inf
 
     def at(self, at_s: float, what: Callable[..., Any], *arguments: Any) -> None:
-        """Note that ``what`` is to be called at a time; what is never to be is not kept."""
+        """Have ``what`` called at a time; an infinite time means never, and adds nothing."""
         if at_s == math.inf:
             return
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, what, arguments))
 
     def do_until(self, now_s: float) -> int:
-        """Do what is due, also what comes to be due by it; return how many things that were."""
+        """Do everything that is due, also what becomes due meanwhile; return how many things that were."""
         done, heap = 0, self._heap
         while heap and heap[0][0] <= now_s:
             _, _, what, arguments = heapq.heappop(heap)
@@ -205,16 +204,16 @@ _AT_ONCE_S = 1e-4
 @dataclass(frozen=True)
 class DecisionDelays:
     """
-    What keeps a service from deciding at once.
+    Delays between what a service heeds and its decision.
 
     Attributes
     ----------
     lag_s : float
-        From what it heeds to its decision.
+        Time from a commit that the service heeds to its decision.
     stalls : sequence of (float, float)
-        Times from which and until which it decided nothing, for its host or its bus were busy; rising, apart.
+        Spells, from and until, in which it decided nothing because its host or bus was busy; rising, disjoint.
     now_s : callable, optional
-        Returns the same as ``lag_s`` for what has just happened; None where that is as always.
+        Returns the lag for what has just happened; None: the lag is always ``lag_s``.
 
     Examples
     --------
@@ -227,7 +226,7 @@ class DecisionDelays:
     now_s: Callable[[], float | None] | None = None
 
     def end_s(self, now_s: float) -> float:
-        """Return when it decides on what it hears now."""
+        """Return when the service decides on what it hears at a time."""
         lag_s = self.now_s() if self.now_s is not None else None
         at_s = now_s + (self.lag_s if lag_s is None else lag_s)
         following = bisect_left(self.stalls, (at_s - _AT_ONCE_S, 0.0))  # one that begins with this decision is its own
@@ -239,22 +238,22 @@ _NONE = DecisionDelays()
 
 class DeciderHost:
     """
-    A decider, its fold of the log, and when it is to be asked again.
+    One decider under virtual time: its fold of the log, and when the engine asks it again.
 
     Attributes
     ----------
     actor : str
-        As whom it writes.
+        The name under which it writes.
     ignores : frozenset of type
-        Kinds of facts after which it need not be asked.
+        Kinds of facts after which the engine need not ask it.
     wake_at_s : float
-        When it asked to be asked again; infinite where it did not.
+        When it wants to be asked again; infinite where it does not.
     delays : DecisionDelays
-        How long after what it heeds it is asked.
+        How long after what it heeds the engine asks it.
     woken_s : float
-        When it is to be asked for what it has heard; infinite where it has heard nothing that it heeds.
+        When the engine asks it for what it has heard; infinite where it has heard nothing that it heeds.
     heard : list of Delivery
-        Commits since it was asked last: whoever delivers puts them here, and they are folded in before it is asked.
+        Commits since its last decision: the engine adds each delivery, and the host folds them in before it decides.
     """
 
     def __init__(self, decider: Decider[Any], delays: DecisionDelays | None = None) -> None:
@@ -268,18 +267,18 @@ class DeciderHost:
 
     @property
     def next_s(self) -> float:
-        """When it is to be asked."""
+        """When the engine asks this host next."""
         return min(self.woken_s, self.wake_at_s)
 
     def wake(self, now_s: float) -> None:
-        """Have it asked, as long after now as it takes; it goes by what it has heard up to now."""
+        """Have the engine ask this host after its delay; it decides on what it has heard up to now."""
         at_s = self.delays.end_s(now_s)
         self.woken_s = min(self.woken_s, at_s)
         if self.delays is not _NONE:
             self._wakes.append((at_s, len(self.heard)))
 
     def decide(self, now_s: float) -> Sequence[Proposal]:
-        """Ask it; return its proposals."""
+        """Ask the decider; return its proposals."""
         apply, known = self.fold.apply, self._known(now_s)
         for delivery in self.heard[:known]:
             apply(delivery)
@@ -295,7 +294,7 @@ class DeciderHost:
         return decision.proposals
 
     def _known(self, now_s: float) -> int:
-        """Return how many of the commits heard a decision goes by: what came while it was made is for the next one."""
+        """Return how many of the commits heard a decision goes by; commits that come meanwhile are for the next one."""
         if self.delays is _NONE or self.wake_at_s <= now_s:
             return len(self.heard)
         asked = max((count for at_s, count in self._wakes if at_s <= now_s), default=len(self.heard))
@@ -307,7 +306,7 @@ _AT_ONCE: Final = 2_000
 
 
 class UnexpectedSequence(RuntimeError):
-    """A proposal that expected another sequence: under virtual time nobody comes between, so this is a defect."""
+    """A proposal expected another sequence: a defect, for under virtual time nobody else appends in between."""
 
 
 class VirtualLog:
@@ -317,7 +316,7 @@ class VirtualLog:
     Parameters
     ----------
     keep : callable, optional
-        Is given every delivery, such as :meth:`LogFileWriter.add`.
+        Called with every delivery, such as :meth:`LogFileWriter.add`.
     """
 
     def __init__(self, keep: Callable[[Delivery], None] | None = None) -> None:
@@ -363,7 +362,7 @@ class LogFileWriter:
         self._batch: list[Delivery] = []
 
     def add(self, delivery: Delivery) -> None:
-        """Write a commit, soon."""
+        """Write a commit with the next batch."""
         self._batch.append(delivery)
         if len(self._batch) >= _AT_ONCE:
             self._flush()
@@ -382,5 +381,5 @@ class LogFileWriter:
 
 
 def _compressed(raw: BinaryIO) -> BinaryIO:
-    """Return what compresses into a file: the same bytes for the same log, so without a name or a time."""
+    """Return a compressing writer: the same log gives the same bytes, so it stores no name and no time."""
     return cast("BinaryIO", gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=raw, mtime=0))

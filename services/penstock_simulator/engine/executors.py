@@ -1,15 +1,14 @@
 """
 Virtual executors and the environment.
 
-The executors of all nodes of a virtual cluster: they answer rounds with the facts that real ones would write.
+:class:`VirtualExecutors` are the executors of all nodes of a virtual cluster: they answer rounds with the facts that
+real executors would write. The :class:`Environment` is the cluster's outside: nodes join and fail, jobs arrive.
 
-A run holds its devices from its start. Nothing advances for ``start_s``; then work is done at the speed of the kind,
-and the run ends when none is left. A preempted run keeps what it has done and is gone after ``stop_s``. When a node
-fails, its runs stand still, gangs on all their nodes, and keep what the last checkpoint has; nobody hears of it until
-the matcher misses the node's heartbeats, or its executor is back and finds the processes gone. A task that does not
-save keeps nothing of either.
-
-A virtual cluster and its users: nodes that join and fail, jobs that arrive.
+A run holds its devices from its placement. Nothing advances for ``start_s``; then work is done at the speed of the
+kind, and the run ends when none is left. A preempted run keeps what it has done and is gone after ``stop_s``. When a
+node fails, its runs stand still, gangs on all their nodes, and keep what the last checkpoint has. Nobody hears of the
+failure until the matcher misses the node's heartbeats, or until the node's executor is back and finds the processes
+gone. A task that does not save keeps nothing after a preemption or a failure.
 """
 
 from __future__ import annotations
@@ -45,27 +44,27 @@ Ended = Callable[[VirtualRun, str, tuple[int, ...], float], None]
 
 class VirtualExecutors:
     """
-    Runs tasks.
+    The executors of all nodes: they run tasks as rounds say.
 
     Parameters
     ----------
     engine : EventEngine
     speed : Speed
     costs : RunCosts
-        Of stopping, and of checkpoints; those of starting and of iterations stand in each task.
+        Costs of stopping and of checkpoints; each task has its own costs of starting and of iterations.
     sampled : Sampled
     on_ended : callable, optional
 
     Attributes
     ----------
     tasks : dict of str to VirtualTask
-        All that were submitted.
+        All tasks that were submitted.
     runs : dict of str to VirtualRun
-        Job → the lease in force.
+        Job → the run that holds its devices.
     down_s : dict of str to float
-        Nodes that have failed, and when they were last heard of.
+        Failed node → when it was last heard of.
     busy : int
-        Devices that leases hold.
+        Devices that runs hold.
     running, ended : int
         Jobs that hold devices, and jobs that have ended; samples are left out.
     """
@@ -88,11 +87,11 @@ class VirtualExecutors:
         self.speed, self.costs, self._sampled, self._on_ended = speed, costs, sampled, on_ended
 
     def expect(self, fact: SamplesRequested) -> None:
-        """Take in the tasks of samples, which a later round will place."""
+        """Add the tasks of samples, which a later round will place."""
         self.tasks.update({sample.sample_id: self._sampled(fact, sample) for sample in fact.samples})
 
     def follow(self, fact: RoundDecided) -> None:
-        """Do as a round says."""
+        """Carry out a round's placements and preemptions."""
         for node_id in fact.lost_nodes:
             self._lose(node_id)
         for preemption in fact.preemptions:
@@ -101,7 +100,7 @@ class VirtualExecutors:
             self._place(placement)
 
     def fail(self, node_id: str, heard_s: float | None = None) -> None:
-        """Take a node down that was last heard of at a time, by default now."""
+        """Take a node down; it was last heard of at ``heard_s``, by default now."""
         now_s = self._engine.now_s
         self.down_s[node_id] = now_s if heard_s is None else heard_s
         for run in self._here[node_id].values():
@@ -109,7 +108,7 @@ class VirtualExecutors:
                 self._stand(run, now_s, saved=False)
 
     def repair(self, joined: NodeJoined) -> None:
-        """Bring a node back: what ran there and is still leased is lost, then it offers its devices."""
+        """Bring a node back: runs that still hold devices there are lost, then the node offers its devices."""
         node_id, now_s = joined.node_id, self._engine.now_s
         self.down_s.pop(node_id, None)
         for run in list(self._here[node_id].values()):
@@ -123,7 +122,7 @@ class VirtualExecutors:
             self._agenda.at(now_s, self._start, run)
 
     def leave(self, left: NodeLeft) -> None:
-        """Shut a node down in good order: its runs are preempted, then it says that it is gone."""
+        """Shut a node down in good order: its runs are preempted, then the node leaves."""
         reason = f"node {left.node_id} is shutting down"
         for run in list(self._here[left.node_id].values()):
             run.asked = True
@@ -133,7 +132,7 @@ class VirtualExecutors:
         self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
 
     def cancel(self, fact: JobCancelled) -> None:
-        """Have somebody cancel a job; a run of it is stopped."""
+        """Cancel a job; if it runs, its run stops."""
         task, now_s = self.tasks.get(fact.job_id), self._engine.now_s
         if task is None or task.over or task.cancelled:
             return
@@ -228,7 +227,7 @@ class VirtualExecutors:
         return self.costs.stop_s
 
     def _stand(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
-        """Have a run come to a stop, with its work saved, or what the last checkpoint has; nothing if it saves none."""
+        """Bring a run to a stop; it keeps all its work or what its last checkpoint has; nothing if it saves none."""
         run.done_s = done_s = run.worked_s(now_s)
         if not run.task.saves:
             done_s = 0.0
@@ -318,7 +317,7 @@ class VirtualExecutors:
 
 class Environment:
     """
-    Puts on the agenda what happens from outside.
+    The outside of a cluster: it queues submissions, outages and everything else that a script says.
 
     Parameters
     ----------
@@ -352,7 +351,7 @@ class Environment:
         self._expect()
 
     def fail(self, nodes: Sequence[NodeJoined], failures: Failures, seed: int) -> None:
-        """Have each node fail and come back, again and again."""
+        """Let each node fail and come back, again and again."""
         for number, joined in enumerate(nodes):
             uptimes_s = failures.uptimes_s(seed, number)
             self._engine.agenda.at(next(uptimes_s), self._fail, joined, uptimes_s, failures.repair_s)
@@ -363,7 +362,7 @@ class Environment:
         return self._arrived - self._executors.running - self._executors.ended
 
     def more(self) -> bool:
-        """Say whether anything may still become of a job."""
+        """Return whether any job may still start or end."""
         executors, left = self._executors, len(self._tasks) - self._executors.ended
         moves = executors.runs or executors.down_s or self._arrived < len(self._tasks)
         return left > 0 and (bool(moves) or self._engine.somebody_waits)

@@ -1,8 +1,9 @@
 """
-Policies by name: which settings of the production ranker and matcher they are.
+Policies as settings of the deciders.
 
-A policy is nothing but settings: whatever can be set about a cluster can be simulated, and whatever was simulated can
-be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs declare their lengths.
+A policy is nothing but settings of the production ranker and matcher: whatever can be set about a cluster can be
+simulated, and whatever was simulated can be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs
+declare their lengths.
 
 How the production deciders walk them:
 
@@ -46,7 +47,7 @@ class SimulatedPolicy:
     Attributes
     ----------
     settings : mapping of str to value
-        Of ranker and matcher, beside their defaults.
+        Settings of ranker and matcher that differ from their defaults.
     declares : bool
         Whether jobs say how long they will take.
     """

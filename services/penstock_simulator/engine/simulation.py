@@ -1,11 +1,10 @@
 """
 A trace in, an outcome out.
 
-A trace on a virtual cluster, under one policy, by the production deciders.
-
-What is noted of a virtual cluster while it runs, for the outcome.
-
-Virtual clusters that lend nothing: pools of their own, as in a cluster that is run so.
+:func:`simulate` runs a trace on a virtual cluster, under one policy, by the production deciders;
+:class:`SimulationOptions` has everything that may differ from a plain run. The same arguments give the same log, to the
+byte. :class:`OutcomeRecorder` notes what the outcome needs while the cluster runs. :func:`partitioned` serves virtual
+clusters that lend nothing: each becomes a pool of its own, as in a real cluster that is run so.
 """
 
 from __future__ import annotations
@@ -69,39 +68,39 @@ _SELDOM: Final = (200_000, 50, 1_000)
 @dataclass(frozen=True)
 class SimulationOptions:
     """
-    What may be otherwise than in a plain run.
+    Options of a simulation: what may differ from a plain run.
 
     Attributes
     ----------
     settings : mapping of str to value
-        Of ranker and matcher, beside those of the policy.
+        Settings of ranker and matcher, beside those of the policy.
     costs : RunCosts
     speedups : mapping, optional
         Model → kind → speed; the cluster's own speeds where not given.
     failures : Failures, optional
     quotas : VirtualClusterQuotas, optional
-        Of virtual clusters: those that lend are teams of one pool, those that do not are pools of their own.
+        Quotas of virtual clusters: those that lend are teams of one pool, the others are pools of their own.
     length_error : float
-        Standard deviation of the logarithm of declared over true length, where the policy has jobs declare it.
+        Standard deviation of the logarithm of declared over true length, where the policy has jobs declare lengths.
     profile : bool
         Whether the production profiler samples unseen workloads; otherwise their speeds are known from the beginning.
     elastic : ElasticTrace, optional
-        Makes all jobs elastic, for the production autoscaler to size.
+        If given, all jobs are elastic and the production autoscaler sizes them.
     autoscaler : settings of the autoscaler, optional
-        Has it size those of the script's jobs that are elastic by themselves.
+        If given, the autoscaler sizes those jobs of the script that are elastic by themselves.
     delays : mapping of str to DecisionDelays
-        By service: what keeps it from deciding at once.
+        Service → the delays of its decisions.
     seed : int
-        Of failures and errors.
+        Seed of failures and errors.
     log : Path, optional
         Where to write the log, one fact a line, compressed where the name ends in ``.gz``; the production gateway's
-        announcements are then written as well. What rounds say of those who wait is not, unless ``max_waits`` is set.
+        announcements are then written as well. Rounds do not say why jobs wait, unless ``max_waits`` is set.
     timeline, spells : bool
-        Whether the outcome has these.
+        Whether the outcome has a timeline, and the spells in which devices were held.
     progress : callable, optional
-        Is told now and then how many jobs have ended; False ends the simulation with the results so far.
+        Called now and then with the number of ended jobs; False ends the simulation with the results so far.
     watch : callable, optional
-        Is given engine and executors before they start, such as a checker of invariants.
+        Called with engine and executors before they start; a checker of invariants, for example.
     """
 
     settings: Mapping[str, Any] | None = None
@@ -126,7 +125,7 @@ def simulate(
     trace: Trace, cluster: SimulatedNodes, policy: str, *, overhead_s: float | None = None, **options: Any
 ) -> Outcome:
     """
-    Return what a cluster run by the production ranker and matcher would have made of a trace.
+    Return the outcome of a trace on a cluster that the production ranker and matcher run.
 
     Parameters
     ----------
@@ -135,7 +134,7 @@ def simulate(
     policy : str
         One of :data:`penstock_simulator.engine.policies.POLICIES`.
     overhead_s : float, optional
-        Seconds at the beginning of every run in which nothing advances: short for ``costs=Costs(start_s=…)``.
+        Seconds at the beginning of every run in which nothing advances: short for ``costs=RunCosts(start_s=…)``.
     **options
         Fields of :class:`SimulationOptions`.
 
@@ -178,7 +177,7 @@ def _with_quotas(
 
 
 def play(script: Script, policy: str, options: SimulationOptions, began_s: float | None = None) -> Outcome:
-    """Return what the deciders make of a script; CPU time counts from ``began_s``, or from now."""
+    """Return the outcome of a script under the deciders; CPU time counts from ``began_s``, or from now."""
     began_s = time.process_time() if began_s is None else began_s
     chosen = choose(policy, {**_QUIET, **(options.settings or {})})
     with ExitStack() as stack:
@@ -266,7 +265,7 @@ class _Simulation:
 
 class OutcomeRecorder:
     """
-    Notes promotions, and where they are asked for the timeline and the spells.
+    A recorder of what the outcome needs: promotions and, where they are asked for, the timeline and the spells.
 
     Parameters
     ----------
@@ -300,7 +299,7 @@ class OutcomeRecorder:
             self._timeline.append((now_s - self._shift_s, busy, waiting))
 
     def note_spell(self, run: VirtualRun, node_id: str, devices: tuple[int, ...], now_s: float) -> None:
-        """Note who held the devices of a node's part of a run; samples are left out."""
+        """Note the devices that a run held on a node until now; samples are left out."""
         if run.task.row < 0 or run.started_s != run.started_s:
             return
         first = self._first_device[node_id]
@@ -308,7 +307,7 @@ class OutcomeRecorder:
         self._spells += [(run.task.row, first + index, from_s, to_s) for index in devices]
 
     def outcome(self, policy: str, instants: int, cpu_s: float) -> Outcome:
-        """Return what became of the trace."""
+        """Return the outcome of the trace."""
         tasks = self._tasks
         return Outcome(
             policy=policy,

@@ -1,13 +1,13 @@
 """
-How much work jobs really are.
+The work that jobs really have.
 
-What a virtual cluster knows of jobs and runs that no service may know: how much work there really is.
+No service may know what stands here: a :class:`VirtualTask` has the real work of a job, and a :class:`VirtualRun` one
+run of it. Executors of a virtual cluster advance them.
 
-What a job loses when it is preempted, as the log shows: some scripts save what they have done, others start anew.
-
-Replay and shadow go by the same rule. One that counts no iterations begins at its beginning each time. Of others, the
-last run of the workload that was preempted tells, or that one of them completed a checkpoint; of workloads of which
-nobody has seen either, most others.
+:class:`PreservedWork` says what a job loses when it is preempted, as the log shows it: some scripts save their work,
+others start anew. Replay and shadow use the same rule. A job that counts no iterations begins at its beginning each
+time. For other jobs the last preempted run of the workload decides, or the fact that a run of the workload completed a
+checkpoint. A workload without either goes with the majority of the others.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ _WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "failed", "lost"
 @dataclass(slots=True)
 class VirtualTask:
     """
-    One job, or one of the profiler's samples.
+    The real work of one job, or of one of the profiler's samples.
 
     Attributes
     ----------
     row : int
-        Of the trace; -1 for a sample.
+        Row of the trace; -1 for a sample.
     work_s : float
         Seconds of work, on the fastest kind.
     starting_s : float
-        At the beginning of a run: its devices are held, and nothing advances.
+        Time at the beginning of a run in which its devices are held and nothing advances.
     startings_s : list of float
-        The same for its first, second, … run, where they differ.
+        The same for the first, second, … run, where they differ.
     failures : list of (float, float)
-        Work at which a run of it fails, and what of that is kept; rising. Whether it is tried again, its
-        specification says.
+        Work at which a run fails, and how much of it is kept; rising. The job's specification says whether it is tried
+        again.
     iteration_s : float
-        Of an iteration, on the fastest kind: what steps count.
+        Time of one iteration on the fastest kind; steps count iterations.
     cancelled : bool
-        Somebody has cancelled it: its present run, if it has one, is its last.
+        Whether somebody has cancelled the job; its present run, if it has one, is then its last.
     saves : bool
-        Whether what a run has done is kept when it is stopped; else it all is to do once more.
+        Whether a run's work is kept when it is stopped; otherwise all of it is done once more.
     kept_s : float
         Work that is done and saved.
     lost_s : float
         Work that was done and not saved, summed over all runs.
     runs : int
-        Begun so far.
+        Runs begun so far.
     idle_s : float
         Seconds of all runs in which nothing advanced: starting, stopping, and waiting for a node that was gone.
     start_s, end_s : float
         First start and end; nan where there was none.
     executed_s, held_gpu_s : float
-        Seconds that it held devices, all runs together; and the same times its devices.
+        Seconds in which it held devices, over all runs; and the same times its number of devices.
     """
 
     id: str
@@ -94,34 +94,34 @@ class VirtualTask:
         return self.failures[0][0] if self.failures else self.work_s
 
     def steps(self, work_s: float) -> int:
-        """Return how many iterations some work is."""
+        """Return how many iterations make up an amount of work."""
         return round(work_s / self.iteration_s)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the task has ended."""
         return self.end_s == self.end_s
 
 
 @dataclass(slots=True, eq=False)
 class VirtualRun:
     """
-    One lease of a task.
+    One run of a task.
 
     Attributes
     ----------
     speed : float
-        On this kind of device, in seconds of work a second.
+        Speed on this kind of device, in seconds of work a second.
     open : dict of str to tuple of int
-        Node → devices, while the node's part of the run has not ended.
+        Node → devices, of nodes whose part of the run has not ended.
     missing : set of str
         Nodes whose part has not started.
     started_s, begins_s : float
         Start of the first process, and of work; nan and infinite before.
     done_s : float
-        Work done in this run, once it has come to a stop; nan before.
+        Work done in this run once it has come to a stop; nan before.
     asked : bool
-        Whether it was asked to stop.
+        Whether the run was asked to stop.
     """
 
     task: VirtualTask
@@ -138,7 +138,7 @@ class VirtualRun:
 
     @property
     def stands(self) -> bool:
-        """Whether it has come to a stop and does no more work."""
+        """Whether the run has come to a stop and does no more work."""
         return self.done_s == self.done_s
 
     def worked_s(self, now_s: float) -> float:
@@ -164,18 +164,18 @@ class RunHolding(Protocol):
 
     @property
     def held_s(self) -> float:
-        """Seconds, from its lease on."""
+        """Seconds since its placement."""
         ...
 
     @property
     def outcome(self) -> str:
-        """As the log has it."""
+        """The outcome that the log has."""
         ...
 
 
 class PreservedWork:
     """
-    Which workloads go on where they were.
+    Which workloads keep their work when they are preempted.
 
     Examples
     --------
@@ -195,22 +195,22 @@ class PreservedWork:
         self._by_key[key] = True
 
     def preempted(self, key: str, *, advanced: int, loop_steps: int) -> None:
-        """Note the end of a preempted run: by how many iterations its job advanced, of those that the run did."""
+        """Note the end of a preempted run that did ``loop_steps``, of which its job kept ``advanced``."""
         if loop_steps:
             self._by_key[key] = 2 * advanced >= loop_steps
 
     def of(self, key: str) -> bool:
-        """Say whether a preempted job of a workload goes on where it was; while nothing is known, yes."""
+        """Return whether a preempted job of a workload goes on where it was; true while nothing is known."""
         known = self._by_key.get(key)
         return known if known is not None else 2 * sum(self._by_key.values()) >= len(self._by_key)
 
 
 def uncounted_work_s(runs: Sequence[RunHolding], speed: Callable[[str], float]) -> float:
     """
-    Return the work of a job that counts no iterations: what it held its devices for, at their speed.
+    Return the work of a job that counts no iterations: the time that it held its devices, times their speed.
 
-    Nothing of runs that were preempted or lost was kept. Of a job that did not come to its end, the longest run is the
-    least that its work could be.
+    Work of runs that were preempted or lost was not kept. The work of a job that did not come to its end is at least
+    that of its longest run.
     """
     worked_s = [run.held_s * speed(run.kind) for run in runs]
     whole_s = sum(each_s for run, each_s in zip(runs, worked_s, strict=True) if run.outcome not in _NOT_KEPT)

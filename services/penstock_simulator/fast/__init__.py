@@ -4,7 +4,7 @@ Simulation that counts: jobs and devices, no services; fast, or true to a publis
 In reading order:
 
 * ``fast_path``: A trace in, an outcome out.
-* ``fast_settings``: Settings and shapes of elastic jobs.
+* ``fast_settings``: Settings of counted policies, and shapes of elastic jobs.
 * ``kernel_state``: The kernels' arrays.
 * ``kernel_events``: The kernels' events.
 * ``tiresias_2019``: The published simulator, for ``--compat tiresias-2019``.

@@ -1,10 +1,11 @@
 """
-Elastic jobs as the counting simulator runs them: each may have fewer or more devices than it asked for, and another
-batch, as :func:`penstock_scheduler.sizing.decision` says.
+Elastic jobs, counted.
 
-That is the autoscaler's own decision, asked at each submission, completion and crossing, about one kind of device. The
-policies are it with more or fewer choices: see :mod:`penstock_simulator.fast.fast_settings`. A job that is resized, or
-resumed after it had to wait, holds its devices for ``overhead_s`` before it goes on.
+A job may have fewer or more devices than it asked for, and another batch, as
+:func:`penstock_scheduler.sizing.decision` says. That is the autoscaler's own decision. The simulation asks it at each
+submission, completion and crossing, about one kind of device. A policy is this decision with more or fewer choices: see
+:mod:`penstock_simulator.fast.fast_settings`. A job that is resized, or resumed after a wait, holds its devices for
+``overhead_s`` before it goes on.
 """
 
 from __future__ import annotations

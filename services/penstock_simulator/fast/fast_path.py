@@ -1,13 +1,14 @@
 """
 A trace in, an outcome out.
 
-The door to the counting simulators: a trace, a cluster and a policy in, an outcome out.
+:func:`simulate` is the way in to all counting simulators: it chooses between the events below, elastic jobs
+(:mod:`penstock_simulator.fast.elastic_fast_path`) and the published simulator
+(:mod:`penstock_simulator.fast.tiresias_2019`).
 
-The counting simulator to work with: no scan of all jobs at any event.
-
-Events are submissions, completions, and the crossings and promotions of jobs whose alarm rings; the kernels do them. A
-job's key changes only when it comes, crosses, is preempted or promoted. What a policy *is* comes from
-:mod:`penstock_policies`: by what it demotes, whether it backfills and preempts, and the Gittins index.
+:func:`simulate_events` scans no job list at any event. Events are submissions, completions, and the crossings and
+promotions of jobs whose alarm rings; the kernels carry them out. A job's key changes only when it comes, crosses, is
+preempted or promoted. What a policy *is* comes from :mod:`penstock_policies`: by what it demotes, whether it backfills
+and preempts, and the Gittins index.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """
-Settings and shapes of elastic jobs.
+Settings of counted policies, and shapes of elastic jobs.
 
-What can be set about a counted policy.
+:class:`FastSettings` are the parameters of a policy, :class:`FastSizingSettings` those of ``elastic`` and its
+relatives. :func:`shapes` returns how each job of a trace may be run, and how fast: its profile, its widths, and the
+size at which its length was measured. What is known of models comes from one of two files; both are TOML or JSON, and
+in both ``"*"`` stands for models that have no entry of their own.
 
-What can be set about elastic jobs in a simulation, and how fast a model is on how many devices where its batch stays.
-
-A file of scaling curves is TOML or JSON: model → devices → throughput, in any unit; ``"*"`` stands for models that have
-no entry of their own. Between the widths that are named a curve goes straight; beyond the widest it is not defined.
+A file of scaling curves (:func:`read_curves`) serves jobs whose batch stays: model → devices → throughput, in any unit.
+Between the widths that it names a curve is straight; beyond the widest it is not defined.
 
 ```toml
 ["resnet-50"]
@@ -19,10 +20,8 @@ no entry of their own. Between the widths that are named a curve goes straight; 
 8 = 5.3
 ```
 
-How each job of a trace may be run, and how fast: its profile, its widths, and what its length was measured at.
-
-A file of profiles is TOML or JSON: model → what :class:`penstock_policies.elastic.ThroughputProfile` has; ``"*"``
-stands for models that have no entry of their own.
+A file of profiles (:func:`read_profiles`) serves jobs whose batch may change: model → the fields of
+:class:`penstock_policies.elastic.ThroughputProfile`.
 
 ```toml
 ["resnet-50"]
@@ -34,11 +33,10 @@ t_proc_s = { 32 = 0.1, 64 = 0.18, 128 = 0.34 }
 t_comm_s = { 2 = 0.02, 4 = 0.03, 8 = 0.035 }
 ```
 
-Work is samples. A trace has how long a job took on the devices that it asked for, with its user's batch: that is so
-many samples, whatever it is given later. Its user's batch is the trace's ``batch_size``, brought into the profile's
-range; where the trace says nothing the smallest, which is also what a job's base batch is where its file names none.
-
-How it is said that a setting is not what it should be.
+Work is samples. A trace says how long a job took on the devices that it asked for, with its user's batch: this gives
+its number of samples, whatever size it has later. The user's batch is the trace's ``batch_size``, brought into the
+profile's range; where the trace says nothing it is the smallest. The smallest is also a job's base batch where its file
+names none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile the kernels before they are needed, and keep them: ``python -m penstock_simulator.fast.fast_warmup``."""
+"""A program that compiles the kernels before they are needed: ``python -m penstock_simulator.fast.fast_warmup``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """
-The kernels' events.
+The kernels' events: what happens to one job, who runs, and the loop over both.
 
-What can happen to one job: it enters, waits, starts, stops, crosses a limit, is promoted, ends.
-
-Who runs: a walk through the queues, which looks closer only where somebody who waits could start.
-
-The events, one after the other.
+First come the changes of one job: it enters, waits, starts, stops, crosses a limit, is promoted, ends. :func:`allocate`
+then decides who runs: it walks the queues, and looks closer only where a waiting job could start. :func:`advance` is
+the loop: it carries out the events one after the other. It is read last.
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
 """
-The kernels' arrays.
+The kernels' arrays: the jobs, the queues and the rules of the counting event loop.
 
-The counting event loop, compiled.
+:func:`kernel` compiles a function once for all processes that can read the same directory.
 
-The kernels of counting, compiled once for all processes that can read the same directory.
+A job *waits* in the heap of its queue and gang size, or *runs* in the list of its queue, both in the order of its key.
+Only the first job of a heap can be next to start, because the others need as many devices; so nobody looks at the rest.
+Every running job, and with promotion every waiting one, has an alarm: the time at which something about it changes.
 
-Pairing heaps of jobs, as many as there are roots, in which a job can be taken out anywhere.
-
-A job is in at most one heap of a ``Heap``; jobs are compared by two keys and then by number.
+A :class:`Heap` holds as many pairing heaps as it has roots, and any job can be taken out of it. A job is in at most one
+heap of a :class:`Heap`. Jobs are compared by two keys and then by number.
 
 References
 ----------
 Fredman, Sedgewick, Sleator, Tarjan: The pairing heap, Algorithmica 1, 1986.
-
-What the loop works on: the jobs, the queues, the rules, all as arrays.
-
-A job *waits* in the heap of its queue and gang size, or *runs* in the list of its queue, both in the order of its key.
-Of a heap only the first can be next to start, because the others need as many devices; so nobody looks at the rest.
-Every running job, and with promotion every waiting one, has an alarm: the time at which something about it changes.
 """
 
 from __future__ import annotations

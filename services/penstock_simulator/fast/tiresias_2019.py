@@ -1,21 +1,15 @@
 """
-The published simulator, for ``--compat tiresias-2019``.
+The simulator that was published with Tiresias, by its rules, for ``--compat tiresias-2019``.
 
-A trace through the published simulator, and its outcome.
+It serves to compare figures with those that the published program prints. :mod:`penstock_simulator.fast.fast_path` is
+the simulator to work with.
 
-The counting simulator that was published with Tiresias, by its rules: for comparing figures with those printed by it.
+Time is in whole seconds. At one time completions come first, then submissions, then an allocation, which is made from
+scratch for policies that preempt. Every event looks at all jobs, as in the published program. :func:`run` is the loop;
+:func:`line_up` gives a policy's queues of unfinished jobs; :class:`PublishedSupply` is what they take devices from: a
+number of devices, or nodes that are filled as YARN would fill them.
 
-Whole seconds; at one time completions come first, then submissions, then an allocation, which is made from scratch for
-policies that preempt. It looks at all jobs at every event, as that program does: this is the one to compare with,
-:mod:`penstock_simulator.fast.fast_path` the one to work with.
-
-References
-----------
-https://github.com/SymbioticLab/Tiresias, 2019.
-
-How unfinished jobs line up in the published simulator.
-
-What is odd here is so there:
+What is odd in the queues is odd in the published program:
 
 * A job is demoted only at events, by one queue at an event, and the event that is inserted for it comes late for jobs
   on several devices: at ``t + floor((limit - executed) / n)``, with the executed *time*. With ``punctual`` it comes in
@@ -23,7 +17,9 @@ What is odd here is so there:
 * After each allocation every queue is re-ordered: running jobs, then waiting ones.
 * The Gittins index has one quantum for all queues, is rounded, and is looked up by the next longer sample.
 
-What the published simulator allocates devices in: a number of them, or nodes filled as YARN would.
+References
+----------
+https://github.com/SymbioticLab/Tiresias, 2019.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much sooner jobs complete, for all and for each team and user, with intervals; needs matplotlib."""
+"""A plot of how much sooner jobs complete, for all and for each team and user, with intervals; needs matplotlib."""
 
 from __future__ import annotations
 

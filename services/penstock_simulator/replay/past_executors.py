@@ -1,9 +1,10 @@
 """
-The executors of a replay: their runs go as those of the history went, and say what those said.
+The executors of a replay: their runs go as the runs of the history went.
 
-A run takes the turn of one of the history (:meth:`penstock_simulator.replay.past_runs.PastTask.take`): it is as long
-until its processes start and until they iterate, reports checkpoints and memory as long after its placement, and says
-at its end what that one said, if it ends in the same way.
+Each run of a replay takes the turn of a run of the history
+(:meth:`penstock_simulator.replay.past_runs.PastTask.take`). Its processes start, and iterate, after the same time; it
+reports checkpoints and memory as long after its placement; and if it ends in the same way, it says at its end what the
+past run said.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
 What really happened, as an outcome.
 
-What really happened, as an outcome beside those of simulations.
-
-Some of an outcome's jobs, as an outcome.
+:func:`measured` returns a history as an outcome that can stand beside those of simulations; :func:`trace_of` returns
+its jobs as a trace. :func:`only` and :func:`without_ends` return a part of an outcome.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
-What the runs of a history were worth and what they cost, as work for a simulation.
+The runs of a history as work for a simulation: what they were worth and what they cost.
 
-A job that counts iterations has these to do, one that also counts samples has those, and any other command has the
-seconds that it ran. Each run in the history tells how long it took to start and how fast it was then; the replay's runs
-take these in turn (:class:`PastTask`). One on another kind, or with another size, than the run that it takes the turn
-of goes as fast as the job's other runs did there, else as its workload's profile says.
+The work of a job is its iterations if it counts them, its samples if it counts these too, and otherwise the seconds
+that it ran. Each run of the history says how long it took to start and how fast it was then; the runs of the replay
+take these in turn (:class:`PastTask`). A run may have another kind, or another size, than the past run whose turn it
+takes: then it is as fast as the job's other runs were there, and if there are none, as its workload's profile says.
 """
 
 from __future__ import annotations

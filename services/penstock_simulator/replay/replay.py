@@ -1,15 +1,21 @@
 """
-The replay, with added nodes.
-
-A cluster's own history once more, under the same or another policy, by the production deciders.
+A cluster's history once more, under the same or another policy, by the production deciders.
 
 Every job of the log is submitted when it was, with the specification that it had, also those outside a window: they
-compete with those within. Ranker, matcher and autoscaler decide anew. What a job is worth is taken from its runs: each
-of its runs in the replay takes the turn of one that it had (:mod:`penstock_simulator.replay.past_runs`), takes as long
-to start, is as fast, fails or is refused where that one was, and says what that one said. What the profiler and the
-tuner said is said again once it has come to what they went by (:mod:`penstock_simulator.replay.replay`). Nodes come and
-go as they did, what people set, held, drained and cancelled they do again at the same time, and services decide as long
-after the facts that they go by as they did.
+compete with those within. Ranker, matcher and autoscaler decide anew. The work of a job is taken from its runs: each of
+its runs in the replay takes the turn of one that it had (:mod:`penstock_simulator.replay.past_runs`). It takes as long
+to start, is as fast, fails or is refused where that one was, and says what that one said. Nodes come and go as they
+did. People set, hold, drain and cancel at the same times as they did. Services decide as long after the facts that they
+go by as they did.
+
+:class:`PastStatements` say again what the profiler and the tuner of the history said, once the replay has reached what
+they went by. These two services are not asked anew: a profiler of other settings, or of a later version, would sample
+other workloads, and the log does not hold what such samples would have shown. So a replay has exactly the samples that
+there were. Whoever waits for an answer gets the one that there was, as long after the end of the last sample as it
+came.
+
+:func:`parse` reads nodes that a replay adds: ``+8xfast`` is eight more devices of a kind, ``+2x4@fast`` two nodes of
+four.
 
 What stays unknown, and how it is handled:
 
@@ -19,17 +25,9 @@ What stays unknown, and how it is handled:
 * Jobs that never ran, or waited when they were cancelled, wait in the replay, and are cancelled when they were, or with
   the log's end; :attr:`Replay.never_ran` has those that never ran.
 * Whoever waits for an answer before asking again (a sweep's tuner, a person) is taken to ask when he did.
-* How fast a job is on a kind, or an elastic one with a size, that it never had: as its workload's profile says.
-* How fast a job that shares a device is beside others than it had: as it was.
-
-What the profiler and the tuner of a history said, said again in a replay once it has come to what they went by.
-
-They are not asked anew: a profiler of other settings, or of a later version, would sample other workloads, and the log
-does not hold what these would have shown. So a replay has exactly the samples that there were, whoever waits for an
-answer gets the one that there was, and it comes as long after the end of the last sample as it did.
-
-What is added to a cluster in a replay, as a word: ``+8xfast`` is eight more devices of a kind, ``+2x4@fast`` two nodes
-of four.
+* The speed of a job on a kind, or of an elastic one with a size, that it never had is the one of its workload's
+  profile.
+* The speed of a job that shares a device, beside others than it had, is the one that it had.
 """
 
 from __future__ import annotations

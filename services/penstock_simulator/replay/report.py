@@ -1,13 +1,10 @@
 """
-All that is shown.
+All that is shown of a replay.
 
-What ``penstock replay -o json`` prints.
-
-What readers of a replay have to know, in sentences.
-
-Each policy against what really happened, as sections of the page.
-
-A policy against what really happened, as cells of text: for terminals and pages.
+:class:`ReplayDocument` is what ``penstock replay -o json`` prints. The functions ``of_…`` yield what readers have to
+know, in sentences; :func:`unknown` lists what the log cannot tell. :func:`sections` puts each policy beside what really
+happened, as sections of the page. :func:`changes` and :func:`job_rows` return the same as cells of text, for terminals
+and pages.
 """
 
 from __future__ import annotations

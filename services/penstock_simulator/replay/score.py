@@ -1,14 +1,13 @@
 """
-One schedule against another.
+One schedule of the same jobs against another: over all jobs, for each team and user, and for single jobs.
 
-What another schedule of the same jobs would have meant: over all, for each team and user, and for single jobs.
-
-What can be said of completion times where some are only known to be longer than so much.
+:func:`score` compares what really happened with a policy. :func:`estimate` takes in jobs whose completion times are
+only known to be longer than some time.
 
 A job that was killed, failed or still ran counts as one that had not completed by then (right-censored). The product
-limit of Kaplan and Meier then gives the share of jobs that have not completed after each time, and the area below it up
-to a horizon the mean of the completion time or the horizon, whichever is shorter. It rests on one assumption: that a
-job which was censored would have gone on like those that were not. People do kill jobs that go badly, so it is a view
+limit of Kaplan and Meier then gives the share of jobs that have not completed after each time. The area below it up to
+a horizon is the mean of the completion time or the horizon, whichever is shorter. The estimate rests on one assumption:
+that a censored job would have gone on like those that were not. People do kill jobs that go badly, so it is a view
 beside the plain averages, not a better truth.
 """
 

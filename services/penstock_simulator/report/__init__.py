@@ -4,9 +4,9 @@ What people read of simulations: figures, tables, plots and a page.
 In reading order:
 
 * ``policy_comparison``: One trace under several policies, in figures and rows.
-* ``page``: The page and the folder.
-* ``picture``: Pictures and colours, without matplotlib.
+* ``page``: The page of a comparison, and the folder around it.
+* ``picture``: Pictures and their colours, without matplotlib.
 * ``plots``: The part that loads matplotlib.
 * ``device_timeline``: Devices over time; the chart for terminals.
-* ``intervals``: How sure a difference is.
+* ``intervals``: Intervals of the difference between two schedules.
 """

@@ -1,11 +1,9 @@
 """
-Devices over time; the chart for terminals.
+Devices over time, in few rows and columns, and the chart for terminals.
 
-Devices over time in few rows and columns: what is held by whom, and how much of it.
-
-Long timelines in few columns, without lying: each column keeps its mean over time, its least and its most.
-
-Who held which GPU when, in letters: a Gantt chart for terminals.
+:func:`columns` shortens a long timeline without hiding anything: each column keeps its mean over time, its least and
+its most. :func:`device_shares` and :func:`holders` say how much of the devices was held, and by whom. :func:`lines`
+draws who held which GPU when, in letters: a Gantt chart for terminals.
 """
 
 from __future__ import annotations

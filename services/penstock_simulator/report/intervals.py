@@ -1,4 +1,4 @@
-"""How sure a difference between two schedules of the same jobs is: percentile intervals of a paired bootstrap."""
+"""Intervals of the difference between two schedules of the same jobs: the percentiles of a paired bootstrap."""
 
 from __future__ import annotations
 

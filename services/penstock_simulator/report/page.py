@@ -1,11 +1,9 @@
 """
-The page and the folder.
+The page of a comparison, and the folder around it.
 
-A comparison on one page: a single file that asks for nothing else, for light and dark screens.
-
-All of a comparison in one folder: the page, the plots, the figures, and the jobs under each policy.
-
-One policy's jobs as CSV, one a line: for those who want to look themselves.
+:func:`html` returns one file that loads nothing else, for light and dark screens. :func:`write_folder` writes a folder
+with the page, the plots, the figures, and the jobs under each policy. :func:`write_jobs` writes one policy's jobs as
+CSV, one a line, for readers who want to compute figures of their own.
 """
 
 from __future__ import annotations

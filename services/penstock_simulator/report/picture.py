@@ -1,11 +1,9 @@
 """
-Pictures and colours, without matplotlib.
+Pictures and their colours, without matplotlib.
 
-A picture of a comparison, and how a page takes it in; nothing here needs matplotlib.
-
-Which policy has which colour, on every picture and page.
-
-What a command has to say about a comparison beyond what all comparisons say.
+A :class:`Picture` is SVG that a page takes in (:func:`inline`). :func:`looks` gives each policy its colour, the same on
+every picture and page. A :class:`ReportAddition` is what one command shows of a comparison beyond what all comparisons
+show.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """
-The part that loads matplotlib.
+All pictures of outcomes; the one part of the report that loads matplotlib.
 
-Pictures of outcomes, drawn with matplotlib (extra ``plot``): ask ``picture.require`` before this is imported.
+Matplotlib is an extra (``plot``): call :func:`penstock_simulator.report.picture.require` before this module is
+imported. :func:`pictures` draws everything. The pictures have one colour for each policy and few inks, and equal input
+gives files that are equal to the byte. They show:
 
-How all pictures look: one colour for each policy, few inks, and files that are the same for the same input.
-
-JCT by the number of GPUs that jobs ask for: who pays for whom.
-
-How job completion times are distributed.
-
-Who held which GPU when.
-
-Utilisation and queue length over time, one row of panels for each policy.
-
-How much faster than the first policy.
+* completion times by the number of GPUs that jobs ask for: who pays for whom;
+* how job completion times are distributed;
+* who held which GPU when;
+* utilisation and queue length over time, one row of panels for each policy;
+* how much faster each policy is than the first one.
 """
 
 from __future__ import annotations

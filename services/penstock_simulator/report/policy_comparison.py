@@ -1,15 +1,10 @@
 """
-One trace under several policies, in figures and rows.
+One trace on one cluster under several policies, in figures and rows.
 
-One trace on one cluster under several policies: what every report is made of.
-
-Several seeds: each policy's figures as means over them, and how far the seeds lie apart.
-
-The figures of several policies as rows of text, for terminals and pages.
-
-What a trace asks of a cluster: the first things to know before any policy is judged.
-
-Lengths of time in words.
+Every report shows a :class:`Comparison`. A :class:`SeedComparison` is one whose figures are means over several seeds,
+with how far the seeds lie apart. :func:`rows` and :func:`seed_rows` return the figures as rows of text, for terminals
+and pages. :func:`of_trace` and :func:`of_cluster` say what the trace asks of the cluster: a reader has to know this
+before he judges a policy. :func:`length` returns a length of time in words.
 """
 
 from __future__ import annotations

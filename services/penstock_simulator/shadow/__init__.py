@@ -3,10 +3,10 @@ A shadow: the production ranker and matcher under another policy, beside a live 
 
 In reading order:
 
-* ``plan``: What a shadow is, and its settings.
-* ``shadow_follower``: The cluster that goes its own way.
+* ``plan``: The plan of a shadow, and its settings.
+* ``shadow_follower``: A cluster that follows the log of another one and decides for itself.
 * ``live_work``: The work that the live log tells of.
 * ``runner``: A shadow on a bus.
-* ``shadow_score``: What it is worth.
+* ``shadow_score``: A shadow against what really happened.
 * ``__main__``: ``python -m penstock_simulator.shadow``.
 """

@@ -1,8 +1,9 @@
 """
-What the log tells of work: how fast each job really was on each kind of device, and how much there was of it.
+The work that the live log tells of: how fast each job really was on each kind of device, and how much work it had.
 
 Work is counted in seconds on the fastest kind of the job's workload. A job's speed on a kind that it ran on is what its
-iterations took there, on others what the profiler says. How much work there is, nobody knows before the job has ended.
+iterations took there, and on other kinds what the profiler says. Nobody knows how much work there is before the job has
+ended.
 """
 
 from __future__ import annotations

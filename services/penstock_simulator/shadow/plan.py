@@ -1,9 +1,9 @@
 """
-What a shadow is, and its settings.
+The plan of a shadow, and its settings.
 
-What a shadow is: a policy, and the moment from which it goes its own way.
-
-What can be set about a shadow: table ``[shadow]`` or ``PENSTOCK_SHADOW_…``.
+A :class:`ShadowPlan` is a policy and the moment from which the shadow decides for itself. With the log it decides
+everything that the shadow does. :class:`ShadowSettings` come from the table ``[shadow]`` or from ``PENSTOCK_SHADOW_…``.
+A :class:`ShadowStatus` is what a shadow publishes of itself.
 """
 
 from __future__ import annotations

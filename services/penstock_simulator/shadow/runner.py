@@ -1,5 +1,5 @@
 """
-Run a shadow on a bus.
+A shadow on a bus.
 
 It reads the log with a consumer of its own, acknowledges nothing, and writes to ``penstock.shadow.>`` only. Its clock
 is the log's: it moves on to a time only when all that the log stored before that time has been read, so that another

@@ -1,22 +1,19 @@
 """
-The cluster that goes its own way.
-
-A cluster that follows the log of another one and goes its own way.
+A cluster that follows the log of another one and decides for itself.
 
 Up to a sequence of the log it is the real cluster. From there on the production ranker and matcher decide under the
-shadow's policy. What people, nodes and the profiler say really happened is true here too; what the real ranker, matcher
-and executors say is not, but it tells how fast jobs are, and how long they were.
+shadow's policy. What people, nodes and the profiler say really happened, and is true in the shadow too. What the real
+ranker, matcher and executors say is not true there; it only tells how fast jobs are, and how long they were.
 
-Elastic jobs are not resized here: one has the size that it had when the shadow began, or else the first that it was
-really given, and iterates for as long as it really does, whatever sizes that took.
+A shadow does not resize elastic jobs. Such a job has the size that it had when the shadow began, or else the first that
+it was really given, and iterates for as long as it really does, whatever sizes that took.
 
-All of this is a function of the log and the plan: whoever reads the same log again finds the same decisions, so that a
-shadow needs no state of its own to go on where it was.
+All of this is a function of the log and the plan: whoever reads the same log again finds the same decisions, so a
+shadow stores no state of its own to go on where it was.
 
-The executors of a shadow's cluster: runs advance as the log measures, and end when the log has told how long they are.
-
-A job's length is learnt from its real end. Until then its run in the shadow goes on; where it turns out that it would
-have ended before, it ends when that is known, and :attr:`ShadowExecutors.ahead` counts it.
+In :class:`ShadowExecutors` runs advance as the log measures. The shadow learns a job's length from the job's real end;
+until then the job's run in the shadow goes on. A run that would have ended earlier ends when the length is known, and
+:attr:`ShadowExecutors.ahead` counts it.
 """
 
 from __future__ import annotations

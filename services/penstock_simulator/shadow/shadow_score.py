@@ -1,13 +1,11 @@
 """
-What it is worth.
+A shadow against what really happened: completion times, and how alike the rounds are.
 
-What a shadow is worth: completion times under it against what really happened.
+The live shadow does not know how long jobs are before they end; whoever reads the log later does. So :func:`score`
+takes the shadow's plan and reads the log once more, with the length of each job known from the beginning. The
+completion times are those that the same deciders, under the same policy, from the same moment on, would have reached.
 
-The live shadow does not know how long jobs are before they end; whoever reads the log later does. So the score takes
-the shadow's plan and reads the log once more, each job having its length from the beginning: the completion times are
-those that the same deciders, under the same policy, from the same moment on, would have reached.
-
-How alike a shadow's rounds are to the real ones: who was started, when, and on which kind of device.
+:func:`agreement` compares the shadow's rounds with the real ones: who was started, when, and on which kind of device.
 """
 
 from __future__ import annotations

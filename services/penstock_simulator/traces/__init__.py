@@ -3,12 +3,12 @@ Workloads as they are published, as we write them, and as one makes them up.
 
 In reading order:
 
-* ``formats``: Formats by name; reading and writing.
+* ``formats``: The registry of formats; reading and writing by name.
 * ``columns``: Delimited files in columns.
 * ``plain_formats``: Our own form, plain CSV, Tiresias, Gavel.
 * ``philly``: Philly in its three forms.
-* ``alibaba``: PAI and openb.
-* ``slurm``: Helios and sacct.
+* ``alibaba``: Alibaba's PAI and openb.
+* ``slurm``: Slurm's accounting: Helios and sacct.
 * ``log_file``: A cluster's log as text and as a trace.
 * ``generator``: Made-up workloads.
 """

@@ -1,11 +1,9 @@
 """
-PAI and openb.
+Alibaba's two traces: PAI and openb.
 
-Alibaba PAI, July and August 2020: jobs of several tasks, each of several instances.
-
-Alibaba's GPU-sharing cluster of 2023 (openb): its pods.
-
-Published lists of machines as clusters.
+:func:`read_pai` reads the jobs of PAI, July and August 2020: each has several tasks, and each task several instances.
+:func:`read_openb` reads the pods of the GPU-sharing cluster of 2023 (openb). :func:`read_nodes` reads a published list
+of machines, openb's or Philly's, as a cluster.
 """
 
 from __future__ import annotations

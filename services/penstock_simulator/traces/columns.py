@@ -1,11 +1,9 @@
 """
-Delimited files in columns.
+Delimited files in columns, from a file to a trace.
 
-Files of traces as text, compressed or not.
-
-Delimited files, read in columns: a block of rows at a time, so that a million rows need little room.
-
-Jobs as they are read, block by block, and the trace that they make together.
+A :class:`TraceSource` is a file of text, compressed or not. A :class:`DelimitedTable` reads it as columns, one
+:class:`TableBlock` of rows at a time, so that a million rows need little memory. A :class:`TraceBuilder` collects the
+jobs of the blocks, counts rows that are no jobs, and makes one trace of the rest.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
-Formats by name; reading and writing.
+The registry of trace formats; reading and writing by name.
 
-All formats by name, how to tell them by their content, and the one door to read a trace.
-
-Traces into files, compressed by the file's suffix.
+:func:`read` is the one way to read a trace: it takes the format by its name, or :func:`detect` tells it by the content.
+:func:`write` writes a trace, compressed by the file's suffix.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-Made-up workloads.
+Made-up workloads, from a recipe and a seed.
 
-Workloads made up from a recipe and a seed.
-
-How a made-up workload is described: the TOML that ``penstock trace generate`` takes, as types.
+A :class:`Recipe` is the TOML that ``penstock trace generate`` takes, as types: how jobs arrive, how many devices they
+ask for, how long they run, which models and users they have. :func:`generate` makes a trace of it; the same recipe
+gives the same trace.
 """
 
 from __future__ import annotations

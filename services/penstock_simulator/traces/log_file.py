@@ -1,16 +1,15 @@
 """
 A cluster's log as text and as a trace.
 
-The log of a cluster, real or simulated, as a trace: who asked for what, and how long it really ran.
-
-A log as text: one fact a line, in the form that ``penstock events -f -o json`` prints.
-
-So the same readers take a cluster's log and a simulated one.
+As text a log has one fact a line, in the form that ``penstock events -f -o json`` prints. Simulations write the same
+form, so the same readers take both. :func:`encode` writes lines and :func:`decode` reads them.
 
 ```json
 {"seq":1,"stored_s":1.0,"subject":"penstock.evt.job.j1","actor":"gateway/sim","cause":0,"type":"job.cancelled.v1",
  "at_s":1.0,"fact":{"job_id":"j1"}}
 ```
+
+:class:`LogTrace` folds a log, real or simulated, to a trace: who asked for what, and how long it really ran.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """
-Philly in its three forms.
+Philly, Microsoft's jobs of late 2017, in its three forms.
 
-Philly: Microsoft's jobs of late 2017, in each of the forms in which they go about.
-
-Philly's own job log: one JSON list.
-
-Philly's jobs in the filtered form that was published with Sia.
-
-Local times of the machines that wrote the Philly logs.
+:func:`read_philly` takes any of them: the job log itself, which is one JSON list (:func:`read_philly_log`), the
+filtered form that was published with Sia (:func:`read_philly_sia`), or the plain one. The machines that wrote the log
+kept local times; :func:`epoch_s` converts them.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """
 Our own form, plain CSV, Tiresias, Gavel.
 
-Our own form: JSON lines, versioned.
-
-The first line is ``{"penstock_trace": 1, "name": …}``, each further one a job::
+Our own form is JSON lines, versioned. The first line is ``{"penstock_trace": 1, "name": …}``, each further one a job::
 
     {"id": "j1", "submit_s": 0.0, "num_gpus": 4, "duration_s": 60.5, "vc": "nlp", "user": "ann", "model": "bert"}
 
 Fields that a job does not need are left out. Readers refuse versions that they do not know; fields are only added.
 
-The plain form: ``job_id,submit_s,num_gpus,duration_s``, and what more is known of ``vc,user,model,kind,…``.
-
-The jobs of the public Tiresias simulator.
-
-Gavel: jobs as a number of training steps of known models.
+Plain CSV has ``job_id,submit_s,num_gpus,duration_s``, and any of ``vc,user,model,kind,…`` that are known. The form of
+the public Tiresias simulator is CSV with other names. In Gavel's form a job is a number of training steps of a known
+model.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """
-Helios and sacct.
+Slurm's accounting, in two forms: Helios and sacct.
 
-Helios: SenseTime's Slurm jobs of 2020.
-
-Slurm's accounting: ``sacct -P``.
-
-Dates and spans of accounting files as seconds.
+:func:`read_helios` reads SenseTime's Slurm jobs of 2020, :func:`read_sacct` the output of ``sacct -P``. :func:`epoch_s`
+and :func:`span_s` turn the dates and spans of both into seconds.
 """
 
 from __future__ import annotations
