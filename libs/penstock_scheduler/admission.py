@@ -77,7 +77,7 @@ class Admission(msgspec.Struct):
     wake_s: float = math.inf
 
     def undo(self, supply: DeviceSupply) -> None:
-        """Give back what is kept, where nobody starts and nobody is preempted."""
+        """Give back what is kept, where no job starts and no run is preempted."""
         supply.free.give(self.kept)
         supply.coming.give(self.awaited)
 

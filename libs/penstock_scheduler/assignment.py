@@ -1,26 +1,22 @@
-"""
-Which one-device job gets which kind, and when devices are free.
+"""Assignment of one-device jobs to kinds of devices, and the time at which each device is free.
 
-How one-device jobs get their kinds, by name: ``allox``, ``first-fit``, ``load-balance``.
+The settings choose an assignment policy by name (:data:`ASSIGNMENTS`): ``allox``, ``first-fit`` or ``load-balance``.
+``allox`` knows how long each job takes on each kind. The other two are blind to speeds, for one-device jobs and for
+gangs: ``allox`` is compared with them. They never leave a job waiting beside an idle device.
 
-``allox`` looks at how long each job takes on each kind. The other two are blind to speeds, and so are gangs beside
-them: they are what ``allox`` is to be compared with, and never leave a job waiting beside an idle device.
+``allox`` matches the jobs at the head of the order. The order decides who comes first, the matching who gets which
+kind. The round therefore matches jobs queue by queue, in windows of at most ``window`` jobs. Within a window, shorter
+jobs may go first, because the least sum of completion times asks for it, and a job may be left for a *later place* on
+a faster device that is still busy. Jobs that are left over go to the next window. Once the first job has waited
+``patience_s``, its window shrinks to as many jobs as devices are idle, so nobody is overtaken for ever. Each further
+window of the round is twice as large, because the first job has its place by then. Where positions within a queue bind
+(``fifo``, ``srtf``), admission passes on no more jobs than find an idle device each, in their order.
 
-Which one-device jobs start now, and where: AlloX's matching over the jobs at the head of the order.
+:class:`DeviceSchedule` solves each window exactly, busy devices included. Three cases need no solving, because their
+answer is known: all devices are of one class and there is an idle one for each job; every job finds an idle device of
+its fastest class, which no schedule can better; only one class is of use to any of the jobs, and the shortest go first.
 
-The order decides who comes first, the matching who gets which kind. So jobs are matched queue by queue, in windows of
-at most ``window`` jobs: within a window shorter jobs may go first (that is what the least sum of completion times asks
-for), and a job may be left for a *later place* on a faster device that is still busy. What is left over goes to the
-next window. Once the first job has waited ``patience_s``, its window shrinks to as many jobs as devices are idle, so
-nobody is overtaken for ever; further windows of the round double, for whoever comes first has his place by then. Where
-positions within a queue bind (``fifo``, ``srtf``), admission lets no more jobs come to the matching than find an idle
-device each, in their order.
-
-Each window is solved exactly, busy devices included. Three cases need no solving, because their answer is known: all
-devices are of one class and there is an idle one for each job; every job finds an idle device of its fastest class,
-which no schedule can better; and only one class is of use to any of them, on which the shortest go first.
-
-When each device is next free, and how long each job would take on it: a round as the exact matching takes it.
+The order to read: the policies, :func:`match` with its windows, :class:`DeviceSchedule`, :class:`DeviceSupply`, prices.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ class AssignmentRule(Protocol):
     def __call__(
         self, singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outlook: RoundContext
     ) -> MatchedJobs:
-        """Return what starts, and what had better wait."""
+        """Return the jobs that start, and those that wait for a better device."""
         ...
 
 
@@ -63,7 +59,7 @@ class AssignmentPolicy:
     Attributes
     ----------
     knows_speeds : bool
-        Whether it is told how fast a job is on each kind; else all are the same to it.
+        Whether the policy uses how fast a job is on each kind; else it takes all kinds as equally fast.
     """
 
     assign: AssignmentRule
@@ -127,7 +123,7 @@ LOOKED_AT: Final = 2048
 @dataclass(frozen=True)
 class DeferredJob:
     """
-    A job that had better wait.
+    A job that the matching leaves waiting for a better device.
 
     Attributes
     ----------
@@ -206,7 +202,7 @@ class _Walk:
         self.futile: set[tuple[object, ...]] = set()  # what finds no idle device, which are only ever fewer
 
     def is_of_use_to(self, part: Sequence[RankedJob]) -> bool:
-        """Say whether an idle device is one that any of the jobs fits."""
+        """Say whether any of the jobs fits any idle device."""
         for ranked in part:
             wanted = (ranked.job.spec.kinds, ranked.job.spec.memory_bytes)
             if wanted not in self.futile:
@@ -413,7 +409,7 @@ def _whole_us(times_s: npt.NDArray[np.float64]) -> Ints:
 
 
 class _Schedule(Protocol):
-    """What both ways of matching give."""
+    """The result of either way of matching."""
 
     @property
     def kind(self) -> Ints: ...
@@ -439,7 +435,7 @@ def begins_us(lengths_us: Ints, ready_us: Sequence[Ints], found: _Schedule) -> I
 
 
 def _seats(lengths_us: Ints, kind: Ints, starts_us: Ints) -> Ints:
-    """Return whose seat each job takes: of jobs that are alike, the higher ranked start, and then end, earlier."""
+    """Return whose place each job takes: of jobs that are alike, the higher ranked start, and then end, earlier."""
     rows = np.arange(kind.size)
     never = np.iinfo(np.int64).max
     starts = np.where(kind < 0, never, starts_us)

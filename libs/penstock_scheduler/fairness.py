@@ -1,41 +1,33 @@
-"""
-Whose jobs enter a round.
+"""Fairness between users: each user's progress in a pool, and the users whose jobs enter a round.
 
-Whose jobs enter a round: those of the least-progressed users, as many as it takes until something starts.
+Of ``n`` users with jobs that could start, the jobs of the ``ceil(alpha * n)`` least-progressed users enter a round.
+Where nothing starts, ``alpha`` doubles. At 1 or above all users' jobs enter, and the round is the one without fairness.
+A round that started something is followed by another, so no device stays idle for the sake of fairness. Two sorts of
+jobs always enter. One is a job for which runs were preempted or for which devices are kept: what is freed for it must
+not go to another. The other is a sample, which is of use to all users of its workload. :func:`turns` yields the tries.
 
-Of ``n`` users with jobs that could start, the ``ceil(alpha * n)`` least-progressed ones' jobs enter. Where nothing
-starts, ``alpha`` doubles; at 1 or above all are in, and the round is the one without fairness. Because a round that
-started something is followed by another, no device stays idle for the sake of fairness.
-
-Jobs for which runs were preempted, or for which devices are kept free, enter whatever their users' progress: what is
-freed for one must not go to another. So do samples, which are of use to all users of a workload.
-
-References
-----------
-Le et al., AlloX: compute allocation in hybrid clusters, EuroSys 2020.
-
-How far each user of a pool has got: what fairness goes by. It does not depend on the kinds of device used.
-
-A run of ``g`` devices of kind ``k`` advances its user's progress at the rate
+:class:`FairnessProgress` is the fold of all users' progress. Progress does not depend on the kinds of device used. A
+run of ``g`` devices of kind ``k`` advances its user's progress at the rate
 
     ``g / G * speed(k) / speed(f)``    seconds per second,
 
 where ``f`` is the job's favourite kind (the fastest of those that it accepts; of equally fast ones the most numerous)
-and ``G`` the number of the pool's devices of that kind that it fits. That is the user's dominant share in the favourite
-configuration; on a kind with half the speed it advances half as fast, as the job does. So the same work done is the
-same progress, wherever it was done. Speeds and ``G`` are those at the start of the run. Samples advance nobody.
+and ``G`` the number of the pool's devices of that kind that the job fits. This is the user's dominant share in the
+favourite configuration. On a kind with half the speed it advances half as fast, as the job does, so the same work is
+the same progress wherever it was done. Speeds and ``G`` are those at the start of the run. Samples advance nobody.
 
 Progress fades with a half-life ``H`` (:data:`HALF_LIFE_S`): what a user had ``t`` seconds ago counts ``2**(-t / H)``.
-So no progress exceeds ``H / ln 2`` seconds of all that a user could ever hold, and neither side is remembered for ages:
+So no progress exceeds ``H / ln 2`` seconds of all that a user could ever hold, and the past is not held against
+anybody for long, nor in anybody's favour:
 
-* who used devices while nobody wanted them is behind ``n`` others for ``H * log2(n + 1)`` at most (then they have
-  caught up even if they share a full pool evenly), where without fading it would be as long as he had been alone;
+* a user who used devices while nobody wanted them is behind ``n`` others for ``H * log2(n + 1)`` at most. By then the
+  others have caught up even if they share a full pool evenly. Without fading it would take as long as he was alone;
 * a user who comes, or comes back, starts level with the least of those who are active, or with what he has left from
   before if that is more. He gets no credit for the time in which he asked for nothing, and none by leaving and coming
-  back. This is the start of a flow in fair queueing, whose virtual time is the least progress; equal users go by who
+  back. This is the start of a flow in fair queueing, whose virtual time is the least progress. Equal users go by who
   has been active longer, so newcomers never overtake a waiting user.
 
-All users fade alike, so what has happened to nobody changes no order.
+All users fade alike, so time alone changes no order.
 
 References
 ----------
@@ -69,9 +61,9 @@ class FairnessTry(msgspec.Struct, frozen=True):
     entering : sequence of RankedJob
         In rank order.
     alpha : float
-        The share of users that came in.
+        The share of users whose jobs enter.
     left_out : dict of str to int
-        User that did not → how many users are behind him.
+        User whose jobs do not enter → how many users are behind him.
     """
 
     entering: Sequence[RankedJob]
@@ -116,7 +108,7 @@ def turns(
     ready: Sequence[RankedJob], progress: FairnessProgress, exempt: Collection[str], alpha: float, now_s: float
 ) -> Iterator[FairnessTry]:
     """
-    Yield what is to be tried, one after the other, until something starts; the last one has everybody in.
+    Yield the tries of a round, one after the other, until something starts; everybody's jobs enter the last one.
 
     Parameters
     ----------
@@ -125,7 +117,7 @@ def turns(
     progress : FairnessProgress
         Of the pool's users.
     exempt : collection of str
-        Jobs that enter in any case.
+        Jobs that enter whatever their users' progress.
     """
     if alpha >= 1.0:
         yield FairnessTry(ready)
@@ -184,7 +176,7 @@ class UserProgress(msgspec.Struct, kw_only=True):
         return self.progress_s * past + self.rate * _MEAN_LIFE_S * (1.0 - past)
 
     def settle(self, at_s: float) -> None:
-        """Bring it up to a time, before the rate changes."""
+        """Bring the progress up to a time, before the rate changes."""
         self.progress_s, self.since_s = self.by(at_s), max(at_s, self.since_s)
 
 
@@ -197,16 +189,16 @@ class UserStanding(NamedTuple):
 
 class FairnessProgress(msgspec.Struct):
     """
-    The accounts of a pool's users: a fold of what happens to its jobs.
+    The progress of a pool's users: a fold of what happens to its jobs.
 
     Attributes
     ----------
     active : dict of str to UserProgress
         Users with jobs that are not over.
     rested : dict of str to UserProgress
-        The others, while it is not forgotten; those who went last come last.
+        Users without such jobs whose progress still counts; those who left last come last.
     rates : dict of str to float
-        Job that executes → its part of its user's rate.
+        Job that executes → what it adds to its user's rate.
 
     Notes
     -----
@@ -254,7 +246,7 @@ class FairnessProgress(msgspec.Struct):
             del self.rested[oldest[0]]
 
     def start(self, job_id: str, user: str, rate: float, at_s: float) -> None:
-        """Note that a job executes from now on; again, changes nothing."""
+        """Note that a job executes from now on; a second call changes nothing."""
         if job_id in self.rates:
             return
         account = self.active[user]
@@ -264,7 +256,7 @@ class FairnessProgress(msgspec.Struct):
         account.runs += 1
 
     def stop(self, job_id: str, user: str, at_s: float) -> None:
-        """Note that a job does not execute any more; again, changes nothing."""
+        """Note that a job does not execute any more; a second call changes nothing."""
         rate = self.rates.pop(job_id, None)
         if rate is None:
             return

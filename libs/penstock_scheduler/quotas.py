@@ -1,25 +1,22 @@
-"""
-Quota rules: who is covered, who borrows.
-
-Which jobs a team's quota covers, and which only borrow what others leave idle.
+"""Quotas of teams: which jobs a team's quota covers, and which only borrow what others leave idle.
 
 A team's quota is a number of a pool's devices. It covers the team's jobs in the order in which they would be served, as
-long as they fit in; a job that does not is passed over, and smaller ones behind it may be covered (unless the order
-forbids backfill). Where an order has running jobs make way for those of a lower queue, they are covered before those
-that wait in the same queue; where nobody makes way, before all that wait. A team without a quota has one of 0.
+long as they fit in. A job that does not fit is passed over, and smaller ones behind it may be covered, unless the order
+forbids backfill. Where an order has running jobs make way for those of a lower queue, running jobs are covered before
+those that wait in the same queue; where nobody makes way, before all that wait. A team without a quota has one of 0.
 
-Jobs that no quota covers *borrow*: they enter a round only once none that is covered could start, and their runs are
-the first to be preempted when one that is covered lacks devices, whatever the order. So an idle device is never left
-idle for the sake of quotas, and where these are no more than the devices there are, a team gets its own back as soon as
-the bounds of preemption (``min_run_s``, ``overhead_share``) allow. Among those that are covered, and among those that
-borrow, the order of the pool holds.
+Jobs that no quota covers *borrow*. They enter a round only once no covered job could start, and their runs are the
+first to be preempted when a covered job lacks devices, whatever the order. So no device is left idle for the sake of
+quotas. Where the quotas together are no more than the devices there are, a team gets its own back as soon as the bounds
+of preemption (``min_run_s``, ``overhead_share``) allow. Among the covered jobs, and among those that borrow, the order
+of the pool holds.
 
 A run that shares its devices counts as its part of them, whoever the others are, so a device counts once; a job with a
-fraction as this fraction. A lane job that waits counts as whole devices: it may have to open them.
+fraction counts as this fraction. A lane job that waits counts as whole devices: it may have to open them.
 
-Partitions that never lend are pools of their own.
+A partition that never lends is a pool of its own.
 
-What quotas make of a round: which jobs they cover, and why those wait whom they do not.
+:func:`coverage` decides who borrows, :func:`of_pool` asks it for a pool, and :func:`reasons` says why borrowers wait.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ _WHOLE: Final[Mapping[str, float]] = MappingProxyType({})
 @dataclass(frozen=True)
 class QuotaCoverage:
     """
-    What quotas make of a pool's jobs at one moment.
+    The quota coverage of a pool's jobs at one moment.
 
     Attributes
     ----------
@@ -56,7 +53,7 @@ class QuotaCoverage:
     held : mapping of str to float
         Team → devices of its runs that are not stopping.
     covered : mapping of str to float
-        Team → devices of its own that its jobs have or are to have.
+        Team → devices of its quota that its jobs have or are to have.
     """
 
     borrowers: frozenset[str] = frozenset()
@@ -65,11 +62,11 @@ class QuotaCoverage:
     covered: Mapping[str, float] = field(default_factory=dict)
 
     def ranked(self, ranked: RankedJob) -> RankedJob:
-        """Return a job in the order as quotas have it: borrowers behind all others."""
+        """Return a job with its place in the order under quotas: borrowers come behind all others."""
         return ranked._replace(queue=ranked.queue + BORROWED) if ranked.job_id in self.borrowers else ranked
 
     def in_use(self, team: str) -> str:
-        """Return what a team has, in words."""
+        """Return how much of its quota a team uses, in words."""
         held = self.held.get(team, 0)
         in_use = f"{_number(held)} device{'' if held == 1 else 's'} in use"
         return f"{_whose(team)}: {in_use}, {self.quotas.get(team, 0)} of its own"
@@ -113,7 +110,7 @@ def coverage(
     manner : DispatchMode
         How the pool's order is walked.
     parts : mapping of str to float
-        Job → devices that it counts as, for those that share.
+        Job that shares → the number of devices that it counts as.
 
     Notes
     -----
@@ -147,7 +144,7 @@ def coverage(
 
 
 def reclaiming(outlook: RoundContext) -> RoundContext:
-    """Return an outlook in which borrowers make way for those that quotas cover, although nobody else does."""
+    """Return a context in which borrowers make way for covered jobs, although nobody else makes way."""
     if outlook.manner.preempts != "never":
         return outlook
     return msgspec.structs.replace(outlook, manner=DispatchMode(outlook.manner.backfills, "queue", in_order=True))
@@ -168,14 +165,14 @@ def _in_turn(
 
 
 def of_pool(pool: PoolView, ready: Sequence[RankedJob], outlook: RoundContext) -> QuotaCoverage:
-    """Return which of the pool's jobs its quotas cover."""
+    """Return the quota coverage of the pool's jobs."""
     going_on = [run.ranked for run in pool.roster.runs() if can_be_stopped(run.ranked.job)]
     ranked = [pool.ranked_by(one, outlook.now_s) for one in going_on]
     return coverage(ready, ranked, outlook.rules.quotas, outlook.manner, pool.roster.sharing.parts())
 
 
 def reasons(left: Sequence[RankedJob], covered: QuotaCoverage) -> dict[str, WaitCause]:
-    """Return why those wait whom no quota covers."""
+    """Return why each job waits that no quota covers."""
     rule = "more goes to it only while nobody whom a quota covers wants it"
     remedy = "raise its team's quota, or wait for devices that nobody else claims"
     return {

@@ -38,7 +38,7 @@ STOPPING_S: Final = 1.0
 
 class _Field(msgspec.Struct, frozen=True, dict=True):
     """
-    What a round has to decide on.
+    The input of a round's decision.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def ends(self) -> list[tuple[str, Shape, float]]:
-        """The runs that go on: their jobs, what they hold, and in how many seconds they are expected to end."""
+        """The runs that go on: their jobs, their devices, and in how many seconds they are expected to end."""
         roster = self.pool.roster
         leased = (roster.entries[key[3]] for key in roster.leased)
         going_on = [entry for entry in leased if not entry.stopping and entry.tenant is None]
@@ -71,17 +71,17 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def first(self) -> pool_view.Place | None:
-        """Where the first job stands that may have others preempted."""
+        """The place in the order of the first job that may preempt others."""
         return min((ranked[:2] for ranked in self.ready if not ranked.sample), default=None)
 
     @cached_property
     def sharers(self) -> pool_view.SharingForecast:
-        """Tells of the runs that share devices."""
+        """The forecast of the runs that share devices."""
         return pool_view.SharingForecast(self.pool, self.outlook, self.covered.borrowers, self.first)
 
 
 class _Draft(msgspec.Struct, frozen=True):
-    """What the policies decided, before it is put into words."""
+    """What the policies decided, before it becomes a fact."""
 
     admitted: Admission
     matched: MatchedJobs
@@ -91,30 +91,30 @@ class _Draft(msgspec.Struct, frozen=True):
 
     @property
     def taken(self) -> list[Located]:
-        """What was taken from the devices that are free."""
+        """The devices that the draft took from those that are free."""
         started = [located for _, _, devices in (*self.admitted.gangs, *self.matched.starts) for located in devices]
         return [*started, *self.admitted.opened, *self.admitted.kept]
 
     def undo(self) -> None:
-        """Give back all that was taken from what is free: it comes true, or does not, in the log."""
+        """Give back all free devices that the draft took: only the log makes it true."""
         self.supply.free.give(self.taken)
 
     def redo(self) -> None:
-        """Take all of it again, with what those that start ask of their hosts."""
+        """Take the same devices again, with what the jobs that start ask of their hosts."""
         for ranked, _, devices in (*self.admitted.gangs, *self.matched.starts):
             self.supply.free.take(devices, ranked.job.spec)
         self.supply.free.take((*self.admitted.opened, *self.admitted.kept))
 
     @property
     def served(self) -> set[str]:
-        """The jobs that start, or that will when others have stopped."""
+        """The jobs that start now, or once others have stopped."""
         found = self.admitted
         keeping = found.keeps.keys() - found.patient.keys()
         return {ranked.job_id for ranked, _, _ in self.started} | {job.job_id for _, job in found.preempted} | keeping
 
     @property
     def acts(self) -> bool:
-        """Whether anything starts, or will when others have stopped for it."""
+        """Whether any job starts now, or once others have stopped for it."""
         found = self.admitted
         return bool(found.gangs or found.joined or self.matched.starts or found.preempted)
 
@@ -151,7 +151,7 @@ def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundD
 
 
 def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:
-    """Return the jobs of a pool that no quota covers, those left out that nothing could start."""
+    """Return the jobs of a pool that no quota covers, without those that nothing could start."""
     outlook, supply = pool.outlook(now_s, rules), pool.supply()
     scene = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
     looked_at = candidates(wait_causes.PoolMoment(pool, scene, now_s, rules), supply, outlook)
@@ -211,7 +211,7 @@ def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
 
 
 def _turns(field: _Field, alpha: float) -> Iterator[FairnessTry]:
-    """Yield who enters: those whom quotas cover, the least-progressed users' first; borrowers only after them."""
+    """Yield the tries: the jobs that quotas cover, the least-progressed users' first; borrowers only after them."""
     pool, now_s = field.pool, field.outlook.now_s
     exempt = {*pool.promised, *pool.staying}
     own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]
@@ -235,7 +235,7 @@ def _try(field: _Field, entering: Sequence[RankedJob]) -> _Draft:
 
 
 def _rivals(field: _Field, admitted: Admission) -> Sequence[RankedJob]:
-    """Return the jobs that are matched with each other: who could start now, and the first of those who wait."""
+    """Return the jobs that are matched with each other: those that could start now, and the first that wait."""
     if not len(field.supply.free) or field.looked_at.all_in or field.outlook.manner.positions_bind:
         return admitted.singles
     first = field.looked_at.singles(assignment.LOOKED_AT)
@@ -263,7 +263,7 @@ def _victims(field: _Field) -> RunColumns:
 
 
 def _waits(moment: PoolMoment, field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
-    """Return why the first of those wait that do not start."""
+    """Return why the first of the jobs that do not start wait."""
     pool, rules = moment.pool, moment.rules
     if not rules.max_waits:
         return ()
@@ -291,12 +291,12 @@ def _kept_back(
     field: _Field, draft: _Draft, left: Sequence[RankedJob], left_out: Mapping[str, int]
 ) -> dict[str, WaitCause]:
     """
-    Return why those wait that would be served without fairness, or with a larger quota of their team.
+    Return why each job waits that would be served without fairness, or with a larger quota of its team.
 
     Notes
     -----
-    One more try of the round for fairness, and one for each team whose jobs wait beyond its quota and whom a larger one
-    could help at all. In a large pool (:data:`TRIED_JOBS`) none is made, and these are taken to be kept back.
+    The round is tried once more for fairness, and once for each team whose jobs wait beyond its quota, where a larger
+    quota could help it at all. In a large pool (:data:`TRIED_JOBS`) no try is made, and these jobs count as kept back.
     """
     left = [ranked for ranked in left if not ranked.sample and ranked.job_id not in draft.served]
     behind = [r for r in left if r.job.spec.user in left_out and r.job_id not in draft.matched.later]
@@ -315,7 +315,7 @@ def _kept_back(
 def _tried(
     field: _Field, draft: _Draft, behind: Sequence[RankedJob], beyond: Sequence[RankedJob]
 ) -> tuple[list[RankedJob], list[RankedJob]]:
-    """Return those who would be served if all users' jobs entered, and those who would with a larger quota."""
+    """Return the jobs that would be served if all users' jobs entered, and those that would with a larger quota."""
     draft.undo()
     try:
         entered = _served(msgspec.structs.replace(field, supply=field.pool.supply()), field.ready) if behind else set()
@@ -332,14 +332,14 @@ def _tried(
 
 
 def _served(field: _Field, entering: Sequence[RankedJob] | None) -> set[str]:
-    """Return who is served in a round that is not to be; None enters by turns."""
+    """Return the jobs that a tried round serves; with None for ``entering``, jobs enter by turns."""
     draft = _try(field, entering) if entering is not None else _draft(field)[0]
     draft.undo()
     return draft.served
 
 
 def _helps(field: _Field, team: str) -> bool:
-    """Say whether there is anything that a team could have with a larger quota: idle, borrowed, or made way for."""
+    """Say whether a team could get any device with a larger quota: idle, borrowed, or of a run that makes way."""
     if field.pool.manner.preempts != "never":
         return True
     roster, borrowers = field.pool.roster, field.covered.borrowers
@@ -363,7 +363,7 @@ def _behind(others: int, alpha: float) -> WaitCause:
 
 
 def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
-    """Return, by class, in how many seconds each device will be free that nobody keeps and that will be some time."""
+    """Return, by class, in how many seconds each busy device that nobody keeps will be free, where it ever will."""
     preempted = {victim.ranked.job_id for victim, _ in admitted.preempted}
     busy: defaultdict[Device, list[float]] = defaultdict(list)
     for job_id, shape, in_s in field.ends:
@@ -439,14 +439,14 @@ def _prices(draft: _Draft, singles: Sequence[RankedJob]) -> dict[str, float]:
 
 
 def _later_s(draft: _Draft, now_s: float) -> float:
-    """Return when a device that somebody waits for beside an idle one should be there; if it is not, think again."""
+    """Return when a device should be free for which a job waits beside an idle one; the pool is decided anew then."""
     if not draft.matched.later or not len(draft.supply.free):
         return math.inf
     return now_s + max(1.0, min(later.start_s for later in draft.matched.later.values()))
 
 
 def _due_s(pool: PoolView, waits: Sequence[Wait], rules: RoundRules) -> float:
-    """Return when a round that only explains is due: at once after a quiet time, never if it would say the same."""
+    """Return when a round that only explains is due: at once after a quiet time; never if nothing new is to say."""
     if all(pool.explained.get(wait.job_id) == wait.cause for wait in waits):
         return math.inf
     return pool.explained_s + rules.explain_every_s

@@ -1,4 +1,4 @@
-"""What a round of matching works on: jobs in their order, runs that may be preempted, and what is expected of both."""
+"""Types that a round works on: jobs in their order, runs that may be preempted, its rules and its context."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
     min_run_s : float
         A run is not preempted for another job before it has run this long.
     overhead_share : float
-        Nor before what its workload needs to start, resume and stop, as measured, is at most this share of it.
+        A run is not preempted before its workload's measured time to start, resume and stop is at most this share of
+        it.
     patience_s : float
         A waiting job is overtaken by smaller or shorter ones of its queue no longer than this.
     await_profile_s : float
@@ -156,7 +157,7 @@ class RoundContext(msgspec.Struct, frozen=True):
     manner : DispatchMode
         How the pool's order is walked.
     workload : callable
-        Jobs for which it gives the same are equally fast on each kind.
+        Gives a job's workload; jobs of one workload are equally fast on each kind.
     """
 
     now_s: float
@@ -171,5 +172,5 @@ class RoundContext(msgspec.Struct, frozen=True):
 
     @property
     def first_fit(self) -> bool:
-        """Whether nodes are taken in order."""
+        """Whether nodes are taken in the order of their ids."""
         return self.rules.placement == "first-fit"

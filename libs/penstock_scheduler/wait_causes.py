@@ -1,14 +1,12 @@
-"""
-Why a job waits.
+"""Causes for which jobs wait: for each job the one cause that dominates, its evidence in figures, and a remedy.
 
-Why a job waits: the one cause that dominates, its evidence in figures, and a remedy that is true.
+A remedy is true: it names only what, done alone, lets a job fit that can never fit. What would let a job start that
+waits its turn, only the round itself can say: see :mod:`penstock_scheduler.what_if`.
 
-A remedy names only what, done alone, lets a job fit that can never fit. What lets a job start that waits its turn, the
-round itself has to say: see :mod:`penstock_scheduler.what_if`.
-
-Why each waiting job waits: before the round, for reasons of its own; after it, for want of devices.
-
-Why a job that shares devices waits: what it needs beside others, and what there is.
+:func:`hindered` finds, before a round, the jobs that no device could start: they are held, can never fit, back off, or
+wait for their speeds or size. :func:`waits` explains, after the round, the jobs that it did not start, from the
+:class:`RoundAftermath`. Jobs that share devices have causes of their own: what they need beside others, and what there
+is.
 """
 
 from __future__ import annotations
@@ -50,17 +48,17 @@ class WaitCause(NamedTuple):
 
 class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
     """
-    How things stand after a round.
+    A pool after a round.
 
     Attributes
     ----------
     pool : str
     nodes : sequence of Node
-        The pool's nodes whose executors are up, drained ones among them.
+        The pool's nodes whose executors are up, including drained ones.
     whole, idle : FreeDevices
         Devices of nodes that take jobs: all of them, and those that nobody has or keeps.
     running : sequence of PreemptibleRun
-        The runs that hold the others.
+        The runs that hold the other devices.
     kept : mapping of str to str
         Job that keeps devices → their kind.
     backfills : bool
@@ -136,7 +134,7 @@ def capacity_cause(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCaus
 
 
 def host(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause | None:
-    """Return why a job waits that would find idle devices if their hosts had room; None where that is not so."""
+    """Return why a job waits for room on hosts whose devices are idle; None where it does not wait for that."""
     idle = scene.idle.kinds_without_hosts(spec) if scene.idle.is_tight(spec) else {}
     idle = {kind: count for kind, count in idle.items() if count >= spec.gpus}
     if not idle or any(count >= spec.gpus for count in scene.idle.kinds(spec).values()):
@@ -156,7 +154,7 @@ def host(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause | None:
 
 
 def _too_much_of_a_host(spec: JobSpec, scene: RoundAftermath) -> tuple[str, str]:
-    """Return what no node has room for, and with how much less the job would fit."""
+    """Return the demand for which no node has room, and the smaller one with which the job would fit."""
     able = [node for node in scene.nodes if any(fits(spec, device) for device in node.devices)]
     memory_bytes = max((node.host_memory_bytes for node in able), default=0)
     cpus = max((node.cpus for node in able), default=0.0)
@@ -180,18 +178,18 @@ def _less_of_a_host(spec: JobSpec, devices: FreeDevices) -> str:
 
 def less_of_a_host(spec: JobSpec, devices: FreeDevices) -> Iterator[tuple[dict[str, int | float], str]]:
     """
-    Yield smaller demands on the host that some nodes can meet, and how they are said: memory, then processors.
+    Yield smaller demands on the host that some nodes can meet, each with its wording: memory, then processors.
 
     Parameters
     ----------
     spec : JobSpec
     devices : FreeDevices
-        The devices whose hosts are looked at: what is left of a node, for one device of the job there or for several.
+        The devices whose hosts are looked at: what is left of each node, for one or several of the job's devices there.
 
     Notes
     -----
-    The largest come first: whoever takes the first with which the job fits says the most that it may ask for. Of nodes
-    that are all different, the smallest share is looked at as well, which all of them have.
+    The largest come first, so the first demand with which the job fits is the most that it may ask for. Where all nodes
+    differ, the smallest share, which all of them have, is among the demands.
     """
     if devices.hosts is None:
         return
@@ -213,7 +211,7 @@ def less_of_a_host(spec: JobSpec, devices: FreeDevices) -> Iterator[tuple[dict[s
 
 
 def _largest_below(parts: Iterable[int], least: int, asked: int) -> list[int]:
-    """Return the largest amounts that are less than what is asked, and the least."""
+    """Return the largest amounts below what is asked, and the least."""
     below = {part for part in parts if 0 < part < asked}
     found = heapq.nlargest(_MOST_DEMANDS, below)
     return found if not 0 < least < asked or least in found else [*found, least]
@@ -221,12 +219,12 @@ def _largest_below(parts: Iterable[int], least: int, asked: int) -> list[int]:
 
 def passed_by(idle: Mapping[str, int], scene: RoundAftermath, first: str) -> WaitCause:
     """
-    Return why a job waits although devices for it are idle, and it does not wait for better ones.
+    Return why a job waits beside idle devices that would do, where it does not wait for better ones.
 
     Parameters
     ----------
     idle : mapping of str to int
-        Kind → idle devices, where they are enough for it.
+        Kind → idle devices, for kinds with enough of them for the job.
     first : str
         The first of the jobs before it that wait for devices; empty if there is none.
     """
@@ -237,7 +235,7 @@ def passed_by(idle: Mapping[str, int], scene: RoundAftermath, first: str) -> Wai
 
 
 def keeping(spec: JobSpec, scene: RoundAftermath, kind: str) -> WaitCause:
-    """Return how far a job is for whom devices of a kind are kept as they fall free."""
+    """Return how many devices of a kind are kept so far for a job that keeps what falls free."""
     evidence = f"what falls free of {kind} is kept for it; it needs {spec.gpus}"
     if list(scene.kept.values()).count(kind) == 1:
         busy = sum(device.kind == kind and fits(spec, device) for run in scene.running for _, device in run.devices)
@@ -247,7 +245,7 @@ def keeping(spec: JobSpec, scene: RoundAftermath, kind: str) -> WaitCause:
 
 
 def _use(kind: str, count: int, scene: RoundAftermath) -> str:
-    """Say who has a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
+    """Say what holds a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
     queues: Mapping[int, int] = scene.queues.get(kind, {})
     parts = ", ".join(
         f"{_count(n, 'job')} of queue {queue}" if queue >= 0 else _count(n, "sample")
@@ -334,7 +332,7 @@ def _accepted(spec: JobSpec, devices: FreeDevices) -> bool:
 
 
 def _bare(spec: JobSpec, devices: FreeDevices) -> str:
-    """Return the kind of bare CPU that would hold a job that names no kind, and so gets none."""
+    """Return the kind of bare CPU that would hold a job; a job that names no kind gets none."""
     for kind in () if spec.kinds else sorted({device.kind for _, device in devices}):
         if (count := _largest(msgspec.structs.replace(spec, kinds=(kind,)), devices)) >= spec.gpus:
             return f"ask for kind `{kind}` by name: {_there(count)}"
@@ -364,7 +362,7 @@ class HinderedJobs(msgspec.Struct):
     ----------
     reasons : dict of str to WaitCause
     wake_s : float
-        When the first of these reasons ends by itself.
+        When the first of these causes ends by itself.
     """
 
     reasons: dict[str, WaitCause] = {}
@@ -383,16 +381,16 @@ class PoolMoment(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class KnownCauses:
     """
-    What is known about those that a round did not start.
+    What is known of the jobs that a round did not start.
 
     Attributes
     ----------
     hindered : mapping of str to WaitCause
-        Of those that nothing could have started.
+        Job that nothing could have started → its cause.
     later : mapping of str to DeferredJob
-        Of those that wait for a better device.
+        Job that waits for a better device → its later place.
     scene : RoundAftermath
-        How things stand after the round.
+        The pool after the round.
     """
 
     hindered: Mapping[str, WaitCause]
@@ -418,7 +416,7 @@ def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
 
 
 def waits(left: Sequence[RankedJob], reasons: KnownCauses, most: int) -> tuple[Wait, ...]:
-    """Return why the first ``most`` of the jobs that a round did not start wait, in rank order, held ones last."""
+    """Return the causes of the first ``most`` jobs that a round did not start, in rank order, held ones last."""
     found = []
     ahead, first = 0, ""
     for ranked in sorted(left, key=lambda ranked: ranked.job.held)[:most]:
@@ -486,7 +484,7 @@ def _is_being_measured(job: Job, pool: PoolView, scene: RoundAftermath) -> bool:
 
 
 def _is_being_sized(job: Job) -> bool:
-    """Say whether a job is for the autoscaler to size before it starts: a demand gives it an epoch."""
+    """Say whether the autoscaler sizes the job before it starts: a demand gives it an epoch."""
     return job.spec.elastic and job.sample is None and not job.epoch
 
 
@@ -540,7 +538,7 @@ def _wanted(tenant: SharingDemand) -> str:
 
 
 def _most_room(most: SharedDevice | None) -> list[str]:
-    """Return how much is taken of the device that has most room."""
+    """Return how much of the device with most room is taken."""
     if most is None:
         return []
     node_id, device = most.at

@@ -1,13 +1,12 @@
-"""
-The production round on a changed pool; alternatives.
+"""What-if: the production round on a pool that is changed for a moment, and the alternatives of a waiting job.
 
-What the matcher's round would do if a job were another: the production round, on a pool that is so for a moment.
+The contexts below (:func:`changed`, :func:`submitted`, :func:`decided`, :func:`settled`) change a pool and change it
+back; :func:`start_of` and :func:`wait_of` decide a round on it. So the answer is what the matcher's round would do.
 
-What a waiting job could do otherwise to start at once: single changes of it, each tried on the production round.
-
-An alternative is named only if the job starts in the very next round when it is taken: both when it is cancelled and
-submitted anew with the change, as its user would do it, and when it is changed in its place. Only what idle devices
-could hold is tried, so where nothing is idle this costs nothing.
+:class:`Alternatives` tries single changes of a waiting job with which it would start at once. It names an alternative
+only if the job starts in the very next round when the user takes it, in both ways: he cancels the job and submits it
+anew with the change, or he changes it in its place. Only what idle devices could hold is tried, so where nothing is
+idle this costs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ALL_WAITS: Final = 1_000_000
 
 
 def start_of(pool: PoolView, job_id: str, now_s: float, rules: RoundRules) -> Placement | None:
-    """Return where a job of the pool starts if a round is decided now; None if it does not."""
+    """Return the placement of a job of the pool if a round is decided now; None if it does not start."""
     found, _ = decide_pool(pool, now_s, msgspec.structs.replace(rules, max_waits=0))
     placements = found.placements if found is not None else ()
     return next((placement for placement in placements if placement.job_id == job_id), None)
@@ -51,11 +50,11 @@ def settled(
     pool: PoolView, job_id: str, now_s: float, rules: RoundRules
 ) -> Iterator[tuple[PoolView, Placement | None]]:
     """
-    Be the pool after the rounds of this moment, with where a job of it starts in them; None if it does not.
+    Give the pool after the rounds of this moment, with the placement of one of its jobs; None if it does not start.
 
     Notes
     -----
-    A round may stop others for a job, and the next one start it on what is idle, since it comes first from then on.
+    A round may stop other runs for a job, which comes first from then on; the next round may start it on what is idle.
     """
     unexplained = msgspec.structs.replace(rules, max_waits=0)
     with ExitStack() as stack:
@@ -81,11 +80,11 @@ def wait_of(pool: PoolView, job_id: str, now_s: float, rules: RoundRules) -> Wai
 @contextmanager
 def changed(pool: PoolView, *jobs: Job) -> Iterator[PoolView]:
     """
-    Be the pool with these states of its jobs, or with these jobs beside its own, for as long as the context lasts.
+    Give the pool with these states of its jobs, or with these jobs beside its own, while the context lasts.
 
     Notes
     -----
-    O(log J) a job: the pool's roster is changed, and changed back.
+    O(log J) a job: the pool's index is changed, and changed back.
     """
     before = [(job, pool.roster.entries.get(job.id)) for job in jobs]
     for job in jobs:
@@ -109,18 +108,18 @@ def submitted(
     sized: bool | None = None,
 ) -> Iterator[PoolView]:
     """
-    Be the pool with one more job, called :data:`TRIED` and submitted now; without the one it is ``instead_of``.
+    Give the pool with one more job, called :data:`TRIED` and submitted now, and without the job ``instead_of``.
 
     Parameters
     ----------
     key : str
-        That of its workload, where its specification is not what tells it.
+        The key of its workload, where this does not follow from its specification.
     sized : bool, optional
-        Whether the job is tried as if what it asks for had been decided by the autoscaler; None: if it is elastic.
+        Whether the job is tried as if the autoscaler had decided the size that it asks for; None: if it is elastic.
 
     Notes
     -----
-    It has the place that the ranker gives to a job that comes now.
+    The job has the place that the ranker gives to a job that comes now.
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
     job.epoch = int(spec.elastic if sized is None else sized)
@@ -135,7 +134,7 @@ def submitted(
 
 @contextmanager
 def decided(pool: PoolView, found: RoundDecided) -> Iterator[PoolView]:
-    """Be the pool as it is once a round of it is in the log."""
+    """Give the pool as it is once a round of it is in the log."""
     touched = {p.job_id for p in found.placements} | {p.job_id for p in found.preemptions}
     jobs = JobTable({job_id: msgspec.structs.replace(pool.roster.entries[job_id].ranked.job) for job_id in touched})
     jobs.apply(found)
@@ -148,7 +147,7 @@ def decided(pool: PoolView, found: RoundDecided) -> Iterator[PoolView]:
 
 @contextmanager
 def _ranked(pool: PoolView, rank: JobRank) -> Iterator[None]:
-    """Let a job that is not there have a rank for as long as the context lasts."""
+    """Give a job that is not there a rank while the context lasts."""
     before = pool.ranks.get(rank.job_id)
     pool.ranks[rank.job_id] = rank
     try:
@@ -165,7 +164,7 @@ def _gone(job: Job) -> Job:
 
 
 def _with_user(progress: FairnessProgress, user: str, now_s: float, *, again: bool) -> FairnessProgress:
-    """Return the accounts in which a user is active; if ``again``, he may have gone and come back."""
+    """Return the users' progress with a user active; if ``again``, he may have left and come back."""
     account = progress.active.get(user)
     if account is not None and not (again and account.jobs == 1):
         return progress
@@ -196,7 +195,7 @@ class SpecChange:
     Attributes
     ----------
     gain : float
-        How fast the job is expected to be with it, relative to all of its devices of the fastest kind.
+        The job's expected speed with the change, relative to all of its devices of the fastest kind.
     """
 
     fields: dict[str, Value]
@@ -206,14 +205,14 @@ class SpecChange:
 
 class Alternatives:
     """
-    Looks for what the jobs of one pool could do otherwise, at one moment.
+    The search for changes with which jobs of one pool would start, at one moment.
 
     Parameters
     ----------
     pool : PoolView
-        As the next round will find it.
+        The pool as the next round finds it.
     tries : int
-        How many changes are tried at most, over all jobs.
+        The most changes to try, over all jobs.
     """
 
     def __init__(self, pool: PoolView, now_s: float, rules: RoundRules, tries: int = MOST) -> None:
@@ -304,7 +303,7 @@ class Alternatives:
         return Alternative(change=change.fields, kind=placement.kind, speed=speed, text=text)
 
     def _speed(self, job: Job, kind: str) -> float:
-        """Return the job's speed on a kind relative to the fastest that it accepts, as told; 0 where nobody told."""
+        """Return the job's speed on a kind relative to the fastest that it accepts; 0 where it is not known."""
         measured = self._pool.speeds.by_key.get(self._pool.keys[job.id], {})
         accepted = [measured[kind] for kind in self._whole.kinds(job.spec) if kind in measured]
         return measured.get(kind, 0.0) / max(accepted, default=1.0)
@@ -316,8 +315,8 @@ def named(pool: PoolView, found: RoundDecided, now_s: float, rules: RoundRules) 
 
     Notes
     -----
-    At most ``max_tries`` changes are tried, fewer in a large pool (:data:`TRIED_JOBS`), none in a very large one: who
-    asks about one job has them tried then.
+    At most ``max_tries`` changes are tried, fewer in a large pool (:data:`TRIED_JOBS`), none in a very large one.
+    There, the changes of one job are tried when somebody asks about it.
     """
     if not found.waits:
         return found

@@ -1,12 +1,10 @@
-"""
-Its jobs and devices by what rounds ask.
+"""Index of one pool: its jobs and devices by what rounds ask of them.
 
-A pool's jobs and devices as rounds look at them: in order, by demand, by who holds what; kept up to date, never saved.
+:class:`PoolIndex` has a pool's jobs in rank order, by demand and by the devices that they hold. It says nothing that
+the fold does not say, and it is never saved. It is built from the fold, it follows each job that a fact is about, and
+it is thrown away when nodes change. So a round costs what can change by it, not a look at every job.
 
-It says nothing that the fold does not say. It is built from the fold, follows each job that a fact has touched, and is
-thrown away when nodes change. So a round costs what can change by it, not a look at every job.
-
-The jobs of a pool that share devices, as rounds look at them: kept by the roster, which knows all others.
+:class:`SharingIndex` is its part for the jobs that share devices. :class:`PoolIndex` keeps it up to date.
 """
 
 from __future__ import annotations
@@ -66,10 +64,10 @@ class DemandGroup:
 
 class IndexEntry(msgspec.Struct, frozen=True):
     """
-    Where a job stands, as last noted; ``run`` is its lease, and ``shape`` how many devices of each class it has.
+    The index's record of one job; ``run`` is its run, and ``shape`` how many devices of each class that has.
 
-    What it holds is worked out of the ``placement``, and of on how many nodes the run has not ended. ``tenant`` is for
-    a job that shares its devices.
+    ``held`` follows from the ``placement`` and the number of nodes on which the run has not ended. ``tenant`` is set
+    for a job that shares its devices.
     """
 
     phase: Phase
@@ -109,30 +107,30 @@ class PoolIndex:
     Attributes
     ----------
     nodes : list of Node
-        Those whose executors are up, by id.
+        The nodes whose executors are up, by id.
     whole, free : FreeDevices
         Devices of nodes that take jobs: all of them, and those that nobody holds. A round that takes some from ``free``
         gives them back before it is over.
     waiting, leased : SortedList
-        Jobs in rank order, held ones among those that wait.
+        Jobs that wait, held ones among them, and jobs that have devices, in rank order.
     groups : dict of Demand to DemandGroup
     possible : set of Demand
-        Those of which a round has found that the nodes could meet them: it need not look again while nodes stay.
+        Demands that the nodes could meet, as a round has found; it need not look again while nodes stay.
     held : set of str
     fresh : SortedList of (seconds, id)
         Waiting jobs that have never run and may be waiting for their speeds or their size, by submission.
     delayed, stopping : dict of str to None
-        Waiting jobs that have failed before; leases whose processes are to end.
+        Waiting jobs that have failed before; runs whose processes are to end.
     sharing : SharingIndex of dict of Demand to DemandGroup
         Those jobs that share devices, which are not in ``groups``.
     leases : PoolGrants
-        The same leases as columns, without those of jobs that share devices.
+        The runs as columns, without those of jobs that share devices.
     below, of_several : Counter
-        Queue → devices of its runs; of those that hold several.
+        Queue → devices of its runs; queue → devices of those of its runs that hold several.
     evicting : bool
         Whether a node is being emptied.
     moving : dict of str to None
-        Leases whose jobs are to be as wide as has been decided since.
+        Runs whose jobs are to get another width, decided after they started.
 
     Notes
     -----
@@ -220,11 +218,11 @@ class PoolIndex:
         return [entries[key[3]].ranked for key in keys]
 
     def runs(self) -> list[PreemptibleRun]:
-        """Return all leases in rank order, with those of their devices whose nodes take jobs."""
+        """Return all runs in rank order, with those of their devices whose nodes take jobs."""
         return [run for key in self.leased if (run := self.entries[key[3]].run) is not None]
 
     def has_below(self, queue: int, manner: DispatchMode) -> bool:
-        """Say whether any lease is of a queue so low that one of a queue may preempt it, as far as queues go."""
+        """Say whether any run is of so low a queue that a job of the given queue may preempt it."""
         least = queue + (manner.preempts == "queue")
         return any(count > 0 and below >= least for below, count in self.below.items())
 
@@ -234,14 +232,14 @@ class PoolIndex:
         return entry.key if entry is not None and entry.phase != "leased" else None
 
     def run(self, job_id: str) -> PreemptibleRun:
-        """Return a job's lease."""
+        """Return a job's run."""
         run = self.entries[job_id].run
         if run is None:
             raise KeyError(job_id)
         return run
 
     def _stays(self, job: Job, before: IndexEntry) -> bool:
-        """Say whether a lease is as it was, in all that its entry says: its job may have started or saved something."""
+        """Say whether a run is as its entry says; its job may have started or saved something meanwhile."""
         return (
             before.tenant is None
             and before.ranked.job is job
@@ -351,13 +349,13 @@ class PoolIndex:
         self.delayed.pop(job_id, None)
 
     def _reckon(self, entry: IndexEntry) -> None:
-        """Note in columns what stands in the job and its rank, and may change although its entry does not."""
+        """Note in the columns the figures of a job and its rank that change although its entry does not."""
         rank = self._ranks.get(entry.ranked.job_id)
         if entry.run is not None and entry.tenant is None:
             self.leases.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
     def _shift(self, before: IndexEntry, now: IndexEntry) -> None:
-        """Follow a lease that has another place, or is to stop; its devices stay where they are."""
+        """Follow a run that has another place in the order, or is to stop; its devices stay where they are."""
         self._leave_order(before)
         self.entries[now.ranked.job_id] = now
         self._enter_order(now)
@@ -407,7 +405,7 @@ class PoolIndex:
         self.free.give(self._devices_of(entry, last))
 
     def _devices_of(self, entry: IndexEntry, some: Sequence[tuple[str, int]]) -> Iterable[Located]:
-        """Return those of a lease's devices that stand in some places, most often all of them."""
+        """Return those of a run's devices that stand in some places, most often all of them."""
         whole = entry.run is not None and len(some) == len(entry.held)
         return entry.run.devices if whole and entry.run is not None else self._located(some)
 
@@ -425,7 +423,7 @@ def key_of(job: Job, ranks: Mapping[str, JobRank]) -> Key:
 
 
 def _holds_the_same(before: IndexEntry, now: IndexEntry) -> bool:
-    """Say whether a job is the same lease as before, of devices that it shares with nobody."""
+    """Say whether a job has the same run as before, on devices that it shares with nobody."""
     if before.run is None or now.run is None:
         return False
     return before.held is now.held and before.tenant is None and now.tenant is None
@@ -448,11 +446,11 @@ class SharingIndex(Generic[G]):
     tenants : dict of str to SharingDemand
         All of them, by id.
     runs : dict of str to PreemptibleRun
-        Those that have devices, as far as these are on nodes that take jobs.
+        Runs of jobs that have devices, as far as these are on nodes that take jobs.
     stopping : dict of str to None
-        Those of them that are stopping.
+        Jobs with devices that are stopping.
     waiting : dict of SharingDemand to G
-        Those that wait, in groups that the roster keeps.
+        Jobs that wait, in groups that :class:`PoolIndex` keeps.
 
     Notes
     -----
@@ -477,7 +475,7 @@ class SharingIndex(Generic[G]):
 
     @property
     def unmeasured(self) -> list[str]:
-        """The jobs whose need nobody has told of themselves: other runs of their workloads may tell it."""
+        """The jobs whose memory need is not known of themselves: other runs of their workloads may show it."""
         self._untold &= self.tenants.keys()
         return sorted(self._untold)
 
@@ -513,7 +511,7 @@ class SharingIndex(Generic[G]):
         self._forget(run)
 
     def leaving(self) -> Iterator[Located]:
-        """Yield the devices that all of their jobs are leaving."""
+        """Yield the devices whose jobs are all stopping."""
         if self.stopping:
             for there in self._on.values():
                 if there.keys() <= self.stopping.keys():
@@ -521,10 +519,11 @@ class SharingIndex(Generic[G]):
 
     def parts(self) -> dict[str, float]:
         """
-        Return as how many devices each job counts: its fraction, or one for each lane that it has, over those there.
+        Return as how many devices each job counts.
 
-        Those who are stopping do not count among them. Of a lane job that waits, nobody knows yet whom it will join:
-        it counts as whole devices.
+        A job counts as its fraction or, for each of its lanes, as one device divided by the jobs there. Jobs that are
+        stopping do not count among those. Nobody knows yet whom a waiting lane job will join: it counts as whole
+        devices.
         """
         found = {job_id: tenant.fraction * tenant.gpus for job_id, tenant in self.tenants.items()}
         going_on = {at: len(there.keys() - self.stopping.keys()) for at, there in self._on.items()}
@@ -534,7 +533,7 @@ class SharingIndex(Generic[G]):
         return found
 
     def shared(self, limits: SharingLimits) -> dict[At, SharedDevice]:
-        """Return the devices that jobs share, but for those that all of their jobs are leaving."""
+        """Return the devices that jobs share, but for those whose jobs are all stopping."""
         if limits != self._limits:
             self._limits = limits
             self._shared.clear()
@@ -560,7 +559,7 @@ class SharingIndex(Generic[G]):
         return self._needs.get(job.profile_key or workload.key(job.spec)) if self._needs else None
 
     def _forget(self, run: PreemptibleRun) -> None:
-        """Let be worked out anew what depends on a run."""
+        """Drop what was worked out from a run."""
         self._tied = None
         for node_id, device in run.devices:
             self._shared.pop((node_id, device.index), None)

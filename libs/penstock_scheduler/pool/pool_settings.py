@@ -1,14 +1,10 @@
-"""
-By what a pool is run: file, pool, live.
+"""Settings by which a pool is run: those for all pools, those of one pool in the file, and those set live.
 
-By what a pool is run: the settings that hold for all pools, those of one pool in the file, and those set live.
-
-Each has the names and values of the file. What is set live is a fact of the log (:class:`penstock_log.PolicySet`);
-so every replica goes by it from the same fact on, it outlives restarts, and a replay sees it too.
-
-What can be set about the matcher's rounds: table ``[matcher]`` or ``PENSTOCK_MATCHER_…``.
-
-The matcher goes by it, and so does whoever asks what its round would do.
+Each setting has the name and the values of the file: table ``[matcher]``, or a variable ``PENSTOCK_MATCHER_…``. What is
+set live is a fact of the log (:class:`penstock_log.PolicySet`). So every replica goes by it from the same fact on, it
+outlives restarts, and a replay sees it too. :func:`rules_of` says what holds in a pool's rounds: the live setting, else
+the file's for the pool, else the file's for all. The matcher uses it, and so does everybody who asks what the matcher's
+round would do.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The order's parameters.
+    The parameters of a pool's order.
 
     Attributes
     ----------
@@ -56,7 +52,7 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"promote_knob is {self.promote_knob}; expected a number above 0, or leave it out")
 
     def ladder(self) -> QueueLadder:
-        """Return it as a ranking takes it."""
+        """Return the parameters as a ranking takes them."""
         return QueueLadder(ORDERS[self.order], self.thresholds_gpu_s, self.promote_knob, self.order)
 
 
@@ -72,14 +68,14 @@ def names() -> list[str]:
 
 
 def defaults() -> dict[str, Setting]:
-    """Return what holds where neither the file nor anybody says otherwise, by name."""
+    """Return the defaults of all settings of a pool, by name."""
     found: dict[str, Setting] = {**msgspec.to_builtins(OrderingSettings()), **msgspec.to_builtins(RoundRules())}
     return {name: found[name] for name in names()}
 
 
 def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """
-    Return settings as the log holds them.
+    Return settings, checked, as the log holds them.
 
     Raises
     ------
@@ -107,13 +103,13 @@ def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
 
 def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
     """
-    Return settings with those of them that are set live in place of their own; names of others' settings are left out.
+    Return settings in which live values replace their own; live settings of other names are left out.
 
     Raises
     ------
     ValueError
-        If a value is not one of its type; :func:`checked` said so before it came into the log, unless another version
-        did.
+        If a value is not one of its type. :func:`checked` refuses such a value before it comes into the log, unless
+        another version wrote it.
     """
     own = {name: value for name, value in settings.items() if name in base.__struct_fields__}
     if not own:
@@ -125,7 +121,7 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
 
 
 def _said(name: str, value: Setting, error: msgspec.ValidationError) -> str:
-    """Return what was wrong with a value, with the name in it."""
+    """Return the error of a value, with the setting's name in its message."""
     if name == "order":
         return f"order is {value!r}: expected one of {', '.join(ORDERS)}"
     found = next(problems({name: value}, _KNOWN[name]), "").removeprefix("$.")
@@ -139,16 +135,16 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 class MatcherSettings(RoundRules, frozen=True, kw_only=True):
     """
-    The parameters of its rounds, as :class:`penstock_scheduler.round_types.RoundRules` has them, and its own.
+    The matcher's settings: the rules of its rounds, and its own.
 
     Attributes
     ----------
     node_timeout_s : float
         A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
     forget_node_s : float
-        A node that left or was lost so long ago is listed no more, unless it is drained; 0 keeps all.
+        A node that left or was lost this long ago is no longer listed, unless it is drained; 0 keeps all.
     pools : dict of str to dict of str to object
-        Pools in which some of the parameters are otherwise, ``[matcher.pools.NAME]``.
+        Pool → the parameters that differ in it, ``[matcher.pools.NAME]``.
     """
 
     node_timeout_s: Seconds = 5.0
@@ -162,12 +158,12 @@ class MatcherSettings(RoundRules, frozen=True, kw_only=True):
 
     def of(self, pool: str) -> RoundRules:
         """
-        Return what holds in a pool.
+        Return the settings that hold in a pool.
 
         Raises
         ------
         ValueError
-            If a parameter of it is not known, or cannot be what it is set to.
+            If a parameter of the pool is not known, or has a value that it cannot have.
         """
         own = self.pools.get(pool, {})
         unknown = sorted(own.keys() - set(RoundRules.__struct_fields__))
@@ -184,7 +180,7 @@ class MatcherSettings(RoundRules, frozen=True, kw_only=True):
 
 
 class _Kept(NamedTuple):
-    """Rules, and what they were worked out from."""
+    """Rules, and the settings that they follow from."""
 
     settings: MatcherSettings
     live: Mapping[str, Setting] | None
@@ -192,7 +188,7 @@ class _Kept(NamedTuple):
 
 
 def rules_of(known: SchedulerState, pool: str, settings: MatcherSettings) -> RoundRules:
-    """Return what holds in a pool's rounds: what is set live for it, else what the file says of it, else of all."""
+    """Return the rules of a pool's rounds: what is set live for it, else what the file says of it, else of all."""
     live, of_pools = known.policies.get(pool), known.__dict__.setdefault("rules", {})
     kept: _Kept | None = of_pools.get(pool)
     if kept is None or kept.settings is not settings or kept.live is not live:  # as at every other round it is

@@ -1,11 +1,10 @@
-"""
-One pool as a round sees it, with what rounds remember.
+"""View of one pool, from which a round is decided, with what rounds remember of the past.
 
-What a round of one pool is decided from, and the views of it that the policies work on.
-
-What rounds remember of the past: what stopping costs, how far users are, and which gangs devices are kept for.
-
-What jobs that share devices make of a round: who is on which, what they are expected to do, who goes with whom.
+:class:`PoolView` is what a round knows: the pool's jobs and devices, its ranks, speeds and history. It gives the
+policies their own views: the supply of devices, the context of times and speeds, the runs that are to move.
+:class:`RoundHistory` is the part of the fold that remembers past rounds: what stopping a workload costs, how far each
+user is, and for which gangs devices are kept. :class:`SharingForecast` and the functions below it say what jobs that
+share devices make of a round: who is on which device, when they are expected to end, and who stops together with whom.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
 class PoolView(msgspec.Struct, frozen=True):
     """
-    One pool's share of what the matcher knows.
+    One pool as a round sees it.
 
     Attributes
     ----------
     roster : PoolIndex
-        Its jobs that are not over, and its devices.
+        The index of its jobs that are not over, and of its devices.
     manner : DispatchMode
         How the order is walked.
     books : RoundHistory
-        What rounds remember of the past.
+        The history of its rounds.
     promised : collection of str
-        Waiting jobs for which others were preempted.
+        Waiting jobs for which runs were preempted.
     explained_s : float
         When the last round was; minus infinity before the first.
     explained : mapping of str to str
@@ -88,24 +87,24 @@ class PoolView(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes whose executors are up, by id."""
+        """The pool's nodes whose executors are up, by id."""
         return self.roster.nodes
 
     def evicted(self) -> list[PreemptibleRun]:
-        """Return the runs that are to move: one of their nodes is being emptied, or they are to be of another width."""
+        """Return the runs that are to move: one of their nodes is being emptied, or they are to get another width."""
         if not self.roster.evicting and not self.roster.moving:
             return []
         return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)]
 
     def ranked_by(self, ranked: RankedJob, now_s: float) -> RankedJob:
-        """Return a running job in the order as it is now: by what is left to do, positions fall as jobs execute."""
+        """Return a running job with its present position, which may fall as the job executes."""
         rank = self.ranks.get(ranked.job_id)
         if rank is None or not rank.falls_per_s or not ranked.job.started_s:
             return ranked
         return ranked._replace(position=ranked.position - rank.falls_per_s * max(0.0, now_s - ranked.job.started_s))
 
     def is_evicted(self, job: Job) -> bool:
-        """Say whether a run is to move: one of its nodes is being emptied, or it is to be of another width."""
+        """Say whether a run is to move: one of its nodes is being emptied, or it is to get another width."""
         return can_be_stopped(job) and (job.demand is not None or bool(self.emptied(job)))
 
     def emptied(self, job: Job) -> list[str]:
@@ -114,7 +113,7 @@ class PoolView(msgspec.Struct, frozen=True):
         return sorted(node_id for node_id in job.open_nodes if node_id in nodes and nodes[node_id].evicting)
 
     def supply(self) -> DeviceSupply:
-        """Return the devices, with those of the runs that are coming to an end apart."""
+        """Return the pool's devices; those of runs that are stopping are apart."""
         roster, coming = self.roster, FreeDevices({}, self.roster.paths)
         if roster.stopping:
             own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
@@ -123,7 +122,7 @@ class PoolView(msgspec.Struct, frozen=True):
         return DeviceSupply(free=roster.free, coming=coming, whole=roster.whole)
 
     def outlook(self, now_s: float, rules: RoundRules) -> RoundContext:
-        """Return what this pool expects of speeds and lengths."""
+        """Return the round's context: time, speeds, expected lengths and costs."""
         of_workload = self._speed(rules)
 
         def speed(job: Job, kind: str) -> float:
@@ -150,7 +149,7 @@ class PoolView(msgspec.Struct, frozen=True):
         )
 
     def terms(self, outlook: RoundContext) -> GrantTerms:
-        """Return what this pool expects of runs, the same as its outlook."""
+        """Return what the round expects of runs, as columns take it; it agrees with the context."""
         speed, cost = self._speed(outlook.rules), self.books.costs.of
         return GrantTerms(outlook.now_s, self.keys, speed, cost, self.finished_s, outlook.prior_s)
 
@@ -187,18 +186,18 @@ def _alike(workload: str, kind: str) -> float:  # noqa: ARG001 - the form of all
 
 class RoundHistory(msgspec.Struct):
     """
-    A part of the fold that rounds are decided from.
+    What rounds remember of the past; a part of the fold.
 
     Attributes
     ----------
     costs : PreemptionCosts
         What stopping and resuming costs, for each workload.
     progress : dict of str to FairnessProgress
-        Pool → how far its users are.
+        Pool → the progress of its users.
     staying : dict of str to dict of str to str
-        Pool → its patient gangs and the kind that each waits for, as the last round said.
+        Pool → its gangs whose patience is over, and the kind that each waits for, as the last round said.
     classes : dict of str to list of (Device, int)
-        Pool → its classes of equal devices and their numbers, until a node comes or goes.
+        Pool → its classes of equal devices and the number of each; dropped when a node comes or goes.
     """
 
     costs: PreemptionCosts = msgspec.field(default_factory=PreemptionCosts)
@@ -207,15 +206,15 @@ class RoundHistory(msgspec.Struct):
     classes: dict[str, list[tuple[Device, int]]] = msgspec.field(default_factory=dict)
 
     def progress_of(self, pool: str) -> FairnessProgress:
-        """Return the accounts of a pool's users; empty ones where it has had none."""
+        """Return the progress of a pool's users; empty where it has had none."""
         return self.progress.get(pool) or FairnessProgress()
 
     def staying_in(self, pool: str) -> Mapping[str, str]:
-        """Return the patient gangs of a pool."""
+        """Return a pool's gangs whose patience is over, with the kind that each waits for."""
         return self.staying.get(pool, {})
 
     def decided(self, event: RoundDecided) -> None:
-        """Fold a round in, before its jobs change."""
+        """Fold in a round; call it before the round changes its jobs."""
         for preemption in event.preemptions:
             self.costs.ask(preemption.job_id, event.at_s)
         if not event.lost_nodes:  # a round that says only this
@@ -227,7 +226,7 @@ class RoundHistory(msgspec.Struct):
             self.progress.setdefault(job.spec.pool, FairnessProgress()).arrive(job.spec.user, at_s)
 
     def note(self, job: Job, at_s: float, cluster: Cluster, speed: Callable[[str, str], float], key: str) -> None:
-        """Note what has happened to a job of a workload: it may have started to execute, or ended to."""
+        """Note a change of a job: it may have begun to execute, or ceased to."""
         if job.placement is None:
             self.costs.forget(job.id)
         if job.sample is not None:
@@ -266,12 +265,12 @@ Place = tuple[int, float]
 
 class SharingForecast:
     """
-    Tells of the runs that share devices; worked out once, when somebody asks.
+    What a round expects of the runs that share devices; worked out once, when it is first asked.
 
     Parameters
     ----------
     first : (int, float) or None
-        Where in the order the first job stands that others might make way for; None if there is none.
+        The place in the order of the first job for which others might make way; None if there is none.
     """
 
     def __init__(self, pool: PoolView, outlook: RoundContext, borrowers: Collection[str], first: Place | None) -> None:
@@ -280,13 +279,13 @@ class SharingForecast:
         self._behind: Mapping[str, SharingRun] | None = None
 
     def every(self) -> Mapping[str, SharingRun]:
-        """Return all of them, by job."""
+        """Return all runs that share devices, by job."""
         if self._every is None:
             self._every = self._of(list(self._pool.roster.sharing.runs.values()))
         return self._every
 
     def behind(self) -> Mapping[str, SharingRun]:
-        """Return those that some waiting job comes before, as far as preemption goes."""
+        """Return the runs that rank below some waiting job, as far as preemption goes."""
         if self._behind is None:
             runs = self._pool.roster.sharing.runs.values()
             self._behind = self._of([run for run in runs if self._is_behind(run.ranked)])
@@ -312,7 +311,7 @@ class SharingForecast:
 
 
 def supply(pool: PoolView, plain: DeviceSupply, outlook: RoundContext, tell: SharingForecast) -> DeviceSupply:
-    """Return what a try of a round works on where jobs of the pool share devices: with these as they are now."""
+    """Return the supply for one try of a round, with the shared devices as they are now where jobs share any."""
     index = pool.roster.sharing
     limits = SharingLimits(outlook.rules.lane_reserve_share, outlook.rules.most_sharers)
     sharing = SharedPlacement(
@@ -327,7 +326,7 @@ def supply(pool: PoolView, plain: DeviceSupply, outlook: RoundContext, tell: Sha
 
 
 def ends(pool: PoolView, tell: SharingForecast) -> Iterator[tuple[str, Shape, float]]:
-    """Yield what is tied to each other, which devices that is, and in how many seconds the last of them should end."""
+    """Yield each co-preempted set, its devices, and in how many seconds its last run should end."""
     for name, jobs in pool.roster.sharing.ties.items():
         run = co_preemption.as_one(name, [tell.every()[job_id] for job_id in jobs])
         yield name, shape_of(run), run.left_s

@@ -1,11 +1,8 @@
-"""
-Runs and grants as columns.
+"""Columns of runs: what a round works out about a thousand runs, it works out of all at once.
 
-Runs that may have to make way for others, as columns: what is worked out of each is worked out of all at once.
-
-A pool's leases as columns of numbers: what a round works out about each of a thousand runs, it works out at once.
-
-Beside the roster, kept up to date with it, and never saved.
+:class:`RunColumns` are the runs at one moment, as preemption weighs them. :class:`PoolGrants` keeps the columns of a
+pool's runs beside the index, follows each change, and is never saved. :class:`GrantTerms` is what a round expects of
+runs; with it, :meth:`PoolGrants.runs` gives the :class:`RunColumns` of the moment.
 """
 
 from __future__ import annotations
@@ -40,13 +37,13 @@ class RunColumns(msgspec.Struct, frozen=True):
     Attributes
     ----------
     queue, position : (N,) float arrays
-        In the order as it is now.
+        Each run's place in the order as it is now.
     started_s : (N,) float array
         0 for one that has not started.
     saved_s : (N,) float array
-        When its last checkpoint was complete, or it started.
+        When its last checkpoint was complete; the start where there is none.
     devices : (N,) float array
-        How many it has on nodes that take jobs.
+        How many devices it has on nodes that take jobs.
     left_s : (N,) float array
         In how many seconds each is expected to end by itself.
     overhead_s, switch_s : (N,) float arrays
@@ -57,7 +54,7 @@ class RunColumns(msgspec.Struct, frozen=True):
         Index of ``shapes``: runs on equal devices have the same.
     shapes : sequence of (kind, Shape)
     rows : (N,) int array
-        Where each stands in ``all``.
+        The index of each in ``all``.
     all : sequence of PreemptibleRun
     """
 
@@ -89,7 +86,7 @@ class RunColumns(msgspec.Struct, frozen=True):
         return PreemptibleRun(place, run.kind, run.devices, float(self.left_s[at]))
 
     def only(self, which: Bools) -> RunColumns:
-        """Return some of them."""
+        """Return some of the runs."""
         if which.all():
             return self
         columns = ("queue", "position", "started_s", "saved_s", "devices", "left_s", "overhead_s", "switch_s")
@@ -97,12 +94,12 @@ class RunColumns(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **some)
 
     def borrowing(self, rows: Ints) -> RunColumns:
-        """Return the same with those in some rows of ``all`` behind all others: no quota covers them."""
+        """Return the same runs, with those in some rows of ``all`` behind all others: no quota covers them."""
         return msgspec.structs.replace(self, queue=self.queue + BORROWED * np.isin(self.rows, rows))
 
 
 def of(running: Iterable[PreemptibleRun], outlook: RoundContext) -> RunColumns:
-    """Return runs as columns; each brings its place and its end itself."""
+    """Return runs as columns; each run carries its own place and expected end."""
     found = list(running)
     jobs, costs = [run.ranked.job for run in found], [outlook.cost(run.ranked.job) for run in found]
     shapes: dict[tuple[str, Shape], int] = {}
@@ -166,7 +163,7 @@ _ROOM: Final = 64
 
 
 class _Columns(NamedTuple):
-    """What is kept of each lease; counts, and yes or no, as floats among floats."""
+    """The columns that are kept of each run; counts and truth values are floats among floats."""
 
     queue: Floats
     position: Floats
@@ -193,11 +190,11 @@ class GrantTerms(msgspec.Struct, frozen=True):
     keys : mapping of str to str
         Job → workload.
     speed : callable
-        Of a workload on a kind of device.
+        Gives the speed of a workload on a kind of device.
     cost : callable
-        Of stopping and resuming a workload's runs.
+        Gives what stopping and resuming a workload's runs costs.
     finished_s : FinishedService
-        Service that finished jobs needed.
+        The service that finished jobs needed.
     prior_s : float
         Expected length of a job while none has finished.
     """
@@ -212,13 +209,12 @@ class GrantTerms(msgspec.Struct, frozen=True):
 
 class PoolGrants:
     """
-    Everything about a pool's leases that a round reckons with.
+    A pool's runs as columns, kept up to date with the index.
 
     Notes
     -----
-    Putting one in and dropping it are O(1); one that is over before anybody asks never comes into the columns. A round
-    takes a few operations on whole columns, and a look at each pair of a workload and a kind of device that runs are
-    of.
+    Putting a run in and dropping it are O(1). A run that is over before anybody asks never comes into the columns. A
+    round takes a few operations on whole columns, and a look at each pair of workload and kind of device among runs.
     """
 
     def __init__(self) -> None:
@@ -231,11 +227,11 @@ class PoolGrants:
         self._noted: dict[str, tuple[PreemptibleRun, Shape, float]] = {}  # not in the columns yet
 
     def put(self, run: PreemptibleRun, shape: Shape, falls_per_s: float) -> None:
-        """Note a lease, new or changed; ``falls_per_s`` is what its position loses while it executes."""
+        """Note a run, new or changed; ``falls_per_s`` is what its position loses while it executes."""
         self._noted[run.ranked.job_id] = run, shape, falls_per_s
 
     def drop(self, job_id: str) -> None:
-        """Drop a lease that is over; the last row takes its place."""
+        """Drop a run that is over; the last row takes its place."""
         self._noted.pop(job_id, None)
         row, last = self._rows.pop(job_id, None), len(self._runs) - 1
         if row is None:
@@ -248,12 +244,12 @@ class PoolGrants:
             self._table[:, row] = self._table[:, last]
 
     def rows_of(self, job_ids: Sequence[str]) -> Ints:
-        """Return where the leases of some jobs stand; jobs without one are left out."""
+        """Return the rows of some jobs' runs; jobs without a run are left out."""
         self._write()
         return np.array([row for job_id in job_ids if (row := self._rows.get(job_id)) is not None], dtype=np.int64)
 
     def ends_s(self, job_ids: Sequence[str], terms: GrantTerms) -> list[float]:
-        """Return in how many seconds the leases of some jobs are expected to end."""
+        """Return in how many seconds the runs of some jobs are expected to end."""
         columns = self._columns(terms.keys)
         left_s: list[float] = _left_s(columns, self._speeds(terms)[columns.pair.astype(np.int64)], terms)[
             self.rows_of(job_ids)
@@ -261,7 +257,7 @@ class PoolGrants:
         return left_s
 
     def runs(self, terms: GrantTerms) -> tuple[RunColumns, Bools]:
-        """Return all leases as they are now, and whether each may be stopped."""
+        """Return all runs as they are now, and whether each may be stopped."""
         columns = self._columns(terms.keys)
         pair = columns.pair.astype(np.int64)
         costs = [terms.cost(workload) for workload, _ in self._pairs]
@@ -304,7 +300,7 @@ class PoolGrants:
         self._noted.clear()
 
     def _pair(self, keys: Mapping[str, str]) -> None:
-        """Note which new leases are of one workload on one kind."""
+        """Note which new runs are of one workload on one kind."""
         if len(self._pairs) > 2 * len(self._runs) + _ROOM:  # mostly of runs that are over
             self._pairs.clear()
             self._unpaired = dict.fromkeys(self._rows)
@@ -335,7 +331,7 @@ def _row(run: PreemptibleRun, falls_per_s: float, group: int) -> tuple[float, ..
 
 
 def _left_s(columns: _Columns, speeds: Floats, terms: GrantTerms) -> Floats:
-    """Return in how many seconds each lease is expected to end."""
+    """Return in how many seconds each run is expected to end."""
     started = columns.started_s > 0
     running_s = np.where(started, np.maximum(terms.now_s - columns.started_s, 0.0), 0.0)
     had_s = (columns.executed_s + running_s) * speeds

@@ -1,4 +1,4 @@
-"""What rounds are decided from, as the log tells it: for the matcher, who decides, and for whoever asks what if."""
+"""The fold that rounds are decided from; the matcher decides by it, and whoever asks what-if tries rounds on it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class ExplainedRound(msgspec.Struct, frozen=True):
 
 class SchedulerState(msgspec.Struct, dict=True):
     """
-    All that a round depends on but the jobs themselves, which its owner folds: some forget those that are over.
+    All that a round depends on but the jobs themselves.
 
-    Beside it, and never saved, are the rosters of the pools that somebody has asked for; :func:`fold` keeps them up to
-    date.
+    The state's owner folds the jobs, because some owners forget those that are over. The indices of the pools that
+    somebody has asked for are kept beside the state and never saved; :func:`fold` keeps them up to date.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class SchedulerState(msgspec.Struct, dict=True):
     finished_s : dict of str to list of float
         Pool → service that its last finished jobs needed, seconds at speed 1.
     books : RoundHistory
-        What stopping costs, how far users are, whom devices are kept for.
+        The history of rounds: what stopping costs, how far users are, for whom devices are kept.
     promised : set of str
         Waiting jobs for which others were preempted, or that stopped to be resized, until they start.
     explained : dict of str to ExplainedRound
@@ -102,13 +102,13 @@ class SchedulerState(msgspec.Struct, dict=True):
         return [jobs[job_id] for job_id in self.live.get(name, ())]
 
     def at_rest(self, name: str) -> bool:
-        """Say whether nobody waits in a pool that was asked for, and nothing is to move: no round would do anything."""
+        """Say whether an indexed pool is at rest: no job waits and no run is to move, so a round would do nothing."""
         rosters = self.__dict__.get("rosters")
         roster = rosters.get(name) if rosters is not None else None
         return roster is not None and not len(roster.waiting) and not roster.evicting and not roster.moving
 
     def pool(self, name: str, jobs: JobTable, topology: Sequence[str] = ()) -> PoolView:
-        """Return what a round of the pool is decided from; its nodes' domains are those of the levels of a topology."""
+        """Return the view that a round of the pool is decided from; ``topology`` names the levels of domains."""
         explained = self.explained.get(name)
         return PoolView(
             name=name,
@@ -141,7 +141,7 @@ class SchedulerState(msgspec.Struct, dict=True):
 
 
 def rosters_of(known: SchedulerState) -> dict[str, PoolIndex]:
-    """Return the rosters that are kept beside the fold, by pool."""
+    """Return the indices that are kept beside the state, by pool."""
     beside = known.__dict__
     found: dict[str, PoolIndex] = beside["rosters"] if "rosters" in beside else beside.setdefault("rosters", {})
     return found
@@ -149,14 +149,14 @@ def rosters_of(known: SchedulerState) -> dict[str, PoolIndex]:
 
 def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job], bool]:
     """
-    Fold one fact into the jobs and into what is known beside them.
+    Fold one fact into the jobs and into the scheduler's state.
 
     Returns
     -------
     list of Job
-        Those that the fact was about, as they are now.
+        The jobs that the fact is about, as they are now.
     bool
-        Whether a round could come out otherwise for it.
+        Whether the fact could change what a round decides.
     """
     kind_of_fact = type(event)
     matters = kind_of_fact in OF_NODES and known.cluster.apply(event)
@@ -182,7 +182,7 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
 
 
 def _follow(rosters: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[Job], event: Event) -> None:
-    """Let the rosters follow."""
+    """Bring the indices up to date."""
     if isinstance(event, JobsRanked):
         if (roster := rosters.get(event.pool)) is not None:
             roster.note_ranks(event.ranks)
@@ -278,7 +278,7 @@ def _sort_in(known: SchedulerState, jobs: Iterable[Job], kind: str, at_s: float)
 
 
 def _rank_newcomer(known: SchedulerState, job: Job) -> None:
-    """Give a new job the place that the ranker will: until then, orders that go by lengths would have it come first."""
+    """Give a new job the place that the ranker will give it; else it would come first in orders by length."""
     position = newcomer(known.manners.get(job.spec.pool, BY_QUEUE).order, job.spec, job.submitted_s)
     if job.sample is None and position != job.submitted_s:
         known.ranks[job.id] = JobRank(job_id=job.id, queue=0, position=position, since_s=job.submitted_s)

@@ -1,13 +1,12 @@
-"""
-Who makes way together.
+"""Co-preemption: which runs that share devices make way together.
 
-Runs that share devices, for whoever might preempt them or waits for their end.
+A shared device falls free when all of its jobs have stopped, and a gang of lanes ties its devices together. So for a
+job that wants a device to itself, all runs that are tied to each other count as one run (:func:`as_one`): its queue is
+the first of their queues, and its loss is the sum of their losses. :func:`beside` puts these sets among the other runs
+that may be preempted.
 
-A device that is shared falls free when all of its jobs have stopped, and a gang of lanes ties its devices together: so
-for a job that wants a device to itself, all runs that are tied to each other count as one, of the first of their
-queues, and what is lost with it is what each of them loses.
-
-Who of those that share a device make way for another job there: as few and as light as will do, and never all.
+A job that wants to join others on a device needs less: only some of them make way, as few and as light as will do, and
+never all (:class:`PreemptibleSharers`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class SharingRun(NamedTuple):
     Attributes
     ----------
     queue : int
-        With quotas: behind all others, if none covers it.
+        Its queue; with quotas, behind all others if no quota covers it.
     loss_gpu_s : float
         Device-seconds that preempting it wastes, its share of the devices taken into account.
     left_s : float
@@ -64,14 +63,14 @@ class SharingRun(NamedTuple):
         return job.state is JobState.RUNNING and not job.stopping and job.started_s > 0
 
     def yields_to(self, ranked: RankedJob, outlook: RoundContext) -> bool:
-        """Say whether it makes way for a job now: by the same rules as runs that share nothing."""
+        """Say whether the run makes way for a job now, by the same rules as runs that share nothing."""
         if not self.comes_after(ranked, outlook) or self.ripe_s(outlook) > outlook.now_s:
             return False
         waste_s = self.loss_gpu_s / max(1, len(self.run.devices))
         return self.queue >= BORROWED or self.left_s > waste_s
 
     def comes_after(self, ranked: RankedJob, outlook: RoundContext) -> bool:
-        """Say whether it ranks so much lower than a job that it may have to make way for it."""
+        """Say whether the run ranks so much lower than a job that it may have to make way for it."""
         preempts, own = outlook.manner.preempts, (self.queue, self.run.ranked.position)
         if ranked.sample or preempts == "never":
             return False
@@ -79,7 +78,7 @@ class SharingRun(NamedTuple):
         return lower and self.stoppable
 
     def ripe_s(self, outlook: RoundContext) -> float:
-        """Return when it will have run long enough to be preempted."""
+        """Return when the run will have lasted long enough to be preempted."""
         least_s = max(outlook.rules.min_run_s, self.overhead_s / outlook.rules.overhead_share)
         return self.run.ranked.job.started_s + least_s
 
@@ -97,9 +96,9 @@ class ExpectedEnds:
     Attributes
     ----------
     speeds : sequence of float
-        Of each on its kind.
+        The speed of each on its kind.
     costs : sequence of PreemptionCost
-        Of preempting each.
+        The cost of preempting each.
     """
 
     now_s: float
@@ -131,7 +130,7 @@ def tied(runs: Iterable[PreemptibleRun]) -> dict[str, tuple[str, ...]]:
     """
     Return the runs that are tied to each other by devices that they share: name of their first device → jobs.
 
-    Those that are stopping are to be left out: nobody has to be asked to stop for their sake.
+    The caller leaves out runs that are stopping: no other run has to stop for their sake.
 
     Examples
     --------
@@ -170,7 +169,7 @@ def _reached(
 
 
 def as_one(name: str, members: Sequence[SharingRun]) -> PreemptibleRun:
-    """Return runs that are tied to each other as one, named after a device of theirs."""
+    """Return runs that are tied to each other as one run, named after one of their devices."""
     first = min(members, key=lambda sharer: (sharer.queue, sharer.run.ranked.position))
     devices: dict[tuple[str, int], Located] = {
         (node_id, device.index): (node_id, device) for sharer in members for node_id, device in sharer.run.devices
@@ -184,12 +183,12 @@ def beside(
     every: RunColumns, stoppable: Bools, ties: Mapping[str, Sequence[str]], known: Mapping[str, SharingRun]
 ) -> tuple[RunColumns, Bools]:
     """
-    Return the runs that may be preempted with those that share devices among them, tied ones as one.
+    Return the runs that may be preempted, those that share devices among them; tied runs are one.
 
     Parameters
     ----------
     known : mapping of str to SharingRun
-        The sharing runs that may be preempted by anybody: where one of those that are tied is not, none is.
+        The sharing runs that may be preempted at all. Of runs that are tied, either all are among them or none counts.
     """
     able = {job_id for job_id, sharer in known.items() if sharer.stoppable}
     groups = ((name, [known[job_id] for job_id in jobs]) for name, jobs in ties.items() if able.issuperset(jobs))
@@ -224,7 +223,7 @@ def _appended(every: RunColumns, found: Sequence[tuple[PreemptibleRun, Sequence[
 
 
 def _left_s(jobs: Sequence[Job], expected: ExpectedEnds) -> list[float]:
-    """Return in how many seconds each is expected to end, if its share stays as it is."""
+    """Return in how many seconds each job is expected to end, if its share stays as it is."""
     speeds = np.array(expected.speeds, dtype=np.float64)
     had_s = np.array([job.served_by(expected.now_s) for job in jobs]) * speeds
     unknown_s = job_lengths.remaining_s(had_s, expected.finished_s, expected.prior_s)
@@ -239,7 +238,7 @@ Rank = tuple[float, ...]
 
 
 class CoPreemption(NamedTuple):
-    """Sharers of a device that make room for another job there."""
+    """Runs that make room together for another job on a device that they share."""
 
     loss_gpu_s: float
     number: int
@@ -251,16 +250,16 @@ class CoPreemption(NamedTuple):
 @dataclass
 class _Yielding:
     """
-    The sharers who make way for jobs of one rank.
+    The sharing runs that make way for jobs of one rank.
 
     Attributes
     ----------
     on : dict of At to list of SharingRun
-        Those of each device, the lightest first.
+        Device → its runs that make way, the lightest first.
     in_order : list of At
-        The devices, by the lightest sharer that each had at first.
+        The devices, by the lightest run that each had at first.
     left : dict of At to (SharedDevice, SharedDevice)
-        A device as it was looked at, and what it would be without them.
+        Device → its state when it was looked at, and its state without the runs that make way.
     """
 
     on: dict[At, list[SharingRun]]
@@ -270,18 +269,18 @@ class _Yielding:
 
 class PreemptibleSharers:
     """
-    The sharers who may be asked to make room in a round, by device.
+    The sharing runs that may be asked to make room in a round, by device.
 
     Parameters
     ----------
     sharers : callable
-        What preempting each of those that may be preempted would cost; asked for at most once.
+        Returns what preempting each of them would cost; called at most once.
     stopping : collection of str
         Jobs that are asked to stop; it may grow.
 
     Notes
     -----
-    O(S log S) for the first job of each rank for which S sharers make way, and O(1) for each device after that.
+    O(S log S) for the first job of each rank for which S runs make way, and O(1) for each device after that.
     """
 
     def __init__(self, sharers: Callable[[], Mapping[str, SharingRun]], stopping: Collection[str]) -> None:
@@ -289,11 +288,11 @@ class PreemptibleSharers:
         self._of_rank: dict[Rank, _Yielding] = {}
 
     def devices(self, ranked: RankedJob, outlook: RoundContext) -> list[At]:
-        """Return the devices on which somebody makes way for a job, by who is lightest."""
+        """Return the devices on which some run makes way for a job, in the order of the lightest run on each."""
         return self._yielding(ranked, outlook).in_order
 
     def could(self, ranked: RankedJob, outlook: RoundContext, shared: SharedDevice, tenant: SharingDemand) -> bool:
-        """Say whether there would be room for a job on a device without all who make way for it."""
+        """Say whether a device would have room for a job without all runs that make way for it there."""
         yielding, at = self._yielding(ranked, outlook), key_of(shared.at)
         if at not in yielding.on:
             return False
@@ -305,11 +304,11 @@ class PreemptibleSharers:
         return left.holds(tenant) if left.tenants else len(yielding.on[at]) > 1  # some of them may be enough
 
     def on(self, ranked: RankedJob, outlook: RoundContext, at: At) -> Sequence[SharingRun]:
-        """Return who makes way for a job on a device, the lightest first."""
+        """Return the runs that make way for a job on a device, the lightest first."""
         return self._yielding(ranked, outlook).on.get(at, ())
 
     def stop(self, runs: Sequence[SharingRun]) -> None:
-        """Note that some of them have been asked to stop: they make way for nobody else."""
+        """Note that some runs have been asked to stop: they make way for no other job."""
         gone = {sharer.job_id for sharer in runs}
         for yielding in self._of_rank.values():
             for at in {key_of(located) for sharer in runs for located in sharer.run.devices}:
@@ -341,7 +340,7 @@ def _by_device(sharers: Iterator[SharingRun]) -> _Yielding:
 def room(
     shared: SharedDevice, tenant: SharingDemand, yielding: Sequence[SharingRun], stopping: Collection[str]
 ) -> tuple[SharingRun, ...]:
-    """Return who would have to leave a device for a job; nobody if it would not do, or if nobody were left there."""
+    """Return the runs that would have to leave a device for a job; none if that is too little or would be all."""
     gone, chosen = {job_id for job_id in shared.tenants if job_id in stopping}, list[SharingRun]()
     for sharer in yielding:
         chosen.append(sharer)

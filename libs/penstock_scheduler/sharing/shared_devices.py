@@ -1,13 +1,9 @@
-"""
-Shared devices and what jobs ask of them.
+"""Shared devices: what a job that shares asks of one, what is on each, and which devices a job may join.
 
-What a job that shares devices asks of one: whose it is, how it shares, and what it needs of the memory.
-
-One device that jobs share: what they hold of it, and whether there is room for one more.
-
-The shared devices of a pool as a round changes them, by whose jobs may join them.
-
-How the shared devices that a job accepts stand for it, to say why it waits.
+:class:`SharingDemand` is what a job that shares asks: whose it is, how it shares, and what it needs of the memory.
+:class:`SharedDevice` is one device with the jobs on it; it says whether there is room for one more.
+:class:`SharedDeviceIndex` has a pool's shared devices, as a round changes them, by whose jobs may join them.
+:func:`survey` says how the shared devices that a job accepts stand for it, and so why it waits.
 """
 
 from __future__ import annotations
@@ -51,9 +47,9 @@ class SharingGroup(NamedTuple):
 
     def _accepts(self, other: SharingGroup) -> bool:
         """
-        Say whether this one is willing.
+        Say whether this side is willing to share with the other.
 
-        A user's jobs for one team are no business of another's, and those without a team have only their user's.
+        A user's jobs for one team do not count as jobs of another team; a job without a team counts as its user's only.
         """
         if self.share_with == "anyone":
             return True
@@ -70,12 +66,12 @@ class SharingDemand(NamedTuple):
     mode : {"lane", "fraction"}
         The two are never on one device.
     need : MemoryNeed or None
-        Of each device, as it was measured or, before that, declared; None of a lane job: nobody knows yet, so it has
-        its devices alone until somebody does.
+        Memory on each device, as measured or, before that, declared. None for a lane job whose need is not known yet:
+        it has its devices alone until it is known.
     fraction : float
-        Of one device, for ``fraction``; 1 for lanes.
+        The share of one device, for mode ``fraction``; 1 for lanes.
     gpus : int
-        A lane on each of so many devices of one node.
+        The number of devices of one node on each of which it has a lane.
     most : int
         Jobs on each of its devices, itself among them; 0: as many as the pool allows.
     """
@@ -89,7 +85,7 @@ class SharingDemand(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether nobody may be beside it."""
+        """Whether no other job may be on its devices."""
         return self.mode == "lane" and self.need is None
 
     def least_bytes(self, reserve_share: float) -> int:
@@ -100,7 +96,7 @@ class SharingDemand(NamedTuple):
         return math.ceil(self.need.alone_bytes / usable_share)
 
     def needs(self) -> str:
-        """Return what it needs, in words."""
+        """Return what the job needs, in words."""
         if self.mode == "fraction":
             return f"{self.fraction:g} of a device"
         return "a device of its own" if self.need is None else gibibytes(self.need.alone_bytes)
@@ -113,7 +109,7 @@ def tenant_of(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> Sharing
     Parameters
     ----------
     measured : callable
-        What other runs of the job's workload have needed; asked only where nobody has said it of this job.
+        Returns what other runs of the job's workload have needed; called only where this job's own need is not known.
     """
     spec = job.spec
     if spec.sharing == "exclusive" or job.sample is not None:
@@ -125,7 +121,7 @@ def tenant_of(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> Sharing
 
 
 def asking(spec: JobSpec, tenant: SharingDemand, reserve_share: float) -> JobSpec:
-    """Return what the job asks of a device that it has to itself: enough memory for all that it needs."""
+    """Return the specification of the job for devices that it has to itself, with enough memory for all its needs."""
     least_bytes = tenant.least_bytes(reserve_share)
     return msgspec.structs.replace(spec, memory_bytes=least_bytes) if least_bytes > spec.memory_bytes else spec
 
@@ -147,9 +143,9 @@ class SharingLimits:
     Attributes
     ----------
     reserve_share : float
-        Of a device's memory, which lanes leave alone.
+        The share of a device's memory that lanes leave alone.
     most_jobs : int
-        On one device.
+        The most jobs on one device.
     """
 
     reserve_share: float
@@ -164,17 +160,17 @@ class SharedDevice:
     Attributes
     ----------
     load : DeviceLoad
-        What its lanes hold.
+        The memory that its lanes hold.
     fraction : float
-        What its fractions add up to.
+        The sum of its jobs' fractions.
     tenants : mapping of str to SharingDemand
-        By job; all share in one way, the ``mode``.
+        Job → its demand; all share in one way, the ``mode``.
     parties : frozenset of SharingGroup
-        Whose they are.
+        The groups of its jobs.
     alone : bool
-        Whether one of them is to have nobody beside it.
+        Whether one of its jobs may have no other beside it.
     most : int
-        Jobs that there may be, as they themselves say; 0 where none says.
+        The most jobs on it, as its jobs themselves say; 0 where none says.
 
     Examples
     --------
@@ -219,7 +215,7 @@ class SharedDevice:
         return self._has_room(tenant) and not self.refuses(tenant)
 
     def refuses(self, tenant: SharingDemand) -> str:
-        """Return what keeps a job away however much room there is: the device is …; empty if nothing does."""
+        """Return what keeps a job away however much room there is, to follow "the device is"; else an empty text."""
         if self.mode != tenant.mode:
             return "shared in the other way"
         if tenant.alone or self.alone:
@@ -239,7 +235,7 @@ class SharedDevice:
 
     @property
     def room_bytes(self) -> int:
-        """Memory that is left."""
+        """The memory that is left."""
         return self.load.room_bytes - int(self.fraction * self.at[1].memory_bytes)
 
     def plus(self, job_id: str, tenant: SharingDemand) -> SharedDevice:
@@ -295,10 +291,10 @@ At = tuple[str, int]
 
 class SharedDeviceIndex:
     """
-    Shared devices, so that a job need not look at those of other teams.
+    Shared devices by who may join, so that a job need not look at those of other teams.
 
-    A device that all share with anyone is near everybody who does so too; one on which all are of one team is near the
-    jobs of this team. No other is near anybody: whoever shares has to suit all.
+    A device whose jobs all share with anyone is open to every job that does so too. A device whose jobs are all of one
+    team is open to the jobs of this team. No other device is open to anybody, because a new job has to suit all.
 
     Parameters
     ----------
@@ -307,7 +303,7 @@ class SharedDeviceIndex:
     Attributes
     ----------
     opened : list of At
-        Those that were opened since, in order.
+        Devices that were opened during the round, in order.
     """
 
     def __init__(self, devices: Mapping[At, SharedDevice]) -> None:
@@ -342,7 +338,7 @@ class SharedDeviceIndex:
         self._changed[at] = shared
 
     def to(self, party: SharingGroup, since: int = 0) -> Iterator[SharedDevice]:
-        """Yield the devices that are near; with ``since``, of those only that were opened after as many others."""
+        """Yield the devices that are open to a group; with ``since``, only those opened after the first so many."""
         team = self._of_team.get(party.team, {})
         if since:
             return (self[at] for at in self.opened[since - 1 :])
@@ -350,7 +346,7 @@ class SharedDeviceIndex:
         return (self[at] for at in chain(list(team), others))
 
     def could(self, tenant: SharingDemand) -> bool:
-        """Say whether any device that is near may have room for a job: none has if this says so."""
+        """Say whether any device that is open to a job may have room for it; if not, none has."""
         party, need = tenant.party, tenant.need
         if tenant.mode == "fraction" or need is None:
             return True
@@ -382,16 +378,16 @@ def key_of(located: Located) -> At:
 @dataclass(frozen=True)
 class SharedDeviceSurvey:
     """
-    What there is.
+    How the shared devices of a pool stand for one job.
 
     Attributes
     ----------
     number : int
         Shared devices that the job accepts, whoever shares them.
     refusals : mapping of str to int
-        Reason → how many of them keep the job away for it.
+        Reason → how many devices refuse the job for it.
     most : SharedDevice or None
-        Of those that do not, the one with most room.
+        Of the devices that do not refuse it, the one with most room.
     """
 
     number: int
@@ -401,14 +397,14 @@ class SharedDeviceSurvey:
 
 def survey(there: Iterable[SharedDevice], tenant: SharingDemand, number: int) -> SharedDeviceSurvey:
     """
-    Return how things stand for a job.
+    Return how the shared devices stand for a job.
 
     Parameters
     ----------
     there : iterable of SharedDevice
-        The devices that are near it; of the others, all is said by how many they are.
+        The devices that are open to the job; of all others, only the number counts.
     number : int
-        With the others.
+        How many shared devices there are, the others among them.
     """
     refused = [(shared, shared.refuses(tenant)) for shared in there]
     refusals = Counter(why for _, why in refused if why)

@@ -1,11 +1,10 @@
-"""
-Where sharing jobs go; reservation, negative cache.
+"""Placement of jobs that share devices, in the course of one round.
 
-Where jobs that share go, in the course of one round: onto devices that others share already, best fit.
-
-What is kept for a job that has lost its patience: nobody else gets there, and what ends there makes room for it.
-
-What has been looked for in vain in a round: whoever needs as much finds nothing either, and need not look.
+:class:`SharedPlacement` puts a job onto devices that others share already, best fit, or has some of them make way.
+For a job whose patience is over, :func:`device` and :func:`node` choose devices to reserve
+(:class:`SharedReservation`): no other job gets onto these, and each job that ends there makes room.
+:class:`NegativeCache` holds the demands for which a round found nothing: a job that needs as much finds nothing either,
+and does not look. :class:`MissCount` counts the searches for runs to make way that were in vain.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def node(
     """
     Return as many devices of one node and kind as a gang of lanes needs; None where no node has as many.
 
-    Those of the node on which most of them are free or have room already, then of the one with most room: while nobody
-    else gets there, neither becomes less.
+    The node is the one on which most of them are free or have room already, then the one with most room. Neither
+    figure falls while no other job gets onto these devices.
     """
     spec = ranked.job.spec
     shared: defaultdict[tuple[str, str], list[SharedDevice]] = defaultdict(list)
@@ -85,21 +84,21 @@ class SharedPlacement:
     Parameters
     ----------
     devices : mapping of At to SharedDevice
-        With all jobs that are on them, but for devices that all of their jobs are leaving.
+        The shared devices with all jobs on them, without devices whose jobs are all stopping.
     tenants : mapping of str to SharingDemand
-        Of the jobs that wait and of those that are on devices.
+        Job that waits or is on a device → its demand.
     stopping : collection of str
         Jobs on devices that are asked to stop.
     sharers : callable
-        What preempting each of the jobs on devices would cost that some waiting job may preempt.
+        Returns what preempting each job on a device would cost that some waiting job may preempt.
     speed : callable
-        Of a job on a kind.
+        Gives the speed of a job on a kind.
     limits : SharingLimits
 
     Notes
     -----
-    A look costs O(shared devices of its team). Who needs no less than another who found nothing does not look again,
-    nor does who needs more than any device of its team has left.
+    A look costs O(shared devices of the job's team). A job does not look if it needs no less than another that found
+    nothing, or more than any device of its team has left.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class SharedPlacement:
         return len(self._near)
 
     def survey(self, spec: JobSpec, tenant: SharingDemand) -> SharedDeviceSurvey:
-        """Return how things stand for a job; worked out once for all that may share with the same."""
+        """Return how the shared devices stand for a job; worked out once for all jobs that may share with the same."""
         of = spec.kinds, spec.memory_bytes, tenant.mode, tenant.party, tenant.alone, tenant.most
         if of not in self._surveys:
             number = sum(count for like, count in self._classes.items() if fits(spec, like))
@@ -141,17 +140,17 @@ class SharedPlacement:
 
     @property
     def full(self) -> bool:
-        """Whether as many start or make way as one round may say."""
+        """Say whether as many jobs start or make way as one round may contain."""
         return self._acts >= MOST_ACTS
 
     def asking(self, ranked: RankedJob) -> RankedJob:
-        """Return a job as one that asks for devices to itself, with enough memory for all that it needs."""
+        """Return the job as one that asks for devices to itself, with enough memory for all its needs."""
         job, tenant = ranked.job, self.tenants[ranked.job_id]
         spec = asking(job.spec, tenant, self.limits.reserve_share)
         return ranked if spec is job.spec else ranked._replace(job=msgspec.structs.replace(job, spec=spec))
 
     def join(self, ranked: RankedJob) -> list[Located]:
-        """Return shared devices that have room for a job, which has them from now on; none if too few have."""
+        """Give the job shared devices that have room for it, and return them; none if too few have room."""
         tenant, seen = self.tenants[ranked.job_id], len(self._near.opened) + 1
         if tenant.alone or not self._near.could(tenant):
             return []
@@ -171,7 +170,8 @@ class SharedPlacement:
         """
         Return devices of one node for a gang of lanes: shared ones as far as there are any, and free ones for the rest.
 
-        Nothing where no node has enough. The shared ones it has from now on; the free ones are to be taken.
+        It returns nothing where no node has enough. The job has the shared devices from now on; the caller takes the
+        free ones.
         """
         tenant, spec = self.tenants[ranked.job_id], ranked.job.spec
         if not any(free.kinds(spec).values()) or self._incomplete.seen(ranked, tenant):
@@ -197,22 +197,22 @@ class SharedPlacement:
         return [one.at for one in shared[kind, node_id]], opened
 
     def open(self, ranked: RankedJob, devices: Iterable[Located]) -> None:
-        """Note that a job has devices that nobody had; others may join it."""
+        """Note that a job has devices that nobody had; other jobs may join it."""
         self._acts += 1
         self._surveys.clear()
         for located in devices:
             self._near.put(SharedDevice.of(located, {ranked.job_id: self.tenants[ranked.job_id]}, self.limits))
 
     def hopeless(self, ranked: RankedJob) -> bool:
-        """Say whether nobody needs to be asked who could make way for a job: enough of those before it have asked."""
+        """Say whether looking for runs that make way for the job is vain: enough jobs before it have looked in vain."""
         return self._misses.enough(ranked)
 
     def miss(self, ranked: RankedJob) -> None:
-        """Note that nobody makes way for a job."""
+        """Note that no run makes way for a job."""
         self._misses.note(ranked)
 
     def awaits(self, ranked: RankedJob) -> bool:
-        """Keep room for a job where there will be enough once those have stopped that are asked to; say if there is."""
+        """Keep room for a job where runs that are stopping will leave enough; say whether there is such a place."""
         tenant = self.tenants[ranked.job_id]
         if not self._leaving or tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
             return False
@@ -229,11 +229,11 @@ class SharedPlacement:
 
     def make_room(self, ranked: RankedJob, outlook: RoundContext) -> tuple[SharingRun, ...]:
         """
-        Return the sharers of one device that make room for a job with the least loss; from now on it is kept for it.
+        Return the runs of one device that make room for a job with the least loss; the device is kept for the job.
 
         Notes
         -----
-        Looks at the :data:`LOOKED_AT` devices that have the lightest sharers to lose, of those that could do.
+        Of the devices that would do, it looks at the :data:`LOOKED_AT` ones with the lightest runs.
         """
         tenant = self.tenants[ranked.job_id]
         if tenant.alone or tenant.gpus > 1 or self._in_vain(ranked):
@@ -265,7 +265,7 @@ class SharedPlacement:
                 yield CoPreemption(sum(sharer.loss_gpu_s for sharer in gone), len(gone), slowness, at, gone)
 
     def ripe_s(self, ranked: RankedJob, outlook: RoundContext) -> float:
-        """Return when the next sharer that may have to make way for a job will have run long enough for that."""
+        """Return when the next sharing run that ranks below a job will have lasted long enough to be preempted."""
         if self.tenants[ranked.job_id].gpus > 1:
             return math.inf
         after = (sharer for sharer in self._sharers().values() if sharer.comes_after(ranked, outlook))
@@ -273,11 +273,11 @@ class SharedPlacement:
 
     def keep(self, ranked: RankedJob, free: FreeDevices) -> Sequence[Located]:
         """
-        Let nobody else onto devices that have most room for a job that has lost its patience: for one of each kind.
+        Reserve the devices with most room for a job whose patience is over: for one job of each kind.
 
         Returns
         -------
-        Free devices that are to be kept for it too, if it is a gang.
+        Free devices that the caller keeps for it too, if it is a gang.
         """
         tenant = self.tenants[ranked.job_id]
         if tenant.alone or self._kept >= {like.kind for like in self._classes}:
@@ -295,13 +295,13 @@ class SharedPlacement:
         return kept.free
 
     def close(self, devices: Iterable[Located]) -> None:
-        """Let nobody onto devices that have been promised to others."""
+        """Let no job onto devices that are promised to others."""
         keys = [key_of(located) for located in devices]
         self._closed.update(keys)
         self._acts += sum(len(self._near[at].tenants) for at in keys if at in self._near)
 
     def touched(self, devices: Iterable[Located]) -> bool:
-        """Say whether any of these devices has been given or promised to somebody in this round."""
+        """Say whether any of these devices has been given or promised to a job in this round."""
         return any(self._near.changed(key_of(located)) for located in devices)
 
     def _open_to(self, ranked: RankedJob, since: int = 0) -> Iterator[SharedDevice]:
@@ -344,7 +344,7 @@ class SharedPlacement:
         return min(options, key=lambda option: option[:5])[5] if options else []
 
     def _in_vain(self, ranked: RankedJob) -> bool:
-        """Say whether a job that needs no more has found that nobody leaves room for it."""
+        """Say whether a job that needs no more than this one has found no run that makes room for it."""
         return self._no_room.seen(ranked, self.tenants[ranked.job_id], rank=ranked.queue) > 0
 
     def _put(self, ranked: RankedJob, shared: SharedDevice) -> None:
@@ -382,9 +382,9 @@ MOST_MISSES: Final = 16
 
 class NegativeCache:
     """
-    Demands that found nothing, and what there was then.
+    Demands that found nothing in a round, each with the number of devices that it looked at.
 
-    Room only shrinks in the course of a round, but for devices that are opened: so a job that accepts the same devices
+    In the course of a round room only shrinks, but for devices that are opened. So a job that accepts the same devices
     and needs as much of the memory, or more, finds nothing among those that were looked at.
 
     Examples
@@ -408,7 +408,7 @@ class NegativeCache:
         self._found[_class(ranked, tenant, rank)].append((*_size(tenant), seen))
 
     def seen(self, ranked: RankedJob, tenant: SharingDemand, rank: Hashable = ()) -> int:
-        """Return among how many a job would look in vain; 0 where nobody has looked for as little."""
+        """Return among how many of the first devices a job would look in vain; 0 where no job looked for as little."""
         misses = self._found.get(_class(ranked, tenant, rank))
         if not misses:
             return 0
@@ -416,22 +416,22 @@ class NegativeCache:
         return max((seen for r, e, seen in misses if r <= resident and e <= ephemeral), default=0)
 
     def clear(self) -> None:
-        """Forget all: somebody may make way now who did not."""
+        """Forget all demands: a run may make way now that did not before."""
         self._found.clear()
 
 
 class MissCount:
-    """How often a round has asked who could make way: for jobs of each team, choice of kinds and queue."""
+    """How often a round found no run to make way, for jobs of each team, choice of kinds and queue."""
 
     def __init__(self) -> None:
         self._number: Counter[Hashable] = Counter()
 
     def enough(self, ranked: RankedJob) -> bool:
-        """Say whether it was in vain so often that nobody needs to be asked for a job behind those."""
+        """Say whether so many jobs found none that a job behind them need not look."""
         return self._number[_like(ranked)] >= MOST_MISSES
 
     def note(self, ranked: RankedJob) -> None:
-        """Note that it was in vain once more."""
+        """Note that one more job found none."""
         self._number[_like(ranked)] += 1
 
 

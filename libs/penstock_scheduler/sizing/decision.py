@@ -1,13 +1,9 @@
-"""
-One decision, from admission to reasons.
+"""One decision about the sizes of a pool's elastic jobs, from admission to reasons.
 
-One decision: who is admitted, on which kind, with how many devices and which batch.
-
-Who gets devices at all: each job in its order, at its smallest feasible width.
-
-Why a job has the size that is decided for it, in one sentence.
-
-Who gets the devices that a job gives up.
+:func:`decide` says who is admitted, on which kind, with how many devices and which batch. Its steps are the parts of
+this module, in this order: :func:`admit` walks the jobs in their order and admits each at its smallest feasible width;
+the exact programme then shares what is left; :func:`explained` says in one sentence why a job has its size;
+:func:`given` says who gets the devices that a job gives up.
 """
 
 from __future__ import annotations
@@ -51,13 +47,14 @@ def decide(
     devices : mapping of str to int
         Kind → devices on nodes that take jobs, whoever holds them.
     manner : DispatchMode
-        Whom a running job makes way for, and whether others may pass one that does not fit.
+        For whom a running job makes way, and whether jobs may pass one that does not fit.
 
     Notes
     -----
-    With one kind the programme is exact, and changes nothing once what it decides is there. With several, kinds are
-    chosen by a heuristic, which may see more from there; and where a running job has to leave, another may come before
-    it then. So it is asked until it changes nothing. Each time that is better from the sizes at first, too.
+    With one kind the programme is exact, and a second call on its own result changes nothing. With several kinds, a
+    heuristic chooses them, and from its own result it may find more; where a running job has to leave, another may come
+    before it then. So the decision is repeated until it changes nothing. Each repetition is better than the sizes at
+    first, too.
 
     Examples
     --------
@@ -98,7 +95,7 @@ def _once(
 
 
 def _then(asking: Asking, sized: Mapping[str, SizeGrant], admitted: AdmittedJobs) -> Asking:
-    """Return a job as it will be once it has what is decided for it."""
+    """Return a job as it will be once it has its decided size."""
     if isinstance(asking, FixedSizeJob):
         return msgspec.structs.replace(asking, kind=admitted.fixed.get(asking.job_id, ""))
     each = sized[asking.job_id]
@@ -149,7 +146,7 @@ def _sized(
 
 
 def _compared(wish: SizeRequest, each: SizeGrant) -> SizeGrant:
-    """Note whether it is another size than it has, or asks for."""
+    """Note whether the decided size differs from what the job has or asks for."""
     if not each.gpus:
         return msgspec.structs.replace(each, changed=wish.now is not None)
     same = each.size == (wish.now or wish.asks) and wish.kind in ("", each.kind) and not wish.fresh
@@ -163,8 +160,8 @@ class AdmittedJobs(msgspec.Struct):
     elastic, fixed : dict of str to str
         Job → the kind on which there is room for it.
     keeps : set of str
-        Elastic jobs that keep what they have, whatever it is: those that may not be moved, or for which no size is
-        known to be feasible.
+        Elastic jobs that keep what they have: those that may not be moved, and those without a size known to be
+        feasible.
     room : dict of str to int
         Kind → devices that the elastic jobs share: all but those of fixed ones and of those that keep what they have.
     """
@@ -182,9 +179,9 @@ def admit(
     manner: DispatchMode,
 ) -> AdmittedJobs:
     """
-    Return who gets devices, and on which kind each has its smallest width.
+    Return the jobs that get devices, and the kind on which each has its smallest width.
 
-    A running job stays on its kind where that has room; others go where they are fastest, or where most is free.
+    A running job stays on its kind where that has room. Other jobs go where they are fastest, or where most is free.
     """
     found = AdmittedJobs(room=dict(devices))
     for asking in order:
@@ -262,7 +259,7 @@ def explained(
     table: Mapping[str, Mapping[str, SizeRow]],
     rules: SizingRules,
 ) -> dict[str, SizeGrant]:
-    """Return the decided sizes with their reasons, and with what each gives to whom."""
+    """Return the decided sizes with their reasons, and with the devices that each job gives to others."""
     found = {}
     for wish in wishes:
         each = msgspec.structs.replace(sized[wish.job_id], gives=gives.get(wish.job_id, {}))
@@ -324,7 +321,7 @@ def _pace(each: SizeGrant, own: Mapping[str, SizeRow]) -> str:
 
 
 def _gain(wish: SizeRequest, each: SizeGrant, own: Mapping[str, SizeRow]) -> str:
-    """Compare a size on another kind with the present one; empty where it stays on its kind, or that is not known."""
+    """Compare a size on another kind with the present one; empty where the kind stays, or the speed is not known."""
     if wish.now is None or each.kind == wish.kind or wish.kind not in own or each.scaling <= 0:
         return ""
     at = wish.now.gpus - 1
@@ -356,7 +353,7 @@ def given(
     """
     Return who gives how many devices to whom, kind by kind and in rank order.
 
-    Idle devices go first; what is given up beyond what others gain goes to nobody.
+    Idle devices go first. Devices that are given up beyond what others gain go to nobody.
     """
     found: dict[str, dict[str, int]] = {}
     for kind, count in devices.items():
@@ -370,7 +367,7 @@ def given(
 
 def handed(gains: Mapping[str, int], idle: int) -> Iterable[tuple[str, str, int]]:
     """
-    Yield who gives how many devices to whom, from what each gains or, below 0, gives up.
+    Yield who gives how many devices to whom, from the devices that each job gains or, below 0, gives up.
 
     Examples
     --------

@@ -1,19 +1,15 @@
-"""
-On which kind each job goes.
+"""Search for the kind of device on which each admitted job goes: a heuristic around exact programmes.
 
-On which kind of device each admitted job goes: a heuristic, around programmes that are exact once kinds are chosen.
+Once the kinds are chosen, the best widths are exact, so every choice is scored by the sum of the kinds' exact optima.
+The search begins with three choices: the kinds on which admission found room; jobs put in one by one where they add
+most, in rank order; and the same with those first to whom the kind matters most. From the best of them it moves jobs to
+other kinds and exchanges pairs, as long as that adds anything and the work stays within a bound.
 
-Every choice is scored by the sum of the kinds' exact optima. Three are begun with: the kinds on which admission found
-room, and jobs put in one by one where they add most, in rank order and with those first to whom the kind matters most.
-From the best one, jobs are moved to other kinds and pairs exchanged, as long as anything is added and the work stays
-within a bound.
-
-What each job is worth on each width of each kind: throughput, relative to that at its smallest width.
-
-Resizing costs a job ``cost_s`` seconds of work, and so does starting one. Within a horizon H it gets
+:func:`rows` says what a job is worth on each width of each kind: its throughput, relative to that at its smallest
+width. Resizing costs a job ``cost_s`` seconds of work, and so does starting one. Within a horizon H a job gets
 ``T(g) (H - cost_s)`` done if it is resized to g devices, and ``T(now) H`` if it stays. So the row that the programme
 sums has ``T(g) (1 - cost_s / H)`` at all sizes but the present one, and its optimum is the most work that can be done
-within H, resizing included. The present size counts for a little more, as measured throughputs are not exact.
+within H, resizing included. The present size counts for a little more, because measured throughputs are not exact.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ Kinds = list[str]
 
 
 class KindChange(NamedTuple):
-    """What a choice gains by other kinds for one or two jobs."""
+    """A change of a choice: other kinds for one or two jobs, and what that gains."""
 
     gain: float
     kinds: dict[int, str]
@@ -71,17 +67,17 @@ def chosen(
     Parameters
     ----------
     jobs
-        Those that are admitted, in rank order.
+        The admitted jobs, in rank order.
     begun : mapping of str to str
-        Kinds on which all of them fit at their smallest widths.
+        Job → a kind, such that all jobs fit at their smallest widths.
     room : mapping of str to int
         Kind → devices.
     comes : bool
-        Whether some of them do not run yet. Where all do, they are only moved from where they are.
+        Whether some of the jobs do not run yet. Where all run, they are only moved from where they are.
 
     Notes
     -----
-    Putting jobs in costs as much as one programme over all of them, a pass of moving log(J) times as much.
+    Putting jobs in costs as much as one programme over all of them; a pass of moving costs log(J) times as much.
     """
     first = [begun[job] for job in jobs]
     if all(len(table[job]) == 1 for job in jobs):
@@ -118,7 +114,7 @@ class _Search:
         return found
 
     def put_in(self) -> Iterator[KindChoice]:
-        """Yield choices that come of putting jobs in one by one where they add most; none where one finds no room."""
+        """Yield the choices made by putting jobs in one by one where they add most; none where a job finds no room."""
         most = np.sort([self.net[kind].max(axis=1) for kind in self.room], axis=0)
         matters = np.nan_to_num(most[-1] - most[-2], posinf=np.inf) if len(most) > 1 else np.zeros(len(self.rows))
         for order in (range(len(self.rows)), np.argsort(-matters, kind="stable").tolist()):
@@ -153,7 +149,7 @@ class _Search:
         return KindChoice(self.score(found), found)
 
     def work(self, kinds: Kinds) -> int:
-        """Return how many additions it takes to look for changes once."""
+        """Return how many additions one look for changes takes."""
         counts = {kind: kinds.count(kind) for kind in self.room}
         widest = max(net.shape[1] for net in self.net.values())
         tables = sum(n * max(1, n.bit_length()) * (self.room[kind] + 1) for kind, n in counts.items())
@@ -161,7 +157,7 @@ class _Search:
         return int(widest) * (tables + pairs)
 
     def _changes(self, kinds: Kinds) -> list[KindChange]:
-        """Return what adds something by itself, most first: the best move of each job, and the best exchange."""
+        """Return the changes that add anything by themselves, most first: each job's best move, the best exchange."""
         inside = {kind: [at for at, each in enumerate(kinds) if each == kind] for kind in self.room}
         sums = self._sums(kinds)
         without = {kind: _without(sums[kind], self.net[kind][jobs]) for kind, jobs in inside.items()}
@@ -248,7 +244,7 @@ class SizeRow(NamedTuple):
     scaling : (k_max,) float array
         nan where it is not feasible.
     net : (k_max,) float array
-        The same, less what resizing costs: what the programme adds up.
+        The scaling less what resizing costs; the programme sums it.
     """
 
     batch: Ints
@@ -262,7 +258,7 @@ class SizeRow(NamedTuple):
 
 
 def rows(wish: SizeRequest, devices: Mapping[str, int], rules: SizingRules) -> dict[str, SizeRow]:
-    """Return a job's rows for the kinds on which some width of its is feasible."""
+    """Return a job's rows for the kinds on which any of its widths is feasible."""
     found = {}
     for kind, profile in wish.profiles.items():
         widths = _within(wish.widths, devices.get(kind, 0))
@@ -292,7 +288,7 @@ def _row(wish: SizeRequest, kind: str, known: tuple[range, Ints, Floats], unit: 
 
 
 def present_speed(wish: SizeRequest, kind: str) -> float:
-    """Return a job's throughput with the size that it has; nan where that is not known to be feasible."""
+    """Return a job's throughput with its present size; nan where that is not known to be feasible."""
     if wish.now is None or wish.now in wish.unfit or kind not in wish.profiles:
         return float("nan")
     profile = wish.profiles[kind]
@@ -311,7 +307,7 @@ def _best(profile: ThroughputProfile, widths: range, unfit: Collection[Size]) ->
 
 
 def _smaller(profile: ThroughputProfile, gpus: int, below: int) -> tuple[int, float]:
-    """Return the best batch on so many devices below one that did not do."""
+    """Return the best batch on a number of devices that is smaller than a batch that failed."""
     most = min(profile.b_max, below - 1)
     if most < profile.b_min:
         return 0, float("nan")
@@ -325,5 +321,5 @@ def _table(key: elastic.Key, k_max: int) -> tuple[Ints, Floats]:
 
 
 def forget() -> None:
-    """Work out tables of profiles anew, although they were seen before."""
+    """Forget the tables of profiles, so that they are worked out anew."""
     _table.cache_clear()

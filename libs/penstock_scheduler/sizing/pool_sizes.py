@@ -1,13 +1,9 @@
-"""
-A pool as a decision sees it.
+"""A pool as a decision about sizes sees it: who asks for what, in which order, and which devices are there.
 
-A pool as a decision about sizes takes it: who asks for what, in which order, and which devices are there.
-
-What a decision about sizes is made from, whoever knows it.
-
-How fast a job is at each size, as far as anybody knows.
-
-What runs of elastic jobs have shown of them: whether they save, which batch they really use, what does not fit.
+:func:`asked` makes the :class:`SizingProblem` of a pool. It reads a :class:`SizingKnowledge`, which the autoscaler's
+fold and the simulator both provide. :func:`profiles` says how fast a job is at each size, as far as that is known.
+:class:`ShownBehaviour` is what runs of elastic jobs have shown: whether they save checkpoints, which batch they really
+use, and what does not fit on a device.
 """
 
 from __future__ import annotations
@@ -52,24 +48,24 @@ Places = Mapping[tuple[str, int], Device]
 
 class SizingProblem(msgspec.Struct):
     """
-    What is decided on.
+    The input of a decision about a pool's sizes.
 
     Attributes
     ----------
     order : list of SizeRequest or FixedSizeJob
         In rank order.
     devices : dict of str to int
-        Kind → devices that are there for them.
+        Kind → devices that the jobs can have.
     kinds : dict of str to tuple of str
-        Elastic job → the kinds of these that it accepts.
+        Elastic job → the kinds in ``devices`` that it accepts.
     mute : set of str
-        Elastic jobs in it that cannot be told anything now.
+        Elastic jobs that cannot take a new size now.
     returning : collection of str
-        Those that have stopped to be resized, and stand in the order as if they ran.
+        Jobs that have stopped to be resized, and stand in the order as if they ran.
     sampled : bool
-        Whether samples of the profiler run or are about to, or a new job waits for what they show.
+        Whether samples of the profiler run or are about to, or a new job waits for their results.
     again_s : float
-        When something of this is otherwise though nothing happens.
+        When the input changes although nothing happens.
     """
 
     order: list[SizeRequest | FixedSizeJob]
@@ -81,7 +77,7 @@ class SizingProblem(msgspec.Struct):
     again_s: float
 
     def still(self) -> list[SizeRequest | FixedSizeJob]:
-        """Return the order with all that run where and as they are."""
+        """Return the order in which every running job keeps its place and size."""
         return [
             msgspec.structs.replace(asking, movable=False)
             if isinstance(asking, SizeRequest) and asking.runs and asking.job_id not in self.returning
@@ -100,10 +96,10 @@ class SizingProblem(msgspec.Struct):
 
     def sizing(self, rules: SizingRules, manner: DispatchMode) -> SizingDecision:
         """
-        Return what is decided.
+        Return the decision.
 
-        While the profiler samples, runs are resized only to let others in: for what comes free between two samples
-        nobody is to grow, and shrink again for the next one.
+        While the profiler samples, runs are resized only to let others in. Otherwise a run would grow onto devices that
+        come free between two samples, and shrink again for the next one.
         """
         if self.sampled:
             sizing = decide(self.still(), self.devices, rules, manner)
@@ -115,7 +111,7 @@ class SizingProblem(msgspec.Struct):
 def asked(
     state: SizingKnowledge, jobs: Iterable[Job], name: str, now_s: float, settings: SizingSettings
 ) -> SizingProblem:
-    """Return what a pool's jobs, those that are not over, ask for now."""
+    """Return what those of a pool's jobs that are not over ask for now."""
     return _Asking(state, jobs, name, now_s, settings).all()
 
 
@@ -195,14 +191,14 @@ class _Asking:
         return FixedSizeJob(job_id=job.id, gpus=gpus, kinds=kinds, queue=self._queue(job))
 
     def _opened(self, job: Job) -> int:
-        """Return how many devices one more job that shares them would open, filling those opened before."""
+        """Return how many devices one more sharing job would open, once those opened before are full."""
         spec, before = job.spec, math.ceil(self._parts)
         share = Fraction(spec.fraction) if spec.sharing == "fraction" else Fraction(1, spec.sharers or 1)
         self._parts += spec.gpus * share
         return math.ceil(self._parts) - before
 
     def _new(self, job: Job) -> FixedSizeJob:
-        """Return a new job of which nothing is known yet: its smallest width is left alone for it."""
+        """Return a new job of which nothing is known yet, as one that asks for its smallest width."""
         return self._waiting(job, job.spec.widths[0])
 
     def _awaits_profile(self, job: Job) -> bool:
@@ -250,7 +246,7 @@ class _Asking:
         return cost.overhead_s if known else max(cost.overhead_s, self._settings.unseen_cost_s)
 
     def _is_movable(self, job: Job) -> bool:
-        """Say whether a run can be asked to stop for another size: it starts up, is young, or would lose all it did."""
+        """Say whether a run can stop for another size: not if it is starting, is young, or would lose its work."""
         old_s = job.started_s + self._settings.min_run_s
         shown, key = self._state.shown, key_of(job)
         if not job.started_s or self._ending or not shown.saves.get(key, False) or shown.doubts(key, job):
@@ -291,7 +287,7 @@ class _Asking:
         return tuple(kind for kind, count in self._room(job).items() if count == self._devices[kind])
 
     def _is_partial(self, job: Job) -> bool:
-        """Say whether a job accepts no kind as a whole, but some of its devices: they are not counted apart."""
+        """Say whether a job accepts some devices of its kinds but no kind as a whole: they are not counted apart."""
         return bool(self._room(job)) and not self._whole(job)
 
     def _held(self, job: Job) -> list[tuple[str, int]]:
@@ -326,7 +322,7 @@ def _leaves(job: Job) -> bool:
 
 
 class SizingKnowledge(Protocol):
-    """Nodes, the order of jobs, and what is known of their workloads."""
+    """What a decision about sizes reads: nodes, the order of jobs, and what is known of their workloads."""
 
     @property
     def cluster(self) -> Cluster:
@@ -334,11 +330,11 @@ class SizingKnowledge(Protocol):
 
     @property
     def ranks(self) -> Mapping[str, JobRank]:
-        """By job id."""
+        """Job id → its rank."""
 
     @property
     def scaled(self) -> Mapping[str, tuple[Scalability, ...]]:
-        """Workload key → how it goes on each kind of device."""
+        """Workload key → its measured scaling on each kind of device."""
 
     @property
     def speeds(self) -> Speeds:
@@ -346,7 +342,7 @@ class SizingKnowledge(Protocol):
 
     @property
     def costs(self) -> PreemptionCosts:
-        """What stopping and resuming workloads takes."""
+        """What stopping and resuming workloads costs."""
 
     @property
     def returning(self) -> Mapping[str, str]:
@@ -354,7 +350,7 @@ class SizingKnowledge(Protocol):
 
     @property
     def shown(self) -> ShownBehaviour:
-        """What runs of elastic jobs have shown of them."""
+        """What runs of elastic jobs have shown."""
 
 
 def key_of(job: Job) -> str:
@@ -364,9 +360,9 @@ def key_of(job: Job) -> str:
 
 def profiles(state: SizingKnowledge, job: Job, kinds: tuple[str, ...]) -> dict[str, ThroughputProfile]:
     """
-    Return what is known, or else assumed, of a job on each of some kinds; without what was seen not to fit there.
+    Return a job's known, else assumed, profile on each of some kinds, without sizes that were seen not to fit there.
 
-    One that uses a batch of its own, whatever it is given, has no other.
+    A job whose script uses a batch of its own, whatever it is given, has only this batch.
     """
     key, used = key_of(job), state.shown.stubborn.get(job.id, 0)
     batch, batch_size = (None, used) if used else (job.spec.batch, job.spec.batch_size)
@@ -376,7 +372,7 @@ def profiles(state: SizingKnowledge, job: Job, kinds: tuple[str, ...]) -> dict[s
 
 
 class SizeBounds(NamedTuple):
-    """What a job says of its sizes."""
+    """The sizes that a job's specification allows."""
 
     gpus: int
     min_gpus: int
@@ -394,7 +390,7 @@ def _known(
 
 
 def _capped(profiles: Mapping[str, ThroughputProfile], caps: Mapping[str, int]) -> dict[str, ThroughputProfile]:
-    """Return profiles without what was seen not to fit on a device."""
+    """Return profiles without sizes that were seen not to fit on a device."""
     most = {kind: min(profile.per_gpu_cap, caps.get(kind, profile.per_gpu_cap)) for kind, profile in profiles.items()}
     return {
         kind: profile if most[kind] == profile.per_gpu_cap else msgspec.structs.replace(profile, per_gpu_cap=most[kind])
@@ -411,7 +407,7 @@ WORKLOADS: Final = 4096
 
 class ShownBehaviour(msgspec.Struct):
     """
-    What is known from runs.
+    What runs of elastic jobs have shown.
 
     Attributes
     ----------
@@ -434,7 +430,7 @@ class ShownBehaviour(msgspec.Struct):
             self._fits(job, key)
 
     def doubts(self, key: str, job: Job) -> bool:
-        """Say whether a run has more on a device than is said to fit, and has not shown yet that it does fit."""
+        """Say whether a run has more on a device than is known to fit, and has not shown yet that it fits."""
         if job.placement is None:
             return False
         cap = self.caps.get(key, {}).get(job.placement.kind)
@@ -464,7 +460,7 @@ class ShownBehaviour(msgspec.Struct):
         self.stubborn.pop(job_id, None)
 
     def _fits(self, job: Job, key: str) -> None:
-        """Take back what was said not to fit, now that it does."""
+        """Drop a cap that a run has disproved."""
         if job.placement is not None and self.doubts(key, job):
             del self.caps[key][job.placement.kind]
 

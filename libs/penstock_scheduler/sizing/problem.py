@@ -1,9 +1,7 @@
-"""
-What a decision takes and gives.
+"""Types of a decision about sizes: what it takes, what it gives, and its settings.
 
-What a decision about sizes works on, and what it yields.
-
-What can be set about decisions on sizes.
+A decision takes the jobs of a pool in their order, each a :class:`SizeRequest` or a :class:`FixedSizeJob`, and
+:class:`SizingRules`. It gives a :class:`SizingDecision` with a :class:`SizeGrant` for each elastic job.
 """
 
 from __future__ import annotations
@@ -26,26 +24,26 @@ class SizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     profiles : mapping of str to ThroughputProfile
-        Device kind → how fast it is there: for the kinds that it accepts and that are there, measured or assumed.
+        Device kind → its profile there, measured or assumed, for the kinds that it accepts and that are there.
     widths : range
-        The numbers of devices that it may be given, feasible or not; of one whose devices are fixed, just one.
+        The numbers of devices that it may be given, feasible or not; a single one where the devices are fixed.
     now : Size or None
         What it runs with; None where it waits.
     kind : str
         What it runs on; empty where it waits.
     asks : Size or None
-        Of one that waits: the size that it would start with if nothing was decided.
+        The size with which a waiting job would start if nothing was decided.
     cost_s : float
         Seconds in which its devices do not advance it when it is started or resized, as measured.
     movable : bool
-        False: it keeps what it has. One that saves no checkpoint, is stopping, or has run too shortly; one that waits
+        False where the job keeps what it has: it saves no checkpoint, is stopping, or has run too shortly; or it waits
         and is not to be started.
     unfit : collection of Size
-        Sizes with which it has failed: not chosen, nor a larger batch on as many devices.
+        Sizes with which it has failed. They are not chosen, nor is a larger batch on as many devices.
     fresh : bool
-        It was never sized.
+        Whether it was never sized.
     queue : int
-        In which queue its order has it.
+        Its queue in the pool's order.
     """
 
     job_id: str
@@ -73,9 +71,9 @@ class FixedSizeJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     kinds : tuple of str
-        Those that it accepts and that are there.
+        The kinds that it accepts and that are there.
     kind : str
-        What it runs on; empty where it waits.
+        The kind that it runs on; empty where it waits.
     """
 
     job_id: str
@@ -100,13 +98,13 @@ class SizingRules(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     horizon_s : float
-        A job is resized for more throughput only if what that gains in this time exceeds what resizing costs.
+        A job is resized for more throughput only if the gain within this time exceeds the cost of resizing.
     least_gain : float
-        Nor for less than this share of its present throughput: measured throughputs are not exact.
+        The least gain for which a job is resized, as a share of its throughput: measured throughputs are not exact.
     interval_s : float
-        At least so often a pool is decided anew.
+        The longest time between two decisions about a pool.
     min_run_s : float
-        A run is not resized before it has lasted so long.
+        A run is not resized before it has lasted this long.
     drop : bool
         A job that was never sized and finds no room at its arrival is over, instead of waiting.
     """
@@ -134,13 +132,13 @@ class SizeGrant(msgspec.Struct, frozen=True, kw_only=True):
     kind : str
         The kind for which this is; empty where it waits.
     changed : bool
-        Whether this is not what it has, or asks for; of one that was never sized, whether it gets anything.
+        Whether this differs from what it has or asks for; for a job that was never sized, whether it gets anything.
     gives : dict of str to int
-        Job → devices that this one gives up for it; what it gives up for nobody in particular is left out.
+        Job → devices that this one gives up for it; devices that no other job gains are left out.
     scaling : float
         Its throughput then, relative to that at its smallest width; 0 where it waits.
     reason : str
-        In one sentence.
+        Why, in one sentence.
     """
 
     job_id: str
@@ -160,16 +158,16 @@ class SizeGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 class SizingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What is decided about a pool.
+    The decision about a pool's sizes.
 
     Attributes
     ----------
     jobs : dict of str to SizeGrant
         All elastic jobs, in their order.
     fixed : dict of str to str
-        The jobs that are not elastic and are admitted → the kind on which their devices are left alone.
+        Admitted job that is not elastic → the kind of the devices that are left for it.
     dropped : tuple of str
-        Jobs that are over, for want of room.
+        Jobs that end for want of room.
     scaling : float
         Sum of the jobs' scaling.
     """
@@ -182,16 +180,15 @@ class SizingDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 class SizingSettings(SizingRules, frozen=True, kw_only=True):
     """
-    What bounds resizing, as :class:`penstock_scheduler.sizing.Rules` has it, and the autoscaler's own.
+    The autoscaler's settings: :class:`SizingRules` and its own.
 
     Attributes
     ----------
     await_profile_s : float
-        A new job of which it is not known yet how it goes with devices and batch sizes is sized by assumption once it
-        has waited this long. Keep it below the matcher's setting of the same name: with the end of that one, the job
-        starts at its smallest width, sized or not.
+        A new job without a profile is sized by assumption once it has waited this long. Keep this below the matcher's
+        setting of the same name: when that time is over, the job starts at its smallest width, sized or not.
     unseen_cost_s : float
-        What resizing a job is taken to cost at least, in seconds, until runs of its workload have shown it.
+        The least assumed cost of resizing a job, in seconds, until runs of its workload have shown it.
     """
 
     await_profile_s: Seconds = 8.0
