@@ -12,21 +12,87 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from penstock_cli import render
-from penstock_cli.commands import cluster, jobs, lanes, policies, replay, shadow, simulate, submit, sweeps, trace, up
 from penstock_cli.invocation import CommandGroup, bad_input, tell
 
 LOCAL = "nats://127.0.0.1:4222"
 
+MODULE_OF: Final = {
+    "submit": "commands.submit",
+    "run": "commands.submit",
+    "ps": "commands.jobs",
+    "show": "commands.jobs",
+    "why": "commands.jobs",
+    "story": "commands.jobs",
+    "events": "commands.jobs",
+    "cancel": "commands.jobs",
+    "hold": "commands.jobs",
+    "release": "commands.jobs",
+    "logs": "commands.jobs",
+    "profile": "commands.policies",
+    "tune": "commands.sweeps",
+    "sweep": "commands.sweeps",
+    "nodes": "commands.cluster",
+    "status": "commands.cluster",
+    "rejected": "commands.cluster",
+    "node": "commands.cluster",
+    "lanes": "commands.lanes",
+    "policy": "commands.policies",
+    "replay": "commands.replay",
+    "sim": "commands.simulate",
+    "shadow": "commands.shadow",
+    "trace": "commands.trace",
+    "up": "commands.up",
+    "down": "commands.up",
+    "service": "commands.up",
+    "purge": "commands.up",
+    "doctor": "commands.cluster",
+    "schema": "app",
+    "completion": "app",
+    "new": "app",
+}
+"""Each command, in the order of the help, and the module of this package that registers it."""
+
+
+class LazyCommandGroup(CommandGroup):
+    """
+    All commands, of which only those are loaded that are asked for.
+
+    Typer takes 60 ms to look at the parameters of all of them: more than most of them take to run.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of that name."""
+        if cmd_name in MODULE_OF:
+            return load_commands(MODULE_OF[cmd_name])[cmd_name]
+        self.list_commands(ctx)  # the error suggests one of those that have been loaded
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, in the order of the help."""
+        self.commands.update({name: load_commands(module)[name] for name, module in MODULE_OF.items()})
+        return super().list_commands(ctx)
+
+
+@cache
+def load_commands(module: str) -> dict[str, Any]:
+    """Return the commands that a module of this package registers, by name."""
+    part = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    import_module(f"penstock_cli.{module}").register(part)
+    return dict(typer.main.get_group(part).commands)
+
+
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=LazyCommandGroup,
     help="Keep every GPU of a shared cluster doing useful work.",
     epilog="Exit codes: 1 it failed, 2 bad input, 3 server unreachable, 4 not found, 5 conflict; "
     "with --wait and run, the job's own.",
@@ -189,24 +255,3 @@ def _write(source: Traversable, target: Path, words: dict[str, str]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return target
-
-
-for add_commands in (
-    submit.register,
-    jobs.register,
-    jobs.register_logs,
-    policies.register_profile,
-    sweeps.register,
-    cluster.register,
-    lanes.register,
-    policies.register,
-    replay.register,
-    simulate.register,
-    shadow.register,
-    trace.register,
-    up.register,
-    up.register_purge,
-    cluster.register_doctor,
-    register,
-):
-    add_commands(app)

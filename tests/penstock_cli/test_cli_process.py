@@ -43,7 +43,7 @@ def test_an_interrupt_while_it_starts_is_quiet(tmp_path: Path) -> None:
 
 def test_a_command_that_asks_a_cluster_loads_nothing_heavy() -> None:
     heavy = {"matplotlib", "networkx", "numba", "numpy", "rich", "scipy", "structlog", "uvloop"}
-    asking = "import penstock_cli.app, penstock.client, penstock_bus.nats"
+    asking = "import penstock_cli.commands.jobs, penstock.client, penstock_bus.nats"
     code = f"import sys; {asking}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(node_app, name="node")
     app.command()(status)
     app.command()(rejected)
+    app.command()(doctor)
 
 
 def nodes(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
@@ -145,11 +146,6 @@ class Finding(NamedTuple):
     what: str
     detail: str
     remedy: str = ""
-
-
-def register_doctor(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)
 
 
 def doctor(

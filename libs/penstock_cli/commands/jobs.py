@@ -34,7 +34,7 @@ ENDED_SHOWN = 20
 
 def register(app: typer.Typer) -> None:
     """Add the commands, in the order of the help."""
-    for command in (ps, show, why, story, events, cancel, hold, release):
+    for command in (ps, show, why, story, events, cancel, hold, release, logs):
         app.command()(command)
 
 
@@ -283,11 +283,6 @@ def _moment(at: int | float | str | None) -> Moment:
 
         return datetime.fromisoformat(at).timestamp()
     return at
-
-
-def register_logs(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(logs)
 
 
 def logs(

@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     policy_app.command("set")(set_)
     policy_app.command()(reset)
     app.add_typer(policy_app, name="policy")
+    app.command()(profile)
 
 
 def show(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
@@ -131,11 +132,6 @@ Workload = Annotated[
         metavar="WORKLOAD", help="Its key or a unique beginning of it, or the id or name of a job or sweep."
     ),
 ]
-
-
-def register_profile(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(profile)
 
 
 def curve_lines(kinds: Sequence[Scalability], width: int | None = None) -> list[str]:

@@ -35,7 +35,7 @@ Data = Annotated[str, typer.Option("--data", help="Data folder: everything that 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (up, down, service):
+    for command in (up, down, service, purge):
         app.command()(command)
 
 
@@ -221,11 +221,6 @@ WHAT: Final = {
 
 _KEPT: Final = {"EVT": "the log itself: never purged", "KV_penstock-leases": "who leads"}
 _NAMED: Final = 5
-
-
-def register_purge(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(purge)
 
 
 def purge(
