@@ -1,15 +1,12 @@
 """
 One device: members, who waits, who is parked, whose turn it is.
 
-One device's lanes: who is in which, who waits, who is parked, and whose turn it is.
+:class:`DeviceLanes` is a fold: it takes in what happens on the device and returns what changes. It reads no clock and
+holds no memory itself; whoever runs the jobs carries the changes out in their order. :class:`LaneMembers` holds the
+jobs: who waits, who is parked, who has to leave, and what a change of one means for the others.
 
-A board is a fold: it is told what happens on the device and answers what changes. It reads no clock and holds no memory
-itself; whoever runs the jobs carries the changes out, in their order.
-
-A *boundary* is the moment between two turns of a job at which its ephemeral memory is empty. Lanes change their size,
-and jobs their lane, only there; so no change ever waits for more than the turn that is under way.
-
-The jobs of one device: who waits, who is parked, who has to leave, and what a change of one means for the others.
+A *boundary* is the moment between two turns of a job at which its ephemeral memory is empty. A lane changes its size,
+and a job its lane, only there; so no change waits for more than the turn that is under way.
 """
 
 from __future__ import annotations
@@ -475,8 +472,9 @@ class LaneMembers:
         member.at = "leaving"
         self.leaving[member.job_id] = member
         changes = self._deck.changes
-        changes[:] = [each for each in changes if not (isinstance(each, MemberParked) and each.job_id == member.job_id)]
-        changes.append(MemberEvicted(member.job_id, reason))
+        parked = [isinstance(each, MemberParked) and each.job_id == member.job_id for each in changes]
+        at = parked.index(True) if any(parked) else len(changes)  # where it left its lane, which may have closed since
+        changes[at : at + 1] = [MemberEvicted(member.job_id, reason)]
 
     def _take_out(self, member: LaneMember, now_s: float) -> None:
         if member.lane is not None:

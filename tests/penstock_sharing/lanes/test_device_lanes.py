@@ -249,9 +249,23 @@ def test_where_all_are_parked_the_last_one_leaves_so_that_the_first_can_go_on():
     board = board_of(100, a=(40, 10), b=(40, 10))
     board.measured("b", need(40, 30), 1.0)
     assert board.parked == ("b",)
-    assert kinds(board.measured("a", need(40, 50), 2.0)) == [LaneClosed, MemberEvicted]
+    assert kinds(board.measured("a", need(40, 50), 2.0)) == [MemberEvicted, LaneClosed]
     assert (board.parked, board.leaving) == (("b",), ("a",))
     assert kinds(board.finish("a", 3.0)) == [LaneOpened, MemberUnparked]
+
+
+def test_the_last_member_leaves_a_lane_before_the_lane_closes():
+    board = board_of(100, a=(40, 40))
+    board.gained(2, 1.0, 0.0)
+    board.arrive("b", need(20, 20), 0.0)
+    board.want("a", 0.0)
+    board.want("b", 0.0)
+    assert kinds(board.boundary("a", 1.0, need=need(40, 55))) == [MemberParked, LaneResized, TurnGranted]
+    assert board.boundary("b", 2.0, need=need(20, 70)) == [
+        MemberEvicted("b", "it is parked, and nobody is left whose end would make room"),
+        LaneClosed(0),
+    ]
+    assert (board.parked, board.leaving) == (("a",), ("b",))
 
 
 def test_one_more_lane_that_gains_too_little_closes_and_is_not_tried_again_for_a_while():
