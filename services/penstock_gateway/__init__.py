@@ -6,16 +6,16 @@ In reading order:
 * ``__main__``: ``python -m penstock_gateway``.
 * ``machine``: Settings, state, apply, decide.
 * ``job_history``: A job's past and its sizes.
-* ``sweep_table``: Sweeps as the log has them.
-* ``acceptance``: What people may do: rules of all commands.
+* ``sweep_table``: The record of each sweep, as the log has it.
+* ``acceptance``: The rules of all commands.
 * ``commands``: Commands, by request and by inbox.
 * ``queries``: Queries, and what is heard outside of the log.
 * ``views``: From the read model to views.
 * ``why``: Why a job waits, what is ruled out, when it may start.
-* ``dry_run``: What would happen to a job.
-* ``job_fit``: A job against the nodes there are.
-* ``story``: One job's life.
-* ``log_reader``: Looking back in the log.
-* ``endpoints``: Bodies in, answers and error codes out.
+* ``dry_run``: What would happen to a job that is submitted now.
+* ``job_fit``: A job against the present nodes.
+* ``story``: One job's life in sentences.
+* ``log_reader``: Past moments and raw facts, read from the log.
+* ``endpoints``: Requests decoded, answers encoded, ids found.
 * ``runner``: The gateway on a bus.
 """

@@ -1,4 +1,4 @@
-"""Run the gateway: ``python -m penstock_gateway``."""
+"""Program of the gateway: ``python -m penstock_gateway``."""
 
 from penstock_bus.shell import main
 from penstock_gateway.machine import GatewaySettings

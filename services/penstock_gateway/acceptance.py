@@ -1,9 +1,11 @@
 """
-What people may do: rules of all commands.
+The rules of all commands: what people may do.
 
-Whether a job or sweep can be accepted: pure, and the same whichever way it came.
+All functions are pure: from the read model and a request to the fact that is to be appended. They give the same answer
+whichever way a request came, and a repeated request changes nothing.
 
-What people do to jobs, sweeps and nodes that are there: pure, and idempotent.
+:func:`job` and :func:`sweep` accept new specifications. The functions that return a :class:`JobAction` act on jobs,
+sweeps, nodes and pools that are there. :func:`job_named` and its neighbours find what a request names.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
 class AcceptedBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """The same was accepted before."""
+    """The answer to a specification that was accepted before."""
 
     id: str
     seq: int
@@ -70,7 +72,7 @@ class AcceptedBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
-    """It can be accepted: this fact is to be appended."""
+    """A specification that can be accepted, with the fact to append."""
 
     id: str
     subject: str
@@ -87,7 +89,7 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> Ac
     BadInput
         If the specification contradicts itself.
     Refused
-        409 where the id belongs to something else; 400 with ``strict`` where it could not run on the present nodes.
+        409 if the id belongs to something else; with ``strict``, 400 if the job could not run on the present nodes.
     """
     check(spec)
     spec = validation.settled(spec)
@@ -160,7 +162,7 @@ def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
     """
     Return the fields in which two specifications differ, as ``gpus (1, now 2)``.
 
-    The id does not count, nor what a client has read in the script, where only one of them could read it.
+    The id does not count, nor what a client has read in the script if only one of the two could read it.
 
     Examples
     --------
@@ -189,7 +191,7 @@ def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
 
 
 def _check_beginning(state: GatewayState, spec: JobSpec) -> None:
-    """Refuse a job that would begin from the checkpoint of a job that is not there, or is somebody else's."""
+    """Refuse a job that would begin from the checkpoint of an unknown job, or of another user's job."""
     if not spec.begins_from:
         return
     origin = state.jobs.get(spec.begins_from)
@@ -202,7 +204,7 @@ def _check_beginning(state: GatewayState, spec: JobSpec) -> None:
 
 
 def check(spec: JobSpec, path: str = "$") -> None:
-    """Refuse a job whose fields have the right types but cannot be meant so, by raising :class:`BadInput`."""
+    """Raise :class:`BadInput` for a job whose fields have the right types but make no sense."""
     problems = [
         f"{path}.{field}: expected {_MOST_CHARACTERS} printable characters at most, got {len(getattr(spec, field))}"
         for field in ("user", "team", "model", "digest", "parent")
@@ -250,14 +252,14 @@ _SAID: Final = {
 
 class JobAction(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What is to be done, and what to say once it is.
+    A decision on a command: what to append, and what to answer then.
 
     Attributes
     ----------
     subject, fact
-        To be appended; ``fact`` is None where it was so before.
+        What to append; ``fact`` is None if the command changes nothing.
     state : str
-        Of the thing afterwards.
+        State of the job, sweep or node afterwards.
     """
 
     id: str
@@ -331,7 +333,7 @@ def resume(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
 
 
 def remove(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
-    """List a node no more that is gone for good; 409 where it is up, or where a run on it has not ended in the log."""
+    """Remove a node that is gone for good; 409 if it is up, or if a run on it has not ended in the log."""
     node = node_named(state, ask.id)
     if node.present:
         raise RequestRefused(
@@ -363,7 +365,7 @@ def cancel_sweep(state: GatewayState, ask: request_bodies.ActRequest, now_s: flo
 
 
 def set_policy(state: GatewayState, ask: request_bodies.PolicyRequest, now_s: float) -> JobAction:
-    """Run a pool by other settings from now on, or by its services' own again. 404 where there is no such pool."""
+    """Change a pool's settings from now on, or return to those of its services; 404 if there is no such pool."""
     _check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pool_settings.names()
@@ -396,7 +398,7 @@ def job_named(state: GatewayState, wanted: str) -> Job:
 
 
 def workload_named(state: GatewayState, wanted: str) -> str:
-    """Return the key of the workload that is meant: its own, or that of a job or a sweep by id or by name."""
+    """Return the key of a workload that is named by its own key, or by the id or name of a job or a sweep."""
     if (sweep := state.sweeps.get(wanted)) is not None:
         return workload.key(sweep.spec.job)
     if (job := state.jobs.get(wanted)) is not None:

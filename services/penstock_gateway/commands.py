@@ -1,9 +1,9 @@
 """
 Commands, by request and by inbox.
 
-The gateway's commands: decode, decide on the read model, append, and answer once the read model has it.
-
-Submissions that were published to the inbox and wait for no answer: the same rules, errors go to REJECTED.
+:class:`Commands` decodes a request, decides on the read model by the rules of :mod:`penstock_gateway.acceptance`,
+appends the fact, and answers once the read model has it. :func:`take_jobs` and :func:`take_sweeps` do the same for
+submissions that were published to the inbox and wait for no answer; errors of these go to REJECTED.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _log = structlog.get_logger("penstock.gateway")
 
 class Commands:
     """
-    What people command.
+    The commands of users and operators.
 
     Parameters
     ----------
     bus, live
         The log, and the read model that follows it.
     actor : str
-        Who writes, in commits.
+        The name under which the gateway commits.
     now_s : callable
         Seconds since the epoch.
     new_id : callable
-        Gives a fresh short id for a job or a sweep.
+        Returns a fresh short id for a job or a sweep.
     new_commit_id : callable
-        Gives a fresh unique id for a commit.
+        Returns a fresh unique id for a commit.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Commands:
 
     @property
     def most_bytes(self) -> int:
-        """The largest specification that is accepted: its commit has to fit the server's limit too."""
+        """Size of the largest specification that is accepted: its commit must fit the server's limit too."""
         return min(self._settings.max_spec_bytes, self._bus.max_body_bytes - _ENVELOPE_BYTES)
 
     async def submit_job(self, spec: JobSpec, *, strict: bool = False, new_id: str = "") -> SubmitAnswer:
         """
-        Store a job unless it is there already; ``new_id`` is its id where it names none.
+        Store a job unless it is stored already; ``new_id`` is its id if it names none.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class Commands:
         return await self._accept(lambda: acceptance.job(self._live.state, spec, strict=strict, now_s=self._now_s()))
 
     async def submit_sweep(self, spec: SweepSpec, *, strict: bool = False, new_id: str = "") -> SubmitAnswer:
-        """Store a sweep, as :meth:`submit_job` does a job; not if its trials would be refused."""
+        """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
         spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
 
         def decide() -> acceptance.AcceptedBefore | acceptance.Acceptable:
@@ -158,7 +158,7 @@ class Commands:
         raise Conflict(done.subject, 0)
 
     async def _store(self, subject: str, fact: AnyEvent) -> int:
-        """Append a fact and wait until the read model has it; 0 if somebody else was first: decide again."""
+        """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
         commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,))
         item = Append(subject=subject, commit=commit, expected=self._live.heads.get(subject, 0))
         try:
@@ -207,7 +207,7 @@ async def take_sweeps(bus: Bus, commands: Commands, retry_s: float) -> None:
 
 
 def given_id(work: Work) -> str:
-    """Return the id of a submission that names none: the same at every delivery of the same message."""
+    """Return the id of a submission that names none: every delivery of the same message has the same id."""
     return f"q{work.seq}-{hashlib.sha256(work.body).hexdigest()[:6]}"
 
 
@@ -215,8 +215,8 @@ async def _take(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], r
     """
     Accept or reject one submission, however long the log is away or full.
 
-    It is held meanwhile and not put back: deliveries are counted, and what was stored once must not be given up for
-    want of room. Those behind it wait too; the log would not take them either.
+    Meanwhile the gateway holds the submission and does not put it back: the bus counts deliveries, and the gateway must
+    not give up a stored submission for want of room. Later ones wait too; the log would not take them either.
     """
     while True:
         try:

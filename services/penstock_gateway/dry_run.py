@@ -1,11 +1,10 @@
 """
-What would happen to a job.
+What would happen to a job that is submitted now.
 
-What would happen to a job if it were submitted now: the matcher's own round says it.
-
-The first size of a new elastic job: what the autoscaler decides when it comes, from what the gateway knows.
-
-The samples that the profiler runs of a new job's workload: they come before the job, and take what is idle.
+:func:`dry_run` puts the job into the read model and asks the matcher's own round. Two things come before the job's
+start, and are tried with it: the first size of an elastic job, as the autoscaler would decide it from what the gateway
+knows (:func:`as_it_comes`), and the samples that the profiler would run of a new workload, which take idle devices
+(:func:`coming`).
 """
 
 from __future__ import annotations
@@ -65,16 +64,16 @@ def dry_run(
     Parameters
     ----------
     spec : JobSpec
-        Of an elastic job, the size that the autoscaler would give it now is tried; that may be another when it comes.
+        An elastic job is tried with the size that the autoscaler would give it now; the real one may differ.
     settings : MatcherSettings, optional
-        By which the matcher decides.
-    sizes : MatcherSettings, optional
-        By which the autoscaler does.
+        Settings of the matcher.
+    sizes : SizingSettings, optional
+        Settings of the autoscaler.
 
     Notes
     -----
-    All that follows from the job at once is tried: rounds until one starts it or none does anything, between them its
-    samples, and the first size of an elastic job. A round or two more for each change, in case it would wait.
+    The dry run tries what follows from the job at once: rounds until one starts it or one changes nothing, between
+    them its samples, and the first size of an elastic job. Each change gets a round or two more, in case the job waits.
     """
     spec, warnings = validation.settled(spec), job_fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or MatcherSettings())
@@ -118,14 +117,14 @@ def as_it_comes(
     state: GatewayState, pool: PoolView, spec: JobSpec, now_s: float, settings: SizingSettings | None = None
 ) -> Job:
     """
-    Return a new elastic job with its first size; with its smallest where nothing has room for it.
+    Return a new elastic job with its first size, or with its smallest size if there is no room for it.
 
     Parameters
     ----------
     pool : PoolView
         With the new job, tried at its smallest size, and its samples.
     settings : SizingSettings, optional
-        By which the autoscaler decides.
+        Settings of the autoscaler.
     """
     smallest, chosen = pool.roster.entries[what_if.TRIED].ranked.job, settings or SizingSettings()
     new = msgspec.structs.replace(smallest, spec=spec, epoch=0)
@@ -143,11 +142,11 @@ def as_it_comes(
 
 def coming(state: machine.GatewayState, spec: JobSpec, now_s: float) -> list[Job]:
     """
-    Return the samples that are asked for when a job is submitted, waiting; none where its workload is known.
+    Return the samples that the profiler requests when a job is submitted, as waiting jobs; none for a known workload.
 
     Notes
     -----
-    The search for what a device holds is left out: its samples come one by one, as others end.
+    The search for the largest batch that a device holds is left out: its samples come one after the other.
     """
     key = workload.key(spec)
     tried = spec if sample_plan.is_sampled(spec) else _sampled_for(state, key)
@@ -169,7 +168,7 @@ def _then(  # noqa: PLR0917 - what a dry run goes by
     *,
     waits: bool,
 ) -> Iterator[tuple[PoolView, Placement | None]]:
-    """Be the pool once all that follows at once from the job is there, with where it starts; None if it does not."""
+    """Hold the pool as it is once everything has followed from the job, with the job's placement or None."""
     with ExitStack() as stack:
         placement: Placement | None = None
         if not spec.elastic:  # one that is starts when it has a size, and not before its samples
@@ -217,7 +216,7 @@ class PoolSizeKnowledge(msgspec.Struct):
     """
     What the gateway knows of a pool's elastic jobs.
 
-    It does not know which of them ignore the batch that they are given, nor what did not fit on a device.
+    The gateway does not know which jobs ignore the batch that they are given, nor what did not fit on a device.
     """
 
     cluster: Cluster
@@ -264,7 +263,7 @@ def _sizes(spec: JobSpec, devices: int, asked: list[ProfileSample]) -> list[Samp
 
 
 def _sampled_for(state: machine.GatewayState, key: str) -> JobSpec | None:
-    """Return the last other job for which a workload is sampled, on kinds of devices that are new to it as well."""
+    """Return the latest job for which a workload is sampled, also on kinds of devices that are new to the workload."""
     same = (state.jobs[job_id] for ids in state.live.values() for job_id in ids if state.keys.get(job_id) == key)
     asking = [job for job in same if job.sample is None and sample_plan.is_sampled(job.spec)]
     return max(asking, key=lambda job: job.submitted_s).spec if asking else None
@@ -277,5 +276,5 @@ def _measured(state: machine.GatewayState, key: str) -> set[str]:
 
 
 def _ran_alone(state: machine.GatewayState, key: str) -> bool:
-    """Say whether a workload was measured on one device: times of gangs are no comparison."""
+    """Return whether a workload was measured on one device: times of gangs are no comparison."""
     return any(job.profile_key == key and job.spec.gpus == 1 and job.executed_s for job in state.jobs)

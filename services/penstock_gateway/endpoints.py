@@ -1,9 +1,9 @@
 """
-Bodies in, answers and error codes out.
+Endpoints: requests decoded, answers encoded, ids found.
 
-What came in and what goes out: strict decoding of requests, and exceptions as error codes.
-
-Finding what people mean by an id: the whole of it, or a beginning that only one thing has.
+:func:`endpoint` turns a function over bytes into an endpoint: its view becomes the reply, and its exception an error
+code with one sentence. :func:`ask`, :func:`job_asked` and :func:`sweep_asked` decode requests strictly. :func:`one`
+finds what people mean by an id: the whole of it, or a beginning that only one thing has.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, mos
     """
     Return the endpoint that answers with a view, or with an error code and one sentence.
 
-    An endpoint serves one request at a time: ``most_s`` bounds how long one keeps the next waiting, in seconds.
+    An endpoint serves one request at a time: ``most_s`` bounds how long a request keeps the next one waiting, seconds.
     """
 
     async def handle(body: bytes) -> Reply:
@@ -95,7 +95,7 @@ def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, mos
 
 
 def unavailable(error: Exception) -> str:
-    """Return what to tell people when the log could not take or give something."""
+    """Return what to tell people when the log could not be written or read."""
     match error:
         case StorageFull():
             return "the log has no room left, and nothing was accepted; free some disk space and try again"
@@ -135,10 +135,10 @@ _SHOWN: Final = 5
 
 
 class RequestRefused(Exception):
-    """What was asked is answered with an error code (HTTP-like) and a sentence."""
+    """A request that is refused with an error code, as in HTTP, and a sentence."""
 
     def __init__(self, code: int, message: str) -> None:
-        """Keep the code; the sentence says what was wrong and what to do."""
+        """Refuse with a code and a sentence that says what was wrong and what to do."""
         super().__init__(message)
         self.code = code
 
@@ -152,7 +152,7 @@ def one(known: Mapping[str, T], wanted: str, what: str, *, names: Iterable[tuple
     what : str
         ``job``, ``sweep`` or ``node``, for the message.
     names : iterable of (name, id)
-        Other words that people may have meant; only suggested.
+        Other words that people may have meant; the message only suggests them.
 
     Raises
     ------

@@ -1,11 +1,9 @@
 """
-A job against the nodes there are.
+A job against the present nodes.
 
-A job against the present nodes: could they ever hold it, and would they now?
-
-The smallest size of an elastic job: whether the present nodes hold it, and what there is to say about it.
-
-Who has which device, and what those who share one hold of it.
+:func:`never` says why the nodes can never hold a job, whatever ends, and :func:`warnings` says so to whoever submits
+it. An elastic job fits where its smallest size does: :func:`fixed` returns the job at that size, from what is known of
+its workload. :func:`holders` and :func:`taken` say who has which device, and what the jobs that share one hold of it.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
 
 
 def never(job: Job, scene: RoundAftermath) -> WaitCause | None:
-    """Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn."""
+    """Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn."""
     tenant = tenant_of(job, lambda _: None)
     if tenant is None:
         return impossible_cause(job.spec, scene)
@@ -63,7 +61,7 @@ Caps = Mapping[str, int]
 
 
 def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
-    """Return a sentence where no kind of device could hold the job's smallest batch; empty where one can."""
+    """Return a sentence if no kind of device could hold the job's smallest batch; empty if one can."""
     if not (spec.elastic and kinds):
         return ""
     if any(needed(spec, kind, known) <= _most(spec, most) for kind, most in kinds.items()):
@@ -87,9 +85,9 @@ def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> 
 
 def warnings(cluster: Cluster, spec: JobSpec, caps: Caps | None = None) -> tuple[str, ...]:
     """
-    Return what will keep a job waiting however long it waits, in sentences.
+    Return what would keep a job waiting for ever, in sentences.
 
-    ``caps`` says how many samples one device of each kind holds, where an elastic job's workload was measured.
+    ``caps`` says how many samples one device of each kind holds, if an elastic job's workload was measured.
     """
     found = list(unknown_kinds(cluster, spec))
     scene = nodes_of(cluster, spec.pool)
@@ -112,17 +110,17 @@ def caps(state: GatewayState, spec: JobSpec) -> dict[str, int]:
 
 def fixed(spec: JobSpec, known: Caps, kinds: Mapping[str, int]) -> JobSpec:
     """
-    Return the job as it would be with its smallest size for good; a job that is not elastic as it is.
+    Return an elastic job as one that always has its smallest size; any other job is returned unchanged.
 
     Parameters
     ----------
     kinds : mapping of str to int
-        Device kinds that it accepts → how many there are.
+        Device kind that the job accepts → how many devices there are.
 
     Notes
     -----
-    Its width is the least that holds its smallest batch on any of the kinds that can; where none can, the least that
-    would.
+    The width is the smallest that holds the job's smallest batch on any kind with enough devices; if no kind has
+    enough, the smallest that would hold it.
     """
     if not spec.elastic:
         return spec
@@ -153,16 +151,16 @@ def needed(spec: JobSpec, kind: str, known: Caps) -> int:
 
 
 def awaits_scaling(state: GatewayState, spec: JobSpec) -> bool:
-    """Return whether a job would wait for its first size until its workload is measured."""
+    """Return whether a job would wait for its first size until the profiler has measured its workload."""
     job = Job(id="", spec=spec, submitted_s=0.0)
     return sample_plan.awaits_scaling(job, known=workload.key(spec) in state.scaled)
 
 
 def told(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
     """
-    Return what is said of the size that a dry run has tried for an elastic job; empty for others.
+    Return a sentence about the size that a dry run has tried for an elastic job; empty for other jobs.
 
-    ``await_s`` is for how long it waits for its workload to be measured at most; 0 where it does not.
+    ``await_s`` is the longest time that the job waits until its workload is measured; 0 if it does not wait.
     """
     if not spec.elastic:
         return ""
@@ -175,7 +173,7 @@ def told(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
 
 
 def making_way(state: GatewayState, spec: JobSpec, kinds: Mapping[str, int]) -> Iterator[str]:
-    """Yield what the elastic jobs that run there have beyond their smallest sizes."""
+    """Yield a sentence on the devices that running elastic jobs have beyond their smallest sizes."""
     spare = {job.id: _beyond(job) for job in state.jobs if _could_shrink(job, spec, kinds)}
     if spare := {job_id: devices for job_id, devices in spare.items() if devices}:
         whose = listed([*spare][:3]) + (", …" if len(spare) > 3 else "")
@@ -220,7 +218,7 @@ def holders(jobs: Iterable[Job]) -> dict[At, list[Job]]:
 
 
 def taken(state: GatewayState, settings: MatcherSettings) -> dict[At, str]:
-    """Return what is held of each device that others may join, in words."""
+    """Return in words how much is held of each device that other jobs may join."""
     pools = {job.spec.pool for job in state.jobs if job.placement is not None and job.spec.sharing != "exclusive"}
     found: dict[At, str] = {}
     for name in sorted(pools):
@@ -239,7 +237,7 @@ def beside(jobs: Iterable[Job], job_id: str, devices: Iterable[At]) -> tuple[str
 
 
 def device(node_id: str, device: Device, held_by: Sequence[Job], taken: Mapping[At, str]) -> DeviceView:
-    """Return one device with those who have it."""
+    """Return one device with the jobs that have it."""
     sharing = [job.id for job in held_by if job.spec.sharing != "exclusive"]
     return DeviceView(
         name=f"{node_id}/{device.kind}{device.index}",

@@ -1,9 +1,9 @@
 """
 A job's past and its sizes.
 
-What the gateway remembers of a job beside its life: devices, rank, warnings, and when it came to be as it is.
-
-What sizes an elastic job has had, how fast it went with each, and which decisions led there.
+:class:`JobHistory` is what the gateway remembers of a job beside its state: devices, rank, warnings, and the commits
+that made it what it is. :class:`JobSizes` belongs to an elastic job: which sizes it has had, how fast it was with each,
+and which decisions led there. :func:`view` shows the sizes to people.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class JobHistory(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     seq, last_seq : int
-        Of the commit that submitted it and of the last one that changed it.
+        Sequences of the commit that submitted the job and of the last one that changed it.
     state, since_s
-        Its state and when that began.
+        The job's state, and when it began.
     devices : list of str
-        All devices that it was placed on, in order of first use.
+        All devices that the job was placed on, in order of first use.
     warnings : list of str
-        The last few.
+        The last few warnings.
     announced : bool
-        Whether its ``JobFinished`` is in the log.
+        Whether the job's ``JobFinished`` is in the log.
     sizing : JobSizes or None
-        Of an elastic job: its sizes.
+        The sizes of an elastic job.
     freed : dict of str to int
-        Job → devices that it gives up for this one, until this one is placed.
+        Job → devices that it gives up for this job, until this job is placed.
     """
 
     seq: int
@@ -70,7 +70,7 @@ class JobHistory(msgspec.Struct, kw_only=True):
     freed: dict[str, int] = msgspec.field(default_factory=dict)
 
     def note(self, job: Job, event: Event, seq: int) -> None:
-        """Note that the event changed the job."""
+        """Note a fact that changed the job."""
         self.last_seq = seq
         if job.state is not self.state:
             self.state, self.since_s = job.state, event.at_s
@@ -81,7 +81,7 @@ class JobHistory(msgspec.Struct, kw_only=True):
             self.sizing.note(job, event)
 
     def asked(self, job: Job) -> JobSpec:
-        """Return what was submitted, where the job's own specification changes with its size."""
+        """Return the specification as submitted; an elastic job's own one changes with its size."""
         return self.sizing.asked if self.sizing is not None else job.spec
 
     def warn(self, event: RunWarned | RunRewound) -> None:
@@ -102,7 +102,7 @@ def begin_history(job: Job, event: Event, seq: int) -> JobHistory:
 
 def rewound(event: RunRewound) -> str:
     """
-    Say from where a job goes on instead of its last checkpoint.
+    Return in a sentence from where a job goes on instead of its last checkpoint.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def rewound(event: RunRewound) -> str:
 
 def device_names(placement: Placement) -> list[str]:
     """
-    Return the devices of a lease as people call them: node, kind and number.
+    Return the devices of a grant as people call them: node, kind and number.
 
     Examples
     --------
@@ -131,7 +131,7 @@ MOST_RESIZES: Final = 20
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running job last told of itself, outside the log; ``epoch`` is 0 where an old executor did not say it."""
+    """What a running job last reported outside of the log; ``epoch`` is 0 if an old executor left it out."""
 
     epoch: int = 0
     step: int = 0
@@ -143,9 +143,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunSizeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
-    One run, with what its first process last said of it; ``end_s`` is None while it goes on.
+    One run, with what its first process last reported; ``end_s`` is None while it lasts.
 
-    ``begun_samples`` are those done before it; -1 where that is not known, since it has lost some.
+    ``begun_samples`` counts the samples done before the run; -1 where the count is unknown, because the job lost some.
     """
 
     epoch: int
@@ -162,7 +162,7 @@ class RunSizeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     outcome: str = ""
 
     def told(self, steps: int, loop_s: float, batch_size: int, samples: int) -> None:
-        """Note how far it is; of a gang over several nodes, what the one that knows most says."""
+        """Note the run's progress; of a gang over several nodes, the largest that any node reports."""
         if steps >= self.steps:
             self.steps, self.loop_s = steps, loop_s
         self.batch_size = batch_size or self.batch_size
@@ -171,9 +171,9 @@ class RunSizeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def samples_per_s(self, now_s: float) -> float | None:
         """
-        Return how fast it went or goes, its start and its end included; None where that is not known.
+        Return the run's speed, with its start and end included; None where it is not known.
 
-        By the clock, and not by ``loop_s``: on an emulated device that counts no waiting, for peers neither.
+        The time is the clock's and not ``loop_s``: on an emulated device ``loop_s`` leaves out waiting, also for peers.
         """
         done = self.samples or self.batch_size * self.steps
         lasted_s = (now_s if self.end_s is None else self.end_s) - self.start_s
@@ -187,17 +187,17 @@ class JobSizes(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes
     ----------
     asked : JobSpec
-        Its specification as it was submitted: the job's own changes with each demand.
+        The specification as submitted; the job's own one changes with each demand.
     size : Size
-        What it has, or asks for, by the last fact about it.
+        The size that the job has, or asks for, by the last fact about it.
     runs : list of RunSizeRecord
-        The last :data:`MOST_RUNS`; ``left_out`` are not kept.
+        The last :data:`MOST_RUNS` runs; ``left_out`` counts the earlier ones.
     resizes : list of ResizeView
-        The last :data:`MOST_RESIZES`.
+        The last :data:`MOST_RESIZES` resizes.
     unfit : int
-        How many sizes it has come back from.
+        How many sizes did not work, so that the job returned to the one before.
     steps : int
-        That it had done by the last fact about it.
+        Steps that the job had done by the last fact about it.
     """
 
     asked: JobSpec
@@ -209,7 +209,7 @@ class JobSizes(msgspec.Struct, kw_only=True, omit_defaults=True):
     steps: int = 0
 
     def note(self, job: Job, event: Event) -> None:
-        """Note that a fact has changed the job."""
+        """Note a fact that changed the job's size or run."""
         if isinstance(event, RunStarted):
             self._begin(job, event)
         elif isinstance(event, RunEnded) and self.runs and self.runs[-1].epoch == event.epoch:
@@ -223,7 +223,7 @@ class JobSizes(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.size, self.steps = job.size, job.steps
 
     def demanded(self, job: Job, demand: Demand, event: ScaleDecided, takes: dict[str, int]) -> None:
-        """Note what was decided about its size; to be called before :meth:`note`."""
+        """Note a decision about the job's size; call this before :meth:`note`."""
         after = job.size if job.demand is None else Size(demand.gpus, demand.batch_size or job.spec.batch_size)
         resize = ResizeView(
             at_s=event.at_s,
@@ -259,7 +259,7 @@ class JobSizes(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.resizes[-1] = msgspec.structs.replace(self.resizes[-1], done_s=event.at_s)
 
     def _end(self, job: Job, at_s: float) -> None:
-        """Close the last run, if the job has lost its devices, whatever the fact was that took them."""
+        """Close the last run if the job no longer has its devices, whichever fact took them."""
         if self.runs and self.runs[-1].end_s is None and job.placement is None:
             asked = bool(self.resizes) and self.resizes[-1].done_s is None
             self.runs[-1].end_s = at_s
@@ -284,7 +284,7 @@ def givers(demands: Iterable[Demand]) -> dict[str, dict[str, int]]:
 
 def lr_factor(spec: JobSpec) -> float | None:
     """
-    Return what becomes of a job's learning rate at its present batch size; None where its script's function says.
+    Return the factor of a job's learning rate at its present batch size; None if a function of its script decides.
 
     Examples
     --------
@@ -301,7 +301,7 @@ def lr_factor(spec: JobSpec) -> float | None:
 
 
 def view(sizing: JobSizes, job: Job, told: RunReport, now_s: float) -> SizingView:
-    """Return a job's sizes as people see them, with what its run told of itself outside the log."""
+    """Return a job's sizes as people see them, with what its run reported outside of the log."""
     spec, runs = job.spec, [_run(run, told, now_s) for run in sizing.runs]
     batch = spec.batch
     return SizingView(
@@ -320,7 +320,7 @@ def view(sizing: JobSizes, job: Job, told: RunReport, now_s: float) -> SizingVie
 
 def range_words(spec: JobSpec) -> str:
     """
-    Return what an elastic job may be given; empty for others.
+    Return in words the sizes that an elastic job may have; empty for other jobs.
 
     Examples
     --------
@@ -336,7 +336,7 @@ def range_words(spec: JobSpec) -> str:
 
 def words(spec: JobSpec) -> str:
     """
-    Return what an elastic job has or asks for, of what it may have; empty for others.
+    Return in words the size that an elastic job has or asks for, and its bounds; empty for other jobs.
 
     Examples
     --------

@@ -1,11 +1,9 @@
 """
-Looking back in the log.
+Past moments and raw facts, read from the log.
 
-Looking back in the log: a stretch of it at a time, so that nobody waits long for whoever looks back far.
-
-Which moment a question is about, and the read model as it was then.
-
-Raw facts, as the log holds them: of one entity or of all, the newest or those behind a sequence.
+:func:`stretch` reads a part of the log, so that nobody waits long for a question about the distant past.
+:func:`parse` says which :class:`LogMoment` a question is about, and :func:`scene_at` folds the read model up to it.
+:func:`answer` returns raw facts, as the log holds them: of one entity or of all, the newest or those after a sequence.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ async def stretch(
     bus: Bus, after_seq: int, until_seq: int, patterns: Sequence[str] = ()
 ) -> AsyncGenerator[Delivery, None]:
     """
-    Yield the commits after one sequence up to another, in order; on these subjects only, where some are given.
+    Yield the commits after one sequence up to another, in order; if patterns are given, only on these subjects.
 
-    There must be a commit on them after ``after_seq``, or it would wait for one.
+    The log must hold a commit on them after ``after_seq``; otherwise the function waits for one.
     """
     if after_seq >= until_seq:
         return
@@ -60,7 +58,7 @@ async def stretch(
 
 
 async def newest(bus: Bus, facts: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
-    """Return the newest commits up to a sequence, with at least so many facts if there are; as :func:`stretch`."""
+    """Return the newest commits up to a sequence, with at least ``facts`` facts if there are; see :func:`stretch`."""
     span = facts
     while True:
         after_seq = max(0, until_seq - span)
@@ -71,7 +69,7 @@ async def newest(bus: Bus, facts: int, until_seq: int, patterns: Sequence[str] =
 
 
 async def oldest(bus: Bus, facts: int, after_seq: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
-    """Return the first commits after a sequence, with at least so many facts if there are; as :func:`stretch`."""
+    """Return the first commits after a sequence, with at least ``facts`` facts if there are; see :func:`stretch`."""
     found, left = [], facts
     async with aclosing(stretch(bus, after_seq, until_seq, patterns)) as deliveries:
         async for delivery in deliveries:
@@ -83,7 +81,7 @@ async def oldest(bus: Bus, facts: int, after_seq: int, until_seq: int, patterns:
 
 
 async def seq_at(bus: Bus, time_s: float) -> int:
-    """Return the sequence of the last commit that was stored by then; 0 if none was."""
+    """Return the sequence of the last commit that was stored by a time; 0 if none was."""
     known, last = 0, await bus.last_seq()
     while known < last:
         middle = (known + last + 1) // 2
@@ -112,7 +110,7 @@ _log = structlog.get_logger("penstock.gateway")
 
 
 class LogMoment(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of what counts: a stream sequence, or a time in seconds since the epoch."""
+    """The moment that a question is about: a stream sequence, or a time in seconds since the epoch."""
 
     seq: int | None = None
     time_s: float | None = None
@@ -150,7 +148,7 @@ async def catch_up(bus: Bus, live: FoldFollower[GatewayState]) -> None:
     """
     Wait until the read model has all that the log holds now, :data:`FRESH_S` at most.
 
-    So that whoever was answered by one replica of the gateway finds what he did at any other.
+    A user whose command one replica of the gateway has answered thus finds its effect at any other replica.
     """
     try:
         await live.reached(await bus.last_seq(), FRESH_S)
@@ -160,7 +158,7 @@ async def catch_up(bus: Bus, live: FoldFollower[GatewayState]) -> None:
 
 async def end_of(bus: Bus, moment: LogMoment | None) -> int:
     """
-    Return the sequence of the last commit that counts at a moment; None is now.
+    Return the sequence of the last commit of a moment; None is now.
 
     Raises
     ------
@@ -265,7 +263,7 @@ def _views(delivery: Delivery) -> list[EventView]:
 
 
 def _whole_commits(facts: list[EventView], limit: int) -> list[EventView]:
-    """Cut to about ``limit``, but never within a commit: the next question goes on behind its sequence."""
+    """Return about ``limit`` facts, never a part of a commit: the next question goes on after its sequence."""
     if len(facts) <= limit:
         return facts
     last_seq = facts[limit - 1].seq

@@ -1,17 +1,13 @@
 """
-Settings, state, apply, decide.
+The gateway's settings, state, apply, decide.
 
-The gateway's state: everything that people ask about, folded from all facts; and what it announces by itself.
+:class:`GatewayState` is the read model: everything that people ask about, folded from all facts. What people command is
+decided in :mod:`penstock_gateway.acceptance`. By itself the gateway does two things: it announces the end of each job,
+and it cancels the trials of a cancelled sweep.
 
-It announces the end of each job, and cancels the trials of a cancelled sweep. What people command is not decided here
-but in :mod:`penstock_gateway.acceptance` and :mod:`penstock_gateway.acceptance`.
-
-That a job has ended, in words for the world: what the gateway announces, and nothing else of what it knows.
-
-The gateway's own fold decides by it, and so does whoever wants these facts without the read model, such as a simulation
-that writes a log.
-
-What can be set for the gateway: ``[gateway]`` in TOML, ``PENSTOCK_GATEWAY_…`` in the environment.
+The announcement is a fact for the outside world: it says that a job has ended, and nothing else that the gateway knows.
+:class:`AnnouncementState` and :func:`announcer` are the same decision without the read model, for a simulation that
+writes a log. :class:`GatewaySettings` come from ``[gateway]`` in TOML and ``PENSTOCK_GATEWAY_…`` in the environment.
 """
 
 from __future__ import annotations
@@ -56,24 +52,24 @@ SCHEMA: Final = "gateway.v10"
 
 class GatewayState(SchedulerState):
     """
-    The read model: what rounds are decided from, so that it can be asked what a round would do, and what was.
+    The read model: the state that rounds are decided from, and what people ask about beside it.
 
     Attributes
     ----------
     jobs : JobTable
-        All that ever were, samples among them.
+        All jobs that were ever submitted, samples among them.
     children : dict of str to list of str
         Sweep id → ids of its trials' jobs.
     samples : dict of str to list of str
         Workload key → ids of its samples.
     scaled : dict of str to WorkloadScaled
-        Workload key → how it goes with batch size and devices.
+        Workload key → its speed by batch size and number of devices.
     measured : dict of str to TrialsMeasured
-        Workload key → what sweeps have shown of it.
+        Workload key → its speed as trials of sweeps have shown it.
     waits : dict of str to dict of str to Wait
-        Pool → job id → why it waits, of the pool's last round.
+        Pool → job id → why the job waits, from the pool's last round.
     to_announce, to_cancel : dict of str to int
-        Job id → sequence of the commit that calls for it.
+        Job id → sequence of the commit that calls for the announcement or the cancellation.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -121,7 +117,7 @@ def decide(state: GatewayState, now_s: float) -> Decision:
 
 
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
-    """Return the gateway's decider; every replica may decide, and conflicts sort it out."""
+    """Return the gateway's decider; every replica may decide, and the log refuses all but the first."""
     return Decider(name="gateway", state=GatewayState, schema=SCHEMA, apply=apply, decide=decide, leads=False)
 
 
@@ -156,7 +152,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
 
 
 def _note_demands(state: GatewayState, changed: Iterable[Job], event: ScaleDecided) -> None:
-    """Note what was decided about sizes, with those who make way for others, and for whom."""
+    """Note decisions about sizes, with the jobs that give up devices, and for whom."""
     heeded = {job.id for job in changed}
     demands = {demand.job_id: demand for demand in event.demands if demand.job_id in heeded}
     takes = job_history.givers(demands.values())
@@ -177,7 +173,7 @@ def _index(state: GatewayState, job: Job) -> None:
 
 
 def _follow_up(state: GatewayState, job: Job, seq: int) -> None:
-    """Note what the gateway itself owes the job: an announcement, or a cancellation."""
+    """Note what the gateway itself has to do for the job: announce its end, or cancel it."""
     if job.sample is not None:
         return
     if job.state in TERMINAL and not state.histories[job.id].announced:
@@ -247,7 +243,7 @@ def announce(state: AnnouncementState, now_s: float) -> Decision:  # noqa: ARG00
 
 
 def announcer() -> Decider[AnnouncementState]:
-    """Return a decider that announces what the gateway would, as long as no sweep is cancelled."""
+    """Return a decider that makes the gateway's announcements, and does nothing about cancelled sweeps."""
     return Decider(
         name="gateway",
         state=AnnouncementState,
@@ -288,14 +284,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     max_spec_bytes : int
-        Largest job or sweep specification; also bounded by what the server takes.
+        Size of the largest job or sweep specification; the server's limit bounds it too.
     append_timeout_s : float
         How long a command waits for the log before it answers 503.
     query_timeout_s : float
-        How long a query may take before it is given up with 503. The next one of its kind waits that long at most;
-        commands never wait for queries.
+        How long a query may take before it answers 503. The next query of its kind waits that long at most; commands
+        never wait for queries.
     retry_s : float
-        Pause between two tries of a submission of the inbox while the log is away or full.
+        Pause between two tries to store a submission of the inbox while the log is away or full.
     """
 
     max_spec_bytes: Annotated[int, Meta(gt=0)] = 256 * 1024

@@ -1,9 +1,8 @@
 """
 Queries, and what is heard outside of the log.
 
-The gateway's queries: each is a look at the read model, now or as it was at some moment.
-
-What is heard outside the log: heartbeats of nodes and services, and the progress of running jobs.
+Each query of :class:`Queries` is a look at the read model, now or as it was at some moment. :class:`Presence` holds
+what is heard outside of the log: heartbeats of nodes and services, and the progress of running jobs.
 """
 
 from __future__ import annotations
@@ -51,24 +50,24 @@ _REJECTED: Final = 200
 
 class Queries:
     """
-    What people ask.
+    The queries of users and operators.
 
     Parameters
     ----------
     bus, live, presence
-        The log, the read model that follows it, and what is heard beside it.
+        The log, the read model that follows it, and what is heard outside of it.
     may_match : callable
-        Awaited before a round is asked. Only then: a gateway that nobody asks such things never loads the compiler.
+        Awaited before a query asks a round, and only then: a gateway without such queries never loads the compiler.
     now_s : callable
         Seconds since the epoch.
     most_bytes : int
-        Bounds the specification of a dry run.
+        Size of the largest specification of a dry run.
     most_s : float
-        Bounds how long one question keeps the next of its kind waiting, in seconds.
+        Longest time for which one query keeps the next of its kind waiting, in seconds.
     settings : MatcherSettings
-        By which the matcher decides.
+        Settings of the matcher.
     sizes : SizingSettings, optional
-        By which the autoscaler does.
+        Settings of the autoscaler.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class Queries:
         return await log_reader.answer(self._bus, asked, self._whole_id(asked.id))
 
     async def _life(self, scene: ReadView, job: Job) -> AsyncIterator[Delivery]:
-        """Yield what the log has about a job; of its pool only while the job lasted, for that may be much."""
+        """Yield the job's commits, and those of its pool while the job lasted: a pool may have very many."""
         past, own = scene.state.histories[job.id], story.own_subjects(job)
         ended_seq = past.last_seq if job.state in TERMINAL else scene.seq
         patterns = [*own, *story.shared_subjects(job)]
@@ -224,7 +223,7 @@ class Queries:
         )
 
     def _whole_id(self, wanted: str) -> str:
-        """Return the id that a beginning names, if only one job, sweep or node has it; else what was given."""
+        """Return the id that a beginning names, if only one job, sweep or node has it; otherwise the word itself."""
         if not wanted:
             return ""
         state = self._live.state
@@ -239,7 +238,7 @@ _SAID: Final = ("ready", "elected", "leading", "term_s", "lease_s", "last_seq", 
 
 
 class Presence:
-    """The last words of everybody; lost on a restart, and heard again within a second."""
+    """The last heartbeats and progress that were heard; lost on a restart, and heard again within a second."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         """Start without having heard anybody."""
@@ -249,7 +248,7 @@ class Presence:
         self._now_s = now_s
 
     def listening(self, bus: Bus) -> list[Coroutine[object, object, None]]:
-        """Return what is to run while there is somebody to hear."""
+        """Return the coroutines that listen for heartbeats and progress."""
         return [
             self._hear_nodes(bus),
             self._hear_progress(bus),
@@ -263,7 +262,7 @@ class Presence:
         return tuple(_shown(*who, *self._replicas[who]) for who in sorted(self._replicas))
 
     def forget(self, delivery: Delivery) -> None:
-        """Drop the progress of runs that have ended: what the log says of them now counts."""
+        """Drop the progress of runs that have ended: from then on the log's word counts."""
         for fact in delivery.commit.facts:
             if isinstance(fact, RunEnded):
                 self.told.pop(fact.job_id, None)
@@ -287,7 +286,7 @@ class Presence:
 
 
 def _later(before: RunReport, told: RunReport) -> RunReport:
-    """Return what is known of a run after another word of it; those of an earlier run that come late say nothing."""
+    """Return the later of two reports of a job; a late report of an earlier run changes nothing."""
     if told.epoch < before.epoch:
         return before
     if told.epoch > before.epoch:

@@ -1,4 +1,4 @@
-"""The gateway on a bus: it follows the log, decides what it owes by itself, answers, and takes from the inbox."""
+"""The gateway on a bus: it follows the log, announces, answers requests, and takes submissions from the inbox."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
 
 
 def _short_id() -> str:
-    """Return 8 letters and digits that are easy to read out."""
+    """Return an id of 8 letters and digits that are easy to read out."""
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()

@@ -1,9 +1,9 @@
 """
-One job's life.
+One job's life in sentences.
 
-One job's life in sentences, from the facts of the log.
-
-What happens to runs that share their devices, in sentences.
+A :class:`Timeline` turns the facts of the log, in order, into sentences about one job. :func:`own_subjects` and
+:func:`shared_subjects` say where in the log these facts are. :func:`sentence` tells what happens to runs that share
+their devices.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _BECAUSE: Final = {
 
 
 def own_subjects(job: Job) -> list[str]:
-    """Return the subjects that speak of this job alone."""
+    """Return the subjects whose facts are about this job alone."""
     return [subjects.job(job.id), subjects.run(job.id)]
 
 
 def shared_subjects(job: Job) -> list[str]:
-    """Return the subjects that speak of this job among others."""
+    """Return the subjects whose facts are about this job among others."""
     key = job.profile_key or workload.key(job.spec)
     pool = job.spec.pool
     of_sweep = [subjects.sweep(job.spec.parent)] if subjects.is_token(job.spec.parent) else []  # people name any
@@ -84,7 +84,7 @@ def shared_subjects(job: Job) -> list[str]:
 
 
 def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
-    """Return what a fact says, for the story of a job that has devices of this kind."""
+    """Return a fact as a sentence, for the story of a job that has devices of this kind."""
     if isinstance(fact, LaneChanged):
         said = _SAID[fact.change].format(lane=fact.lane, device=f"{fact.node_id}/{kind}{fact.device}")
         return f"{said} ({fact.reason})" if fact.reason else said
@@ -96,10 +96,10 @@ def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
 
 
 class Timeline:
-    """Tells a job's life; remembers what was said last, so that nothing is said twice in a row."""
+    """A job's life in sentences; it remembers the last sentence, so that it says nothing twice in a row."""
 
     def __init__(self, job: Job) -> None:
-        """Begin."""
+        """Begin the timeline of a job."""
         self._job = job
         self._queue: int | None = None
         self._cause, self._sized = "", ""
@@ -107,7 +107,7 @@ class Timeline:
         self._kind = job.placement.kind if job.placement is not None else ""
 
     def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
-        """Yield the sentences of the next commit of the log; facts about other things give none."""
+        """Yield the sentences of the next commit of the log; facts about other things yield nothing."""
         for fact in delivery.commit.facts:
             for text in self._sentences(fact):
                 yield StoryLine(

@@ -1,4 +1,4 @@
-"""Sweeps as the log has them so far."""
+"""The record of each sweep, as the log has it."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _PROBLEMS: Final[dict[Problem, str]] = {
 
 class TrialRow(msgspec.Struct, kw_only=True):
     """
-    One run of a trial: where it stands in the sweep, how it ended, and what it held.
+    One run of a trial: its position in the sweep, how it ended, and what it held.
 
     Attributes
     ----------
     retried : bool
-        Whether another row runs it once more: then this one is none of what was wanted.
+        Whether another row runs the trial once more; then this row gives the sweep no result.
     spent : RunSpending
-        By the starts of its job that are over.
+        What the ended runs of its job spent.
     starts : int
-        How many of them there are.
+        The number of these runs.
     devices : int
-        That its job holds, or held last.
+        Devices that its job holds, or held last.
     ran_s, served_s : float
-        What its job had run, and been served, when ``spent`` was last added to.
+        Run time and service of its job when ``spent`` last grew.
     loop_s : float
-        In iterations since then; waiting for a turn on a shared device is none.
+        Time in iterations since then; waiting for a turn on a shared device does not count.
     """
 
     trial: Trial
@@ -72,7 +72,7 @@ class TrialRow(msgspec.Struct, kw_only=True):
     loop_s: float = 0.0
 
     def note(self, job: Job, event: Event) -> None:
-        """Follow its job: what it holds, and for how long it did once a start of it is over."""
+        """Note a fact about the job: the devices that it holds, and once a run of it ends, for how long."""
         if job.placement is not None:
             self.devices = sum(len(slot.devices) for slot in job.placement.slots)
         if isinstance(event, RunEnded):  # of a gang, the node of its first process says so
@@ -85,23 +85,23 @@ class TrialRow(msgspec.Struct, kw_only=True):
 
     @property
     def value(self) -> float | None:
-        """What it gave to the search."""
+        """The value that the run gave to the search."""
         finished = self.finished
         return finished.value if finished is not None and finished.state == "completed" else None
 
     @property
     def failed(self) -> bool:
-        """Whether it should have given a value and gave none; one that diverged has shown something."""
+        """Whether the run should have given a value and gave none; a diverged run has shown something."""
         return self.finished is not None and self.finished.problem not in {"", "diverged"}
 
     @property
     def ended_s(self) -> float:
-        """When its end was reported; 0 before."""
+        """When the run's end was reported; 0 before."""
         return self.finished.at_s if self.finished is not None else 0.0
 
     @property
     def error(self) -> str:
-        """Why it gave no value, in a sentence; empty where it gave one, or is not over."""
+        """Why the run gave no value, in a sentence; empty if it gave one, or is not over."""
         if self.finished is None or not self.finished.problem:
             return ""
         return self.finished.reason or _PROBLEMS[self.finished.problem]
@@ -109,18 +109,18 @@ class TrialRow(msgspec.Struct, kw_only=True):
 
 class SweepRecord(msgspec.Struct, kw_only=True):
     """
-    One sweep.
+    One sweep, as people see it.
 
     Attributes
     ----------
     seq : int
-        Of the commit that submitted it.
+        Sequence of the commit that submitted the sweep.
     trials : dict of str to TrialRow
-        By job id, in the order in which the tuner opened them; a later group may open one again with other devices.
+        Job id → row, in the order in which the tuner opened them; a later group may reopen one with other devices.
     there : int
-        Devices that it could use, since ``since_s``.
+        Devices that the sweep could use, since ``since_s``.
     there_gpu_s : float
-        Device-seconds of such devices before that.
+        Device-seconds that it could have used before ``since_s``.
     """
 
     id: str
@@ -135,26 +135,26 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     there_gpu_s: float = 0.0
 
     def count_devices(self, cluster: Cluster, at_s: float) -> None:
-        """Note which devices it could use from now on."""
+        """Note which devices the sweep could use from now on."""
         self.there_gpu_s, self.since_s = self.there_by_gpu_s(at_s), at_s
         nodes, job = cluster.usable(self.spec.job.pool), self.spec.job
         self.there = sum(fits(job, device) for node in nodes for device in node.devices)
 
     def there_by_gpu_s(self, now_s: float) -> float:
-        """Return the device-seconds of devices that it could have used up to now, or to its end."""
+        """Return the device-seconds that the sweep could have used up to now, or to its end."""
         end_s = self.finished.at_s if self.finished is not None else now_s
         return self.there_gpu_s + self.there * max(0.0, end_s - self.since_s)
 
     @property
     def best(self) -> TrialRow | None:
-        """The best so far: of those with the largest budget, the first with the best value."""
+        """The best run so far: of the runs with the largest budget, the first with the best value."""
         valued = [row for row in self.trials.values() if row.value is not None]
         sign = 1.0 if self.spec.mode == "max" else -1.0
         return max(valued, key=lambda row: (row.trial.budget, sign * (row.value or 0.0)), default=None)
 
     @property
     def state(self) -> str:
-        """``running``, ``cancelling``, or how it ended."""
+        """``running``, ``cancelling``, or how the sweep ended."""
         if self.finished is not None:
             return self.finished.state
         return "running" if self.cancelled is None else "cancelling"
@@ -174,14 +174,14 @@ def apply(sweeps: dict[str, SweepRecord], event: Event, seq: int) -> None:
 
 
 def follow(sweeps: dict[str, SweepRecord], job: Job, event: Event) -> None:
-    """Note what a fact changed for a trial's job."""
+    """Note what a fact changed about the job of a trial."""
     row = sweeps[job.spec.parent].trials.get(job.id) if job.spec.parent in sweeps else None
     if row is not None:
         row.note(job, event)
 
 
 def count_devices(sweeps: dict[str, SweepRecord], cluster: Cluster, event: Event) -> None:
-    """Note how many devices there are for each sweep that is not over, after a fact that may have changed that."""
+    """Note the devices that each open sweep could use, after a fact that may have changed their number."""
     match event:
         case SweepSubmitted():
             changed = [sweeps[event.sweep_id]]
@@ -221,7 +221,7 @@ def _apply(sweep: SweepRecord, event: _AboutOne) -> None:
 
 
 def _exceeded(event: TrialRetried) -> TrialFinished:
-    """Return how a run ended that is done once more as another job."""
+    """Return the end of a run that another job does once more."""
     return TrialFinished(
         at_s=event.at_s,
         sweep_id=event.sweep_id,

@@ -1,9 +1,9 @@
 """
-From the read model to views.
+From the read model to views: the answers of the gateway.
 
-Jobs and nodes as people see them: from the read model to the gateway's answers.
-
-Sweeps as people see them: their rungs, the best so far, how long still, and what became of the devices.
+A :class:`ReadView` is the read model at one moment, with what was heard outside of the log. Each function turns a part
+of it into a view: jobs, nodes, workloads and pools as people see them. :func:`sweep` shows a sweep's rungs, its best
+trial so far, its time left, and what became of its device time.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _NAMES: Final = 5
 @dataclass(frozen=True)
 class ReadView:
     """
-    One moment: the read model up to ``seq``, the time, and what was heard outside the log (nothing, in the past).
+    The read model at one moment: up to ``seq``, with the time and what was heard outside the log (nothing in the past).
 
     Attributes
     ----------
     told : mapping of str to RunReport
-        By job id.
+        Job id → what its run last reported.
     heard : mapping of str to float
         Node id → time of its last heartbeat.
     settings : MatcherSettings
-        By which the matcher decides.
+        Settings of the matcher.
     """
 
     state: GatewayState
@@ -73,12 +73,12 @@ class ReadView:
 
     @cached_property
     def why(self) -> WaitExplainer:
-        """Explains the moment's jobs."""
+        """The explainer of this moment's waiting jobs."""
         return WaitExplainer(self.state, self.now_s, self.settings)
 
 
 def job(scene: ReadView, job: Job) -> JobView:
-    """Return one job's line."""
+    """Return one job as a line of the list of jobs."""
     past, spec = scene.state.histories[job.id], job.spec
     told = _told(scene, job)
     over = job.state in TERMINAL
@@ -126,7 +126,7 @@ def job(scene: ReadView, job: Job) -> JobView:
 
 
 def _told(scene: ReadView, job: Job) -> RunReport:
-    """Return what a job's present run has told of itself; the last words of an earlier one no longer count."""
+    """Return what a job's present run has reported; reports of an earlier run do not count."""
     told = scene.told.get(job.id, RunReport())
     return told if job.state in ACTIVE and told.epoch in (0, job.epoch) else RunReport()
 
@@ -190,7 +190,7 @@ def nodes(scene: ReadView) -> NodesView:
 
 
 def policies(scene: ReadView) -> PoliciesView:
-    """Return what is set live for each pool."""
+    """Return the settings that operators have set for each pool."""
     live = scene.state.policies
     names = sorted(scene.state.cluster.pools() | live.keys())
     found = tuple(PolicyView(pool=name, settings=live.get(name, {})) for name in names)
@@ -198,7 +198,7 @@ def policies(scene: ReadView) -> PoliciesView:
 
 
 def status(scene: ReadView, last_seq: int) -> StatusView:
-    """Return counts; the caller adds the services that it heard."""
+    """Return the cluster's counts; the caller adds the services that it heard."""
     state = scene.state
     return StatusView(
         jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
@@ -273,7 +273,7 @@ def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
 
 
 def sweep(scene: ReadView, sweep: SweepRecord, *, whole: bool = True) -> SweepView:
-    """Return one sweep, with its runs, rungs and goodput, or without them."""
+    """Return one sweep; if ``whole``, with its runs, rungs and goodput."""
     finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
     rows = list(sweep.trials.values())
     counted = [row for row in rows if not row.retried]
@@ -324,7 +324,7 @@ def _plan(sweep: SweepRecord) -> search.SearchPlan | None:
 
 
 def _eta_s(scene: ReadView, sweep: SweepRecord, plan: search.SearchPlan | None) -> float | None:
-    """Return the seconds that are left if what is left goes as fast as what is done: starting runs, and training."""
+    """Return the seconds that are left if the rest starts and trains as fast as what is done."""
     over = [row for row in sweep.trials.values() if row.finished is not None and not row.retried]
     done = sum(_work(sweep, row) for row in over)
     if plan is None or not done or sweep.finished is not None:
@@ -370,7 +370,7 @@ def _trials(scene: ReadView, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
 
 
 def _packed(job: Job | None, trial: Trial) -> int:
-    """Return how many trials may be on its device: as it was opened with, or was moved to since."""
+    """Return how many trials may be on the trial's device: the number that it was opened with, or last moved to."""
     if job is None:
         return trial.packed
     return max(1, job.spec.sharers) if job.spec.sharing == "lane" else 1
@@ -395,7 +395,7 @@ def _rungs(sweep: SweepRecord, rows: list[TrialRow]) -> Iterable[RungView]:
 
 
 def _account(scene: ReadView, sweep: SweepRecord, rows: list[TrialRow]) -> SweepGoodput:
-    """Return what the devices were held for, the profiler's samples of its workload included."""
+    """Return what devices were held for, including the profiler's samples of the sweep's workload."""
     uses = [_use(scene, row) for row in rows]
     ids = scene.state.samples.get(workload.key(sweep.spec.job), ())
     end_s = sweep.finished.at_s if sweep.finished is not None else scene.now_s

@@ -1,13 +1,9 @@
 """
 Why a job waits, what is ruled out, when it may start.
 
-Why a job is where it is: one dominant cause, its evidence, what would change it, and what it is not.
-
-What one might suspect to keep a job waiting, and does not: each with what clears it.
-
-When a waiting job is expected to start: an estimate, from what is declared or was measured in its pool.
-
-When a job that is submitted now may expect to start, from how long the runs and the jobs before it still take.
+:class:`WaitExplainer` gives one dominant cause, its evidence, and what would change it. :func:`ruled_out_causes` lists
+what one might suspect and what clears it. :func:`expected_start` estimates when the job starts, from run times that are
+declared or were measured in its pool: :func:`start_in_s` lets the jobs before it take devices as these become free.
 """
 
 from __future__ import annotations
@@ -60,15 +56,15 @@ Said = tuple[str, str, str]
 @dataclass(frozen=True)
 class WaitingPosition:
     """
-    Where a waiting job stands.
+    A waiting job's position in its pool.
 
     Attributes
     ----------
     pool : PoolView
     rules : RoundRules
-        Of its rounds.
+        The rules of the pool's rounds.
     rank : RankView or None
-        None where it does not matter.
+        The job's rank; None where it does not matter.
     borrowers : collection of str
         Jobs of the pool that no quota covers.
     """
@@ -80,7 +76,7 @@ class WaitingPosition:
 
 
 def ruled_out_causes(job: Job, cause: str, place: WaitingPosition) -> Iterator[str]:
-    """Yield what is not the cause, the likeliest suspects first."""
+    """Yield the causes that are ruled out, the likeliest first."""
     if cause != "held":
         yield "it is not held"
     if place.rank is not None and not place.rank.ahead and cause in _RULED_OUT_FOR_DEVICES:
@@ -94,16 +90,16 @@ def ruled_out_causes(job: Job, cause: str, place: WaitingPosition) -> Iterator[s
 
 class WaitExplainer:
     """
-    Explains the jobs of one moment.
+    The explanations of why jobs wait at one moment.
 
-    Looks at each pool's nodes once, so it is not to be kept while the state changes.
+    An explainer looks at each pool's nodes once: use it only while the state does not change.
 
     Parameters
     ----------
     state : GatewayState
-        As it is at ``now_s``.
+        The state at ``now_s``.
     settings : MatcherSettings, optional
-        By which the matcher decides.
+        Settings of the matcher.
     """
 
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
@@ -161,7 +157,7 @@ class WaitExplainer:
         return msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
 
     def cause(self, job: Job) -> str:
-        """Return the one word for why a job waits; empty where it does not wait."""
+        """Return the cause why a job waits, in one word; empty if it does not wait."""
         return self._waiting(job)[0] if job.state is JobState.PENDING else ""
 
     def _said(self, job: Job) -> Said:
@@ -181,7 +177,7 @@ class WaitExplainer:
         return f", {what}, with {job.share:.0%} of the time"
 
     def _waiting(self, job: Job) -> Said:
-        """Return the job's own cause, else what the last round said, else what the gateway sees itself."""
+        """Return the job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""
         if (own := _own(job, self._now_s)) is not None:
             return own
         said = self._state.wait_of(job)
@@ -193,7 +189,7 @@ class WaitExplainer:
         return _without_a_round(self._state, job)
 
     def _rank(self, job: Job) -> RankView | None:
-        """Return how many waiting jobs stand before this one, those left out that nothing there could start."""
+        """Return how many waiting jobs come before this one, without those that the present nodes could never start."""
         own = self._state.histories[job.id].rank
         if own is None:
             return None
@@ -207,7 +203,7 @@ class WaitExplainer:
 
 
 def _own(job: Job, now_s: float) -> Said | None:
-    """Return the causes that lie in the job itself, whatever the cluster is like."""
+    """Return a cause that lies in the job itself, whatever the cluster is like."""
     if job.held:
         return "held", "it is on hold", f"penstock release {job.id}"
     if job.not_before_s > now_s:
@@ -218,7 +214,7 @@ def _own(job: Job, now_s: float) -> Said | None:
 
 
 def _without_a_round(state: GatewayState, job: Job) -> Said:
-    """Return the cause where the matcher has not said any."""
+    """Return the cause if the matcher has not given one."""
     key = workload.key(job.spec)
     samples = [state.jobs[sample_id] for sample_id in state.samples.get(key, ())]
     done = sum(sample.state in TERMINAL for sample in samples)
@@ -311,10 +307,10 @@ Estimate = tuple[float | None, str]
 
 def expected_start(state: GatewayState, pool: PoolView, job_id: str, now_s: float) -> Estimate:
     """
-    Return when a job of the pool that has to wait for devices is expected to have them.
+    Return when a job of the pool that waits for devices is expected to have them.
 
-    Run times are taken as they were, on whatever kind; those that are declared, and the job's own, are divided by the
-    measured speed of the kind. Jobs behind it in the order are left out, and so is preemption.
+    Measured run times count as they are, on whatever kind. Declared ones, and the job's own, are divided by the
+    measured speed of the kind. The estimate leaves out jobs behind this one in the order, and preemption.
     """
     if job_id in pool.roster.sharing.tenants:
         return None, "no estimate: it shares devices, and nobody knows when there is room for it"
@@ -341,7 +337,7 @@ def expected_start(state: GatewayState, pool: PoolView, job_id: str, now_s: floa
 
 
 def _ahead(pool: PoolView, job_id: str) -> list[Job]:
-    """Return the waiting jobs of a pool that come before one of them, those left out that are held or never fit."""
+    """Return the waiting jobs of a pool that come before a job, without those that are held or never fit."""
     own, roster = pool.roster.entries[job_id].key, pool.roster
     before = takewhile(lambda key: key < own, roster.waiting)
     jobs = (ranked.job for ranked in roster.ranked(before) if ranked.job_id not in roster.sharing.tenants)
@@ -389,14 +385,14 @@ def _ready_s(
 
 
 def _need(state: GatewayState, job: Job, pool: PoolView, left_s: float) -> QueuedNeed:
-    """Return what a waiting job asks for: of the kind that is kept for it, if one is."""
+    """Return what a waiting job asks for; if devices are reserved for it, of their kind."""
     spec, kept = job.spec, pool.staying.get(job.id)
     kinds = [kept] if kept else pool.roster.whole.kinds(spec)
     return QueuedNeed(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
 
 
 def _scale(state: GatewayState, spec: JobSpec, kind: str) -> float:
-    """Return by what a declared run time is to be divided."""
+    """Return the speed by which a declared run time is divided."""
     return (speed_of(state, spec, kind) or 1.0) if spec.duration_s else 1.0
 
 
@@ -422,14 +418,14 @@ def _basis(jobs: Sequence[Job], finished: int, demoted: int) -> Iterator[str]:
 
 class QueuedNeed(NamedTuple):
     """
-    What one waiting job asks for.
+    The devices and the run time of one waiting job.
 
     Attributes
     ----------
     gpus : int
-        Devices at once, all of one kind.
+        Devices that the job needs at once, all of one kind.
     run_s : mapping of str to float
-        Kind that it may run on → expected run time there, seconds; infinite where nothing tells.
+        Kind that the job may run on → expected run time there, seconds; infinite where it is unknown.
     """
 
     gpus: int
@@ -443,11 +439,11 @@ def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[QueuedNee
     Parameters
     ----------
     ready_s : mapping of str to iterable of float
-        Kind → in how many seconds each of its devices is free: 0 for an idle one, infinite where nothing tells.
+        Kind → in how many seconds each device is free: 0 for an idle device, infinite where it is unknown.
     queue : sequence of QueuedNeed
-        In the order of their turn; not empty.
+        The waiting jobs in order; not empty.
     in_order : bool
-        Whether nobody starts before whoever is before him.
+        Whether jobs start strictly in order.
 
     Returns
     -------
@@ -456,7 +452,8 @@ def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[QueuedNee
     Notes
     -----
     List scheduling: each job in its turn takes the devices with which it ends first, or starts first where its run time
-    is not known. O(J (T + m)) at worst, with T kinds and m devices. Preemption is left out: it would only be sooner.
+    is not known. O(J (T + m)) at worst, with T kinds and m devices. Preemption, which it leaves out, would only shorten
+    the wait.
 
     Examples
     --------
