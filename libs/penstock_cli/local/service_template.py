@@ -229,7 +229,7 @@ def _watch_orphan(process: ServiceProcess) -> None:
 
 def serve(control: socket.socket, services: Sequence[str]) -> None:
     """Import the services; fork processes and report their ends until the supervisor is gone."""
-    _preload(services)
+    preload(services)
     running: dict[int, int] = {}
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -253,17 +253,18 @@ def serve(control: socket.socket, services: Sequence[str]) -> None:
             control.send(msgspec.json.encode(report))
 
 
-def _preload(services: Sequence[str]) -> None:
-    """Import what the services need; what cannot be imported fails in the service, whose log says so."""
+def preload(services: Sequence[str]) -> None:
+    """Import the programs of the services; one that cannot be imported fails in the service, whose log says so."""
     is_set = _BLAS_THREADS in os.environ
     os.environ.setdefault(_BLAS_THREADS, "1")  # nothing here multiplies large matrices, and idle threads spin at first
-    with suppress(Exception):
-        import_module("penstock_bus.nats")
-        for service in services:
-            import_module(f"penstock_{service}.settings")
-            import_module(f"penstock_{service}.runner")
-        if "matcher" in services:
-            _load_kernels()
+    import_module("penstock_bus.nats")  # which a service imports when it connects
+    for service in services:
+        program = f"penstock_{service}.__main__"
+        with suppress(Exception):
+            import_module(program)
+            del sys.modules[program]  # it runs under another name
+    if "matcher" in services:
+        _load_kernels()
     if not is_set:
         del os.environ[_BLAS_THREADS]  # jobs of the executor may want threads
     gc.collect()

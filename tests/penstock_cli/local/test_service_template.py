@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from penstock_cli.local.data_folder import process
+from penstock_cli.local.data_folder import SERVICES, process
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_testing import eventually
 
@@ -31,7 +32,9 @@ class Forge:
     def service(self, name: str, code: str, runner: str = "") -> None:
         package = self.folder / f"penstock_{name}"
         package.mkdir()
-        for module, text in (("__init__", ""), ("settings", ""), ("runner", runner), ("__main__", code)):
+        body = "\n".join(f"    {line}" for line in code.splitlines()) or "    pass"
+        program = f"import penstock_{name}.runner\nif __name__ == '__main__':\n{body}\n"
+        for module, text in (("__init__", ""), ("runner", runner), ("__main__", program)):
             (package / f"{module}.py").write_text(text)
 
     def said(self, name: str) -> str:
@@ -106,7 +109,7 @@ async def test_a_process_has_its_own_environment_session_and_command_line(
 
 
 async def test_a_service_that_cannot_be_imported_says_so_itself_and_harms_no_other(forge: Forge) -> None:
-    forge.service("one", "import penstock_one.runner", runner="1/0")
+    forge.service("one", "", runner="1/0")
     forge.service("other", "exit(5)")
     assert [await (await forge.fork(name)).wait() for name in ("one", "other")] == [1, 5]
     assert "ZeroDivisionError" in forge.said("one")
@@ -148,3 +151,22 @@ async def test_what_was_forked_for_nobody_ends_with_the_template(forge: Forge) -
     await eventually(lambda: "begun" in forge.said("one"))
     await forge.close()
     assert is_gone(int(forge.said("one").split()[0]))
+
+
+PRELOADED = f"""
+import sys
+from runpy import run_module
+from penstock_cli.local.service_template import preload
+from penstock_policies import matching
+preload({SERVICES})
+before = {{*sys.modules}}
+for service in {SERVICES}:
+    run_module(f"penstock_{{service}}")  # without becoming it
+print(*sorted({{*sys.modules}} - before), "numba" in before, matching.are_kept())
+"""
+
+
+def test_nothing_that_a_service_of_penstock_imports_is_left_to_the_fork() -> None:
+    done = subprocess.run([sys.executable, "-c", PRELOADED], capture_output=True, text=True, check=True)
+    *later, kernels_loaded, kernels_kept = done.stdout.split()
+    assert (later, kernels_loaded) == ([], kernels_kept)
