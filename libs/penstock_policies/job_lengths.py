@@ -1,16 +1,16 @@
-"""
-How long jobs were, and what follows for those that run.
+"""Lengths of a pool's jobs: how long completed jobs were, and what follows for those that run.
 
-How long jobs of a pool turned out to be: a bounded sample of the GPU-times of those that completed, from the log.
+:class:`Lengths` is a bounded sample of the GPU-times of the jobs that completed, folded from the log. A hash of a job's
+id decides whether it is kept, so that two folds of the same log keep the same jobs and no random source is needed.
+Later jobs are likelier to be kept than earlier ones: after ``FADING`` more of them, a job's chance has fallen to 1/e,
+so what a cluster was used for last year fades.
 
-Which jobs are kept is decided by a hash of their ids, so that two folds of the same log keep the same ones and no
-random source is needed. Later jobs are likelier to be kept than earlier ones: after ``FADING`` more of them, a job's
-chance has fallen to 1/e, so that what a cluster was used for last year fades.
+Orders do not follow every job that completes: they use an *edition* of the sample. A new edition comes out when the
+number of completed jobs has grown by a quarter. So positions in the order change now and then, and not with every
+completion. :func:`blend` fills an early edition up from a prior.
 
-Orders do not follow every job that completes: they go by an *edition* of the sample, and a new one comes out when there
-is a quarter more to go by. So positions in the order change now and then, and not with every completion.
-
-How long a job still takes: from what it declared, or from the service that finished jobs of its pool needed.
+The remaining service of a job follows from what it declared (:func:`declared_s`), or from the service that finished
+jobs of its pool needed (:func:`remaining_s`).
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Lengths(msgspec.Struct):
 
 def blend(edition_gpu_s: Sequence[float], prior_gpu_s: Sequence[float]) -> list[float]:
     """
-    Return what to go by while there is little to go by: an edition, filled up from a prior.
+    Return an edition filled up from a prior, for the time when few jobs have completed.
 
     Parameters
     ----------
     edition_gpu_s : (N,) floats, GPU-seconds
     prior_gpu_s : (P,) floats, GPU-seconds, rising
-        What is assumed on the first day. Each job that was observed takes the place of one that was assumed, evenly
-        over the quantiles; after P jobs nothing is left of it.
+        What is assumed on the first day. Each observed job takes the place of an assumed one, evenly over the
+        quantiles; after P jobs nothing of the prior is left.
 
     Returns
     -------
@@ -198,8 +198,8 @@ def remaining_s(attained_s: Floats, finished_s: Sequence[float] | FinishedServic
     Returns
     -------
     (J,) float array, seconds
-        A job that has outlived every sample, or the prior, is expected to take as long again as it has had. So who
-        waits for its device does not do so for ever beside an idle one.
+        A job that has outlived every sample, or the prior, is expected to take as long again as it has had. So a job
+        that waits for its device does not wait for ever beside an idle one.
 
     Notes
     -----
@@ -225,7 +225,7 @@ def declared_s(duration_s: float, attained_s: float, least_s: float = 0.1) -> fl
     """
     Return the remaining service of a job that declared its length, at least ``least_s``.
 
-    One that has run over is expected to run over as long again: its word is not taken for ever.
+    A job that has outlived its declared length is expected to go on as long again as it has exceeded it.
 
     Examples
     --------

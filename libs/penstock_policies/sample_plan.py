@@ -1,15 +1,13 @@
-"""
-Which samples a workload needs, and who waits for them.
+"""Plan of samples: which samples a workload needs, and which jobs wait for them.
 
-At which batch sizes and widths an elastic workload is sampled on one kind of device.
+Iterations take ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)`` with batch ``b`` on ``k`` devices. So two or three local
+batches on one device, from the least that any width leaves to the most, and a few widths at one of them, hold every
+size that an elastic job may be given. :func:`points` returns these sizes for one kind of device, :func:`samples` the
+samples themselves.
 
-Iterations go as ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)``. So two or three local batches on one device, from the
-least that any width leaves to the most, and a few widths at one of them, hold every size that a job may be given.
-
-Whether a workload is sampled, and whether a job waits for what samples show.
-
-One rule for all who go by it: the profiler, who samples; the matcher and the autoscaler, who wait for the answer; and
-the gateway, who says whether a job would wait.
+The second half is one rule for all services: whether a workload is sampled (:func:`is_sampled`), and whether a job
+waits for what samples show (:func:`awaits_speeds`, :func:`awaits_scaling`). The profiler samples by it, the matcher and
+the autoscaler wait by it, and the gateway tells a user by it whether a job would wait.
 """
 
 from __future__ import annotations
@@ -69,14 +67,14 @@ Wanted = tuple[str, SamplePoint | None]
 
 def points(spec: JobSpec, devices: int) -> list[SamplePoint]:
     """
-    Return what tells how an elastic workload goes on so many devices of a kind; nothing where its smallest width is
+    Return the sizes to sample of an elastic workload on so many devices of a kind; none if its smallest width is
     more.
 
     Parameters
     ----------
     spec : JobSpec
     devices : int
-        Of the kind, that there are in the pool.
+        How many devices of the kind the pool has.
 
     Examples
     --------
@@ -95,7 +93,7 @@ def points(spec: JobSpec, devices: int) -> list[SamplePoint]:
 
 def missing(spec: JobSpec, devices: int, asked: Iterable[SamplePoint]) -> list[SamplePoint]:
     """
-    Return what has to be sampled beyond what was asked for before: other ends of the range, other widths.
+    Return the sizes to sample beyond those asked for before: other ends of the range, other widths.
 
     Examples
     --------
@@ -227,9 +225,8 @@ def why_sampled(spec: JobSpec) -> str:
     """
     Return why samples may be run of an unseen workload for such a job; empty where its real runs alone are measured.
 
-    A sample runs the job's script once more than its user has asked for. So only those are sampled who name their
-    workload, search over it, leave its size to the autoscaler, or ask for it; what is to be started once is started
-    once.
+    A sample runs the job's script once more than its user has asked for. So a job is sampled only if its user names its
+    workload, searches over it, leaves its size to the autoscaler, or asks for it. Every other script starts once.
 
     Examples
     --------
@@ -277,6 +274,6 @@ def awaits_scaling(job: Job, *, known: bool) -> bool:
     Parameters
     ----------
     known : bool
-        Whether the profiler has said how it does.
+        Whether the profiler has said how the workload scales.
     """
     return job.spec.elastic and job.sample is None and not job.epoch and not known and is_sampled(job.spec)

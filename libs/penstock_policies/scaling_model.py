@@ -1,15 +1,13 @@
-"""
-Throughput at any batch and width, from timings.
-
-What measured iteration times say of a job's throughput at any batch and width, and how sure that is.
+"""Model of a job's throughput at any batch and width, from measured iteration times, with its standard error.
 
 An iteration with a batch b on k devices takes ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)``, with ``t_comm(1) = 0``.
-Timings on one device are ``t_proc``. Of those on more, ``t_proc`` at their local batch is taken off; what remains is
-``t_comm``. Neither falls with what it depends on: where noise has it so, neighbours are averaged.
+Timings on one device are ``t_proc``. From timings on more devices, ``t_proc`` at their local batch is subtracted; what
+remains is ``t_comm``. Neither falls with what it depends on: where noise has it so, neighbours are averaged.
 
-The two lines behind measured iteration times: computation over the local batch, communication over the devices.
-
-Each point of them is a weighted sum of timings, so that their errors, and what points have in common, carry through.
+:func:`profile` gives the throughput, :func:`throughput` its error too, and :func:`profiles` fills in what is assumed.
+:class:`TimingLines` has the two lines behind them: computation over the local batch, and communication over the
+devices. Each point of a line is a weighted sum of timings, so that errors, and what points have in common, carry
+through.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ LEAST_WEIGHT: Final = 0.2
 
 def profile(known: Scalability, spec: JobSpec) -> ThroughputProfile:
     """
-    Return how fast a job is on one kind of device.
+    Return the throughput profile of a job on one kind of device.
 
     Raises
     ------
@@ -104,8 +102,8 @@ def profiles(
     Returns
     -------
     dict of str to ThroughputProfile
-        A kind without timings has those of the fastest that has some, in proportion to the speeds. One of which not
-        even the speed is known is left out where anything is known of another.
+        A kind without timings has those of the fastest kind with timings, in proportion to the speeds. A kind whose
+        speed is not known either is left out where anything is known of another.
     """
     timed = {each.kind: each for each in known if each.timings}
     found = {kind: profile(timed[kind], spec) for kind in kinds if kind in timed}
@@ -117,7 +115,7 @@ def profiles(
 
 
 def cap(known: Scalability, spec: JobSpec) -> int:
-    """Return how many samples one device holds at most: as set, as measured, and no further than timings reach."""
+    """Return the most samples that one device holds: as set, as measured, and no further than timings reach."""
     limits = [spec.batch.per_gpu_max if spec.batch is not None else 0, known.per_gpu_cap]
     least, _, _ = _batches(spec)
     reach = REACH * max(timing.local_batch for timing in known.timings)
@@ -221,7 +219,7 @@ UNKNOWN_ERROR: Final = 0.1
 
 class TimingLines(NamedTuple):
     """
-    What N timings say of ``t_proc`` and ``t_comm``.
+    The lines ``t_proc`` and ``t_comm`` as N timings give them.
 
     Attributes
     ----------

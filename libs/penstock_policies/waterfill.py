@@ -1,18 +1,10 @@
-"""
-Water-filling of trials.
+"""Water-filling: how many devices each trial of a group gets, after Fluid (MLSys 2021).
 
-How many devices each trial of a group gets: filled like water, after Fluid (MLSys 2021).
-
-:mod:`.model` says how long a trial takes on a width, :mod:`.fill` which width each gets, :mod:`.listing` whether there
-is room for it, and :mod:`.resize` when a running one is worth being moved. :class:`Mechanisms` switches each off alone.
-
-How long a trial takes on a share of one device or on several, and how many are worth packing on one.
-
-Which width each trial of a group gets.
-
-Room on devices for trials of different widths, with packed trials side by side on one device.
-
-When a running trial is worth being stopped and resumed on another width.
+The order to read: :func:`run_time_s` and :func:`packing_c` say how long a trial takes on a width, a share of one device
+or several devices, and how many trials are worth packing on one. :func:`allot` and :func:`fill` say which width each
+trial gets. :class:`IdleRoom` says whether there is room for a width, with packed trials side by side on one device.
+:func:`worth_resizing` and :func:`resized` say when a running trial is worth stopping and resuming on another width.
+:class:`Mechanisms` switches each mechanism off alone.
 """
 
 from __future__ import annotations
@@ -374,11 +366,11 @@ def resized(
     Parameters
     ----------
     h1_left_s : (T,) float array, seconds
-        What is left of each, on one whole device.
+        The remaining run time of each trial, on one whole device.
     widths : (T,) float array
-        At present.
+        The trials' present widths.
     gpus : int
-        All devices that they may have, idle or held by them.
+        All devices that the trials may have, idle or held by them.
     packing_c, max_gpus_d : int
         As for :func:`allot`.
     overhead_s, alpha, beta : float
@@ -394,7 +386,7 @@ def resized(
     -----
     Shrinking comes first, then growing, the longest first. The published algorithm does not say what happens where
     growing trials want more than shrinking ones give back, because some keep what they have; ours grow as far as there
-    are devices. The same state gives the widths that it has: nobody is moved to and fro.
+    are devices. The same state gives the widths that it has: no trial is moved to and fro.
 
     References
     ----------

@@ -1,11 +1,10 @@
-"""
-What is known of a workload: speeds, cost of stopping.
+"""Statistics of workloads: how fast each is on each kind of device, and what stopping and resuming its runs costs.
 
-How fast each workload is on each kind of device, as the profiler has told, and a guess where it has not.
+:class:`Speeds` has the speeds that the profiler has published, and a guess where it has published none. The functions
+below it work speeds out: :func:`iteration_s` from samples of one workload, :func:`predicted_s` from the ratios that
+other workloads show.
 
-What samples say about a workload's speed on each kind of device, and what other workloads say about the rest.
-
-What it costs to stop a run and to resume it later, measured for each workload from the ends of its runs.
+:class:`PreemptionCosts` has the cost of a preemption, measured for each workload from the ends of its runs:
 
 =============  =======================================================================================================
 ``stop_s``     From the round that asks a run to stop until its devices are free: its last step, saving, leaving.
@@ -15,8 +14,8 @@ What it costs to stop a run and to resume it later, measured for each workload f
                of a run without a loop.
 =============  =======================================================================================================
 
-Each is a moving average in which the last run counts half. What a workload has not shown costs nothing yet. Of a gang
-on several nodes, the node of its first process tells: the others know nothing of the loop.
+Each is a moving average in which the last run counts half. A cost that a workload has not shown yet counts as nothing.
+For a gang on several nodes, only the node of its first process counts: the others know nothing of the loop.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from penstock_log import Job, RunEnded, WorkloadProfiled
 
 class Speeds(msgspec.Struct):
     """
-    What is known of all workloads.
+    The speeds of all workloads.
 
     Attributes
     ----------
     by_key : dict of str to dict of str to float
         Workload key → device kind → speed relative to its fastest kind, in (0, 1].
     predicted_by_key : dict of str to list of str
-        Workload key → the kinds among these on which nobody has measured it yet.
+        Workload key → the kinds among these on which its speed is only predicted.
     skew_by_key : dict of str to float
         Workload key → share of the largest tensor in its model, where a script has described it.
 
@@ -60,7 +59,7 @@ class Speeds(msgspec.Struct):
     skew_by_key: dict[str, float] = msgspec.field(default_factory=dict)
 
     def apply(self, event: WorkloadProfiled) -> None:
-        """Fold the profiler's present knowledge of one workload in; it replaces what was known of it."""
+        """Fold in the profiler's present knowledge of one workload; it replaces what was known of it."""
         self.by_key[event.key] = {speed.kind: speed.speed for speed in event.speeds if speed.speed > 0}
         self.predicted_by_key.pop(event.key, None)
         if predicted := [speed.kind for speed in event.speeds if speed.predicted]:
@@ -90,7 +89,7 @@ class Speeds(msgspec.Struct):
         return self.guess(kind) if known is None else known
 
     def guess(self, kind: str) -> float:
-        """Return how fast a workload that nobody has measured is taken to be on a kind."""
+        """Return the assumed speed on a kind of a workload that nobody has measured."""
         others = [speeds[kind] for speeds in self.by_key.values() if kind in speeds]
         return median(others) if others else 1.0
 
@@ -236,7 +235,7 @@ class PreemptionCost(msgspec.Struct, frozen=True):
     Attributes
     ----------
     saves : bool
-        Asked to stop, it saves what it has done: a script with a session does, unless it has been seen not to.
+        Whether a run that is asked to stop saves its work: a script with a session does, unless it was seen not to.
     """
 
     stop_s: float | None = None
@@ -251,7 +250,7 @@ class PreemptionCost(msgspec.Struct, frozen=True):
 
     @property
     def overhead_s(self) -> float:
-        """The same, and what is done again."""
+        """Seconds of the switch and of the work that is done again."""
         return self.switch_s + (self.redo_s or 0.0)
 
     def lost_s(self, job: Job, now_s: float) -> float:
@@ -261,7 +260,7 @@ class PreemptionCost(msgspec.Struct, frozen=True):
 
 class PreemptionCosts(msgspec.Struct):
     """
-    What is known of all workloads.
+    The preemption costs of all workloads.
 
     Attributes
     ----------
@@ -293,7 +292,7 @@ class PreemptionCosts(msgspec.Struct):
             del self.by_key[next(iter(self.by_key))]
 
     def forget(self, job_id: str) -> None:
-        """Note that no run of the job is there any more."""
+        """Note that the job has no run any more."""
         self.asked_s.pop(job_id, None)
 
     def _preempted(self, before: PreemptionCost, job: Job, event: RunEnded) -> PreemptionCost:

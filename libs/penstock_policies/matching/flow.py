@@ -1,21 +1,15 @@
-"""
-The flow that all of them work on.
-
-The flow that the kernels work on: jobs in levels, machines' units under them, a price on each level.
+"""The flow on which the matching's kernels work: jobs in levels, units of machines under them, a price on each level.
 
 A *level* is a place, counted from the end, on any machine of a kind. A job of length ``p`` in place ``k`` costs
-``k p``; the ``n``-th job of a level takes the ``n``-th machine to be ready and costs its ready time (a *unit* of the
-level).
-Lengths and ready times are multiplied by ``scale`` and each length has 1 added, so that among equal sums the one with
-the least sum of places is the smaller.
+``k p``. The ``n``-th job of a level takes the ``n``-th machine to be ready, a *unit* of the level, and costs its ready
+time. Lengths and ready times are multiplied by ``scale`` and each length has 1 added, so that among equal sums the one
+with the least sum of places is the smaller. Level ``(t, k)`` has the index ``t * reach + k - 1``; the index after the
+last one is the sink.
 
-Level ``(t, k)`` has the index ``t * reach + k - 1``; the index after the last one is the sink.
-
-The kernels of matching, compiled once for all processes that can read the same directory.
-
-Put jobs into levels and take them out, and keep known how long the jobs of each level are.
-
-Which place of which kind is cheapest for a job, at given prices.
+:class:`Flow` and :class:`Paths` are the arrays. :func:`kernel` marks a function as a kernel, compiled once for all
+processes that can read the same directory. :func:`enter`, :func:`leave` and the functions after them put jobs into
+levels and take them out, and keep the lengths of each level's jobs. :func:`choose` and :func:`cheapest` find the
+cheapest level for a job at given prices.
 """
 
 from __future__ import annotations
@@ -236,7 +230,7 @@ def _gaining_units(flow: Flow, level: int) -> int:
 
 @kernel
 def arrive(flow: Flow, job: int, level: int) -> None:
-    """Seat one more job; there is then one too many in its level."""
+    """Put one more job into its level, which then has one job too many."""
     enter(flow, job, level)
     lay_floor(flow, level)
     flow.excess[level] += 1
@@ -245,7 +239,7 @@ def arrive(flow: Flow, job: int, level: int) -> None:
 
 @kernel
 def depart(flow: Flow, job: int) -> None:
-    """Take a seated job away; there is then one too few in its level."""
+    """Take a job out of its level, which then has one job too few."""
     level = flow.level[job]
     leave(flow, job)
     lay_floor(flow, level)

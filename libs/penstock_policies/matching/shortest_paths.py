@@ -1,18 +1,16 @@
-"""
-The exact part.
+"""Shortest paths that make a flow optimal: the exact part of the matching.
 
-Move jobs along shortest paths from levels with too many to places with too few, until none has: the exact part.
-
-Successive shortest paths with prices (Dijkstra on reduced costs). The nodes are the levels and the sink, not the jobs:
+:func:`balance` moves jobs along shortest paths from levels with too many to places with too few, until none has. It is
+successive shortest paths with prices (Dijkstra on reduced costs). The nodes are the levels and the sink, not the jobs:
 an arc from level to level stands for the job that loses least by the move.
 
-Where a search can go on from a node that it has come to.
+:func:`from_sink` and :func:`from_level` say where a search can go on from a node. Within a kind, the jobs of a lower
+place are the longer ones. So a job needs to be moved only to the level among whose jobs its length belongs: from there
+on, moving that level's shortest job down or its longest job up is at least as good. That leaves a few arcs for each job
+instead of one for each level.
 
-Within a kind the jobs of a lower place are the longer ones. So a job needs to be moved only to the level among whose
-jobs its length belongs, or between which: from there on, moving that level's shortest job down or its longest job up
-is at least as good. That leaves a few arcs for each job instead of one for each level.
-
-A binary heap of the nodes seen by a search, nearest first, in which a node can come nearer.
+A search keeps the nodes that it has seen in a binary heap, nearest first, in which a node can come nearer
+(:func:`lift`, :func:`drop_first`).
 """
 
 from __future__ import annotations

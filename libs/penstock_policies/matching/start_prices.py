@@ -1,20 +1,17 @@
-"""
-Prices to begin with.
+"""Prices to begin with, and the jobs seated at them.
 
-Begin at given prices: every job in its cheapest level, as many machines taken as the prices pay for.
+Nothing here decides what is optimal: a better guess only leaves less to do for the exact part. :func:`seat_all` puts
+every job into its cheapest level and takes as many machines as the prices pay for; :func:`seat_rest` seats the others.
 
-Guess the prices: jobs take the kind that is best for them, prices follow what the jobs did, by ever smaller steps.
+:func:`guess` guesses the prices: jobs take the kind that is best for them, and prices follow what the jobs did, by ever
+smaller steps. The last step is a whole one, so that the prices are those of a schedule.
 
-Nothing here decides what is optimal: a better guess only leaves less to do. The last step is a whole one, so that the
-prices are those of a schedule.
+Guessed prices swing and never settle where jobs are alike, or all as much faster on one kind, because such jobs change
+kinds all at once. But every fourth job on every fourth machine has queues as deep as all of them, and so about the same
+prices. :func:`set_prices` then finds those of the sample exactly, in the same way, on a problem of a quarter the size.
 
-Prices to begin with: guessed where jobs differ, else those of a quarter of the jobs on a quarter of the machines.
-
-Jobs that are alike, or as much faster on one kind as all others, change their minds all at once, so that guessed prices
-swing and never settle. But every fourth job on every fourth machine has queues as deep as all of them, and so about the
-same prices: they are found exactly, in the same way, on a problem of a quarter the size.
-
-The best schedule in one kind, shortest job first on the machine that is free first, and the prices it implies.
+:func:`price_kind` is the best schedule in one kind, shortest job first on the machine that is free first, and the
+prices that it implies.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""
-Which runs are opened next, and who goes on.
+"""Drivers of a search: which runs a sweep opens next, in which groups, and which trials go on.
 
-Which runs a search opens next, in which groups, and who goes on.
+A :class:`Driver` is a function of the specification, of the runs so far, and of the number of devices. It is called
+whenever a run has ended or was opened, and returns one group of runs. Where it returns none and nothing runs, the sweep
+is over. Only the first of the runs that it returned may have been opened: the next call then returns the rest again.
 
-A driver is a function of the specification, of what was tried, and of how many devices there are. It is asked whenever
-something has ended or was opened, and answers with one group; where it wants nothing and nothing runs, the sweep is
-over. Only the first of what it wanted may have been opened: it then wants the rest again.
-
-How much a sweep has before it, where its search says so.
-
-Population-based training: the worst take over the weights of the best, and hyper-parameters near theirs.
-
-Trials that climb one by one, each stopped where one of Optuna's pruners says so.
+The drivers are, in this order: all at once and in batches; successive halving and Hyperband, rung by rung; their
+asynchronous forms; population-based training, in which the worst members take over the weights of the best and
+hyper-parameters near theirs; and trials that climb one by one, each stopped where one of Optuna's pruners says so.
+:func:`planned` says how much a sweep has before it, where its search determines that.
 """
 
 from __future__ import annotations
@@ -46,10 +42,10 @@ BATCH: Final = 64
 
 
 class Driver(Protocol):
-    """Says which runs are opened now."""
+    """A function that decides which runs a sweep opens now."""
 
     def __call__(self, spec: SweepSpec, past: RunHistory, devices: int, sample: Sample) -> list[WantedRun]:
-        """Return them; ``devices`` are those that the sweep could use."""
+        """Return the runs to open; ``devices`` is the number of those that the sweep could use."""
         ...
 
 
@@ -140,7 +136,7 @@ def asynchronous(spec: SweepSpec, past: RunHistory, devices: int, sample: Sample
 
 
 def asynchronous_brackets(spec: SweepSpec, past: RunHistory, devices: int, sample: Sample) -> list[WantedRun]:
-    """The same over all of Hyperband's brackets; a new trial goes to the one furthest behind its share."""
+    """Promote as :func:`asynchronous` over all brackets of Hyperband; a new trial goes to the one furthest behind."""
     budget = budget_of(spec)
     return _fill_room(spec, past, devices, sample, [_ladder(budget, s) for s in range(halvings(budget) + 1)])
 
@@ -163,7 +159,7 @@ def _fresh(past: RunHistory, points: Sequence[Params], bracket: int, budget: int
 
 
 def _climb(spec: SweepSpec, past: RunHistory, bracket: int, rungs: list[Rung], sample: Sample) -> list[WantedRun]:
-    """Return what the lowest rung that is not complete lacks; nothing while one still runs."""
+    """Return the runs that the lowest incomplete rung lacks; none while one still runs."""
     below = past.level(bracket, 0)
     lacking = rungs[0].trials - len(below)
     if lacking and (points := sample(min(lacking, GROUP))):
@@ -180,7 +176,7 @@ def _climb(spec: SweepSpec, past: RunHistory, bracket: int, rungs: list[Rung], s
 
 
 def promoted(past: RunHistory, number: int, rung: int, budget: int) -> WantedRun:
-    """Return the run by which a trial goes on."""
+    """Return the run with which a trial goes on to its next budget."""
     run = past.runs[number]
     return WantedRun(trial=run.trial, params=run.params, bracket=run.bracket, rung=rung, budget=budget, origin=number)
 
@@ -212,7 +208,7 @@ def _share(budget: Budget, rungs: int) -> float:
 
 
 def _promotable(spec: SweepSpec, past: RunHistory, ladders: list[list[int]]) -> Iterator[WantedRun]:
-    """Yield whom a rung has to give up to the next, the highest rungs first."""
+    """Yield the runs that a rung may promote to the next, the highest rungs first."""
     for bracket, ladder in enumerate(ladders):
         for rung in range(len(ladder) - 2, -1, -1):
             level = past.level(bracket, rung)
@@ -225,7 +221,7 @@ def _promotable(spec: SweepSpec, past: RunHistory, ladders: list[list[int]]) -> 
 
 class SearchPlan(msgspec.Struct, frozen=True):
     """
-    What a sweep is going to do, if nothing fails.
+    The work of a whole sweep, if nothing fails.
 
     Attributes
     ----------
@@ -242,7 +238,7 @@ class SearchPlan(msgspec.Struct, frozen=True):
 
 def planned(spec: SweepSpec) -> SearchPlan | None:
     """
-    Return what a sweep is going to do; None where that turns out on the way, as in asynchronous searches.
+    Return the work of a whole sweep; None where it depends on results, as in asynchronous searches.
 
     Examples
     --------
@@ -362,7 +358,7 @@ def climbing(spec: SweepSpec, past: RunHistory, devices: int, sample: Sample) ->
     """
     Let each trial train to the next budget unless it is pruned; where there is room, begin another one.
 
-    Each is judged once: a trial that was stopped stays so, whatever becomes of the others.
+    Each run is judged once: a trial that was stopped stays stopped, whatever the others give.
     """
     budget = budget_of(spec)
     top, wanted = halvings(budget), []
@@ -386,7 +382,7 @@ def _pruned(spec: SweepSpec, past: RunHistory, number: int, top: int) -> bool:
 
 
 def _judge(spec: SweepSpec, past: RunHistory, top: int) -> PruningJudge:
-    """Return the judge of this very past, the one that was kept or another who hears all of it."""
+    """Return the judge for this past: the one that was kept, or a new one that is told all of it."""
     from penstock_policies.search.optuna_bridge import PruningJudge  # noqa: PLC0415 - an extra, and half a second
 
     kept = _KEPT.pop(id(past), None)

@@ -1,15 +1,12 @@
-"""
-The part that loads Optuna.
+"""Bridge to Optuna: its samplers and pruners behind the ports of this package; the only module that loads it.
 
-Optuna's samplers, behind the port of this package.
+The log is the only truth. A sampler makes a study for each question, tells it what was tried, asks it for points, and
+throws it away. Chance comes from the sweep's seed and the number of trials so far, so that the same past gives the same
+points to everybody.
 
-The log is the only truth: a study is made for each question, told what was tried, asked, and thrown away. Chance comes
-from the sweep's seed and the number of trials so far, so that whoever asks with the same past gets the same points.
-
-Optuna's pruners, told what became of a sweep's runs in the order in which it did.
-
-Each run is told once and judged once, when it ends: a judge that is kept between questions is told only what is new. It
-is worked out again from the log where it was not kept, to the same verdicts (ADR 9).
+:class:`PruningJudge` asks a pruner. It tells the pruner what became of a sweep's runs in the order in which they ended;
+each run is told once and judged once, when it ends. A judge that is kept between questions is told only what is new. A
+judge that was not kept is made again from the log, with the same verdicts (ADR 9).
 """
 
 from __future__ import annotations
@@ -112,7 +109,7 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def _told(spec: SweepSpec, past: RunHistory) -> list[TriedRun]:
-    """Return what a model is made of: the runs at the largest budget with enough values, and what still runs."""
+    """Return the runs that a model is made of: those at the largest budget with enough values, and those under way."""
     for budget in sorted({run.budget for run in past.runs}, reverse=True):
         told = [run for run in past.runs if run.budget == budget and run.over]
         if not budget or sum(run.value is not None for run in told) >= len(spec.space) + 2:
@@ -186,18 +183,18 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # a study is made for each
 
 class PruningJudge:
     """
-    Says which runs of a sweep are the last of their trials.
+    The judge of a sweep's runs: it decides which of them are the last of their trials.
 
     Parameters
     ----------
     spec : SweepSpec
     pruner : optuna.pruners.BasePruner
     top : int
-        The highest rung: whoever has a value there is complete, and the others are measured against those.
+        The highest rung: trials with a value there are complete, and the others are measured against them.
 
     Notes
     -----
-    O(1) studies for a sweep; a verdict costs what the pruner makes of those complete, O(n) with n trials.
+    O(1) studies for a sweep; a verdict costs what the pruner does with the complete trials, O(n) with n trials.
     """
 
     def __init__(self, spec: SweepSpec, pruner: optuna.pruners.BasePruner, top: int) -> None:

@@ -1,14 +1,12 @@
-"""
-Runs, rungs, and what became of their device time.
+"""Runs of a sweep: those tried and those wanted, the rungs that they climb, and its goodput.
 
-What a sweep has tried so far, and what it wants to try next.
+:class:`RunHistory` has a sweep's runs (:class:`TriedRun`) in the order in which they were opened; a driver returns
+:class:`WantedRun` values. :func:`halving` and :func:`hyperband` say how many trials run for how long: successive
+halving, and Hyperband's brackets of it.
 
-How many trials run for how long: successive halving, and Hyperband's brackets of it.
-
-What became of the devices that a sweep held, and how long it took to what: the same for live and simulated sweeps.
-
-Whoever plays a sweep says of each run what it held and how much of that was iterations (:class:`Spent`), where it stood
-and what it gave (:class:`Use`); :func:`account` adds up.
+:func:`account` says what became of the devices that a sweep held, and how long the sweep took to its target. It is the
+same for live and simulated sweeps: the caller gives for each run what it held and how much of that was iterations
+(:class:`RunSpending`), and its place and value (:class:`TrialUse`).
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ class TriedRun(msgspec.Struct, kw_only=True, omit_defaults=True):
     trial : int
         Number of the point, from 0. A trial that is promoted runs again under the same number.
     budget : int
-        Up to which it trains, counted from its very beginning; 0 where the sweep has no budget.
+        The budget up to which it trains, counted from its very beginning; 0 where the sweep has none.
     bracket, rung : int
-        Where it stands among the groups of a search that stops early; generations are rungs.
+        Its group in a search that stops early; generations are rungs.
     origin : int
         Number of the run whose checkpoint it goes on from; -1 where it starts afresh.
     after : int
         How many runs had ended when it was opened.
     ended : int
-        The how-manieth to end, from 1; 0 as long as it runs.
+        Its number in the order of ends, from 1; 0 as long as it runs.
     value : float or None
         Its metric; None as long as it runs, and where it gave none: it failed, diverged, or did not report.
     """
@@ -88,10 +86,10 @@ class RunHistory(msgspec.Struct, kw_only=True):
     runs : list of TriedRun
         Empty where the search does not look back (:attr:`Algorithm.looks_back`).
     trials, running, ended : int
-        How many points were opened, how many runs are not over, and how many are.
+        The number of points opened, of runs under way, and of runs that are over.
     levels : dict of str to dict of str to RungRuns
-        By bracket and rung, in digits for the snapshot: looked up after every fact, and a long sweep has hundreds of
-        them.
+        Bracket → rung → its runs; the keys are digits for the snapshot. A long sweep has hundreds of levels, and they
+        are looked up after every fact.
     """
 
     runs: list[TriedRun] = msgspec.field(default_factory=list)
@@ -149,7 +147,7 @@ class RunHistory(msgspec.Struct, kw_only=True):
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """So many trials, trained up to so much."""
+    """A number of trials, trained up to one budget."""
 
     trials: int
     budget: int
@@ -225,11 +223,11 @@ class RunSpending(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     held_gpu_s : float
-        All of it.
+        All that the run held.
     loop_gpu_s : float
-        Of that, iterations.
+        The part of it in iterations.
     moved_gpu_s : float
-        Of the rest, what it cost to stop and to go on: whatever was no iteration once it was started again.
+        The part of the rest that stopping and going on cost: whatever was no iteration once it was started again.
     """
 
     held_gpu_s: float = 0.0
@@ -262,13 +260,13 @@ class TrialUse(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     key : str or int
-        Names it; ``origin`` is that of the run whose checkpoint it goes on from.
+        The run's name; ``origin`` is the key of the run whose checkpoint it goes on from.
     budget : int
-        Up to which it trained; 0 where the sweep has none.
+        The budget up to which it trained; 0 where the sweep has none.
     ended_s : float or None
-        When it was over; None as long as it is not.
+        When it ended; None as long as it runs.
     value : float or None
-        What it gave to the search.
+        The value that it gave to the search.
     """
 
     key: str | int
@@ -300,7 +298,7 @@ class SweepGoodput(msgspec.Struct, frozen=True, kw_only=True):
     allocated_gpu_s : float
         All of these.
     running_gpu_s : float
-        Held so far by runs on their way; not among those allocated, since nobody knows yet what for.
+        Held so far by runs under way; not part of what is allocated, because their use is not known yet.
     best : str, int or None
         The run with the best value among those with the largest budget; of equal ones the first.
     target_s : float or None

@@ -1,11 +1,8 @@
-"""
-The space and its samplers.
+"""Space of hyper-parameters: its points, which spaces make sense, and the samplers of new points.
 
-The points of a hyper-parameter space: all of a grid, or random ones; and which spaces make sense.
+:func:`check` refuses a space that makes no sense. :func:`points` draws random points or walks a grid.
 
-Where new points of a space come from: the built-in samplers, and those of other libraries.
-
-A sampler is a function ``(spec, past, count) -> points``; :data:`SAMPLERS` names the module and the function of each,
+A sampler is a function ``(spec, past, count) -> points``. :data:`SAMPLERS` names the module and the function of each,
 imported when first used. A further library is one file with such a function, and either a line here or, in a package of
 its own, an entry point of the group :data:`GROUP`.
 """
@@ -41,11 +38,11 @@ class BadSpace(ValueError):
 
 
 class NotInstalled(BadSpace):
-    """The sweep names a search of a library that is not there."""
+    """The sweep names a search of a library that is not installed."""
 
 
 def check(spec: SweepSpec, *, grid: bool) -> None:
-    """Refuse a space, or a number of trials of a grid over it, that makes no sense, by raising :class:`BadSpace`."""
+    """Raise :class:`BadSpace` for a space, or a number of trials of a grid over it, that makes no sense."""
     if not spec.space:
         raise BadSpace(
             "space has no dimension; expected at least one, such as lr = {kind = 'choice', values = [0.1, 0.2]}"
@@ -73,7 +70,7 @@ def points(spec: SweepSpec, start: int, count: int, rng: np.random.Generator, *,
     spec : SweepSpec
         One that :func:`check` lets pass.
     start, count : int
-        Of a grid; it gives fewer at its end.
+        The first point and the number of points of a grid; it gives fewer at its end.
     rng : numpy Generator
         The same state gives the same points. A grid does not use it.
     whole : bool
@@ -226,7 +223,7 @@ _NEEDS: Final = {"tpe": ("optuna",), "model": ("optuna",), "cmaes": ("optuna", "
 
 
 class PointSampler(Protocol):
-    """Proposes new points."""
+    """A function that proposes new points."""
 
     def __call__(self, spec: SweepSpec, past: RunHistory, count: int) -> list[Params]:
         """
