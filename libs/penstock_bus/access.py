@@ -1,19 +1,17 @@
 """
-Passwords and permissions.
+Access to the server: passwords, the logins of people and foreign services, and who may use which subject.
 
-Passwords: the server's, made up and kept in its data folder, and what a person or a foreign service logs in with.
+The server's passwords are made up and kept in its data folder. ``penstock up`` writes two files for others there,
+``client.json`` for people and ``extension.json`` for services that are not Penstock's. It puts a copy of each into the
+configuration folder of the user who started it, where his programs find them by the server's address. Their fields are
+those of a context of the ``nats`` command line. :func:`find_logins` looks for them, :func:`first_accepted` connects.
 
-``penstock up`` writes two files for others into its data folder, ``client.json`` for people and ``extension.json`` for
-services that are not Penstock's, and a copy of each into the configuration folder of the user who started it, where his
-programs find them by the server's address. Their fields are those of a context of the ``nats`` command line.
-
-Who may use which subject of the server: the log's rules, enforced by NATS and not by manners.
-
-Services and people are in two accounts (docs/adr/0011). The streams are the services'; people see of them what is
-exported here: requests to services, submissions, direct gets of the streams that they may read, and what is published
-to these while they listen. They have no JetStream API, since a server that publishes in its own name (to the reply
-subject of a get, to the delivery subject of a consumer) asks nobody for permission: over the border between accounts
-it answers the asker and nobody else.
+:func:`authorization` has the log's rules of who may use which subject; NATS enforces them. Services and people are in
+two accounts (docs/adr/0011). The streams belong to the services' account. People see of them what is exported here:
+requests to services, submissions, direct gets of the streams that they may read, and what is published to these while
+they listen. People have no JetStream API. There, a server publishes in its own name, to the reply subject of a get or
+to the delivery subject of a consumer, and no permission is checked. Over the border between accounts it answers the
+asker and nobody else.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Where a server is, and as whom to go there: the content of ``client.json`` and its copies.
+    A server's address and the user to log in as: the content of ``client.json`` and its copies.
 
     Attributes
     ----------
@@ -63,14 +61,14 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoginSearch(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What a search for credentials has come to.
+    The result of a search for credentials.
 
     Attributes
     ----------
     logins : tuple of Login
-        Those for the server, the best first.
+        The logins for the server, the best first.
     looked : tuple of str
-        Where it was looked, and what was found there; nothing where the user said as whom to go.
+        The places searched, with what was found there; empty where the address names its user.
     unreadable : str
         File beside the user that belongs to somebody else; empty where there is none.
     """
@@ -155,7 +153,7 @@ def kept_in(role: Role, environ: Mapping[str, str]) -> Path | None:
 
 
 def keep_login(role: Role, login: Login, environ: Mapping[str, str]) -> Path | None:
-    """Put a login where its user's programs find it; None where there is no such place or it cannot be written."""
+    """Put a login where its user's programs find it; return None where there is no such place or it is not writable."""
     path = _kept_at(role, login.url, environ)
     if path is None:
         return None
@@ -181,7 +179,7 @@ def forget_login(role: Role, login: Login, environ: Mapping[str, str]) -> None:
 
 
 def find_logins(role: Role, url: str, environ: Mapping[str, str], data: Path = DATA) -> LoginSearch:
-    """Look for logins for a server: in the user's configuration folder, then in the data folder beside him."""
+    """Look for logins for a server: in the user's configuration folder, then in the data folder where he is."""
     logins: list[Login] = []
     looked: list[str] = []
     unreadable = ""
@@ -229,7 +227,7 @@ def has_user(url: str) -> bool:
 
 async def first_accepted(connect: Callable[[str, str], Awaitable[B]], found: LoginSearch, role: Role) -> B:
     """
-    Connect by the first login that the server takes; without any, as nobody: a server without users takes that.
+    Connect by the first login that the server accepts; without a login, connect without a user.
 
     Parameters
     ----------
@@ -239,7 +237,7 @@ async def first_accepted(connect: Callable[[str, str], Awaitable[B]], found: Log
     Raises
     ------
     Unauthorized
-        If it takes none, with what to do.
+        If the server accepts none; the message says what to do.
     """
     refused = ""
     for user, password in [(login.user, login.password) for login in found.logins] or [("", "")]:
@@ -253,7 +251,7 @@ async def first_accepted(connect: Callable[[str, str], Awaitable[B]], found: Log
 
 
 def refusal(role: Role, found: LoginSearch, environ: Mapping[str, str]) -> str:
-    """Return what to tell somebody whom a server refused: where it was looked, and what to do."""
+    """Return the message for a user whom a server refused: the places that were searched, and what to do."""
     folder = kept_in(role, environ)
     source = found.unreadable or f"DATA/{file_name(role)}"
     whose = "its owner" if found.unreadable else "who ran `penstock up` on the folder DATA"
@@ -415,7 +413,7 @@ def _for_clients() -> dict[str, str]:
 
 
 def _of_client() -> dict[str, Any]:
-    """Return what people may do; to hear nothing but this keeps them from answering each other in a service's place."""
+    """Return what people may do; they may listen to nothing else, so that nobody answers in a service's place."""
     return {"publish": {"allow": list(_for_clients())}, "subscribe": {"allow": ["_INBOX.>", *_TOLD]}}
 
 
@@ -441,7 +439,7 @@ def _of_service(service: str) -> dict[str, Any]:
 
 
 def _own(service: str) -> list[str]:
-    """Return where a service keeps its snapshot and its lease, and says that it is alive: nobody else's business."""
+    """Return the subjects of a service's snapshot, lease and heartbeats, which only it may write."""
     return [
         subjects.state(service),
         f"$KV.{subjects.LEASES}.{service}",

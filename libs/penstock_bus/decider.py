@@ -1,9 +1,9 @@
 """
-A service's pure part, and the fold that it decides on.
+Decider and fold: a service's pure part, and the state that it decides on.
 
-What a deciding service is made of, whoever runs it: the live shell, the simulator or a test.
-
-State as the fold of the log: applying deliveries, and making a start faster with snapshots.
+A :class:`Decider` is the same for everything that runs it: the live shell, the simulator or a test. It applies facts
+and proposes facts (:class:`Decision`, :class:`Proposal`). A :class:`Fold` is the decider's state as the result of all
+deliveries of the log up to a sequence. A snapshot makes the start of a fold faster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ S = TypeVar("S")
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Facts of one entity that the decider wants to make true, all or none.
+    Facts of one entity that the decider proposes to append, all or none.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to append now, and when to decide again even if nothing happens (None: only when something happens)."""
+    """The proposals to append now, and when to decide again though nothing happens; None: only after a new fact."""
 
     proposals: list[Proposal] = msgspec.field(default_factory=list)
     wake_at_s: float | None = None
@@ -66,8 +66,8 @@ class Decider(Generic[S]):
         True where only one replica may decide (the others keep a hot fold); False where all decide, and conflicts
         sort it out.
     ignores : frozenset of type
-        Kinds of facts after which it need not be asked: they are folded in as any other, and there is nothing that it
-        would propose then and would not have proposed before, nor anything that it would propose sooner.
+        Kinds of facts after which the shell need not call ``decide``. They are folded in as any other, but they bring
+        about no new proposal, and none sooner.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Decider(Generic[S]):
     ignores: frozenset[type[Event]] = frozenset()
 
     def heeds(self, commit: Commit) -> bool:
-        """Say whether it may have something new to propose after a commit."""
+        """Say whether the decider may have something new to propose after a commit."""
         return not self.ignores.issuperset(map(type, commit.facts))
 
 
@@ -113,7 +113,7 @@ class Fold(Generic[S]):
         self._own = tuple(pattern.removesuffix("*") for pattern in subjects.writable(decider.name))
 
     def apply(self, delivery: Delivery) -> bool:
-        """Fold one commit in; one that was folded before changes nothing and gives False."""
+        """Fold one commit in; return False for one that was folded before, which changes nothing."""
         if delivery.seq <= self.last_seq:
             return False
         state, seq, subject = self.state, delivery.seq, delivery.subject
@@ -133,7 +133,7 @@ class Fold(Generic[S]):
         """
         Go on from a snapshot, if there is a usable one.
 
-        One of another schema or a damaged one is ignored with a log line: the log itself still has everything.
+        A snapshot of another schema, or a damaged one, is ignored with a log line: the log itself still has everything.
         """
         if snapshot is None:
             return False

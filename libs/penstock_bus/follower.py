@@ -1,11 +1,9 @@
 """
-A fold that follows the bus, with its retries: the loop that services of others call.
+A fold that follows the bus, with its retries: the loop that every service calls, and extensions too.
 
-A fold that follows the bus.
-
-Trying again while the bus is unavailable.
-
-Tasks that live exactly as long as a block of code.
+:class:`FoldFollower` follows the log into a fold while its context is open, starting from a snapshot.
+:func:`until_available` tries a call again while the bus is unavailable. :func:`background` runs tasks that live exactly
+as long as a block of code.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class FoldFollower(Generic[S]):
     ----------
     bus, decider
     name : str, optional
-        Of the snapshot; the decider's name where not given.
+        The snapshot's name; the decider's name where not given.
     subjects : sequence of str
         Patterns to follow; empty means all.
     on_delivery : callable, optional
@@ -115,9 +113,9 @@ class FoldFollower(Generic[S]):
 
     async def caught_up(self) -> None:
         """
-        Wait until everything that the log holds now is folded in; what cannot be decoded is not waited for.
+        Wait until everything readable that the log holds now is folded in.
 
-        May be asked before the context is open, and then waits for that too.
+        It may be called before the context is open, and then waits for that too.
         """
         await self._restored.wait()  # or it would wait for commits that the snapshot covers
         target = await until_available(self._bus.last_seq, "last_seq")
@@ -147,7 +145,7 @@ class FoldFollower(Generic[S]):
 
     @property
     def unsaved(self) -> int:
-        """How far the state is ahead of its last snapshot, in sequences."""
+        """How many sequences the state is ahead of its last snapshot."""
         return self.last_seq - self._saved_seq
 
     async def _restore(self) -> None:
@@ -183,7 +181,7 @@ class FoldFollower(Generic[S]):
         self.changed.set()
 
     async def _remaining(self, after_seq: int, until_seq: int) -> bool:
-        """Say whether anything that can be read is between two sequences; looks at a little at a time."""
+        """Say whether there is a readable commit between two sequences; reads a little at a time."""
         for from_seq in range(after_seq, until_seq, YIELD_EVERY):
             for subject in self._subjects or (names.STREAM_SUBJECTS[names.EVT],):
                 if await self._bus.read(subject, from_seq, min(from_seq + YIELD_EVERY, until_seq)):
@@ -214,13 +212,13 @@ async def until_available(call: Callable[[], Awaitable[T]], what: str, giving_up
     """
     Return what ``call`` returns, trying again with back-off while the bus is unavailable.
 
-    Appends must carry one commit id over all tries: then a stored one is not stored twice.
+    An append must carry the same commit id in all tries, so that it is not stored twice.
 
     Raises
     ------
     Unavailable
-        If ``giving_up`` is set and the bus is still unavailable: a service that is to end does not wait for room, nor
-        longer than :data:`LAST_S` for an answer.
+        If ``giving_up`` is set and the bus is still unavailable. A service that is ending does not wait for room, and
+        no longer than :data:`LAST_S` for an answer.
     """
     delay_s = FIRST_S
     while True:

@@ -1,9 +1,10 @@
 """
-Ready, live, heartbeats, metrics.
+Health of replicas: readiness and liveness, heartbeats, and metrics.
 
-Is a replica up, is it caught up, and who else is there: endpoints and heartbeats of every service.
-
-Counters, gauges and histograms, shown in Prometheus' text form by the shell's ``metrics`` endpoint.
+A replica reports its :class:`Vitals` by heartbeats (:func:`beat`) and at its endpoints ``ready``, ``live`` and
+``metrics`` (:func:`endpoints`). :class:`DecisionLag` measures how far its decisions are behind its fold.
+:class:`Peers` has the replicas whose heartbeats are fresh. :class:`Metrics` has counters, gauges and histograms, and
+renders them in Prometheus' text form.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ VERSION: Final = version("penstock")
 
 class Vitals(msgspec.Struct, kw_only=True):
     """
-    What a replica says of itself: the body of its heartbeats and of ``ready`` and ``live``.
+    A replica's report of itself: the body of its heartbeats and of ``ready`` and ``live``.
 
     Attributes
     ----------
     ready : bool
-        It has caught up with the log and does its work.
+        Whether it has caught up with the log and does its work.
     leading : bool
-        It is the one replica that decides; always True where all decide.
+        Whether it is the one replica that decides; always True where all decide.
     now_s : float
-        The time that it decides by.
+        The time by which it decides.
     last_seq : int
-        How far its fold is.
+        The sequence of its fold.
     decided_seq : int
-        How far its fold was when it last decided.
+        The sequence of its fold when it last decided.
     undecided_s : float
         How long the oldest fact that matters to it has waited for a decision; 0 where none does, or others decide.
     elected : bool
-        One replica of this service is to lead, by a lease; otherwise all decide.
+        Whether one replica of this service leads, by a lease; otherwise all decide.
     term_s : float
         For how long it has led without a gap; 0 while it does not lead.
     lease_s : float or None
         How long ago it asked for the lease that was last confirmed; None where it has none.
     note : str
-        What people should know of it now, if anything.
+        A note for people about its present state, or empty.
     """
 
     service: str
@@ -97,13 +98,13 @@ class DecisionLag:
         self._since: float | None = None
 
     def read(self, seq: int, *, matters: bool) -> None:
-        """Note that the fold has a fact, after which something may be to decide if it ``matters``."""
+        """Note that the fold has a fact; if it ``matters``, there may be something to decide."""
         self._vitals.last_seq = seq
         if matters and self._since is None:
             self._since = self._clock()
 
     def decided(self, seq: int) -> None:
-        """Note that what there is to decide with the fold at ``seq`` is being decided."""
+        """Note that the replica decides with the fold at ``seq``."""
         self._vitals.decided_seq, self._since = seq, None
 
     def undecided_s(self) -> float:
@@ -148,7 +149,7 @@ class Peers:
         self._seen[vitals.replica] = (self._clock(), vitals)
 
     def alive(self) -> list[Vitals]:
-        """Return the last words of each live replica, by its id."""
+        """Return the last heartbeat of each live replica, by its id."""
         now_s = self._clock()
         self._seen = {name: seen for name, seen in self._seen.items() if now_s - seen[0] < self._gone_after_s}
         return [vitals for _, (_, vitals) in sorted(self._seen.items())]
@@ -162,7 +163,7 @@ class Peers:
 
 
 def heard(body: bytes) -> Vitals | None:
-    """Return the heartbeat that a body holds; None where it is some other program's words."""
+    """Return the heartbeat in a body; None where the body is something else."""
     try:
         return msgspec.json.decode(body, type=Vitals)
     except (ValueError, RecursionError):  # malformed, of another shape, not UTF-8, or nested without end
@@ -171,9 +172,9 @@ def heard(body: bytes) -> Vitals | None:
 
 async def beat(bus: Bus, report: Callable[[], Vitals]) -> None:
     """
-    Say that this replica is there, every second and whenever it becomes ready or wins or loses the lead, for ever.
+    Send this replica's heartbeat every second, and whenever it becomes ready or wins or loses the lead, for ever.
 
-    What cannot be sent is not sent later.
+    A heartbeat that cannot be sent is dropped.
     """
     said, said_ago_s = (False, False), HEARTBEAT_S
     while True:
@@ -191,8 +192,8 @@ def mark(ready_file: Path, vitals: Vitals) -> None:
     """
     Touch a file for a heartbeat of a replica that is ready, and remove it for one that is not.
 
-    Health checks look at its age. It is marked when the heartbeat comes back over the bus: a replica that the bus does
-    not hear is not ready for anybody.
+    Health checks look at the file's age. The caller marks it when the heartbeat comes back over the bus: a replica that
+    the bus does not hear is not ready.
     """
     with suppress(OSError):  # a file that grows old says enough
         if vitals.ready:
@@ -310,7 +311,7 @@ def _lines(name: str, labels: Labels, metric: Metric) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Return all digits of a number: of a counter that showed six, no rate could be told."""
+    """Return all digits of a number: six digits of a counter would be too few to tell its rate."""
     return str(int(value)) if float(value).is_integer() else repr(value)
 
 

@@ -1,9 +1,8 @@
 """
-One replica of a decider, and whether it leads.
+One replica of a decider, and its leadership.
 
-One replica of a deciding service: follow, apply, decide, append.
-
-Being the one replica that decides: a lease, kept as long as the bus confirms it in time.
+A :class:`Replica` follows the log, applies, decides and appends. Where only one replica may decide,
+:class:`LeaderElection` makes it the leader by a lease, which it has as long as the bus confirms it in time.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """
-The NATS server as a child process, and room in its store.
+The NATS server as a child process, and the room in its store.
 
-The real ``nats-server`` as a child process, with JetStream on disk and the configuration that Penstock needs.
+:func:`running` starts a real ``nats-server`` with JetStream on disk and the configuration that Penstock needs.
+:func:`dies_with_parent` keeps a child process from outliving its parent.
 
-What is to be done about a disk, or a store, without room.
-
-A NATS server that met one answers every look, but confirms no message to its streams; and it goes on like that when
-there is room again, until it is started anew.
-
-A store that has reached its limit takes nothing either, not even leases, so that nothing could start on it: it is given
-a little more, and people are told what to purge.
-
-Child processes that do not outlive their parent.
+Two conditions of the disk need care. A server that met a full disk answers every look, but confirms no message to its
+streams, and goes on like that when there is room again, until it is started anew. A store that has reached its limit
+takes nothing either, not even leases, so nothing could start on it: :func:`with_room` gives it a little more, and
+people are told what to purge.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """
-The process around a service.
+The shell: the process around a service, with its settings, logs, signals, connection, health and an orderly end.
 
-The process around a service: settings, logs, signals, connection, health, and an orderly end.
-
-What a service finds around it while it runs.
+:func:`main` runs a service in this process. :class:`Shell` is what the service finds around it while it runs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """
-What both adapters share: patterns, pieces of snapshots, unreadable messages.
+Stored messages, as both adapters read them: deliveries, patterns of subjects, and pieces of snapshots.
 
-From what a log holds to what its readers are given, for every adapter.
-
-Whether a subject fits a pattern, by the rules of NATS: ``*`` is one token, ``>`` is all the rest.
-
-How a snapshot becomes pieces that fit into messages, and how damage to them is noticed.
+:func:`delivery` turns a stored message into what the log's readers get; :func:`placeholder` stands for one that cannot
+be read. :func:`matches` says whether a subject fits a pattern by the rules of NATS: ``*`` is one token, ``>`` is all
+the rest. :func:`split` makes a snapshot into pieces that fit into messages, and :func:`join` notices damage to them.
 """
 
 from __future__ import annotations

@@ -1,30 +1,26 @@
 """
-CUDA devices by NVML.
+CUDA devices, as NVIDIA's management library (NVML) reports them.
 
-CUDA devices as NVIDIA's management library reports them. Nothing is changed: MIG, MPS and modes are the operator's.
+:class:`CudaBackend` has the host's devices, their labels and their processes. Penstock changes nothing on a device:
+MIG, MPS and modes are the operator's. A GPU in MIG mode is not a device; each of its instances is one. Compute
+instances of one GPU instance share its memory, which nothing divides between them. Each gets an equal part of it here,
+so that together they get no more.
 
-A GPU in MIG mode is not a device; each of its instances is one. Compute instances of one GPU instance share its memory,
-which nothing divides between them: each is given an equal part of it here, so that together they are given no more.
+:class:`NvmlLibrary` has the functions of ``pynvml`` that are used, under their own names; tests put a library of their
+own in its place. Every function may raise ``pynvml.NVMLError``. A function for which a device has no answer raises it
+with ``NVML_ERROR_NOT_SUPPORTED``, which :func:`answer` turns into a default.
 
-What is asked of NVIDIA's management library: the functions of ``pynvml`` under their own names.
+:func:`running` says whether the operator runs NVIDIA's multi-process service. Penstock never starts, stops or sets it.
+A CUDA program uses it by itself where its daemon listens in the pipe directory.
 
-Tests put a library of their own in its place. Every function may raise ``pynvml.NVMLError``; those for which a device
-has no answer raise it with ``NVML_ERROR_NOT_SUPPORTED``, which :func:`answer` turns into a default.
+:func:`links` says how CUDA devices are connected: by NVLink, or how far up the PCIe tree they meet.
 
 References
 ----------
 NVIDIA, NVML API Reference Guide. Signatures and return types as in nvidia-ml-py.
 
-NVIDIA's multi-process service: whether the operator runs it. It is never started, stopped or set from here.
-
-A CUDA program uses it by itself where its daemon listens in the pipe directory. Here is only how one knows.
-
-References
-----------
 NVIDIA, Multi-Process Service: the control daemon notes its pid in the pipe directory; ``CUDA_MPS_PIPE_DIRECTORY``,
 by default ``/tmp/nvidia-mps``.
-
-How CUDA devices are connected: by NVLink, or how far up the PCIe tree they meet.
 """
 
 from __future__ import annotations
@@ -71,7 +67,7 @@ class _Gpu(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[tuple[Handle, int]]:
-        """What of it is a device."""
+        """The devices of this GPU: itself, or its instances in MIG mode."""
         return self.instances if self.mig else [(self.handle, 1)]
 
 
@@ -162,7 +158,7 @@ class CudaBackend:
 
     def labels(self, first: int = 0) -> dict[str, str]:
         """
-        Return what the node is labelled with: connections, MIG and compute modes, MPS.
+        Return the node's labels: connections, MIG and compute modes, MPS.
 
         ``links.N``: to each other device, see :func:`penstock_cluster.cuda_backend.links`. ``compute_mode.N``: where it
         is not the default. ``mig.UUID``: of each GPU in MIG mode, or about to change it. ``cuda_backend``: the pipe
@@ -182,7 +178,7 @@ class CudaBackend:
         return environment(devices)
 
     def accounting(self) -> CudaAccounting:
-        """Return the driver's word."""
+        """Return the accounting by the driver."""
         return CudaAccounting(self.processes)
 
     def processes(self, device: Device) -> dict[int, int]:
@@ -296,7 +292,7 @@ def environment(devices: Sequence[Device]) -> dict[str, str]:
 
 def kind_of(product: str) -> str:
     """
-    Return what people call a product: its model's name, without the vendor, the form and the memory size.
+    Return a product's kind: the name of its model without the vendor, the form and the memory size.
 
     Examples
     --------
@@ -379,7 +375,7 @@ class NvmlLibrary(Protocol):
 
 
 def answer(ask: Callable[[], T], default: D) -> T | D:
-    """Return what the library answers, or the default where the device, the driver or its rights have no answer."""
+    """Return the library's answer, or the default where the device, the driver or our rights give none."""
     try:
         return ask()
     except pynvml.NVMLError as error:

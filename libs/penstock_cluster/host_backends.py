@@ -1,11 +1,9 @@
 """
-The host as a device, and emulated devices.
+Backends without devices of their own: the host as a device, and emulated devices.
 
-The host itself as one device: for jobs that name it in ``kinds``.
-
-Devices that do not exist: the real process runs on the host, and each iteration is stretched by a declared speed.
-
-The stretching is done by :func:`penstock.session` at iteration boundaries; here is only what the devices are.
+:class:`CpuBackend` has one device, the host itself, for jobs that name it in ``kinds``. :class:`EmulatedBackend` has
+devices that do not exist: the real process runs on the host, and each iteration is stretched by a declared speed.
+:func:`penstock.session` stretches it at iteration boundaries; here is only the description of the devices.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class CpuBackend:
         return self._devices
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """Hide all CUDA devices, whosever they are."""
+        """Hide all CUDA devices from the process."""
         return cpu_environment(devices)
 
     def labels(self, first: int = 0) -> dict[str, str]:
@@ -55,12 +53,12 @@ class CpuBackend:
         return {}
 
     def accounting(self) -> HostAccounting:
-        """Return the kernel's word."""
+        """Return the accounting by the kernel."""
         return HostAccounting()
 
 
 def cpu_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """Hide all CUDA devices, whosever they are."""
+    """Hide all CUDA devices from a process."""
     del devices
     return {"CUDA_VISIBLE_DEVICES": ""}
 

@@ -1,7 +1,7 @@
 """
-What a host has for jobs, and how runs are held to it.
+Limits of hosts: what a host has for jobs, and how runs are held to their share of it.
 
-Most memory for a job's processes, enforced by the kernel or by what allocates: never by asking them nicely.
+A memory cap is enforced by the kernel or by what allocates, and never depends on the process's good will:
 
 ==========  =======================================================  ==========================================
 backend     enforced by                                              a process that wants more
@@ -16,11 +16,10 @@ cuda        the framework's allocator, told by :func:`environment`   gets ``torc
 The command line itself puts the process under its cap before the program's first instruction, so that no code runs in
 the executor between fork and exec.
 
-Memory caps by control groups, version 2: one group for each key, in a subtree that is the executor's own.
-
-Memory caps by resource limits, for hosts where the executor may make no control groups.
-
-What a host has for jobs: processors and memory, as far as this process may use them, less what its agent needs.
+:class:`Cgroups` caps memory by control groups, version 2: one group for each key, in a subtree that is the executor's
+own. :class:`Rlimit` caps it by resource limits, for hosts where the executor may make no control groups.
+:func:`host_capacity` says what a host has for jobs: processors and memory, as far as this process may use them, less
+what its executor needs.
 """
 
 from __future__ import annotations

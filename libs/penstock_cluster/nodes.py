@@ -1,18 +1,17 @@
 """
-Nodes and their hosts as the log has them, and which of them a gang is spread over.
+Nodes and their hosts as the log has them, and the nodes that a gang is spread over.
 
-The pool's nodes and devices as the log has them, and which of them are free.
+:class:`Cluster` has a cluster's nodes and devices; :func:`taken_devices` says which of them are not free.
 
-What jobs take of their hosts beside devices: processors and memory.
+:class:`HostUsage` has what jobs take of their hosts beside devices: processors and memory. A device comes with its
+share of its node: the node's processors and memory for jobs, divided by its devices. A job that asks for nothing has
+the shares of its devices, so where nobody asks there is always room, and nothing is counted. A job that asks for more
+takes of the shares of the node's other devices; a job that asks for less leaves some.
 
-A device comes with its share of its node: the node's processors and memory for jobs, divided by its devices. A job that
-asks for nothing has the shares of its devices, so that where nobody asks there is always room, and nothing is counted.
-One that asks for more takes of the shares of the node's other devices, and one that asks for less leaves some.
-
-Which nodes a gang is spread over where no single node has enough: few and near each other, or the holes.
-
-``rooms`` is how many devices each node has for the gang; ``paths`` is where a node stands, outermost domain first, such
-as ``("zone-1", "rack-7")``. Nodes without a path stand anywhere. All paths are of one length.
+:func:`fewest` and :func:`holes` choose the nodes for a gang where no single node has enough: few nodes near each other,
+or the smallest holes. Their ``rooms`` is how many devices each node has for the gang; ``paths`` is where a node stands,
+outermost domain first, such as ``("zone-1", "rack-7")``. Nodes without a path stand anywhere. All paths are of one
+length.
 """
 
 from __future__ import annotations

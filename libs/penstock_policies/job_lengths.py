@@ -1,4 +1,5 @@
-"""Lengths of a pool's jobs: how long completed jobs were, and what follows for those that run.
+"""
+Lengths of a pool's jobs: how long completed jobs were, and what follows for those that run.
 
 :class:`Lengths` is a bounded sample of the GPU-times of the jobs that completed, folded from the log. A hash of a job's
 id decides whether it is kept, so that two folds of the same log keep the same jobs and no random source is needed.

@@ -1,4 +1,5 @@
-"""Plan of samples: which samples a workload needs, and which jobs wait for them.
+"""
+Plan of samples: which samples a workload needs, and which jobs wait for them.
 
 Iterations take ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)`` with batch ``b`` on ``k`` devices. So two or three local
 batches on one device, from the least that any width leaves to the most, and a few widths at one of them, hold every

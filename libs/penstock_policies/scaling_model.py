@@ -1,4 +1,5 @@
-"""Model of a job's throughput at any batch and width, from measured iteration times, with its standard error.
+"""
+Model of a job's throughput at any batch and width, from measured iteration times, with its standard error.
 
 An iteration with a batch b on k devices takes ``t(b, k) = t_proc(ceil(b / k)) + t_comm(k)``, with ``t_comm(1) = 0``.
 Timings on one device are ``t_proc``. From timings on more devices, ``t_proc`` at their local batch is subtracted; what

@@ -1,4 +1,5 @@
-"""Water-filling: how many devices each trial of a group gets, after Fluid (MLSys 2021).
+"""
+Water-filling: how many devices each trial of a group gets, after Fluid (MLSys 2021).
 
 The order to read: :func:`run_time_s` and :func:`packing_c` say how long a trial takes on a width, a share of one device
 or several devices, and how many trials are worth packing on one. :func:`allot` and :func:`fill` say which width each

@@ -1,4 +1,5 @@
-"""Statistics of workloads: how fast each is on each kind of device, and what stopping and resuming its runs costs.
+"""
+Statistics of workloads: how fast each is on each kind of device, and what stopping and resuming its runs costs.
 
 :class:`Speeds` has the speeds that the profiler has published, and a guess where it has published none. The functions
 below it work speeds out: :func:`iteration_s` from samples of one workload, :func:`predicted_s` from the ratios that

@@ -1,4 +1,5 @@
-"""Assignment of one-device jobs to kinds of devices, and the time at which each device is free.
+"""
+Assignment of one-device jobs to kinds of devices, and the time at which each device is free.
 
 The settings choose an assignment policy by name (:data:`ASSIGNMENTS`): ``allox``, ``first-fit`` or ``load-balance``.
 ``allox`` knows how long each job takes on each kind. The other two are blind to speeds, for one-device jobs and for

@@ -1,4 +1,5 @@
-"""Fairness between users: each user's progress in a pool, and the users whose jobs enter a round.
+"""
+Fairness between users: each user's progress in a pool, and the users whose jobs enter a round.
 
 Of ``n`` users with jobs that could start, the jobs of the ``ceil(alpha * n)`` least-progressed users enter a round.
 Where nothing starts, ``alpha`` doubles. At 1 or above all users' jobs enter, and the round is the one without fairness.

@@ -1,4 +1,5 @@
-"""Quotas of teams: which jobs a team's quota covers, and which only borrow what others leave idle.
+"""
+Quotas of teams: which jobs a team's quota covers, and which only borrow what others leave idle.
 
 A team's quota is a number of a pool's devices. It covers the team's jobs in the order in which they would be served, as
 long as they fit in. A job that does not fit is passed over, and smaller ones behind it may be covered, unless the order

@@ -1,4 +1,5 @@
-"""Causes for which jobs wait: for each job the one cause that dominates, its evidence in figures, and a remedy.
+"""
+Causes for which jobs wait: for each job the one cause that dominates, its evidence in figures, and a remedy.
 
 A remedy is true: it names only what, done alone, lets a job fit that can never fit. What would let a job start that
 waits its turn, only the round itself can say: see :mod:`penstock_scheduler.what_if`.

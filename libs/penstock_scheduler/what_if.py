@@ -1,4 +1,5 @@
-"""What-if: the production round on a pool that is changed for a moment, and the alternatives of a waiting job.
+"""
+What-if: the production round on a pool that is changed for a moment, and the alternatives of a waiting job.
 
 The contexts below (:func:`changed`, :func:`submitted`, :func:`decided`, :func:`settled`) change a pool and change it
 back; :func:`start_of` and :func:`wait_of` decide a round on it. So the answer is what the matcher's round would do.

@@ -1,17 +1,10 @@
 """
-One client.
+The bus in memory: one client of a :class:`~penstock_bus.memory.server.MemoryServer`.
 
-The bus in memory, put together from its parts.
-
-One client's end of the line to the server in memory.
-
-The log, what it refused, and the output of jobs, in memory.
-
-Snapshots and leases in memory.
-
-Requests and telemetry in memory.
-
-The work queue in memory.
+:class:`MemoryClient` is the client's connection, which tests can take away and give back. A class for each part of the
+port builds on it: streams (:class:`MemoryLogClient`), snapshots and leases (:class:`MemoryStateClient`), requests and
+telemetry (:class:`MemoryRequestClient`), the work queue (:class:`MemoryWorkClient`). :class:`MemoryBus` is the whole
+port.
 """
 
 from __future__ import annotations
@@ -131,7 +124,7 @@ class MemoryClient:
         """
         Wait until the server can be reached, and check that it takes a body of this size.
 
-        Others get a turn meanwhile, as they do while a real server is asked.
+        Other tasks run meanwhile, as they do while a real server is asked.
 
         Raises
         ------
@@ -284,7 +277,7 @@ class MemoryLogClient(MemoryClient):
 
 
 class MemoryStateClient(MemoryClient):
-    """The part of the port that keeps what only makes starting fast, and who leads."""
+    """The part of the port for snapshots, which make starting fast, and for leases, which say who leads."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store the snapshot, replacing the one before."""
@@ -356,12 +349,12 @@ class MemoryRequestClient(MemoryClient):
             instance.stop()
 
     async def tell(self, subject: str, body: bytes) -> None:
-        """Publish without storing; what is told while the server is away is lost."""
+        """Publish without storing; a message that is sent while the server is away is lost."""
         if self.online():
             self.server.hub.tell(subject, body)
 
     async def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield what is told from now on."""
+        """Yield what is published from now on."""
         listener = TelemetryListener(subject)
         self.server.hub.listeners.append(listener)
         try:
@@ -430,7 +423,7 @@ class MemoryWork:
         self._number = number
 
     async def ack(self) -> None:
-        """It is done."""
+        """Acknowledge the message as done."""
         await self._client.ready()
         self._client.server.work.remove(self._number)
 
@@ -441,7 +434,7 @@ class MemoryWork:
         self._client.server.changed.notify()
 
     async def hold(self) -> None:
-        """No other worker gets it for another while."""
+        """Keep the message from other workers for another while."""
         self._client.server.work.put_back(self._number, self._client.server.now() + self._client.ack_wait_s)
 
     async def reject(self, reason: str) -> None:

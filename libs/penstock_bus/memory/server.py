@@ -1,11 +1,9 @@
 """
-What all clients share.
-
 The server in memory that several buses share, with the switches that tests of outages need.
 
-What the server in memory keeps: streams of messages and the work queue.
-
-What is not stored: telemetry, and requests to services.
+:class:`MemoryServer` is to the buses what a NATS server is: it outlives them, and may be away for a while. It keeps
+streams (:class:`MemoryStream`), the work queue (:class:`WorkQueue`) and leases. :class:`Hub` passes on what is not
+stored: telemetry, and requests to services.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class Signal:
 
 class MemoryServer:
     """
-    What a NATS server is to the buses: it outlives them, and may be away for a while.
+    The server of buses in memory: it outlives them, and may be away for a while.
 
     Parameters
     ----------
@@ -66,7 +64,7 @@ class MemoryServer:
     now : callable
         Seconds since the epoch.
     lease_now : callable, optional
-        The clock of leases, where another is given: their owners count real seconds, whatever time a test pretends.
+        The clock of leases, where it is another: their owners count real seconds, whatever time a test sets.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class MemoryServer:
         self.rejections[message.seq] = msgspec.structs.replace(rejection, stored_s=message.stored_s)
 
     def submit(self, subject: str, body: bytes) -> None:
-        """Put a message into the work queue; what was done makes room only in a new server."""
+        """Put a message into the work queue; finished messages make room only in a new server."""
         self._check_room(len(body))
         self._stored_bytes += len(body)
         self.work.put(subject, body, self.now())
@@ -141,7 +139,7 @@ class MemoryServer:
             )
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Give the name to the owner if nobody has it; its own lease again if it has."""
+        """Give the lease of a name to the owner if nobody else holds it."""
         held = self._held(name)
         if held is not None and held.owner != owner:
             return None
@@ -275,7 +273,7 @@ class WorkQueue:
         return min((job.due_s for job in self._jobs.values()), default=None)
 
     def remove(self, number: int) -> None:
-        """It is done, or never will be."""
+        """Remove a message that is done, or never will be."""
         self._jobs.pop(number, None)
 
     def put_back(self, number: int, due_s: float) -> None:
@@ -288,7 +286,7 @@ _KEPT: Final = 10_000
 
 
 class TelemetryListener:
-    """What one reader has yet to read; when it is full the oldest goes."""
+    """The messages that one reader has yet to read; when the buffer is full, the oldest goes."""
 
     def __init__(self, pattern: str) -> None:
         """Listen to a pattern of subjects."""
@@ -330,7 +328,7 @@ class ServiceInstance:
 
 
 class Hub:
-    """Who listens and who serves."""
+    """The listeners and the services of a server."""
 
     def __init__(self) -> None:
         """Start with nobody."""
@@ -346,7 +344,7 @@ class Hub:
 
     def route(self, subject: str) -> ServiceInstance:
         """
-        Return whose turn it is to answer.
+        Return the instance that answers the next request to a subject.
 
         Raises
         ------

@@ -1,9 +1,8 @@
 """
-The port put together, and how the server is found.
+The bus over NATS: the port put together, and the connection to the server.
 
-The bus over NATS, put together from its parts.
-
-Finding the server, and saying what to do if it is not there.
+:func:`connect` finds the server, makes the streams that are missing, and gives a :class:`NatsBus`. Where no server
+answers, or it refuses the user, the error says what to do.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ async def connect(
     connect_timeout_s : float
         How long to look for the server.
     ack_wait_s, max_deliver
-        Of the work queue: how long a worker may keep a message, and how often it is delivered at most.
+        How long a worker may keep a message of the work queue, and how often it is delivered at most.
     limits : StreamLimits, optional
-        Of streams that are made; those that are there stay as they are.
+        Limits of new streams; existing streams stay as they are.
     as_client : bool
         Make no streams and no consumers: read by direct gets alone, as people may.
 
@@ -91,7 +90,7 @@ _SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 
 class _Attempts:
-    """What went wrong while connecting; afterwards errors are the link's."""
+    """The errors of a connection that is being made; later errors go to the link."""
 
     def __init__(self, link: Link, named: str) -> None:
         self.link = link

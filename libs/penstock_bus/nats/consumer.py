@@ -1,9 +1,8 @@
 """
-One consumer being read.
+Readers of a stream: consumers, one after the other, each read ahead of its reader.
 
-Following a stream: a consumer at a time, and a new one whenever the old one breaks.
-
-Reading a consumer: pull requests ahead of the reader, a callback that only collects, and a watchdog.
+:class:`StreamReader` follows a stream; it makes a new consumer whenever the old one breaks. :class:`ConsumerPull` reads
+one consumer: pull requests ahead of the reader, a callback that only collects, and a watchdog.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class StreamReader:
     Attributes
     ----------
     seen : int
-        Sequence of the last message that was used; whoever uses the batches moves it.
+        Sequence of the last message that was used; the user of the batches moves it.
     """
 
     def __init__(self, link: Link, stream: str, after_seq: int, patterns: Sequence[str]) -> None:
@@ -94,7 +93,7 @@ class StreamReader:
 
     async def batches(self) -> AsyncGenerator[list[Msg], None]:
         """
-        Yield messages as they come, for ever; after a break some may come twice, so skip what is not after ``seen``.
+        Yield messages as they come, for ever; after a break, skip those that are not after ``seen``.
 
         Raises
         ------
@@ -161,7 +160,7 @@ class _Info(msgspec.Struct, frozen=True):
 
 def is_of(reply: str, stream: str, consumer: str) -> bool:
     """
-    Say whether a message's reply subject is that of a delivery by this consumer, and not somebody else's word.
+    Say whether a message's reply subject is that of a delivery by this consumer.
 
     Examples
     --------
@@ -177,14 +176,14 @@ def is_of(reply: str, stream: str, consumer: str) -> bool:
 
 
 class ConsumerStalled(Exception):
-    """This consumer gives nothing any more; make another."""
+    """The consumer delivers nothing any more; the reader has to make another."""
 
 
 class ConsumerPull:
     """
     One consumer being read.
 
-    Messages are asked for in advance, never more than ``batch`` beyond what the reader took: so nothing overflows
+    It asks for messages in advance, never for more than ``batch`` beyond what the reader took. So nothing overflows,
     and a slow reader holds the server back.
 
     Parameters
@@ -212,7 +211,7 @@ class ConsumerPull:
 
     @property
     def come(self) -> tuple[Msg, ...]:
-        """What has come and nobody took yet."""
+        """The messages that have come and were not taken yet."""
         return tuple(self._messages)
 
     async def open(self) -> None:
@@ -227,7 +226,7 @@ class ConsumerPull:
             raise ConsumerStalled(f"could not ask for messages: {error}") from error
 
     async def close(self) -> list[Msg]:
-        """Stop listening, so that the server forgets what was asked for; return what nobody took."""
+        """Stop listening, so that the server drops the pull requests; return the messages that were not taken."""
         self._link.on_lost.discard(self._lost)
         if self._sub is not None and not self._link.client.is_closed:
             with suppress(nats.errors.Error, OSError):  # the connection is gone, and the subscription with it
@@ -237,7 +236,7 @@ class ConsumerPull:
 
     async def take(self) -> list[Msg]:
         """
-        Return what has come, at least one message.
+        Return the messages that have come, at least one.
 
         Raises
         ------
@@ -298,7 +297,7 @@ class ConsumerPull:
         self._fail(f"the server ended it: {headers.get('Description') or status}")
 
     async def _check(self) -> None:
-        """Nothing came for a while: is that because there is nothing?"""
+        """Find out whether nothing came for a while because there is nothing."""
         if not self._heard:
             raise ConsumerStalled(f"no heartbeat for {SILENCE_S} s")
         self._heard = False

@@ -1,12 +1,13 @@
 """
-Reading without a consumer.
+Direct gets: a stream is read, and followed, without a consumer.
 
-Reading what is stored without a consumer: batches of direct gets, and one message from the leader.
+:func:`stored` reads batches of what a stream holds, :func:`newest` one message, and :func:`from_leader` one message
+that is never stale. :func:`tail_stream` follows a stream as clients do: it reads by direct gets, and takes what is
+published meanwhile as the sign to look again.
 
-Following a stream without a consumer, as clients do: direct gets, and what is published meanwhile as the sign to look.
-
-Whoever may make consumers can have the server publish to any subject, so clients may not (docs/adr/0011). What they
-hear on the stream's own subjects is not yet stored, or was refused: it is never read, only what is stored is.
+Clients may not make consumers, because a consumer's owner can have the server publish to any subject (docs/adr/0011). A
+message that a client hears on the stream's own subjects is not stored yet, or was refused. So it is never used; only
+stored messages are.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     pending : int
-        Messages that the stream held behind this one, of those asked for.
+        How many of the messages asked for the stream held behind this one.
     """
 
     seq: int
@@ -70,7 +71,7 @@ async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> A
     """
     Yield what a stream holds of a subject or pattern after a sequence, in order.
 
-    It goes on where it stopped when the connection breaks, and holds at most one batch in memory.
+    It goes on where it stopped after the connection broke, and holds at most one batch in memory.
 
     Raises
     ------
@@ -234,7 +235,7 @@ async def tail_stream(
 
 
 async def _pause(stirred: asyncio.Event, pause_s: float) -> float:
-    """Wait until something stirs, or a pause is over; return the next: short ones follow a sign, then longer ones."""
+    """Wait for a sign or the end of a pause; return the next pause: short after a sign, then longer."""
     try:
         async with asyncio.timeout(pause_s):
             await stirred.wait()

@@ -1,13 +1,9 @@
 """
-One connection with its answers and errors.
+Link: one connection to the server, with its answers and errors.
 
-One connection to the server: calls with answers, stored messages with acknowledgements, and what breaks.
-
-Answers on the way: one inbox for all calls of a connection.
-
-What the server's error codes mean to those who use the port.
-
-What the parts of the bus over NATS share.
+:class:`Link` makes calls with answers and stores messages with acknowledgements, and it carries on when the connection
+breaks and comes back. :class:`Replies` is the one inbox for all calls of a connection. :func:`fault` translates the
+server's error codes into the errors of the port. :class:`NatsClient` is what the parts of the bus over NATS share.
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ class Link:
     """
 
     def __init__(self, client: Client, address: str, timeout_s: float) -> None:
-        """Stand between the client's callbacks and those who call."""
+        """Connect the client's callbacks with the calls that wait."""
         self.client = client
         self.address = address
         self.timeout_s = timeout_s
@@ -85,7 +81,7 @@ class Link:
 
     # --- told by the client
     async def disconnected(self) -> None:
-        """End what waits: its answers will not come on the next connection."""
+        """End the calls that wait: their answers will not come on the next connection."""
         if self._online.is_set() and not self._ended:
             _log.warning("server_lost", address=self.address)
         self._online.clear()
@@ -95,7 +91,7 @@ class Link:
             told()
 
     async def reconnected(self) -> None:
-        """Go on, unless nobody wants to any more."""
+        """Go on, unless the link has been ended."""
         if self._ended:
             await self.client.close()
             return
@@ -103,12 +99,12 @@ class Link:
         self._online.set()
 
     async def closed(self) -> None:
-        """Nothing more will come; said once to everybody."""
+        """End all calls, once: the connection is closed for good."""
         self.end(f"the server at {self.address} closed the connection: {self.client.last_error}")
         await self.disconnected()
 
     async def failed(self, error: Exception) -> None:
-        """Take an error that belongs to no call, or find the calls that it belongs to."""
+        """Give an error to the calls that it belongs to, or keep one that belongs to none."""
         text = str(error)
         if "permissions violation for publish to" in text:
             subject = text.rpartition(' to "')[2].partition('"')[0]
@@ -125,7 +121,7 @@ class Link:
             _log.warning("bus_error", error=text)
 
     def end(self, reason: str) -> None:
-        """No call works from now on; those that wait for the server learn it at once."""
+        """Fail all calls from now on, those that wait for the server at once."""
         self._ended = self._ended or reason
         self._online.set()
 
@@ -192,7 +188,8 @@ class Link:
         """
         Publish a call with its own reply subject.
 
-        Never while the server is away: the client would keep the message and send it behind what is sent again.
+        It never publishes while the server is away: the client library would keep the message and send it after those
+        that are sent again.
         """
         await self.tell(call.subject, body, headers, reply=self.replies.inbox(call))
 
@@ -277,7 +274,7 @@ class Link:
             await asyncio.sleep(PAUSE_S)
 
     async def patiently(self, subject: str, body: bytes, headers: dict[str, str] | None = None) -> Msg:
-        """Ask again and again until an answer or ``timeout_s``."""
+        """Ask again and again until an answer comes or ``timeout_s`` is over."""
         clock = asyncio.get_running_loop().time
         end_s = clock() + self.timeout_s
         while True:
@@ -299,7 +296,7 @@ def decode_ack(msg: Msg) -> Ack:
     Raises
     ------
     ConnectionLost
-        If it is somebody else's word: whether the message was stored is then unknown.
+        If the message is no answer of the server: whether anything was stored is then unknown.
     """
     if not msg.data:
         return Ack(error=ApiError(code=503, description="no stream answered"))
@@ -335,7 +332,7 @@ class SingleReply:
             self.future.set_result(msg)
 
     def fail(self, error: Exception) -> None:
-        """There will be none."""
+        """End the call with an error."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # mark as seen: the caller may have left
@@ -360,7 +357,7 @@ class ReplyRow:
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """There will be no more."""
+        """End the row with an error."""
         self._error = error
         self._wake.set()
 
@@ -386,7 +383,7 @@ class Replies:
         self._last_token = 0
 
     async def start(self) -> None:
-        """Listen on the inbox; without limits, since each message was asked for."""
+        """Listen on the inbox, without limits: each message was asked for."""
         await self._client.subscribe(self._prefix + "*", cb=self._received, pending_msgs_limit=0, pending_bytes_limit=0)
 
     def one(self, subject: str) -> SingleReply:
@@ -433,7 +430,7 @@ _UNAVAILABLE: Final = 500  # HTTP-like; above it the server itself is in trouble
 
 
 class ServerRefusal(BusError):
-    """The server refused for a reason that its caller here knows how to handle."""
+    """A refusal of the server that the caller in this package handles."""
 
     def __init__(self, what: str, error: ApiError) -> None:
         """Keep the server's code."""
@@ -442,7 +439,7 @@ class ServerRefusal(BusError):
 
 
 class ConnectionLost(Unavailable):
-    """The connection broke before the answer; nobody knows whether the call was carried out."""
+    """The connection broke before the answer; whether the call was carried out is unknown."""
 
 
 def fault(what: str, error: ApiError) -> BusError:

@@ -1,9 +1,8 @@
 """
-Appends, followers, output.
+The log over NATS: appends, followers, rejections and the output of jobs.
 
-The part of the port that reads and writes streams.
-
-Appending to the log: one commit, or many with a window of open acknowledgements.
+:class:`AppendWindow` appends many commits with a window of open acknowledgements. :class:`NatsLogClient` is the part of
+the port that reads and writes streams. :func:`settled` turns an acknowledgement into a sequence.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ async def append(link: Link, item: Append) -> int:
 
 class AppendWindow:
     """
-    Many commits on their way at once.
+    A window of commits that are sent before earlier ones are acknowledged.
 
     Commits of one subject never overtake each other, even over a disconnect: the next is sent when the one before is
     acknowledged.
@@ -94,7 +93,7 @@ class AppendWindow:
         self._again: list[int] = []
 
     async def run(self) -> list[int]:
-        """Append all; after a loss, send what is not acknowledged again in the same order under the same ids."""
+        """Append all; after a loss, send the unacknowledged ones again in the same order under the same ids."""
         for item, body in zip(self._items, self._bodies, strict=True):
             self._link.check_size(item.subject, body)
         clock = asyncio.get_running_loop().time
@@ -147,7 +146,7 @@ class AppendWindow:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Take the oldest acknowledgement; once one is overdue the others are not waited for."""
+        """Take the oldest acknowledgement; once one is overdue, do not wait for the others."""
         i, call = self._open.popleft()
         try:
             if not call.future.done():
@@ -306,7 +305,7 @@ class NatsLogClient(NatsClient):
             return placeholder(seq, subject, stored_s, pending)
 
     async def _reject_once(self, seq: int, rejection: Rejection) -> None:
-        """Every reader of the log meets the same message; the first one's rejection stays."""
+        """Store a rejection once: every reader meets the same message, and the first one's rejection stays."""
         try:
             await self._store_rejection(rejected_as(seq), rejection, {EXPECTED: "0"})
         except BusError as error:

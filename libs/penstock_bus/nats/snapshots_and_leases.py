@@ -1,9 +1,9 @@
 """
-Snapshots and leases.
+Snapshots and leases over NATS.
 
-Snapshots: compressed pieces in one atomic batch, so that readers see the old one or the new one.
-
-Leases on a key-value bucket: the server's clock ends them, and compare-and-set decides who is next.
+A snapshot is compressed pieces in one atomic batch, so that readers see the old snapshot or the new one
+(:class:`NatsStateClient`). Leases are entries of a key-value bucket: the server's clock ends them, and compare-and-set
+decides who is next (:class:`NatsLeaseClient`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = get_logger("penstock.bus")
 
 
 class NatsStateClient(NatsClient):
-    """The part of the port that keeps what only makes starting fast."""
+    """The part of the port for snapshots, which make starting fast and nothing else."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store the snapshot, replacing the one before."""
@@ -107,14 +107,14 @@ _MARGIN_S: Final = 1.0
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """What the bucket says of a lease: its owner, and the revision that the owner began with (0: this one)."""
+    """The bucket's record of a lease: its owner, and the revision at which the owner began (0: this one)."""
 
     owner: str
     token: int = 0
 
 
 class LeaseEntry(msgspec.Struct, frozen=True):
-    """The bucket's last word on a name; ``held`` is None where nobody owns it, else it holds for ``ttl_s``."""
+    """The bucket's newest entry of a name; ``held`` is None where nobody owns it, else it holds for ``ttl_s``."""
 
     revision: int = 0
     held: LeaseRecord | None = None
@@ -151,7 +151,7 @@ class NatsLeaseClient(NatsClient):
         """
         Say whether a lease has not been renewed for longer than it lasts, by our own clock.
 
-        The server ends leases by the time of day. Where that was set back, one whose owner is gone would last on.
+        The server ends leases by the time of day. If that is set back, the lease of an owner that is gone would last.
         """
         revision, since = self._looked.get(name, (0, 0.0))
         if revision != entry.revision:
@@ -189,7 +189,7 @@ class NatsLeaseClient(NatsClient):
         return LeaseEntry(stored.seq, held, float(stored.headers[_TTL][:-1]) if held else 0.0)
 
     async def _put(self, name: str, held: LeaseRecord, revision: int, ttl_s: float) -> Ack:
-        """Write if nobody wrote since; the caller looks again after a refusal."""
+        """Write if nobody has written since the revision; the caller looks again after a refusal."""
         headers = {EXPECTED: str(revision), _TTL: f"{min(max(math.ceil(ttl_s), 1), _LONGEST_S)}s"}
         ack = await self.link.store(KEY + name, msgspec.json.encode(held), headers)
         if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:
@@ -198,7 +198,7 @@ class NatsLeaseClient(NatsClient):
 
 
 def _held(stored: direct_get.StoredMessage) -> LeaseRecord | None:
-    """Return who holds a lease; None for an entry that would never end, or that is no lease: nobody can renew it."""
+    """Return who holds a lease; None for an entry that would never end or that is no lease: it cannot be renewed."""
     ttl = stored.headers.get(_TTL, "")
     if not _SECONDS.fullmatch(ttl) or not 0 < int(ttl[:-1]) <= _LONGEST_S:
         return None

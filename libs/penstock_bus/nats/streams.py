@@ -1,9 +1,9 @@
 """
-The streams, their limits and their use.
+The streams and the bucket that Penstock needs: their configuration, their limits, and their use of the store.
 
-The streams and the bucket that Penstock needs, and making those that are missing.
-
-How full the server's store is and of what, and making room: for administrators.
+:func:`ensure` makes the streams that are missing and updates those of earlier versions; :class:`StreamLimits` bounds
+each. For administrators, :func:`used_bytes` and :func:`streams` say how full the server's store is and of what, and
+:func:`purge` makes room.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _log = get_logger("penstock.bus")
 
 class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
-    How much the streams may keep, in bytes and messages. The log itself has no limit: it is the truth.
+    The limits of the streams, in bytes and messages. The log itself has no limit: it is the truth.
 
-    All others together stay below half of a store (:meth:`of_store`), so that the other half is the log's.
+    All other streams together stay below half of a store (:meth:`of_store`), so that the other half is the log's.
 
     Attributes
     ----------
     replicas : int
         1 on a single server, 3 on a cluster.
     inbox_bytes, leases_bytes
-        Full, these take no more, and who writes is told. Of the others the oldest goes.
+        When one of these streams is full, it refuses messages and the writer gets an error. The others drop the oldest.
     state_bytes : int
-        A snapshot of which a part is gone is as good as none: the log is read instead.
+        The bound of all snapshots. If a part of one is dropped, the log is read instead.
     duplicates_s : float
         How long a message id is remembered; longer than any retry, short because each id costs memory.
     """

@@ -1,4 +1,5 @@
-"""The flow on which the matching's kernels work: jobs in levels, units of machines under them, a price on each level.
+"""
+The flow on which the matching's kernels work: jobs in levels, units of machines under them, a price on each level.
 
 A *level* is a place, counted from the end, on any machine of a kind. A job of length ``p`` in place ``k`` costs
 ``k p``. The ``n``-th job of a level takes the ``n``-th machine to be ready, a *unit* of the level, and costs its ready

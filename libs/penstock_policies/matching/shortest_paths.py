@@ -1,4 +1,5 @@
-"""Shortest paths that make a flow optimal: the exact part of the matching.
+"""
+Shortest paths that make a flow optimal: the exact part of the matching.
 
 :func:`balance` moves jobs along shortest paths from levels with too many to places with too few, until none has. It is
 successive shortest paths with prices (Dijkstra on reduced costs). The nodes are the levels and the sink, not the jobs:

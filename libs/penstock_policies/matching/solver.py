@@ -1,4 +1,5 @@
-"""The exact matching, kept optimal as jobs come and go, and its proof.
+"""
+The exact matching, kept optimal as jobs come and go, and its proof.
 
 :func:`assign` solves one problem; :class:`KeptMatching` stays optimal as jobs come and go. Both begin with guessed
 prices (:mod:`.start_prices`), balance the flow (:mod:`.shortest_paths`), and read machines off the levels. The prices

@@ -1,4 +1,5 @@
-"""Prices to begin with, and the jobs seated at them.
+"""
+Prices to begin with, and the jobs seated at them.
 
 Nothing here decides what is optimal: a better guess only leaves less to do for the exact part. :func:`seat_all` puts
 every job into its cheapest level and takes as many machines as the prices pay for; :func:`seat_rest` seats the others.

@@ -1,4 +1,5 @@
-"""Drivers of a search: which runs a sweep opens next, in which groups, and which trials go on.
+"""
+Drivers of a search: which runs a sweep opens next, in which groups, and which trials go on.
 
 A :class:`Driver` is a function of the specification, of the runs so far, and of the number of devices. It is called
 whenever a run has ended or was opened, and returns one group of runs. Where it returns none and nothing runs, the sweep

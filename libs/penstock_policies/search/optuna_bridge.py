@@ -1,4 +1,5 @@
-"""Bridge to Optuna: its samplers and pruners behind the ports of this package; the only module that loads it.
+"""
+Bridge to Optuna: its samplers and pruners behind the ports of this package; the only module that loads it.
 
 The log is the only truth. A sampler makes a study for each question, tells it what was tried, asks it for points, and
 throws it away. Chance comes from the sweep's seed and the number of trials so far, so that the same past gives the same

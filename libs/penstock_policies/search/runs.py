@@ -1,4 +1,5 @@
-"""Runs of a sweep: those tried and those wanted, the rungs that they climb, and its goodput.
+"""
+Runs of a sweep: those tried and those wanted, the rungs that they climb, and its goodput.
 
 :class:`RunHistory` has a sweep's runs (:class:`TriedRun`) in the order in which they were opened; a driver returns
 :class:`WantedRun` values. :func:`halving` and :func:`hyperband` say how many trials run for how long: successive

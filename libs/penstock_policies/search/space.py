@@ -1,4 +1,5 @@
-"""Space of hyper-parameters: its points, which spaces make sense, and the samplers of new points.
+"""
+Space of hyper-parameters: its points, which spaces make sense, and the samplers of new points.
 
 :func:`check` refuses a space that makes no sense. :func:`points` draws random points or walks a grid.
 

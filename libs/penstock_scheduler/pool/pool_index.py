@@ -1,4 +1,5 @@
-"""Index of one pool: its jobs and devices by what rounds ask of them.
+"""
+Index of one pool: its jobs and devices by what rounds ask of them.
 
 :class:`PoolIndex` has a pool's jobs in rank order, by demand and by the devices that they hold. It says nothing that
 the fold does not say, and it is never saved. It is built from the fold, it follows each job that a fact is about, and

@@ -1,4 +1,5 @@
-"""Settings by which a pool is run: those for all pools, those of one pool in the file, and those set live.
+"""
+Settings by which a pool is run: those for all pools, those of one pool in the file, and those set live.
 
 Each setting has the name and the values of the file: table ``[matcher]``, or a variable ``PENSTOCK_MATCHER_…``. What is
 set live is a fact of the log (:class:`penstock_log.PolicySet`). So every replica goes by it from the same fact on, it

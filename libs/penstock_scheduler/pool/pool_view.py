@@ -1,4 +1,5 @@
-"""View of one pool, from which a round is decided, with what rounds remember of the past.
+"""
+View of one pool, from which a round is decided, with what rounds remember of the past.
 
 :class:`PoolView` is what a round knows: the pool's jobs and devices, its ranks, speeds and history. It gives the
 policies their own views: the supply of devices, the context of times and speeds, the runs that are to move.

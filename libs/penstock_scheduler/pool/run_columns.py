@@ -1,4 +1,5 @@
-"""Columns of runs: what a round works out about a thousand runs, it works out of all at once.
+"""
+Columns of runs: what a round works out about a thousand runs, it works out of all at once.
 
 :class:`RunColumns` are the runs at one moment, as preemption weighs them. :class:`PoolGrants` keeps the columns of a
 pool's runs beside the index, follows each change, and is never saved. :class:`GrantTerms` is what a round expects of

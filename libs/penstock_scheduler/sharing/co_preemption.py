@@ -1,4 +1,5 @@
-"""Co-preemption: which runs that share devices make way together.
+"""
+Co-preemption: which runs that share devices make way together.
 
 A shared device falls free when all of its jobs have stopped, and a gang of lanes ties its devices together. So for a
 job that wants a device to itself, all runs that are tied to each other count as one run (:func:`as_one`): its queue is

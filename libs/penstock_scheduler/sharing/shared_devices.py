@@ -1,4 +1,5 @@
-"""Shared devices: what a job that shares asks of one, what is on each, and which devices a job may join.
+"""
+Shared devices: what a job that shares asks of one, what is on each, and which devices a job may join.
 
 :class:`SharingDemand` is what a job that shares asks: whose it is, how it shares, and what it needs of the memory.
 :class:`SharedDevice` is one device with the jobs on it; it says whether there is room for one more.

@@ -1,4 +1,5 @@
-"""Placement of jobs that share devices, in the course of one round.
+"""
+Placement of jobs that share devices, in the course of one round.
 
 :class:`SharedPlacement` puts a job onto devices that others share already, best fit, or has some of them make way.
 For a job whose patience is over, :func:`device` and :func:`node` choose devices to reserve

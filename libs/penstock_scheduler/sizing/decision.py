@@ -1,4 +1,5 @@
-"""One decision about the sizes of a pool's elastic jobs, from admission to reasons.
+"""
+One decision about the sizes of a pool's elastic jobs, from admission to reasons.
 
 :func:`decide` says who is admitted, on which kind, with how many devices and which batch. Its steps are the parts of
 this module, in this order: :func:`admit` walks the jobs in their order and admits each at its smallest feasible width;

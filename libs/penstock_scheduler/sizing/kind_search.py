@@ -1,4 +1,5 @@
-"""Search for the kind of device on which each admitted job goes: a heuristic around exact programmes.
+"""
+Search for the kind of device on which each admitted job goes: a heuristic around exact programmes.
 
 Once the kinds are chosen, the best widths are exact, so every choice is scored by the sum of the kinds' exact optima.
 The search begins with three choices: the kinds on which admission found room; jobs put in one by one where they add

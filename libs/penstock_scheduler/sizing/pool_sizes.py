@@ -1,4 +1,5 @@
-"""A pool as a decision about sizes sees it: who asks for what, in which order, and which devices are there.
+"""
+A pool as a decision about sizes sees it: who asks for what, in which order, and which devices are there.
 
 :func:`asked` makes the :class:`SizingProblem` of a pool. It reads a :class:`SizingKnowledge`, which the autoscaler's
 fold and the simulator both provide. :func:`profiles` says how fast a job is at each size, as far as that is known.

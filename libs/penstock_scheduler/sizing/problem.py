@@ -1,4 +1,5 @@
-"""Types of a decision about sizes: what it takes, what it gives, and its settings.
+"""
+Types of a decision about sizes: what it takes, what it gives, and its settings.
 
 A decision takes the jobs of a pool in their order, each a :class:`SizeRequest` or a :class:`FixedSizeJob`, and
 :class:`SizingRules`. It gives a :class:`SizingDecision` with a :class:`SizeGrant` for each elastic job.
