@@ -31,6 +31,7 @@ from penstock_log import (
     Setting,
     SweepFinished,
     SweepSpec,
+    fields_of,
     request_bodies,
     subjects,
     tag_of,
@@ -502,7 +503,7 @@ def facts(delivery: Delivery) -> list[views.EventView]:
 
 
 def _fact(delivery: Delivery, event: Event) -> views.EventView:
-    fact = msgspec.to_builtins(event)
+    fact = fields_of(event)
     return views.EventView(
         seq=delivery.seq,
         stored_s=delivery.stored_s,

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock_bus.logger import get_logger
 from penstock_bus.port import Delivery, Snapshot
-from penstock_log import AnyEvent, Commit, Event, subjects
+from penstock_log import AnyEvent, Commit, Event, UnknownFact, subjects
 
 S = TypeVar("S")
 
@@ -80,7 +80,7 @@ class Decider(Generic[S]):
 
     def heeds(self, commit: Commit) -> bool:
         """Say whether the decider may have something new to propose after a commit."""
-        return not self.ignores.issuperset(map(type, commit.facts))
+        return any(kind not in self.ignores for kind in map(type, commit.facts) if kind is not UnknownFact)
 
 
 RULES: Final = "placed"
@@ -110,7 +110,8 @@ class Fold(Generic[S]):
         self.last_seq = 0
         self.heads: dict[str, int] = {}
         self._apply = decider.apply
-        self._own = tuple(pattern.removesuffix("*") for pattern in subjects.writable(decider.name))
+        written = subjects.writable(decider.name) or [subjects.extended(decider.name)]
+        self._own = tuple(pattern.removesuffix("*") for pattern in written)
 
     def apply(self, delivery: Delivery) -> bool:
         """Fold one commit in; return False for one that was folded before, which changes nothing."""
@@ -118,7 +119,8 @@ class Fold(Generic[S]):
             return False
         state, seq, subject = self.state, delivery.seq, delivery.subject
         for fact in delivery.commit.facts:
-            self._apply(state, fact, seq)
+            if fact.__class__ is not UnknownFact:
+                self._apply(state, fact, seq)
         if subject.startswith(self._own):
             self.heads[subject] = seq
         self.last_seq = seq

@@ -1,17 +1,17 @@
 """
-Facts to bytes and back; old tags; unknown facts.
+Codec of the log: facts to bytes and back; old tags; unknown facts.
 
-The one place where facts become bytes and bytes become facts.
-
-How facts of older tags become facts of today: from the decoded JSON object to the next version's.
+Facts become bytes here and nowhere else. A fact of an older tag is upcast, step by step, to its tag of today. A fact
+whose tag this version does not know is kept as it is, an :class:`UnknownFact` (docs/adr/0015).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -50,6 +50,7 @@ from penstock_log.facts import (
     SamplesRequested,
     SweepCancelled,
     SweepSubmitted,
+    UnknownFact,
     WorkloadProfiled,
     WorkloadScaled,
 )
@@ -90,6 +91,13 @@ AnyEvent = (
 )
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
+if TYPE_CHECKING:
+    LoggedFact = AnyEvent | UnknownFact
+else:
+    LoggedFact = AnyEvent  # what the decoder tells apart by tags; an unknown fact is what it cannot tell apart
+
+E = TypeVar("E", bound=Event)
+
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
@@ -101,7 +109,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Also the message id: a retry under the same id is stored once.
     actor : str
         Who wrote it, such as ``matcher/7f3a``.
-    facts : tuple of AnyEvent
+    facts : tuple of AnyEvent or UnknownFact
     cause : int
         Stream sequence of the commit that led to this one; 0 where a person did.
     trace : str
@@ -110,9 +118,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     actor: str
-    facts: tuple[AnyEvent, ...]
+    facts: tuple[LoggedFact, ...]
     cause: int = 0
     trace: str = ""
+
+    @property
+    def known(self) -> tuple[AnyEvent, ...]:
+        """The facts without the unknown ones."""
+        return tuple(fact for fact in self.facts if not isinstance(fact, UnknownFact))
 
 
 class CodecError(ValueError):
@@ -127,6 +140,7 @@ _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Commit)
 _TO_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _ZEROS: Final = b"0" * 19  # no whole number of fewer digits needs more than 64 bits
+_ENCODED_AS_KNOWN: Final = b'"type":"UnknownFact"'  # what msgspec writes of an unknown fact if nobody helps
 _BEFORE_NUMBERS: Final = frozenset(b":,[- \t\r\n")
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what msgspec raises on foreign bytes
 
@@ -141,6 +155,8 @@ def encode(commit: Commit) -> bytes:
         If a number is not finite: JSON has no word for it, and it would come back as null.
     """
     body = _encoder.encode(commit)
+    if _ENCODED_AS_KNOWN in body:
+        body = _encoder.encode(_as_written(commit))
     if b"null" in body and (path := _not_finite(msgspec.to_builtins(commit), "commit")):
         raise CodecError(f"{path} is not a finite number; the log holds finite numbers only")
     return body
@@ -153,12 +169,12 @@ def decode(body: bytes) -> Commit:
     Raises
     ------
     CodecError
-        If the bytes are not JSON, or not a commit of known facts.
+        If the bytes are not JSON, not a commit, or hold another version of a known fact.
     """
     try:
         return _decoder.decode(body)
     except _UNREADABLE:
-        return _decode_upcast(body)
+        return _decode_open(body)
 
 
 def decode_at(subject: str, body: bytes) -> Commit:
@@ -172,20 +188,76 @@ def decode_at(subject: str, body: bytes) -> Commit:
     MisplacedFact
         If one of its facts is of another entity.
     CodecError
-        If the bytes are not a commit of known facts, or hold a whole number of more than 64 bits.
+        If the bytes are no commit that :func:`decode` takes, or hold a whole number of more than 64 bits.
     """
     try:  # as decode does: a call less, where each of a million messages comes by
         commit = _decoder.decode(body)
     except _UNREADABLE:
-        commit = _decode_upcast(body)
+        commit = _decode_open(body)
     if _has_long_number(body) and (path := _too_large(msgspec.to_builtins(commit), "commit")):
         raise CodecError(f"{path} is a whole number of more than 64 bits; no snapshot and no answer could hold it")
     for fact in commit.facts:
-        prefix, id_of = _PLACES[fact.__class__]
-        entity_id = id_of(fact)
-        if prefix + entity_id != subject or "." in entity_id:
+        try:  # as belongs does: a call less
+            prefix, id_of = _PLACES[fact.__class__]
+            entity_id = id_of(fact)
+            is_placed = prefix + entity_id == subject and "." not in entity_id
+        except KeyError:
+            is_placed = belongs(fact, subject)
+        if not is_placed:
             raise MisplacedFact(_misplaced(subject, fact))
     return commit
+
+
+def belongs(fact: Event, subject: str) -> bool:
+    """
+    Say whether a fact may stand on a subject of the log.
+
+    An unknown fact has to be of the subject's kind, and of its entity as far as it names one: an extension's tags begin
+    with ``ext.NAME.``, and every other tag with the kind.
+    """
+    place = _PLACES.get(fact.__class__)
+    if place is not None:
+        entity_id = place[1](fact)
+        return place[0] + entity_id == subject and "." not in entity_id
+    if not isinstance(fact, UnknownFact):
+        return False
+    try:
+        kind, entity_id = subjects.entity_of(subject)
+    except ValueError:
+        return False
+    named = next((fact.raw[name] for name in _NAMES.get(kind, ()) if name in fact.raw), entity_id)
+    return fact.tag.startswith(f"{kind}.") and named == entity_id
+
+
+def fields_of(fact: Event) -> dict[str, Any]:
+    """Return a fact as the JSON object that the log holds, its tag included."""
+    if isinstance(fact, UnknownFact):
+        return dict(fact.raw)
+    found: dict[str, Any] = msgspec.to_builtins(fact)
+    return found
+
+
+def read_as(fact: UnknownFact, wanted: type[E]) -> E | None:
+    """
+    Return an unknown fact as one that the caller knows; None where it is another, or of another form.
+
+    Parameters
+    ----------
+    wanted : type
+        A subclass of :class:`Event` with a tag, or a union of such.
+
+    Examples
+    --------
+    >>> class Priced(Event, frozen=True, kw_only=True, tag="ext.billing.priced.v1"):
+    ...     cents: int
+    >>> raw = {"type": "ext.billing.priced.v1", "at_s": 1.0, "cents": 5}
+    >>> read_as(UnknownFact(tag=raw["type"], at_s=1.0, raw=raw), Priced)
+    Priced(at_s=1.0, cents=5)
+    """
+    try:
+        return msgspec.convert(fact.raw, wanted)
+    except msgspec.ValidationError:
+        return None
 
 
 def _has_long_number(body: bytes) -> bool:
@@ -213,18 +285,54 @@ def subject_of(fact: Event) -> str:
 
 
 def _misplaced(subject: str, fact: Event) -> str:
-    wanted, found = subject_of(fact), subjects.writer_of(subject) or "somebody"
+    found = subjects.writer_of(subject) or "somebody"
+    if isinstance(fact, UnknownFact):
+        return f"{found} wrote {tag_of(fact)} on {subject}, where such a fact does not belong; the commit is dropped"
+    wanted = subject_of(fact)
     return f"{found} wrote {tag_of(fact)} on {subject}, and that fact belongs on {wanted}; the commit is dropped"
 
 
-def _decode_upcast(body: bytes) -> Commit:
+def _decode_open(body: bytes) -> Commit:
+    """Decode a commit with facts of older tags, or with unknown ones."""
     try:
         raw = msgspec.json.decode(body)
-        if isinstance(raw, dict) and isinstance(raw.get("facts"), list):
-            raw["facts"] = [upcast(fact) if isinstance(fact, dict) else fact for fact in raw["facts"]]
-        return msgspec.convert(raw, Commit)
+        if not isinstance(raw, dict) or not isinstance(raw.get("facts"), list):
+            return msgspec.convert(raw, Commit)
+        facts = [upcast(fact) if isinstance(fact, dict) else fact for fact in raw["facts"]]
+        unknown = [_unknown(fact) for fact in facts]
+        known = [fact for fact, found in zip(facts, unknown, strict=True) if found is None]
+        commit = msgspec.convert({**raw, "facts": known}, Commit)
     except (*_UNREADABLE, KeyError, TypeError) as error:
         raise CodecError(f"not a commit of known facts: {error}") from error
+    if len(known) == len(facts):
+        return commit
+    rest = iter(commit.facts)
+    return msgspec.structs.replace(commit, facts=tuple(found or next(rest) for found in unknown))
+
+
+def _unknown(raw: Any) -> UnknownFact | None:
+    """
+    Return an unknown fact; None for what has to be read as a known one, or refused.
+
+    Another version of a known fact is not unknown: a fold that ignored it would hold what is not true.
+    """
+    tag = raw.get("type") if isinstance(raw, dict) else None
+    if not isinstance(tag, str) or _family(tag) in _FAMILIES or not _TAG.fullmatch(tag):
+        return None
+    at_s = raw.get("at_s")
+    is_time = isinstance(at_s, int | float) and not isinstance(at_s, bool) and -(2**63) < at_s < 2**63
+    return UnknownFact(at_s=float(at_s) if is_time else 0.0, tag=tag, raw=raw)
+
+
+def _family(tag: str) -> str:
+    """Return what the versions of a fact have in common: ``run.ended`` of ``run.ended.v9``."""
+    return ".".join(tag.split(".", 2)[:2])
+
+
+def _as_written(commit: Commit) -> Any:
+    """Return the commit with its unknown facts as the JSON objects that they were."""
+    facts = tuple(fact.raw if isinstance(fact, UnknownFact) else fact for fact in commit.facts)
+    return msgspec.structs.replace(commit, facts=facts)
 
 
 def _not_finite(value: Any, path: str) -> str:
@@ -250,6 +358,8 @@ def _where(is_bad: Callable[[Any], bool], value: Any, path: str) -> str:
 
 def tag_of(event: Event | type[Event]) -> str:
     """Return the tag of an event or of its type, such as ``job.submitted.v1``."""
+    if isinstance(event, UnknownFact):
+        return event.tag
     return str(event.__struct_config__.tag)
 
 
@@ -299,6 +409,9 @@ def _node_joined_v1(old: Json) -> Json:
 
 
 UPCASTS: Final[dict[str, Callable[[Json], Json]]] = {"node.joined.v1": _node_joined_v1}
+
+_TAG: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+_FAMILIES: Final = frozenset(_family(tag) for tag in (*map(tag_of, get_args(AnyEvent)), *UPCASTS))
 
 
 def upcast(fact: Json) -> Json:

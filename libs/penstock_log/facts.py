@@ -18,7 +18,7 @@ Facts about workloads. Written by the profiler on ``evt.profile.<key>``.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,6 +40,24 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """
 
     at_s: float
+
+
+class UnknownFact(Event, frozen=True, kw_only=True):
+    """
+    A fact of an extension, or of a later version: kept as the log holds it, and ignored by every fold.
+
+    Attributes
+    ----------
+    at_s : float
+        The fact's own ``at_s``; 0 where it has none that is a number.
+    tag : str
+        Such as ``ext.billing.job_priced.v1``.
+    raw : dict
+        The whole JSON object, its tag included. It is not to be changed.
+    """
+
+    tag: str
+    raw: dict[str, Any]
 
 
 class JobSubmitted(Event, frozen=True, kw_only=True, tag="job.submitted.v1"):

@@ -44,6 +44,11 @@ WRITERS: Final[dict[str, str]] = {
 }
 """Entity kind → the one service that may write its facts."""
 
+EXTENSION: Final = "ext"
+"""Entity kinds of extensions begin with it: ``ext.billing``, which nobody but the service ``billing`` may write."""
+EXTENSIONS: Final = f"{ROOT}.evt.{EXTENSION}."
+"""What the log subjects of all extensions begin with."""
+
 _PREFIXES: Final = {kind: f"{ROOT}.evt.{kind}." for kind in WRITERS}
 
 
@@ -77,6 +82,23 @@ def entity(kind: str, entity_id: str) -> str:
     'penstock.evt.job.j1'
     """
     return prefix(kind) + _token(entity_id)
+
+
+def extension(name: str, entity_id: str) -> str:
+    """
+    Return the log subject of an extension's entity.
+
+    Examples
+    --------
+    >>> extension("billing", "j1")
+    'penstock.evt.ext.billing.j1'
+    """
+    return f"{EXTENSIONS}{_token(name)}.{_token(entity_id)}"
+
+
+def extensions(entity_id: str) -> str:
+    """Return the pattern of what all extensions say of an entity: those of a job give it the job's id."""
+    return f"{EXTENSIONS}*.{_token(entity_id)}"
 
 
 def job(job_id: str) -> str:
@@ -138,15 +160,32 @@ def writer_of(subject: str) -> str:
 
     Examples
     --------
-    >>> writer_of("penstock.evt.round.default")
-    'matcher'
+    >>> writer_of("penstock.evt.round.default"), writer_of("penstock.evt.ext.billing.j1")
+    ('matcher', 'billing')
     """
     parts = subject.split(".")
+    if subject.startswith(EXTENSIONS):
+        return parts[3] if len(parts) == 5 else ""
     return WRITERS.get(parts[2], "") if len(parts) == 4 and parts[:2] == [ROOT, "evt"] else ""
 
 
 def entity_of(subject: str) -> tuple[str, str]:
-    """Return ``(kind, id)`` of a log subject, as made by :func:`entity`."""
+    """
+    Return ``(kind, id)`` of a log subject, as made by :func:`entity` or :func:`extension`.
+
+    Raises
+    ------
+    ValueError
+        If it has too few parts, or too many.
+
+    Examples
+    --------
+    >>> entity_of("penstock.evt.job.j1"), entity_of("penstock.evt.ext.billing.j1")
+    (('job', 'j1'), ('ext.billing', 'j1'))
+    """
+    if subject.startswith(EXTENSIONS):
+        _, _, kind, name, entity_id = subject.split(".")
+        return f"{kind}.{name}", entity_id
     _, _, kind, entity_id = subject.split(".")
     return kind, entity_id
 
@@ -154,6 +193,18 @@ def entity_of(subject: str) -> tuple[str, str]:
 def writable(service: str) -> list[str]:
     """Return the subjects of the log that a service may publish to, as patterns for NATS permissions."""
     return [f"{ROOT}.evt.{kind}.*" for kind, writer in WRITERS.items() if writer == service]
+
+
+def extended(name: str) -> str:
+    """
+    Return the subjects of the log that the extension of a name may publish to, as a pattern.
+
+    Examples
+    --------
+    >>> extended("billing")
+    'penstock.evt.ext.billing.*'
+    """
+    return f"{EXTENSIONS}{name}.*"
 
 
 def command(name: str, service: str = "gateway") -> str:

@@ -24,7 +24,7 @@ from penstock_bus.follower import FoldFollower
 from penstock_gateway.endpoints import BAD, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.views import ReadView
-from penstock_log import request_bodies, subjects, tag_of
+from penstock_log import fields_of, request_bodies, subjects, tag_of
 from penstock_log.views import EventsView, EventView
 
 EVERYTHING: Final = subjects.STREAM_SUBJECTS[subjects.EVT]
@@ -238,14 +238,15 @@ async def _own_subjects(bus: Bus, entity_id: str, after_seq: int) -> tuple[list[
     except ValueError as error:
         raise RequestRefused(BAD, f"$.id: {error}") from error
     newest = await asyncio.gather(*(bus.last(subject) for subject in exact))
-    there = {one.subject: one.seq for one in newest if one is not None and one.seq > after_seq}
+    extended = await bus.read(subjects.extensions(entity_id), after_seq)
+    there = {one.subject: one.seq for one in (*newest, *extended) if one is not None and one.seq > after_seq}
     return list(there), max(there.values(), default=0)
 
 
 def _views(delivery: Delivery) -> list[EventView]:
     views = []
     for fact in delivery.commit.facts:
-        plain = msgspec.to_builtins(fact)
+        plain = fields_of(fact)
         plain.pop("type", None)
         plain.pop("at_s", None)
         view = EventView(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, assert_never
 
+import msgspec
+
 from penstock_bus import Delivery
 from penstock_gateway import job_history
 from penstock_gateway.job_history import device_names, rewound
@@ -49,6 +51,7 @@ from penstock_log import (
     TrialRetried,
     TrialsMeasured,
     TrialsScaled,
+    UnknownFact,
     WorkloadProfiled,
     WorkloadScaled,
     subjects,
@@ -70,8 +73,8 @@ _BECAUSE: Final = {
 
 
 def own_subjects(job: Job) -> list[str]:
-    """Return the subjects whose facts are about this job alone."""
-    return [subjects.job(job.id), subjects.run(job.id)]
+    """Return the subjects and patterns whose facts are about this job alone."""
+    return [subjects.job(job.id), subjects.run(job.id), subjects.extensions(job.id)]
 
 
 def shared_subjects(job: Job) -> list[str]:
@@ -109,6 +112,9 @@ class Timeline:
     def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
         """Yield the sentences of the next commit of the log; facts about other things yield nothing."""
         for fact in delivery.commit.facts:
+            if isinstance(fact, UnknownFact):
+                yield from self._as_it_is(fact, delivery)
+                continue
             for text in self._sentences(fact):
                 yield StoryLine(
                     at_s=fact.at_s,
@@ -118,6 +124,21 @@ class Timeline:
                     cause=delivery.commit.cause,
                     actor=delivery.commit.actor,
                 )
+
+    def _as_it_is(self, fact: UnknownFact, delivery: Delivery) -> Iterator[StoryLine]:
+        """Yield an unknown fact that stands under the job's own id: as it is, by the store's time if it has none."""
+        if subjects.entity_of(delivery.subject)[1] != self._job.id:
+            return
+        at_s = fact.at_s or delivery.stored_s
+        fields = {key: value for key, value in fact.raw.items() if key not in {"type", "at_s"}}
+        yield StoryLine(
+            at_s=at_s,
+            after_s=at_s - self._job.submitted_s,
+            text=f"{fact.tag} {msgspec.json.encode(fields).decode()}",
+            seq=delivery.seq,
+            cause=delivery.commit.cause,
+            actor=delivery.commit.actor,
+        )
 
     def _sentences(self, fact: AnyEvent) -> Iterator[str]:
         match fact:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from penstock_bus import Delivery
 from penstock_bus.decider import Fold
 from penstock_bus.port import ServiceError
+from penstock_bus.stored_messages import matches_any
 from penstock_gateway import acceptance, story
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState, decider
@@ -37,10 +38,9 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
     log = list(_until(log_file.decode(text), at))
     job = _named(_scene(log, at), job_id)
     teller = story.Timeline(job)
-    about = {*story.own_subjects(job), *story.shared_subjects(job)}
-    told = tuple(
-        line for delivery in _life(log, job.id) if delivery.subject in about for line in teller.lines(delivery)
-    )
+    about = [*story.own_subjects(job), *story.shared_subjects(job)]
+    life = [delivery for delivery in _life(log, job.id) if matches_any(about, delivery.subject)]
+    told = tuple(line for delivery in life for line in teller.lines(delivery))
     return StoryView(id=job.id, name=job.spec.name, lines=told)
 
 

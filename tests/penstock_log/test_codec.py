@@ -130,7 +130,7 @@ def test_a_number_that_json_cannot_hold_is_refused_with_its_place(number):
     [
         (b"{nonsense", "JSON is malformed"),
         (b"[]", "Expected `object`, got `array`"),
-        (b'{"id":"c","actor":"a","facts":[{"type":"job.forgotten.v9","at_s":1}]}', "job.forgotten.v9"),
+        (b'{"id":"c","actor":"a","facts":[{"type":"job.submitted.v9","at_s":1}]}', "job.submitted.v9"),
         (b'{"id":"c","actor":"a","facts":[{"type":"node.joined.v1","at_s":1}]}', "gpus"),
         (b'{"id":"\xff","actor":"a","facts":[]}', "invalid start byte"),
         (b'{"id":"c","actor":"a","facts":[],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion depth"),

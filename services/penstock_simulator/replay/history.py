@@ -298,7 +298,7 @@ class HistoryFold:
 
     def add(self, delivery: Delivery) -> None:
         """Fold one commit in."""
-        facts = delivery.commit.facts
+        facts = delivery.commit.known
         if facts:
             self._found.seqs.append(delivery.seq)
             self._found.at_s.append(facts[0].at_s)
@@ -312,7 +312,7 @@ class HistoryFold:
 
     def _measure_lag(self, delivery: Delivery) -> None:
         """Note how long a service took to decide; a round that waited for a time to come places somebody late."""
-        fact, found = delivery.commit.facts[0], self._found
+        fact, found = delivery.commit.known[0], self._found
         service = _DECIDES.get(type(fact))
         if service is not None:
             found.underway[service].append((fact.at_s, delivery.stored_s))
@@ -535,7 +535,7 @@ class _Causes:
         if self._names.last is None:
             return
         last = self._names.last
-        self._moments[delivery.seq] = last, delivery.commit.facts[-1].at_s
+        self._moments[delivery.seq] = last, delivery.commit.known[-1].at_s
         job = jobs.get(last[1]) if last[0] == "ended" else None
         if job is not None and job.sample is not None:
             self._sampled[subjects.profile(job.profile_key)].append(self._moments[delivery.seq])
@@ -559,12 +559,12 @@ class _Causes:
             seq = self._through[seq]
         if seq in self._moments and self._moments[seq][0][0] != "said":
             after.append(self._moments[seq])
-        at_s = commit.facts[0].at_s
+        at_s = commit.known[0].at_s
         return PastStatement(
             at_s=at_s,
             subject=delivery.subject,
             actor=commit.actor,
-            facts=commit.facts,
+            facts=commit.known,
             after=tuple(dict.fromkeys(moment for moment, _ in after)),
             lag_s=max(0.0, at_s - max(moment_s for _, moment_s in after)) if after else at_s,
             placed=sized,

@@ -140,7 +140,7 @@ class ShadowFollower:
         self.seq = delivery.seq
         self.advance(math.nextafter(delivery.stored_s, 0.0))
         self.engine.now_s = max(self.engine.now_s, delivery.stored_s)
-        for fact in delivery.commit.facts:
+        for fact in delivery.commit.known:
             touched = self.measured.apply(fact)
             if self._concerns(fact):
                 self._hear(delivery.subject, fact, touched)

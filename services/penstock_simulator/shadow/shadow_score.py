@@ -117,7 +117,7 @@ def score(
     """
     plan, lengths = status.plan, LiveWork()
     for delivery in log:
-        for fact in delivery.commit.facts:
+        for fact in delivery.commit.known:
             lengths.apply(fact)
     follower = ShadowFollower(plan, lengths)
     for delivery in log:

@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock_bus import Delivery
 from penstock_bus.logger import get_logger
-from penstock_log import AnyEvent, Commit, JobState, codec, lifecycle, subject_of, tag_of
+from penstock_log import Commit, JobState, LoggedFact, UnknownFact, belongs, codec, lifecycle, tag_of
 from penstock_simulator.trace import Trace, TraceError
 from penstock_simulator.traces.columns import TraceBuilder, TraceSource
 
@@ -53,6 +53,8 @@ class LogTrace:
     def add(self, delivery: Delivery) -> None:
         """Fold one commit in."""
         for fact in delivery.commit.facts:
+            if isinstance(fact, UnknownFact):  # its time may be any time
+                continue
             self._now_s = max(self._now_s, fact.at_s)
             self._jobs.apply(fact)
 
@@ -95,7 +97,7 @@ def decode(lines: Iterable[bytes | str]) -> Iterator[Delivery]:
         found = list(group)
         first = found[0][1]
         facts = tuple(_fact(line, number) for number, line in found)
-        if any(subject_of(fact) != first.subject for fact in facts):
+        if not all(belongs(fact, first.subject) for fact in facts):
             _log.warning("commit_dropped", seq=seq, subject=first.subject, types=[tag_of(fact) for fact in facts])
             continue
         commit = Commit(id=str(seq), actor=first.actor, facts=facts, cause=first.cause)
@@ -175,19 +177,28 @@ def encode(*deliveries: Delivery) -> bytes:
     return text
 
 
-def _line(delivery: Delivery, fact: AnyEvent) -> _Line:
-    body = _encoder.encode(fact)  # {"type":…,"at_s":…,REST
+def _line(delivery: Delivery, fact: LoggedFact) -> _Line:
     commit = delivery.commit
+    if isinstance(fact, UnknownFact):
+        rest = {key: value for key, value in fact.raw.items() if key != "type" and not _is_time(key, fact)}
+        body, tag = _encoder.encode(rest), fact.tag
+    else:
+        body, tag = b"{" + _encoder.encode(fact).split(b",", 2)[2], _tag_of(type(fact))  # {"type":…,"at_s":…,REST
     return _Line(
         delivery.seq,
         delivery.stored_s,
         delivery.subject,
         commit.actor,
         commit.cause,
-        _tag_of(type(fact)),
+        tag,
         fact.at_s,
-        msgspec.Raw(b"{" + body.split(b",", 2)[2]),
+        msgspec.Raw(body),
     )
+
+
+def _is_time(key: str, fact: UnknownFact) -> bool:
+    """Say whether a field is the time that stands beside an unknown fact; any other ``at_s`` stays within."""
+    return key == "at_s" and fact.at_s == fact.raw["at_s"] and bool(fact.at_s)
 
 
 def _parsed(line: bytes | str, number: int) -> _Line:
@@ -199,10 +210,13 @@ def _parsed(line: bytes | str, number: int) -> _Line:
         ) from error
 
 
-def _fact(line: _Line, number: int) -> AnyEvent:
+def _fact(line: _Line, number: int) -> LoggedFact:
     try:
-        fact: dict[str, Any] = {"type": line.type, "at_s": line.at_s, **msgspec.json.decode(line.fact)}
+        rest = msgspec.json.decode(line.fact)
+        fact: dict[str, Any] = {"type": line.type, "at_s": line.at_s, **rest}
         (found,) = codec.decode(msgspec.json.encode({"id": "", "actor": "", "facts": [fact]})).facts
     except (codec.CodecError, msgspec.MsgspecError, TypeError) as error:
         raise ValueError(f"line {number}: {error}; was it written by a later version?") from error
+    if isinstance(found, UnknownFact) and not line.at_s and "at_s" not in rest:  # it had none
+        del found.raw["at_s"]
     return found
