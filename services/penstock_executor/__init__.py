@@ -5,16 +5,16 @@ In reading order:
 
 * ``__main__``: ``python -m penstock_executor``.
 * ``machine``: What this node is to do. Pure.
-* ``run_state``: What it knows of its runs, and how one ended.
-* ``runner``: The waiting.
-* ``process_host``: Its runs and what can be done to them.
+* ``run_state``: What this node knows of its runs, and how a run ended.
+* ``runner``: The executor at work.
+* ``process_host``: This node's runs and what can be done to them.
 * ``gang``: Rendezvous and stop barrier.
 * ``agent_listener``: The socket that jobs talk to.
 * ``checkpoint_folder``: The checkpoints on this node.
-* ``checkpoint_transfer``: Which one a run goes on from, and how it gets here.
+* ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.
-* ``run_folders``: What outlives the executor; the instance lock.
+* ``run_folders``: Files that outlive the executor; the instance lock.
 * ``fact_outbox``: Facts on their way to the log.
 * ``telemetry``: Heartbeats, progress, output.
 * ``settings``: Settings.

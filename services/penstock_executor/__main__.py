@@ -1,4 +1,4 @@
-"""``python -m penstock_executor``: one node's executor."""
+"""Program of one node's executor: ``python -m penstock_executor``."""
 
 from penstock_bus.shell import main
 from penstock_executor.runner import run

@@ -1,9 +1,9 @@
 """
-The executor's side of the socket that jobs talk to: lines in, lines out, and nobody who is not of the run.
+The executor's side of the socket that jobs talk to: lines in, lines out, and only processes of a run.
 
-It takes in connections and reads them by itself, when the loop says that there is something and whenever else it is
-asked to. Event loops take in one connection in each of their turns, read later, and may run timers before both: of a
-process that has just ended nobody could say when all that it said has been heard.
+The listener accepts connections and reads them by itself, when the loop says that there is something and whenever a
+caller asks. An event loop alone would not do: it accepts one connection in each turn, reads later, and may run timers
+before both, so that nobody could say when everything that an ended process said has been heard.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class AgentHandler(Protocol):
-    """Who listens."""
+    """The handler of what jobs say over the socket."""
 
     def greet(self, line: AgentConnection, hello: Hello) -> bool:
-        """Take a process in; False if it is not the one that it says it is."""
+        """Accept a process; return False if it is not the one that it says it is."""
 
     def hear(self, line: AgentConnection, message: FromJob) -> None:
-        """Take in what a process that was taken in says."""
+        """Handle a message of an accepted process."""
 
     def gone(self, line: AgentConnection) -> None:
         """Let go of a process whose connection has ended."""
@@ -69,13 +69,13 @@ class AgentListener:
         self._open()
 
     def catch_up(self) -> None:
-        """Take in who waits, and hear all that was said by now: of a process that has ended, all that it ever said."""
+        """Accept waiting connections and handle all messages so far: of an ended process, all that it ever said."""
         self._accept()
         for line in list(self._lines):
             line.hear()
 
     def close(self) -> None:
-        """Hang up on everybody, and listen no more."""
+        """Close all connections, and listen no more."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         for line in list(self._lines):
@@ -106,7 +106,7 @@ class AgentListener:
 
 class AgentConnection:
     """
-    One connection.
+    The connection of one process.
 
     Parameters
     ----------
@@ -118,9 +118,9 @@ class AgentConnection:
     Attributes
     ----------
     pid, uid : int
-        Of the process at the other end, by the kernel's word.
+        Process and user at the other end, as the kernel says.
     hello : Hello or None
-        What it said first, once it was believed.
+        The first message of the process, once it is accepted.
     """
 
     def __init__(self, connection: socket.socket, ears: AgentHandler, ended: Callable[[AgentConnection], None]) -> None:
@@ -132,7 +132,7 @@ class AgentConnection:
         self._socket: socket.socket | None = connection
 
     def hear(self) -> None:
-        """Understand all that has arrived by now, and no more: others have something to say too."""
+        """Handle all messages that have arrived by now, and no more: other connections wait too."""
         if self.uid != os.getuid():
             self._refuse("another user's process", uid=self.uid)
         left = 0 if self._socket is None else max(1, _arrived(self._socket))
@@ -151,9 +151,9 @@ class AgentConnection:
 
     def say(self, message: ToJob) -> None:
         """
-        Send a line; to one that has hung up, or that does not read, it is not sent.
+        Send a message, unless the process has hung up or does not read.
 
-        The latter is told that nothing more will come. It connects anew then, and hears how things are.
+        A process that does not read sees the connection end. It connects anew then, and hears how things are.
         """
         if self._socket is None:
             return
@@ -168,7 +168,7 @@ class AgentConnection:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._socket is not None:
             self._ended(self)
             self._socket.close()
@@ -177,7 +177,7 @@ class AgentConnection:
                 self._ears.gone(self)
 
     def _take_in(self, data: bytes) -> None:
-        """Understand whole lines; keep the beginning of the next."""
+        """Handle whole lines; keep the beginning of the next one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             self._refuse("a line without an end", length=len(self._rest))
@@ -222,7 +222,7 @@ def path_in(data: Path, name: str = "agent") -> Path:
     """
     Return where a socket is: in the data folder, or under the temporary folder where that path is too long.
 
-    It is the same at every start, since jobs of an earlier one look for it.
+    The path is the same at every start, since jobs of an earlier executor look for it.
     """
     path = data / f"{name}.sock"
     if len(os.fsencode(path)) <= LONGEST_PATH:

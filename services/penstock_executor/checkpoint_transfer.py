@@ -1,7 +1,10 @@
 """
-Which one a run goes on from, and how it gets here.
+The checkpoint that a run goes on from, and its copy to this node.
 
-
+A :class:`ResumeRequest` has what the log says of a job's checkpoints, and :class:`CheckpointFinder` answers it with a
+:class:`Resume`: the job's own last checkpoint, that of the job from which it begins, or none. A checkpoint that is on
+another node is copied here first, within :class:`CopyLimits`. All processes of a gang go on from the same checkpoint:
+the gang's first node chooses it, and the other nodes follow.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ AGAIN_S: Final = 0.5
 
 
 class RunFactFields(TypedDict):
-    """What every fact about a run says."""
+    """The fields that every fact about a run has."""
 
     job_id: str
     epoch: int
@@ -57,18 +60,18 @@ class RunFactFields(TypedDict):
 
 class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What there is to be known before a run can start: what the log has of its job's checkpoints.
+    What the log says of a job's checkpoints, before a run of it can start.
 
     Attributes
     ----------
     own : Checkpoint or None
-        Its last one.
+        The job's last checkpoint.
     rewound : int
         Checkpoints of earlier generations no longer count.
     begins_from : str
-        The job with whose last checkpoint it begins where it has none of its own.
+        The job whose last checkpoint it begins with if it has none of its own.
     lead : RunStarted or None
-        Of a gang over several nodes, elsewhere than on its first: what the first one goes on from, and so must all.
+        On the further nodes of a gang: the start on the first node, whose checkpoint all must go on from.
     """
 
     job_id: str
@@ -89,15 +92,15 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     held : HeldCheckpoint or None
         The job's own checkpoint, on this node; None for none.
     begun : HeldCheckpoint or None
-        That of the job from which it begins, where it has none of its own.
+        The checkpoint of the job from which it begins, if it has none of its own.
     begun_from : str
-        Which job that is.
+        The id of that job.
     copied_from : str
-        The node from which it was copied for this run.
+        The node from which the checkpoint was copied for this run.
     lost : Checkpoint or None
         The checkpoint from which it should have gone on, and cannot.
     reason : str
-        Why not, in one sentence; or why it was refused.
+        Why it cannot, in one sentence; or why it was refused.
     """
 
     at: Literal["looking", "ready", "refused"] = "ready"
@@ -132,7 +135,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a checkpoint may be that is copied, in bytes, and how long that may take, in seconds; 0 copies none."""
+    """Largest checkpoint to copy, in bytes, and longest time for a copy, in seconds; 0 copies none."""
 
     largest_bytes: int
     longest_s: float
@@ -140,7 +143,7 @@ class CopyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class CheckpointFinder:
     """
-    Finds what runs go on from, and has it copied here.
+    A finder of the checkpoints that runs go on from; it copies them to this node.
 
     Parameters
     ----------
@@ -179,7 +182,7 @@ class CheckpointFinder:
         return Resume(held=found, copied_from=copied_from)
 
     async def _begin(self, wanted: ResumeRequest) -> Resume:
-        """Begin with another job's last checkpoint, where it is to and that can be had."""
+        """Begin with another job's last checkpoint, if the job asks for it and it can be had."""
         if not wanted.begins_from:
             return Resume()
         last = last_checkpoint(
@@ -215,7 +218,7 @@ class CheckpointFinder:
 
     async def _have(self, job_id: str, wanted: Checkpoint) -> tuple[HeldCheckpoint, str]:
         """
-        Return a checkpoint that is here, or has been copied, and the node that it was copied from.
+        Return a checkpoint that is here or has been copied, and the node that it was copied from.
 
         Raises
         ------
@@ -259,7 +262,7 @@ class CheckpointFinder:
             await asyncio.sleep(AGAIN_S)
 
     async def _copy_from(self, node_id: str, copy: _Copy) -> str | None:
-        """Copy it from one node; return None if it is here, else why it never will be; empty to try again."""
+        """Copy it from one node; return None if it is here, else why it cannot be copied; empty to try again."""
         try:
             await copy.run(node_id)
         except CheckpointUnavailable as error:

@@ -1,9 +1,8 @@
 """
-Facts on their way to the log.
+Facts on their way to the log, in order and once each, whoever else writes the subject. Part of the runner.
 
-Facts on their way to the log: in order, once each, whoever else writes the subject. Part of the runner.
-
-Which facts still have to reach the log, and under which commit: the bookkeeping of the runner's appends. Pure.
+:class:`FactOutbox` is pure: it says which facts of a job have to reach the log next, and under which commit id.
+:class:`FactAppender` appends them; it has one outbox for each job.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ class FactOutbox:
     """
     Facts about one job on their way to its run subject, in order.
 
-    What waits goes as one commit, or several where one would be too large. A commit's id is made from what it says, not
-    from when: an executor that was killed between appending and knowing it appends the same again under the same id,
-    and the log keeps one.
+    Waiting facts go as one commit, or as several if one would be too large. A commit's id comes from its content and
+    not from its time: an executor that was killed after an append and before it knew of it appends the same again under
+    the same id, and the log keeps one.
 
     Parameters
     ----------
     actor : str
     most_bytes : int
-        Of one commit.
+        The most bytes of one commit.
     """
 
     def __init__(self, actor: str, most_bytes: int = MOST_BYTES) -> None:
@@ -72,11 +71,11 @@ class FactOutbox:
 
     def put(self, fact: RunFact, cause: int) -> None:
         """
-        Add a fact; ``cause`` is the sequence of the commit that gave the lease.
+        Add a fact; ``cause`` is the sequence of the commit that gave the grant.
 
-        A job may say faster that it has saved, or could not, than the log takes it. The first few hundred of each kind
-        are kept, and of the later ones the newest, which makes those before it matter no more. Of one that has said so
-        often enough for a whole run, only the newest waits.
+        A job may report saved or failed checkpoints faster than the log takes them. The outbox keeps the first few
+        hundred of each kind, and of the later ones the newest, which replaces those before it. Once a job has reported
+        enough for a whole run, only the newest report waits.
         """
         kind = (tag_of(fact), fact.epoch)
         if self._counts[kind] >= (1 if self._is_worn_out(fact) else MOST_WAITING):
@@ -88,14 +87,14 @@ class FactOutbox:
 
     @property
     def has_time(self) -> bool:
-        """Whether what was told last, and all that waits, was said so often that a moment may pass: the log is kept."""
+        """Whether the last and all waiting facts came so often that they may wait a moment, to spare the log."""
         return self._has_time and all(map(self._is_worn_out, self._waiting))
 
     def _is_worn_out(self, fact: RunFact) -> bool:
         return isinstance(fact, _SAID) and self._told[tag_of(fact), fact.epoch] >= MOST_TOLD
 
     def next(self) -> Commit | None:
-        """Return what waits longest as one commit; None where nothing does. The same until :meth:`done`."""
+        """Return the facts that wait longest as one commit, or None; the same until :meth:`done` is called."""
         if not self._waiting:
             return None
         epoch, size = self._waiting[0].epoch, 0
@@ -111,7 +110,7 @@ class FactOutbox:
         return commit(self._actor, tuple(fitting), self._cause)
 
     def done(self) -> None:
-        """What :meth:`next` returned is in the log, or will never be."""
+        """Note that the commit of :meth:`next` is in the log, or will never be."""
         self._told.update((tag_of(fact), fact.epoch) for fact in self._offered)
         self._has_time = all(map(self._is_worn_out, self._offered))
         gone = {id(fact) for fact in self._offered}  # equal ones may wait behind them
@@ -121,24 +120,24 @@ class FactOutbox:
 
 
 def commit(actor: str, facts: tuple[AnyEvent, ...], cause: int = 0) -> Commit:
-    """Return the facts under an id that tells what they are, and nothing of when they were written."""
+    """Return the facts as a commit whose id depends on their content, and not on the time of writing."""
     digest = hashlib.sha256("\n".join([actor, *map(_gist, facts)]).encode()).hexdigest()[:32]
     return Commit(id=digest, actor=actor, facts=facts, cause=cause)
 
 
 class FactAppender:
     """
-    Writes this node's facts.
+    An appender of this node's facts.
 
     Parameters
     ----------
     bus, live
     actor : str
-        As whom.
+        The name under which it writes.
     spawn : callable
         Runs a coroutine beside the caller.
     giving_up : asyncio.Event
-        From then on a fact that the log cannot take is left to the next start, which finds it in the run folders.
+        Once it is set, facts that the log cannot take are left to the next start, which finds them in the run folders.
     """
 
     def __init__(
@@ -171,7 +170,7 @@ class FactAppender:
             self._spawn(self._deliver(fact.job_id, outbox))
 
     def forget(self, job_id: str) -> None:
-        """Forget how much a job has said whose run is over, unless more of it is on its way."""
+        """Drop the outbox of a job whose run is over, unless facts of it are on their way."""
         if job_id in self._delivered:
             self._delivered.remove(job_id)
             del self._outboxes[job_id]
@@ -195,7 +194,7 @@ class FactAppender:
             self.forget(job_id)
 
     async def _append(self, subject: str, commit: Commit) -> None:
-        """Append; where somebody was faster, read what they wrote first. Facts that it overtook, folds ignore."""
+        """Append a commit; if somebody was faster, read that first. Folds ignore facts that are out of date by then."""
         while True:
             expected = max(self._live.heads.get(subject, 0), self._heads.get(subject, 0))
             append = partial(self._bus.append, Append(subject=subject, commit=commit, expected=expected))
@@ -221,7 +220,7 @@ MOST_TOLD: Final = 1000
 
 
 def shortened(fact: RunFact) -> RunFact:
-    """Return a fact without what is long in it, for a server that takes little: what must be known is short."""
+    """Return a fact without its long fields, for a server with a small limit: what must be known is short."""
     match fact:
         case RunEnded():
             return msgspec.structs.replace(fact, reason=fact.reason[:_SHORT], metrics={}, diverged=())

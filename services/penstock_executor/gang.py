@@ -1,9 +1,9 @@
 """
-Rendezvous and stop barrier.
+Rendezvous and stop barrier of a gang's processes.
 
-Where the processes of a gang meet: the variables by which ``torch.distributed`` and its like find each other.
-
-How a gang agrees on the step to stop after, from what its processes say. Pure; the rules are those of ``agent``.
+:class:`Rendezvous` gives the processes the variables by which ``torch.distributed`` and its like find each other. The
+stop barrier is the step after which all processes stop: :func:`hear` takes their answers, :func:`stop_step` computes
+the step, and :func:`agree` says when it is settled. The barrier is pure; its rules are those of ``agent``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PORTS: Final = 12_000  # below the ports that kernels hand out by themselves, w
 
 
 class Rendezvous:
-    """The places where this node's gangs meet: no two of its runs have the same."""
+    """The addresses at which this node's gangs meet: no two of its runs have the same."""
 
     def __init__(self) -> None:
         self._ports: dict[Key, int] = {}
@@ -45,10 +45,10 @@ class Rendezvous:
         """
         Return where a gang meets, the same for all of its processes.
 
-        On one node the port is one that nobody has: neither another run of this node, nor a listener, and it is not
-        among those that the kernel gives to connections. Over several, each node works out the same number from job
-        and epoch; that it is free on rank 0's node is likely, not certain: a gang that meets a taken port fails, and
-        if it is retried it has another epoch, hence another number.
+        On one node the port is free: neither another run of this node nor a listener has it, and the kernel does not
+        give it to connections. Over several nodes each node derives the same number from job and epoch. The port is
+        likely to be free on rank 0's node, but this is not certain: a gang that meets a taken port fails, and a retry
+        has another epoch, hence another number.
         """
         first = cluster.nodes.get(gang[0].node_id)
         alone = len({member.node_id for member in gang}) == 1
@@ -62,7 +62,7 @@ class Rendezvous:
         }
 
     def over(self, key: Key) -> None:
-        """A run has ended: others may have its port."""
+        """Note that a run has ended: other runs may have its port."""
         self._ports.pop(key, None)
 
     def _own_port(self, key: Key) -> int:
@@ -78,13 +78,13 @@ def reachable_address(bus_url: str) -> str:
     """
     Return the address by which other machines reach this one.
 
-    It is that of the network interface that leads to the bus, since the other nodes reach the bus as well. A bus on
-    this very machine says nothing about networks: then it is that of the interface that leads elsewhere.
+    It is the address of the network interface that leads to the bus, since the other nodes reach the bus as well. If
+    the bus is on this very machine, it is the address of the interface that leads elsewhere.
 
     Parameters
     ----------
     bus_url : str
-        One server or several with commas between them; empty where there is none.
+        One server, or several with commas between them; empty if there is none.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def _sources(host: str) -> Iterator[str]:
 
 
 def derived_port(job_id: str, epoch: int) -> int:
-    """Return the port that every node of a gang works out by itself."""
+    """Return the port that every node of a gang derives by itself."""
     return _FIRST_PORT + zlib.crc32(f"{job_id}/{epoch}".encode()) % _PORTS
 
 
@@ -143,8 +143,8 @@ def stop_step(
     """
     Return the step that all processes of a gang can stop after; None while an answer is missing.
 
-    ``absent`` are processes that have ended, and need not be waited for; ``held`` are those that begin no further step
-    before they hear of it.
+    ``absent`` processes have ended, and nobody waits for them; ``held`` ones begin no further step before they hear the
+    step.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def stop_step(
 
 
 def hear(run: LocalRun, index: int, message: FromJob) -> None:
-    """Take in what one process said."""
+    """Note what one process said."""
     rank = run.ranks[index]
     match message:
         case Hello():
@@ -205,7 +205,7 @@ def agree(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:
     """
     Settle the step once all answers are in; return what to tell the processes, the first time only.
 
-    ``agreed`` is the step as another node of the gang had it from the same answers.
+    ``agreed`` is the step that another node of the gang has computed from the same answers.
     """
     if not run.asked_s or run.stop_step is not None:
         return None

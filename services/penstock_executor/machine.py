@@ -1,4 +1,4 @@
-"""What this node is to do, from the log and from the processes that it finds. Pure: no clock, no process, no socket."""
+"""What this node is to do, decided from the log and from its processes. Pure: no clock, no process, no socket."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ REMEMBERED: Final = 1000
 
 class ExecutorState(msgspec.Struct):
     """
-    The log as an executor needs it.
+    The fold of the log that an executor decides from.
 
     Attributes
     ----------
     started : dict of str to dict of str to int
         Job id → node id → epoch that the node said it has started.
     led : dict of str to RunStarted
-        Gangs → the last start of their first process, which says from where all of them go on.
+        Gang → the last start of its first process, which says from where all of them go on.
     leased : dict of str to int
-        Jobs that have a lease somewhere, with the sequence of the commit that gave it.
+        Job that has a grant somewhere → sequence of the commit that gave it.
     finished : list of str
         The last finished jobs whose checkpoints nobody needs any more.
     kept : dict of str to list of str
@@ -47,7 +47,7 @@ class ExecutorState(msgspec.Struct):
 
 
 class FindCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Find out what the job's run goes on from, and have it copied here; until that is done it must not start."""
+    """Find the checkpoint that the job's run goes on from, and copy it here; the run must not start before."""
 
     job_id: str
     epoch: int
@@ -61,7 +61,7 @@ class StartRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLanes(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for a lane on each of the devices that the job's lease has here; until it has them it must not start."""
+    """Ask for a lane on each device that the job's grant has here; the run must not start before it has them."""
 
     job_id: str
 
@@ -108,7 +108,7 @@ class AnnounceNode(msgspec.Struct, frozen=True):
 
 
 class WithdrawNode(msgspec.Struct, frozen=True):
-    """Append that this node is gone; nothing else is to be done here."""
+    """Append that this node is gone; nothing else is left to do here."""
 
 
 Action = (
@@ -126,14 +126,14 @@ Action = (
 
 
 class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do now, and when to ask again even if nothing happens."""
+    """The actions to take now, and when to decide again even if nothing happens."""
 
     actions: list[Action] = []
     wake_at_s: float | None = None
 
 
 def decider() -> Decider[ExecutorState]:
-    """Return the fold of an executor; what it decides depends on its processes as well, and is :func:`decide`."""
+    """Return the fold of an executor; :func:`decide` also needs the node's processes, so it is not part of it."""
     return Decider(
         name="executor",
         state=ExecutorState,
@@ -145,7 +145,7 @@ def decider() -> Decider[ExecutorState]:
 
 
 def apply(state: ExecutorState, event: Event, seq: int) -> None:
-    """Fold one fact in; finished jobs are forgotten, since no run of theirs is wanted any more."""
+    """Fold one fact in; drop finished jobs, since no run of theirs is wanted any more."""
     state.cluster.apply(event)
     for job in state.jobs.apply(event):
         if job.placement is None:
@@ -166,7 +166,7 @@ def apply(state: ExecutorState, event: Event, seq: int) -> None:
 
 
 def _finish(state: ExecutorState, job: Job) -> None:
-    """Note whether anybody may still need the checkpoints of a job that is over."""
+    """Note whether another job may still need the checkpoints of a job that is over."""
     if not job.spec.keep_checkpoint:
         state.finished = [*state.finished[1 - REMEMBERED :], job.id]
     elif job.spec.parent:
@@ -177,7 +177,7 @@ def decide(
     state: ExecutorState, node_id: str, observed: NodeObservation, now_s: float, sample_limit_s: float = 60.0
 ) -> NodePlan:
     """
-    Return what makes the node's processes match the log.
+    Return the actions that make the node's processes match the log.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def decide(
 
 def is_awaited(state: ExecutorState, node_id: str, sharing: Collection[str]) -> bool:
     """
-    Say whether jobs that are to go on elsewhere need checkpoints that lie on this node alone.
+    Return whether jobs that go on elsewhere need checkpoints that only this node has.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def is_awaited(state: ExecutorState, node_id: str, sharing: Collection[str]) -> 
 
 
 def refuse(state: ExecutorState, node_id: str, observed: NodeObservation, now_s: float) -> list[ReportFact]:
-    """Return the ends of leases that a node was given while it left: they never began."""
+    """Return the ends of grants that came while the node left: their runs never began."""
     node = _Node(state, node_id, observed, now_s, 0.0)
     return [action for action in node.leases() if isinstance(action, ReportFact)]
 
@@ -249,14 +249,14 @@ class _Node:
             yield ReportFact(fact=run_state.ended(run, job, self.id, self.now_s, self.sample_limit_s))
 
     def _abandon(self, run: LocalRun) -> Iterator[Action]:
-        """End a run that the log does not want: its epoch is over, and another may have begun elsewhere."""
+        """End a run that the log no longer wants: its epoch is over, and another may have begun elsewhere."""
         if not run.alive:
             yield RemoveRun(job_id=run.job_id, epoch=run.epoch)
         elif not run.killed_s:
             yield KillRun(job_id=run.job_id, epoch=run.epoch)
 
     def _holds_back(self) -> bool:
-        """A draining node says nothing of its ended runs before the last has ended: it would get new ones."""
+        """Whether to keep back the ends of runs: a draining node that reported them one by one would get new runs."""
         return self.observed.draining and any(run.alive for run in self.observed.runs.values())
 
     def _started(self, run: LocalRun) -> ReportFact:
@@ -309,7 +309,7 @@ class _Node:
 
     # --- leases that are not here
     def leases(self) -> Iterator[Action]:
-        """Yield what to do about leases of this node that have no run here yet."""
+        """Yield what to do about grants of this node that have no run here yet."""
         leased = [job for job in map(self.state.jobs.get, sorted(self.state.leased)) if job and self._has_lease(job)]
         for job in leased:
             if (job.id, job.epoch) not in self.observed.runs:
@@ -332,7 +332,7 @@ class _Node:
             yield from self._begin(job, devices)
 
     def _may_have(self, job: Job, devices: tuple[int, ...]) -> bool:
-        """Say whether nobody is on the devices who does not share them in the same way."""
+        """Return whether every process on the devices shares them in the same way as the job."""
         sharing = sharing_of(job)
         return all(
             index not in self.taken or (sharing != "exclusive" and self.taken[index] == sharing) for index in devices
@@ -354,9 +354,9 @@ class _Node:
 
     def _resumes(self, job: Job) -> Generator[Action, None, bool]:
         """
-        Return whether it is known what the job's run goes on from, and all of it is here.
+        Return whether the checkpoint that the job's run goes on from is known and here.
 
-        Of a gang over several nodes the first one finds it out, since all of its processes must go on from the same.
+        The first node of a gang finds the checkpoint, since all of the gang's processes must go on from the same one.
         """
         resume = self.observed.resumes.get((job.id, job.epoch))
         if resume is not None and resume.at == "refused":
@@ -399,7 +399,7 @@ class _Node:
 
     # --- the node itself
     def join(self) -> Iterator[Action]:
-        """Yield the offer of this node's devices, once nothing of an ended lease runs on them."""
+        """Yield the offer of this node's devices, once no process of an ended run is on them."""
         clean = all(self._wanted(run) for run in self.observed.runs.values() if run.alive)
         if clean and not self.joined and not self.observed.draining:
             yield AnnounceNode()
@@ -418,17 +418,17 @@ class _Node:
 
 
 def _may_resume(job: Job) -> bool:
-    """Say whether there may be a checkpoint of it: one that the log knows of, or one that nobody could report."""
+    """Return whether a job may have a checkpoint: one that the log knows of, or one that nobody could report."""
     return job.checkpoint is not None or bool(job.spec.begins_from) or job.attempts > 0
 
 
 def first_node(job: Job) -> str:
-    """Return the node of a job's first process; empty where it has no lease."""
+    """Return the node of a job's first process; empty if it has no grant."""
     slots = job.placement.slots if job.placement is not None else ()
     return slots[0].node_id if slots else ""
 
 
 def devices_of(job: Job, node_id: str) -> tuple[int, ...]:
-    """Return the devices that a job's lease has on a node."""
+    """Return the devices that a job's grant has on a node."""
     slots = job.placement.slots if job.placement else ()
     return tuple(index for slot in slots if slot.node_id == node_id for index in slot.devices)

@@ -1,6 +1,8 @@
 """
-How much memory runs may hold, made true by the kernel, or by what allocates: those that share, of their devices; those
-that do not, of their host.
+Memory limits of runs.
+
+Runs that share devices are held to a part of their devices' memory; runs that have devices alone are held to a part of
+the host's memory. The kernel enforces a limit where it can, and otherwise the allocator of the process does.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """
-What outlives the executor; the instance lock.
+Files that outlive the executor, and the instance lock.
 
-Run folders: what must outlive the executor so that a later one finds its runs again.
+A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epoch>/run.json`` says what was started,
+``stop.json`` how far the run's end had come. Each rank's folder holds ``pid``, ``exit`` and ``kept`` (which the shim
+writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``), ``hello`` if the process spoke the
+agent protocol, and ``done`` if it reported its end. Output is elsewhere, since it stays longer.
 
-``<data>/runs/<job>/<epoch>/run.json`` says what was started, ``stop.json`` how far its end had come, and each rank's
-folder holds ``pid``, ``exit`` and ``kept`` (written by the shim), how far its output was streamed (``stdout.read``,
-``stderr.read``), ``hello`` if it spoke to us, and ``done`` if it said that. Its output is elsewhere: it stays longer.
-
-The executor's data folder, which it has to itself.
+:func:`alone_in` is the instance lock: it makes an executor the only one of its data folder.
 """
 
 from __future__ import annotations

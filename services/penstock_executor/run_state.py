@@ -1,9 +1,9 @@
 """
-What it knows of its runs, and how one ended.
+What this node knows of its runs, and how a run ended.
 
-What this node knows of its own runs: processes, what they said, and how far their end has come.
-
-From exit codes to what the log says about a run's end.
+A :class:`LocalRun` is one epoch of a job on this node, a :class:`RunProcess` one of its processes: what it reported,
+and how far its end has come. A :class:`NodeObservation` is everything that the node sees of itself when it decides.
+:func:`ended` turns exit codes and last words into the fact that ends a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Key = tuple[str, int]
 
 
 def sharing_of(job: Job) -> Sharing:
-    """Return how a job's run has its devices; a sample has them alone, since it is to show how fast the job can be."""
+    """Return how a job's run has its devices; a sample has them alone, to show how fast the job can be."""
     return "exclusive" if job.sample else job.spec.sharing
 
 
@@ -47,26 +47,26 @@ class RunProcess(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     exit_code : int or None
-        As the shell counts: 128 + the signal's number where a signal ended it. None while it runs, and for ever if
-        it vanished without one.
+        As a shell gives it: 128 + the signal's number if a signal ended it. None while it runs, and for ever if it
+        vanished without an exit code.
     ended_s : float
         When the executor learned of its end; 0 while it runs.
     greeted : bool
-        It speaks the agent protocol.
+        Whether it speaks the agent protocol.
     step, loop_steps, loop_s, waited_s, metrics, diverged, skew, batch_size, samples, iteration_s, error_s
-        From its last words.
+        From its last report.
     saves : bool
-        It can save a checkpoint when it is asked to stop.
+        Whether it can save a checkpoint when it is asked to stop.
     peak_bytes : int
         The most memory that it said it held of one device.
     saved_step, saved_samples : int
-        Of its last complete checkpoint in this run.
+        Step and samples of its last complete checkpoint in this run.
     leaving : bool
-        It saved a checkpoint because it was asked to stop.
+        Whether it saved a checkpoint because it was asked to stop.
     done : bool
-        It said that it left its session in good order, all steps done.
+        Whether it reported that it left its session in good order, all steps done.
     crowded : bool
-        It reported more metrics, or longer names, than are kept.
+        Whether it reported more metrics, or longer names, than are kept.
     last_line : str
         Last line of its standard error.
     """
@@ -101,12 +101,12 @@ class RunProcess(msgspec.Struct, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in anything but success; that its last output found no room is no failure."""
+        """Whether the process failed; last output that found no room is no failure."""
         return not self.alive and self.exit_code != 0 and not self.unflushed
 
     @property
     def unflushed(self) -> bool:
-        """Whether all it failed in was to write the end of its output: the work was done before."""
+        """Whether it failed only to write the end of its output: the work was done before."""
         return self.done and self.exit_code == EXIT_UNFLUSHED
 
 
@@ -119,33 +119,33 @@ class LocalRun(msgspec.Struct, kw_only=True):
     world_size : int
         Processes of the whole gang, on all of its nodes.
     ranks : dict of int to RunProcess
-        Those of this node.
+        Process rank → process, of this node.
     refused : str
-        Why nothing was started; empty where something was.
+        Why nothing was started; empty if something was.
     asked_s, termed_s, killed_s : float
         When it was asked to stop, got TERM, and got KILL; 0 where not yet.
     resumed_step, resumed_generation, resumed_digest : int, int, str
-        Of the checkpoint that its processes are to load; 0 where there is none.
+        The checkpoint that its processes load; 0 if there is none.
     begun_from : str
-        The other job whose checkpoint that is.
+        The other job, if the checkpoint is another job's.
     copied_from : str
         The node from which it was copied for this run.
     ending : Ending
-        Why it got them.
+        Why the run is ended.
     answers : dict of int to int
-        Steps done by each rank of the gang when asked to stop, as far as known.
+        Process rank → steps done when asked to stop, as far as known.
     held : set of int
-        Ranks of this node that begin no further step before they hear where to stop.
+        Process ranks of this node that begin no further step before they hear where to stop.
     absent : set of int
-        Ranks on other nodes that have ended, by the log.
+        Process ranks on other nodes that have ended, by the log.
     stop_step : int or None
         The step that the gang agreed to stop after.
     sharing : {"exclusive", "lane", "fraction"}
         How it has its devices.
     cap_bytes : int
-        The most that it may hold of a device; 0 where nothing says so.
+        The most memory that it may hold of a device; 0: no limit.
     why : str
-        Why this node ends it, in one sentence, where neither the log nor ``ending`` says.
+        Why this node ends the run, in one sentence, if neither the log nor ``ending`` says it.
     told : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
@@ -177,12 +177,12 @@ class LocalRun(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """Its name on this node."""
+        """Job and epoch: the run's name on this node."""
         return self.job_id, self.epoch
 
     @property
     def devices_of(self) -> dict[int, tuple[int, ...]]:
-        """Each process's devices: one each where there are as many, all of them where it is one process."""
+        """Process rank → devices: one device each, or all of them if there is only one process."""
         ranks = sorted(self.ranks)
         if len(ranks) == len(self.devices):
             return {rank: (device,) for rank, device in zip(ranks, self.devices, strict=True)}
@@ -195,7 +195,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
 
     @property
     def crashed(self) -> bool:
-        """Whether any of its processes ended badly by itself: before TERM, and not because it was asked to leave."""
+        """Whether any process failed by itself: before TERM, and not because it was asked to leave."""
         return any(
             rank.failed
             and not (rank.leaving or rank.exit_code == EXIT_PREEMPTED)
@@ -211,7 +211,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
 
 class SharingProgress(msgspec.Struct, frozen=True):
     """
-    How far a run has come that is to share its devices.
+    How far a run that shares its devices has come.
 
     Attributes
     ----------
@@ -228,21 +228,21 @@ class SharingProgress(msgspec.Struct, frozen=True):
 
 class NodeObservation(msgspec.Struct, kw_only=True):
     """
-    What the node sees of itself when it decides.
+    Everything that the node sees of itself when it decides.
 
     Attributes
     ----------
     incarnation : str
-        Of this start of the executor.
+        Names this start of the executor.
     runs : dict of (job id, epoch) to LocalRun
     draining : bool
-        The executor is being stopped, and its runs are to go elsewhere.
+        Whether the executor is being stopped, and its runs go elsewhere.
     postponed : dict of (job id, epoch) to float
         Runs that could not be started for want of room on the disk, and when to try again.
     seats : dict of (job id, epoch) to SharingProgress
-        Of the runs that take turns with others.
+        Progress of the runs that take turns with others.
     resumes : dict of (job id, epoch) to Resume
-        Of the runs that are to start: what they go on from, as far as that is known and here.
+        What runs that are about to start go on from, as far as it is known and here.
     """
 
     incarnation: str
@@ -268,15 +268,15 @@ NOT_FOUND: Final = 127
 
 def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
     """
-    Return the fact that ends a run none of whose processes is left.
+    Return the fact that ends a run without living processes.
 
     Parameters
     ----------
     run : LocalRun
     job : Job
-        As the log has it: says whether a stop was asked for.
+        The job as the log has it: it says whether a stop was asked for.
     limit_s : float
-        The time limit that ended it, where one did.
+        The time limit that ended the run; 0 if none did.
     """
     outcome, reason, rank = _verdict(run, job, limit_s)
     first = run.ranks.get(0, RunProcess())
@@ -351,9 +351,9 @@ def _left_as_asked(run: LocalRun) -> bool:
 
 def _decisive(run: LocalRun) -> RunProcess:
     """
-    Return the process over which the others stumbled, or the lowest one where all went well.
+    Return the process that decides how the run ended: the lowest one if all went well.
 
-    That is one that was killed; else the one that failed first, as far as the order was seen.
+    Otherwise it is a process that was killed, or else the one that failed first, as far as the order was seen.
     """
     ranks = [run.ranks[index] for index in sorted(run.ranks)]
     failed = [rank for rank in ranks if rank.failed]
@@ -376,7 +376,7 @@ def _reason(run: LocalRun, rank: RunProcess) -> str:
 
 
 def _for_want_of_memory(run: LocalRun, rank: RunProcess) -> bool:
-    """Say whether a process wanted more of its device; what it wants of its host says nothing of that."""
+    """Return whether a process ended for want of device memory; host memory does not count."""
     if run.ending == "host_memory":
         return False
     return run.ending == "memory" or bool(WANTS_MEMORY.search(rank.last_line))

@@ -1,4 +1,4 @@
-"""The executor at work: follow the log, watch the processes, and make the one match the other."""
+"""The executor at work: it follows the log, watches the processes, and makes these match the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor can be told, by ``[executor]`` in the settings file or ``PENSTOCK_EXECUTOR_*``."""
+"""Settings of an executor: ``[executor]`` in the settings file or ``PENSTOCK_EXECUTOR_*``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told while runs last: heartbeats, progress, output, and the answers of gangs. Part of the runner."""
+"""Telemetry of runs: heartbeats, progress, output, and the stop answers of gangs. Part of the runner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOLD: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples
 
 
 class StopBarrierMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes of a gang tell each other about a stop."""
+    """A message between the nodes of a gang about where to stop."""
 
     job_id: str
     epoch: int
@@ -55,11 +55,11 @@ class _Output:
 
 
 class _NoRoom(BusError):
-    """The log has no room for output; that is not waited for."""
+    """The log has no room for output; nobody waits for it."""
 
 
 class RunTelemetry:
-    """Speaks for the runs of one node."""
+    """The telemetry of one node's runs."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RunTelemetry:
         """
         Publish the rest of an ended process's output, and its last progress.
 
-        Where the log has no room, the rest is not waited for: this node has it.
+        If the log has no room, nobody waits for the rest: this node keeps it.
         """
         self.begin(place)
         output = self._outputs[place]
@@ -150,7 +150,7 @@ class RunTelemetry:
         await self._shell.bus.write_log(place[0][0], place[1], piece.data, piece.place)
 
     async def _tell_output(self, place: Place, output: _Output) -> None:
-        """Tell those who follow how far channels have come that are not streamed, and warn of a full disk."""
+        """Tell followers how long the channels are that are not streamed, and warn of a full disk."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= output.grown_s + GROWN_S:
             output.grown_s = now_s
@@ -163,7 +163,7 @@ class RunTelemetry:
             self._warn_of_loss(place)
 
     def _warn_of_loss(self, place: Place, *, ended: bool = False) -> None:
-        """Have the log say, once each, that output is held in memory, was lost, or is more than is kept."""
+        """Warn in the log, once each, that output is held in memory, was lost, or exceeds what is kept."""
         run = self._host.runs.get(place[0])
         for name, fate in zip(STREAMS, process_launcher.fates(self._host.rank_dir(place)), strict=True):
             what = f"rank {place[1]}'s {name}"
@@ -197,7 +197,7 @@ class RunTelemetry:
 
     # --- heartbeats
     async def beat(self) -> None:
-        """Say that this node is alive, for ever; repeat what a gang's other nodes may have missed."""
+        """Publish heartbeats for ever; repeat what a gang's other nodes may have missed."""
         node_id = self._host.site.node_id
         while True:
             body = {"node_id": node_id, "incarnation": self._incarnation(), "at_s": self._shell.now_s()}
@@ -234,7 +234,7 @@ class RunTelemetry:
             await self.tell_peers(run)
 
     async def tell(self, subject: str, body: object) -> None:
-        """Tell whoever listens; nobody waits for it, and it may be lost."""
+        """Publish a message; nobody waits for it, and it may be lost."""
         try:
             await self._shell.bus.tell(subject, msgspec.json.encode(body))
         except BusError as error:

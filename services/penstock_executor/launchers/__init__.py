@@ -4,6 +4,6 @@ Launchers: what starts and ends the processes of a run.
 In reading order:
 
 * ``environment``: Ranks, environment and checks for every launcher.
-* ``process_launcher``: The process launcher.
+* ``process_launcher``: Processes that outlive the executor.
 * ``shim``: The program around each process.
 """

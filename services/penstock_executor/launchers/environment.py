@@ -1,9 +1,8 @@
 """
 Ranks, environment and checks for every launcher.
 
-From a placement to processes: which ranks are here, and the environment that each of them finds.
-
-What can be known to go wrong before anything is started, said in words that tell what to do.
+:func:`members` turns a placement into processes with ranks, and :func:`environment_of` gives the variables of each.
+:func:`problem` and :func:`opaque` find what is known to go wrong before anything is started, and say what to do.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class GangMember(msgspec.Struct, frozen=True):
 
 
 class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all runs of a node."""
+    """The part of the environment that is the same for all runs of a node."""
 
     node_id: str
     devices: tuple[Device, ...]
@@ -80,7 +79,7 @@ def environment_of(
     """
     Return the whole environment of one process; the job's own variables yield to Penstock's.
 
-    ``resume`` is what it is to go on from, where that has been found out; otherwise it takes what it finds.
+    ``resume`` is what the process goes on from, if it is known; otherwise the process takes what it finds.
     """
     spec, placement = job.spec, placement_of(job)
     devices = [device for device in site.devices if device.index in member.devices]
@@ -137,7 +136,7 @@ def inherited(pass_env: Iterable[str] = ()) -> dict[str, str]:
 
 
 def placement_of(job: Job) -> Placement:
-    """Return the lease of a job that has one."""
+    """Return the placement of a job that has one."""
     if job.placement is None:
         raise ValueError(f"job {job.id} has no placement; only placed jobs are started")
     return job.placement
@@ -177,7 +176,7 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
 
 
 def _not_started(command: Sequence[str], cwd: str, path: str) -> str:
-    """Return why a file that is there is no program to be started, and what starts it."""
+    """Return why an existing file cannot be started as a program, and what would start it."""
     name = command[0]
     is_executable = os.access(os.path.join(cwd, name), os.X_OK)
     wrong = "is not executable" if "/" in name else f"is a file in {cwd}, and was not found on PATH ({path})"
@@ -192,7 +191,7 @@ def _program(name: str, cwd: str, path: str) -> str | None:
 
 
 def _script(command: Sequence[str]) -> str:
-    """Return the script that an interpreter is told to run; empty where it is none, or where that is not certain."""
+    """Return the script that an interpreter is to run; empty if there is none, or if it is not certain."""
     name = os.path.basename(command[0])
     suffix = _INTERPRETERS.get("python" if name.startswith("python") else name)
     if suffix is None:

@@ -1,9 +1,10 @@
 """
-Decisions meet pages; turn limits.
+Decisions brought to the pages, and turn limits.
 
-Where the lanes' decisions meet the keeper's pages: news in, names out. Synchronous; owns no loop and no clock.
-
-When somebody who does not give the turn back is warned, and when it is taken from him. Pure.
+:class:`LaneCoordinator` stands between :class:`penstock_executor.sharing.node_lanes.NodeLanes`, which decides, and the
+token broker, which has the pages: events of the pages go in, names of holders go out. Synchronous; owns no loop and no
+clock. :class:`TurnClock` says when a run that does not give its turn back is warned, and when the turn is taken from
+it; it is pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-What is told of lanes, and what they gain.
+Telemetry of lanes, and the gain of running side by side.
 
-What is told of lanes while a device is shared: who has the turn, what everyone holds, how the time is divided.
-
-What running side by side gains, from how long iterations take with more lanes and with fewer. Pure.
+:func:`lanes_view` tells who has the turn on each shared device and what everyone holds; :class:`TurnShares` measures
+how the time is divided. :class:`ParallelGain` compares how long iterations take with more lanes and with fewer; it is
+pure.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """
-The lanes of the node: who shares what.
+The lanes of the node's devices: who shares what, whose turn it is, and what has to be done about it.
 
-The lanes of a node's devices: who shares what, whose turn it is, and what has to be done about it.
-
-Pure: no page, no process, no clock. What happens goes in (a run arrives, a process asks, the token has passed); what is
-to be done comes out as :class:`~penstock_executor.sharing.shared_run.SharingCommands`, and as a wish for each lane.
-Each thing is known in one place: who has a token, by the pages
-(:class:`~penstock_executor.sharing.sharing_state.TokenTracker`); whose turn it is, by
-:class:`penstock_sharing.lanes.Gangs`; who waits, by what the processes said (``Party``).
+Pure: no page, no process, no clock. What happens goes in (a run arrives, a process asks, a token passes). What has to
+be done comes out as :class:`~penstock_executor.sharing.shared_run.SharingCommands`, and as a
+:class:`~penstock_executor.sharing.shared_run.DesiredTurn` for each lane. Each thing is known in one place: who has a
+token, by the pages (:class:`~penstock_executor.sharing.sharing_state.TokenTracker`); whose turn it is, by
+:class:`penstock_sharing.lanes.LaneGangs`; who waits, by what the processes said
+(:class:`~penstock_executor.sharing.shared_run.SharedRun`). :class:`NodeNeeds` says when the lanes of a device hear what
+a run turned out to need.
 
 A gang's turn::
 
-              all ask who are not outside, and              the boards give it
+              all ask who are not outside, and              the devices' lanes give it
               nobody else is to come back                   all of its devices
     +------+ ---------------------------------> +--------+ -------------------> +----------------------------+
     | idle |                                    | wanted |                      | on: who asks has its token |
@@ -23,11 +23,10 @@ A gang's turn::
                                             | behind one that is in an iteration, and may wait for it     |
                                             +------------------------------------------------------------+
 
-*Outside* is a process that may be in an iteration without a turn here: it began under an earlier executor, or its token
-was taken from it there. If it waits in it for others of the gang, it comes home only when those have a turn. So those
-are not to wait for it; and while it may come back, nobody else asks for a turn on its device.
-
-What runs turn out to need of their devices, and when their boards are told. Pure.
+*Outside* is a process that may be in an iteration without a turn here: the iteration began under an earlier executor,
+or the token was taken from the process in it. If the process waits there for others of its gang, it comes back only
+when these have a turn. So the others do not wait for it; and while it may come back, no other run asks for a turn on
+its device.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """
-One run, its measured need, commands about it.
+One run that takes turns on its devices, its measured need, and commands about it.
 
-One run that takes turns on its devices, as the node's lanes know it, and what lanes are called.
-
-What a run has shown that it needs of a device's memory, and when that is news. Pure.
-
-What the node's lanes want done, by whoever has the pages, the processes and the log.
+A :class:`ShareRequest` is what a run asks of its devices, and a :class:`SharedRun` the run as its processes report it.
+:class:`MemoryMeter` measures what the run needs of a device's memory, and says when the log should know.
+:class:`DesiredTurn` is what a lane's page should say, and :class:`SharingCommands` what has to be done by whoever has
+the pages, the processes and the log. A :class:`NodeLane` names a lane. All of it is pure.
 """
 
 from __future__ import annotations

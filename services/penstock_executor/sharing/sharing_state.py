@@ -1,16 +1,15 @@
 """
 The runs, whose turn it is, who holds the tokens: one state.
 
-The runs that share this node's devices, over the boards of the devices; and what a board's answers mean for them.
+:class:`SharingState` has the runs that share this node's devices and the lanes of each device
+(:class:`penstock_sharing.lanes.DeviceLanes`), and carries out what a change of lanes means for the runs. :func:`wish`
+says what a lane's page should say: who has the token, who has it next, and when. :class:`TokenTracker` knows who really
+has each token, as the pages tell it. All of it is pure.
 
-What the page of a lane should say: who has the token, who has it next, and when. Pure.
-
-Who has the token of each lane, as the pages tell it, and what that means for turns. Pure.
-
-Tokens are ahead of what is known here: those of runs of one process go straight from one to the next. So somebody may
-have a turn who was next a moment ago and is not any more. Such a *stray* gives the token back after one iteration, and
-until then the board is left in the belief that it is the turn of whoever gave it. Tokens of gangs come from the keeper
-and go back to it, so that none of a gang is ever astray.
+The tokens are ahead of this state, because processes of single runs hand a token straight on to the next. So a process
+may take the token that was next a moment ago and no longer is. Such an *unexpected holder* gives the token back after
+one iteration. Until then the device's lanes go on as if the run that gave the token still had its turn. Tokens of gangs
+come from the token broker and return to it, so no process of a gang is ever an unexpected holder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-From the grant to the last process.
+Runs that share devices of this node, from the grant to the last process.
 
-Runs that share devices of this node, from their lease to their last process. Synchronous; owns no loop.
-
-The floor of a node, as its settings want it.
+:class:`SharingSupervisor` is the one way in for the runner. It gives each run its caps and its lanes, hears what the
+processes hold, and ends or parks runs that do not give their turn back. :func:`open_floor` makes one from the node's
+settings. Synchronous; owns no loop.
 """
 
 from __future__ import annotations
