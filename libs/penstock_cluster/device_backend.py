@@ -1,13 +1,50 @@
-"""What every device backend offers; ``tests/penstock_cluster`` holds all of them to it."""
+"""
+Port of device backends: what every one offers, and what some can do and others cannot.
+
+``tests/penstock_cluster/test_inventory.py`` holds all backends to it. A new backend is a class of its own, a row of
+:data:`CAPABILITIES`, and a row of :data:`penstock_cluster.inventory.BACKENDS`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
 from penstock_log import Device
+
+BackendName = Literal["cuda", "cpu", "emulated"]
+
+
+class DeviceCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What the devices of a backend can do.
+
+    Attributes
+    ----------
+    host_memory : bool
+        Their memory is the host's: the host's caps hold processes to it, and can be lowered while a process runs.
+    tells_allocators : bool
+        A process's own allocator keeps to the fraction of them that it is told, also while it runs.
+    unnamed : bool
+        They go to jobs that name no kind.
+    declared_speed : bool
+        A declared speed stretches the iterations on them: a process computes with one thread, so that the speeds of
+        processes beside each other compare.
+    """
+
+    host_memory: bool
+    tells_allocators: bool
+    unnamed: bool
+    declared_speed: bool
+
+
+CAPABILITIES: Final[dict[BackendName, DeviceCapabilities]] = {
+    "cuda": DeviceCapabilities(host_memory=False, tells_allocators=True, unnamed=True, declared_speed=False),
+    "cpu": DeviceCapabilities(host_memory=True, tells_allocators=False, unnamed=False, declared_speed=False),
+    "emulated": DeviceCapabilities(host_memory=True, tells_allocators=False, unnamed=True, declared_speed=True),
+}
 
 
 class DeviceBackend(Protocol):
@@ -19,7 +56,7 @@ class DeviceBackend(Protocol):
     """
 
     @property
-    def name(self) -> Literal["cuda", "cpu", "emulated"]:
+    def name(self) -> BackendName:
         """What :attr:`penstock_log.Device.backend` says of its devices."""
 
     def devices(self) -> tuple[Device, ...]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock_cluster import cuda_backend, host_backends
-from penstock_cluster.accounting import EmulatedAccounting, Ledger
+from penstock_cluster.accounting import EmulatedAccounting, HostAccounting, Ledger
 from penstock_cluster.cuda_backend import CudaBackend
-from penstock_cluster.device_backend import Accounting, DeviceBackend, DeviceError
+from penstock_cluster.device_backend import Accounting, BackendName, DeviceBackend, DeviceError
 from penstock_cluster.host_backends import CpuBackend, EmulatedBackend, parse_bytes
 from penstock_log import Device
 
@@ -121,19 +121,36 @@ def survey(description: str) -> DeviceSurvey:
     return DeviceSurvey(backends_of(description))
 
 
+class BackendEntry(NamedTuple):
+    """
+    What is asked of a backend where its devices are known from the log.
+
+    Attributes
+    ----------
+    environment : callable
+        The variables under which a process sees exactly some devices.
+    accounting : callable
+        Who counts the memory that processes really hold; what an emulated device lends is the host's.
+    """
+
+    environment: Callable[[Sequence[Device]], dict[str, str]]
+    accounting: Callable[[], Accounting]
+
+
+def _cuda_accounting() -> Accounting:
+    return CudaBackend().accounting()
+
+
+BACKENDS: Final[Mapping[BackendName, BackendEntry]] = {
+    "cuda": BackendEntry(cuda_backend.environment, _cuda_accounting),
+    "cpu": BackendEntry(host_backends.cpu_environment, HostAccounting),
+    "emulated": BackendEntry(host_backends.emulated_environment, HostAccounting),
+}
+
+
 def environment(devices: Sequence[Device]) -> dict[str, str]:
     """Return the variables under which a process sees exactly these devices of one backend."""
-    if not devices:
-        return host_backends.cpu_environment(devices)
-    match devices[0].backend:
-        case "cuda":
-            return cuda_backend.environment(devices)
-        case "emulated":
-            return host_backends.emulated_environment(devices)
-        case "cpu":
-            return host_backends.cpu_environment(devices)
-        case backend:
-            assert_never(backend)
+    return BACKENDS[devices[0].backend if devices else "cpu"].environment(devices)
 
 
 def _insist(cuda: CudaBackend) -> CudaBackend:

@@ -23,6 +23,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from penstock_cluster.device_backend import CAPABILITIES
 from penstock_log import (
     Device,
     Event,
@@ -194,7 +195,7 @@ def fits(spec: JobSpec, device: Device) -> bool:
 
     A job that names no kind takes every device but a bare CPU.
     """
-    accepted = device.kind in spec.kinds if spec.kinds else device.backend != "cpu"
+    accepted = device.kind in spec.kinds if spec.kinds else CAPABILITIES[device.backend].unnamed
     return accepted and device.memory_bytes >= spec.memory_bytes
 
 

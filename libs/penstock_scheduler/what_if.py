@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from penstock_cluster.device_backend import CAPABILITIES
 from penstock_cluster.nodes import fits
 from penstock_log import Alternative, Job, JobRank, JobSpec, JobState, JobTable, Placement, RoundDecided, Wait, workload
 from penstock_log.text import gibibytes
@@ -285,7 +286,7 @@ class Alternatives:
                 yield SpecChange({"kinds": (*spec.kinds, kind)}, f"accept kind `{kind}` too", gain)
                 yield SpecChange({"kinds": (kind,)}, f"accept kind `{kind}` instead", gain)
         elif not accepted:
-            for kind in sorted({device.kind for _, device in self._idle if device.backend == "cpu"}):
+            for kind in sorted({device.kind for _, device in self._idle if not CAPABILITIES[device.backend].unnamed}):
                 yield SpecChange({"kinds": (kind,)}, f"ask for kind `{kind}` by name", self._speed(job, kind) or 0.1)
 
     def _less_memory(self, spec: JobSpec) -> Iterator[SpecChange]:

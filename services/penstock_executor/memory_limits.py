@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from penstock_cluster import DeviceError, host_limits
-from penstock_cluster.accounting import HostAccounting, by_session, family, own_bytes, total
-from penstock_cluster.cuda_backend import CudaBackend
-from penstock_cluster.device_backend import MemoryCaps
+from penstock_cluster import DeviceError, host_limits, inventory
+from penstock_cluster.accounting import by_session, family, own_bytes, total
+from penstock_cluster.device_backend import CAPABILITIES, Accounting, BackendName, DeviceCapabilities, MemoryCaps
 from penstock_cluster.host_limits import HostCapacity
 from penstock_executor.run_state import WANTS_MEMORY, Key, sharing_of
 from penstock_log import Device, Job
@@ -80,7 +79,7 @@ class MemoryLimits:
         self.framework_bytes: dict[Key, int] = {}
         self._devices = {device.index: device for device in devices}
         self._enforcer = enforcer
-        self._nvml: CudaBackend | None = None
+        self._accounting: dict[BackendName, Accounting] = {}
 
     @property
     def enforcer(self) -> MemoryCaps:
@@ -142,7 +141,7 @@ class MemoryLimits:
     def fraction(self, key: Key, devices: Sequence[int]) -> float | None:
         """Return which share of its GPUs a process's allocator may hold by now; None where nobody has to tell it."""
         cap_bytes = self._least(key, devices)
-        if not cap_bytes or any(self._devices[index].backend != "cuda" for index in devices):
+        if not cap_bytes or not all(self._offers(index).tells_allocators for index in devices):
             return None
         least_bytes = min(self._devices[index].memory_bytes for index in devices)
         return min(max(cap_bytes - self.framework_bytes.get(key, 0), 1) / least_bytes, 1.0)
@@ -179,11 +178,10 @@ class MemoryLimits:
     def held_bytes(self, index: int, leader: int) -> int:
         """Return what the processes of one rank hold on a device, as far as anybody counts it; 0 where none can say."""
         device = self._devices[index]
-        if device.backend != "cuda":
-            return sum(HostAccounting().held(device, family(leader)).values())
         try:
-            self._nvml = self._nvml or CudaBackend()
-            return sum(self._nvml.accounting().held(device, family(leader)).values())
+            if device.backend not in self._accounting:
+                self._accounting[device.backend] = inventory.BACKENDS[device.backend].accounting()
+            return sum(self._accounting[device.backend].held(device, family(leader)).values())
         except DeviceError as error:  # a GPU that has fallen off the bus: its jobs fail, and those of others go on
             _log.warning("device_memory_not_read", device=index, error=str(error))
             return 0
@@ -191,7 +189,7 @@ class MemoryLimits:
     def broken(self, key: Key, rank: int, index: int, leader: int) -> str:
         """Return how a process holds more than it may; empty where it keeps to its cap."""
         cap_bytes = self.caps.get(key, {}).get(index, 0)
-        on_host = self._devices[index].backend != "cuda"
+        on_host = self._offers(index).host_memory
         if not cap_bytes or (on_host and self.enforcer.name == "cgroup"):
             return ""
         held_bytes = self.held_bytes(index, leader)
@@ -238,14 +236,17 @@ class MemoryLimits:
         """Return the least of what a run may hold of any of its devices; 0 where it has them alone."""
         return min(self.caps.get(key, {}).values(), default=0)
 
+    def _offers(self, index: int) -> DeviceCapabilities:
+        return CAPABILITIES[self._devices[index].backend]
+
     def _least(self, key: Key, devices: Sequence[int]) -> int:
         known = self.caps.get(key, {})
         return min((known[index] for index in devices if index in known), default=0)
 
     def _on_host(self, key: Key, devices: Sequence[int]) -> int:
-        """Return the cap of a process on the host's memory: that of all of its devices which are no GPUs; or 0."""
+        """Return the cap of a process on the host's memory: that of its devices whose memory is the host's; or 0."""
         known = self.caps.get(key, {})
-        on_host = [known[i] for i in devices if i in known and self._devices[i].backend != "cuda"]
+        on_host = [known[i] for i in devices if i in known and self._offers(i).host_memory]
         return sum(on_host) + HOST_LEAST_BYTES if on_host else 0
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 from fake_nvml import FakeNvml, four_gpus
@@ -11,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_cluster import DeviceBackend, DeviceError, DeviceSurvey, environment, survey
+from penstock_cluster.accounting import HostAccounting
 from penstock_cluster.cuda_backend import CudaBackend, kind_of
+from penstock_cluster.device_backend import CAPABILITIES
 from penstock_cluster.host_backends import CpuBackend, EmulatedBackend, EmulatedGroup, parse
-from penstock_log import Device
+from penstock_cluster.inventory import BACKENDS
+from penstock_cluster.nodes import fits
+from penstock_log import Device, JobSpec
 from penstock_log.agent_protocol import AgentEnv
 
 GIB = 2**30
@@ -52,6 +57,20 @@ def test_a_process_sees_only_the_devices_of_its_lease(backend: DeviceBackend) ->
     seen = backend.environment(first)["CUDA_VISIBLE_DEVICES"]
     assert seen == (first[0].uuid if backend.name == "cuda" else "")
     assert environment(first) == backend.environment(first)
+
+
+def test_every_backend_that_the_log_names_is_registered_and_says_what_it_can_do() -> None:
+    named = set(get_args(get_type_hints(Device)["backend"]))
+    assert set(CAPABILITIES) == named
+    assert set(BACKENDS) == named
+
+
+def test_what_a_backend_can_do_is_what_it_does(backend: DeviceBackend) -> None:
+    offers, device = CAPABILITIES[backend.name], backend.devices()[0]
+    assert offers.host_memory == isinstance(BACKENDS[backend.name].accounting(), HostAccounting)
+    assert offers.declared_speed == (AgentEnv.EMULATED_SPEED in backend.environment([device]))
+    assert offers.unnamed == fits(JobSpec(name="a", command=("true",)), device)
+    assert offers.tells_allocators != offers.host_memory
 
 
 def test_a_backend_gives_its_devices_to_a_node_that_numbers_them_on(backend: DeviceBackend) -> None:

@@ -152,14 +152,10 @@ def test_what_was_made_for_a_run_goes_with_it(limits: MemoryLimits, enforcer: En
 
 
 def test_a_gpu_that_can_be_read_no_more_takes_nobody_down_but_its_own_jobs(limits: MemoryLimits) -> None:
-    class Driver:
-        def accounting(self) -> CudaAccounting:
-            return CudaAccounting(self.processes)
+    def processes(device: Device) -> dict[int, int]:
+        raise DeviceError(f"{device.uuid} cannot be read")
 
-        def processes(self, device: Device) -> dict[int, int]:
-            raise DeviceError(f"{device.uuid} cannot be read")
-
-    limits._nvml = Driver()
+    limits._accounting["cuda"] = CudaAccounting(processes)
     limits.caps[KEY] = {GPU.index: 10 * MIB}
     assert limits.held_bytes(GPU.index, os.getpid()) == 0
     assert limits.broken(KEY, 0, GPU.index, os.getpid()) == ""

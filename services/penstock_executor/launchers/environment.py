@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from penstock_cluster import environment
+from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.checkpoint_transfer import Resume
 from penstock_executor.run_state import sharing_of
 from penstock_log import Device, Job, Placement, Slot, workload
@@ -83,7 +84,7 @@ def environment_of(
     """
     spec, placement = job.spec, placement_of(job)
     devices = [device for device in site.devices if device.index in member.devices]
-    threads = ONE_THREAD if any(device.backend == "emulated" for device in devices) else {}
+    threads = ONE_THREAD if any(CAPABILITIES[device.backend].declared_speed for device in devices) else {}
     if spec.cpus and not threads:
         threads = {"OMP_NUM_THREADS": str(max(1, int(spec.cpus * len(devices))))}
     ours = {

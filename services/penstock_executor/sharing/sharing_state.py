@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
+from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.run_state import Key, SharingProgress
 from penstock_executor.sharing.shared_run import DesiredTurn, IdleLooks, NodeLane, SharedRun, SharingCommands
 from penstock_log import Device, LaneChanged, RunWarned
@@ -80,7 +81,7 @@ class SharingState:
         self.boards = {}
         for device in devices:
             self.boards[device.index] = DeviceLanes(device.memory_bytes, int(reserve * device.memory_bytes), rules)
-        self._on_host = {device.index for device in devices if device.backend != "cuda"}
+        self._on_host = {device.index for device in devices if CAPABILITIES[device.backend].host_memory}
         self.gangs = LaneGangs(self.boards)
         self.parties: dict[str, SharedRun] = {}
         self.orders = SharingCommands()
