@@ -161,7 +161,7 @@ class CudaBackend:
         Return the node's labels: connections, MIG and compute modes, MPS.
 
         ``links.N``: to each other device, see :func:`penstock_cluster.cuda_backend.links`. ``compute_mode.N``: where it
-        is not the default. ``mig.UUID``: of each GPU in MIG mode, or about to change it. ``cuda_backend``: the pipe
+        is not the default. ``mig.UUID``: of each GPU in MIG mode, or about to change it. ``mps``: the pipe
         directory.
         """
         numbers = [first + number for number in self._found.whole]

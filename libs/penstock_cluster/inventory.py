@@ -21,7 +21,7 @@ def backends_of(description: str) -> tuple[DeviceBackend, ...]:
     """
     Return the backends that a description names, in its order.
 
-    ``auto`` is CUDA where there is a driver and the CPU otherwise; ``cuda`` insists on a driver; ``host_backends`` or
+    ``auto`` is CUDA where there is a driver and the CPU otherwise; ``cuda`` insists on a driver; ``cpu`` or
     ``cpu:8GiB`` is the host; everything else describes emulated devices.
 
     Raises

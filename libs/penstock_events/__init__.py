@@ -1,10 +1,4 @@
-"""
-The old name of `penstock_log`, for services of others; it goes with the next release.
-
-In reading order:
-
-
-"""
+"""The old name of `penstock_log`, for services of others; it goes with the next release."""
 
 import sys
 

@@ -65,7 +65,7 @@ class ProcessHost:
 
     Parameters
     ----------
-    site : launch.Site
+    site : LaunchSite
     runs_dir : Path
     clock : callable
         Seconds since the epoch.
@@ -357,7 +357,7 @@ class ProcessHost:
         """Return the exit status of a process that has just ended, if it left one."""
         return process_launcher.exit_code(self.rank_dir(place))
 
-    # --- listening (ears.Ears)
+    # --- listening (AgentHandler)
     def greet(self, line: AgentConnection, hello: Hello) -> bool:
         """Take a process in if it is, or descends from, the one that was started as that rank."""
         place = ((hello.job_id, hello.epoch), hello.rank)

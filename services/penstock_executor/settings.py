@@ -49,7 +49,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_copy_s : float
         The longest time that copying one may take, in seconds. Meanwhile the job's devices are idle.
     pass_env : tuple of str
-        Names or patterns of the executor's own variables that jobs get beside the usual ones (``launch.INHERITED``).
+        Names or patterns of the executor's own variables that jobs get beside the usual ones (``INHERITED``).
     keep_checkpoints : bool
         Keep a job's checkpoints when it is over; otherwise they go with it.
     on_shutdown : {"preempt", "leave"}
