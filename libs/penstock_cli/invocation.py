@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from penstock_cli import render
 from penstock_cli.render import seen
@@ -145,6 +145,18 @@ class CommandGroup(TyperGroup):
                 _silence()
             tell(str(failure))
             raise typer.Exit(failure.code) from error
+
+
+class PolicyCommand(TyperCommand):
+    """A command that takes queue policies: its help lists them, as they are registered."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what each queue policy does behind the options."""
+        from penstock_policies.queue_policies import ORDERS
+
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Queue policies"):
+            formatter.write_dl([(name, policy.says) for name, policy in ORDERS.items()])
 
 
 def tell(message: str) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from penstock_cli.invocation import bad_input
 from penstock_cli.simulation_arguments import Engine, SimulationArguments
 from penstock_policies.job_lengths import read_prior
+from penstock_policies.queue_policies import ORDERS
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.placement import PLACEMENTS as PLACED
 from penstock_scheduler.pool.pool_settings import MatcherSettings
@@ -249,10 +250,12 @@ class SimulationPlan:
     def notes(self) -> list[str]:
         """What readers of the figures have to know, each one sentence."""
         found = []
-        if self.engine == "counted" and "2d-gittins" in self.asked.policies and self.samples is None:
-            found.append(
-                "2d-gittins knows how long the jobs of this very trace are; --gpu-time-samples tells it of others"
-            )
+        learning = [policy for policy in self.asked.policies if policy in ORDERS and ORDERS[policy].learns]
+        if self.engine == "counted" and self.samples is None:
+            found += [
+                f"{policy} knows how long the jobs of this very trace are; --gpu-time-samples tells it of others"
+                for policy in learning
+            ]
         if sized := sizing_option(self.asked):
             file = self.asked.profiles or self.asked.scaling
             how = file.name if file is not None else f"GPUs to the power of {fast_settings.EXPONENT:g}"

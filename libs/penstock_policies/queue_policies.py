@@ -1,25 +1,18 @@
 """
-Queue policies by name: the registry.
+Registry of queue policies: in which order a pool's jobs are served.
 
-The orders in which jobs are served, by name: what puts a job into which queue, and what counts within a queue.
+:data:`ORDERS` has one :class:`QueuePolicy` for each name, and a policy is added here and nowhere else: the
+ranker, the simulator's event engine, the compiled fast path, the colours of reports, the help of the command line and
+the tables of the documents read it here. A policy says four things:
 
-An order is a value of two parts. *Demotion*: by which service jobs fall from queue to queue, if at all. *Position*: a
-function that gives each job a number within its queue, lowest first; equal numbers go by the time of entering the queue
-and then by id. Queues and positions are all that the rest of the system sees: ``rank`` puts a whole pool in order at
-once, :class:`penstock_policies.ranking.PoolRanking` keeps one in order as things happen, and both mean the same.
+* *Demotion*: by which service a job falls from queue to queue, if at all.
+* *Key*: what puts jobs in order within a queue, lowest first, as data (:class:`QueueKey`) so that compiled kernels read
+  it too. Equal keys go by the time of entering the queue and then by id.
+* *Dispatch*: whether jobs behind one that does not fit may start, and who makes way for whom.
+* A name for people: one sentence, and a colour.
 
-| name | demotion | position | how it is meant to be walked |
-|---|---|---|---|
-| fifo | | submission | stop at the first job that does not fit |
-| fifo-backfill | | submission | skip what does not fit |
-| fewest-gpus | | devices | skip; preempt whoever comes after |
-| srtf | | what is left of the declared length | the same |
-| srsf | | the same, times devices | the same |
-| las | executed time | time of entering the queue | skip; preempt for a lower queue |
-| 2d-las | GPU-time | time of entering the queue | the same |
-| 2d-gittins | GPU-time | index, highest first; in the last queue the time of entering it | the same |
-
-srtf and srsf know the future: they are for comparison, and put jobs that declare no length last.
+:func:`rank` puts a whole pool in order at once. :class:`penstock_policies.ranking.PoolRanking` keeps one in order as
+things happen. Both mean the same.
 
 References
 ----------
@@ -28,10 +21,11 @@ Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Generic, Literal, Protocol, TypeVar, get_args, overload
+from operator import attrgetter
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -44,8 +38,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 N = TypeVar("N", float, Floats)
 
-Name = Literal["fifo", "fifo-backfill", "fewest-gpus", "srtf", "srsf", "las", "2d-las", "2d-gittins"]
-
 UNKNOWN_S: Final = 1e15
 """The length of a job that declares none: longer than any that does."""
 
@@ -55,7 +47,7 @@ FLOOR: Final = 1e-6
 
 class JobFigures(msgspec.Struct, Generic[N], kw_only=True):
     """
-    What an order may look at: one job's figures, or the same of J jobs as (J,) float arrays.
+    What a queue policy looks at: one job's figures, or the same of J jobs as (J,) float arrays.
 
     Attributes
     ----------
@@ -105,22 +97,105 @@ def columns(
     )
 
 
-class PositionRule(Protocol):
-    """How an order places jobs within a queue, lowest first; of one job or of many at once."""
+class QueueKey(NamedTuple):
+    """
+    What jobs go by within a queue, lowest first: a weighted sum of figures, times devices or not.
 
-    def __call__(self, jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:
-        """Return the position of each job."""
-        ...
+    Attributes
+    ----------
+    submitted, entered : float
+        Weights of the times of submission and of entering the queue.
+    devices : float
+        Weight of the number of devices; of an elastic job, the fewest that it accepts.
+    length, left : float
+        Weights of the declared length, and of what is left of it.
+    times_devices : bool
+        Whether the sum is multiplied by the devices.
+
+    Examples
+    --------
+    >>> QueueKey(left=1.0, times_devices=True).described
+    'devices times what is left of `duration_s`'
+    """
+
+    submitted: float = 0.0
+    entered: float = 0.0
+    devices: float = 0.0
+    length: float = 0.0
+    left: float = 0.0
+    times_devices: bool = False
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The figures that count, with their weights."""
+        return {name: weight for name, weight in zip(_FIGURES, self[:-1], strict=True) if weight}
+
+    @property
+    def described(self) -> str:
+        """The key in words."""
+        words = " + ".join(
+            _WORDS[name] if weight == 1.0 else f"{weight:g} times {_WORDS[name]}" for name, weight in self.terms.items()
+        )
+        if not self.times_devices:
+            return words
+        return f"devices times ({words})" if len(self.terms) > 1 else f"devices times {words}"
+
+    def evaluator(self) -> Callable[[JobFigures[N]], N]:
+        """Return the function that gives one job, or many at once, their keys."""
+        terms: list[tuple[Callable[[JobFigures[N]], N], float]] = [
+            (_FIGURES[name], weight) for name, weight in self.terms.items()
+        ]
+        (first, weight), *rest = terms
+        if weight == 1.0 and not rest and not self.times_devices:
+            return first
+
+        def key(jobs: JobFigures[N]) -> N:
+            found = weight * first(jobs)
+            for figure, more in rest:
+                found = found + more * figure(jobs)
+            return jobs.least * found if self.times_devices else found
+
+        return key
+
+
+def _left_s(jobs: JobFigures[N]) -> N:
+    """Return what is left of a job on as many devices as it needs."""
+    return jobs.length_s - jobs.gpus / jobs.least * jobs.executed_s
+
+
+_FIGURES: Final[dict[str, Callable[[JobFigures[Any]], Any]]] = {
+    "submitted": attrgetter("submitted_s"),
+    "entered": attrgetter("entered_s"),
+    "devices": attrgetter("least"),
+    "length": attrgetter("length_s"),
+    "left": _left_s,
+}
+_WORDS: Final = {
+    "submitted": "submission",
+    "entered": "time of entering the queue",
+    "devices": "devices (the fewest that an elastic job accepts)",
+    "length": "`duration_s`",
+    "left": "what is left of `duration_s`",
+}
+
+BY_SUBMISSION: Final = QueueKey(submitted=1.0)
+BY_ENTRY: Final = QueueKey(entered=1.0)
+
+FALLS_BY: Final = {"nothing": "nothing", "time": "executed time", "gpu-time": "devices times executed time"}
+"""What is held against the thresholds, in words."""
 
 
 @dataclass(frozen=True)
 class QueuePolicy:
     """
-    One order.
+    One queue policy.
 
     Attributes
     ----------
-    position : PositionRule
+    says : str
+        What it does, for people: one sentence.
+    key : QueueKey or "index"
+        What jobs go by within a queue; ``index``: the Gittins index, highest first.
     demotes_by : {"nothing", "time", "gpu-time"}
         What is held against the thresholds; one queue where nothing is.
     backfills : bool
@@ -129,19 +204,41 @@ class QueuePolicy:
         Whether a running job makes way for one that comes before it.
     within_queue : bool
         Whether it does so for one of its own queue, too.
-    falls_by : {"nothing", "time", "gpu-time"}
-        By what a job's position falls as it executes.
-    learns : bool
-        Whether positions depend on what is learnt of lengths.
+    colour : int or None
+        Number of its colour in reports; None: whichever is free.
+    not_counted : str
+        Why the fast path cannot run it; empty where it can.
     """
 
-    position: PositionRule
+    says: str
+    key: QueueKey | Literal["index"] = BY_ENTRY
     demotes_by: Literal["nothing", "time", "gpu-time"] = "nothing"
     backfills: bool = True
     preempts: bool = True
     within_queue: bool = False
-    falls_by: Literal["nothing", "time", "gpu-time"] = "nothing"
-    learns: bool = False
+    colour: int | None = None
+    not_counted: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.key, QueueKey) and (not self.key.terms or self.key.left < 0):
+            raise ValueError(f"key is {self.key}; expected a figure with a weight, and left not to rise by service")
+
+    @property
+    def learns(self) -> bool:
+        """Whether positions depend on what is learnt of lengths."""
+        return self.key == "index"
+
+    @property
+    def declares(self) -> bool:
+        """Whether jobs have to say how long they take."""
+        return isinstance(self.key, QueueKey) and bool(self.key.length or self.key.left)
+
+    @property
+    def within(self) -> str:
+        """What jobs go by within a queue, in words."""
+        if isinstance(self.key, QueueKey):
+            return self.key.described
+        return "Gittins index, highest first; in the last queue the time of entering it"
 
     @cached_property
     def manner(self) -> DispatchMode:
@@ -149,15 +246,41 @@ class QueuePolicy:
         makes_way: Literal["queue", "position"] = "position" if self.within_queue else "queue"
         return DispatchMode(backfills=self.backfills, preempts=makes_way if self.preempts else "never")
 
+    @cached_property
+    def _key(self) -> Callable[[JobFigures[Any]], Any]:
+        return self.key.evaluator() if isinstance(self.key, QueueKey) else attrgetter("entered_s")
+
+    def position(self, jobs: JobFigures[N], learnt: LengthKnowledge) -> N:
+        """Return the position of one job, or of many at once, in its queue: lowest first."""
+        if self.key == "index":
+            return -learnt.merit(jobs.queue, jobs.gpus * jobs.served_s)
+        found: N = self._key(jobs)
+        return found
+
     def falls_per_s(self, gpus: int, least: int) -> float:
         """Return how much the position of a job, which needs ``least`` devices, falls with each second on ``gpus``."""
-        if self.falls_by == "nothing":
+        if self.key == "index" or not self.key.left:
             return 0.0
-        return float(gpus) if self.falls_by == "gpu-time" else gpus / least
+        return self.key.left * (float(gpus) if self.key.times_devices else gpus / least)
 
     def weight(self, gpus: N) -> N:
         """Return what a second of execution counts against the thresholds."""
         return gpus if self.demotes_by == "gpu-time" else gpus / gpus
+
+
+def policy_named(name: str) -> QueuePolicy:
+    """
+    Return a policy by its name.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name.
+    """
+    found = ORDERS.get(name)
+    if found is None:
+        raise ValueError(f"order is {name!r}: expected one of {', '.join(ORDERS)}")
+    return found
 
 
 class LengthKnowledge:
@@ -272,7 +395,7 @@ def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
     >>> [newcomer(name, job, 7.0) for name in ("fifo", "srtf", "srsf", "2d-gittins")]
     [7.0, 60.0, 120.0, -1.0]
     """
-    known = next((each for name, each in ORDERS.items() if name == order), None)
+    known = ORDERS.get(order)
     if known is None:
         return now_s
     standing: JobFigures[float] = JobFigures(
@@ -286,41 +409,6 @@ def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
         queue=0.0,
     )
     return known.position(standing, NOTHING)
-
-
-def by_submission(jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:  # noqa: ARG001 - the form of all positions
-    """First come, first served."""
-    return jobs.submitted_s
-
-
-def by_entry(jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:  # noqa: ARG001 - the form of all positions
-    """First in the queue, first served."""
-    return jobs.entered_s
-
-
-def by_devices(jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:  # noqa: ARG001 - the form of all positions
-    """Smallest gang first."""
-    return jobs.least
-
-
-def by_time_left(jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:  # noqa: ARG001 - the form of all positions
-    """Shortest remaining time first."""
-    return _left_s(jobs)
-
-
-def by_service_left(jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:  # noqa: ARG001 - the form of all positions
-    """Shortest remaining service first."""
-    return jobs.least * _left_s(jobs)
-
-
-def by_index(jobs: JobFigures[N], learnt: LengthKnowledge, /) -> N:
-    """Highest Gittins index first."""
-    return -learnt.merit(jobs.queue, jobs.gpus * jobs.served_s)
-
-
-def _left_s(jobs: JobFigures[N]) -> N:
-    """Return what is left of a job on as many devices as it needs."""
-    return jobs.length_s - jobs.gpus / jobs.least * jobs.executed_s
 
 
 class DispatchMode(msgspec.Struct, frozen=True):
@@ -350,18 +438,54 @@ class DispatchMode(msgspec.Struct, frozen=True):
         return self.in_order or self.preempts != "queue"
 
 
-ORDERS: Final[dict[Name, QueuePolicy]] = {
-    "fifo": QueuePolicy(by_submission, backfills=False, preempts=False),
-    "fifo-backfill": QueuePolicy(by_submission, preempts=False),
-    "fewest-gpus": QueuePolicy(by_devices, within_queue=True),
-    "srtf": QueuePolicy(by_time_left, within_queue=True, falls_by="time"),
-    "srsf": QueuePolicy(by_service_left, within_queue=True, falls_by="gpu-time"),
-    "las": QueuePolicy(by_entry, demotes_by="time"),
-    "2d-las": QueuePolicy(by_entry, demotes_by="gpu-time"),
-    "2d-gittins": QueuePolicy(by_index, demotes_by="gpu-time", learns=True),
+ORDERS: Final[dict[str, QueuePolicy]] = {
+    "fifo": QueuePolicy(
+        "First come, first served: behind a job that does not fit nobody starts, and nobody is preempted.",
+        key=BY_SUBMISSION,
+        backfills=False,
+        preempts=False,
+        colour=0,
+    ),
+    "fifo-backfill": QueuePolicy(
+        "First come, first served, and whoever fits starts beside; nobody is preempted.",
+        key=BY_SUBMISSION,
+        preempts=False,
+        colour=4,
+    ),
+    "fewest-gpus": QueuePolicy(
+        "The smallest gang first; a running job makes way for a smaller one.",
+        key=QueueKey(devices=1.0),
+        within_queue=True,
+    ),
+    "srtf": QueuePolicy(
+        "The shortest remaining time first, for comparison: jobs have to declare how long they take.",
+        key=QueueKey(left=1.0),
+        within_queue=True,
+        colour=3,
+    ),
+    "srsf": QueuePolicy(
+        "The shortest remaining service first, for comparison: jobs have to declare how long they take.",
+        key=QueueKey(left=1.0, times_devices=True),
+        within_queue=True,
+        colour=6,
+    ),
+    "las": QueuePolicy(
+        "The least attained time first, in queues; a running job makes way for one of a queue before its own.",
+        demotes_by="time",
+        colour=7,
+    ),
+    "2d-las": QueuePolicy(
+        "The least attained device time first, in queues; a running job makes way for one of a queue before its own.",
+        demotes_by="gpu-time",
+        colour=1,
+    ),
+    "2d-gittins": QueuePolicy(
+        "As 2d-las, and within a queue whoever is most likely to end soon, by the lengths of finished jobs.",
+        key="index",
+        demotes_by="gpu-time",
+        colour=2,
+    ),
 }
-"""Every order that can be chosen, by the name that settings use."""
-
-assert set(ORDERS) == set(get_args(Name))  # noqa: S101 - a name without an order would pass as a setting
+"""Every queue policy that can be chosen, by the name that settings, facts and command lines use."""
 
 BY_QUEUE: Final = DispatchMode()

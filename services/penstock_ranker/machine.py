@@ -48,7 +48,7 @@ from penstock_log import (
     subjects,
 )
 from penstock_policies.job_lengths import Lengths, blend, read_prior
-from penstock_policies.queue_policies import BY_QUEUE, NOTHING, DispatchMode, LengthKnowledge, Name, QueuePolicy
+from penstock_policies.queue_policies import BY_QUEUE, NOTHING, DispatchMode, LengthKnowledge, QueuePolicy
 from penstock_policies.ranking import Phase, PoolRanking, RankMove
 from penstock_scheduler.pool.pool_settings import OrderingSettings, overlaid
 
@@ -386,7 +386,7 @@ def rank_of(move: RankMove, job: Job, now_s: float, order: QueuePolicy) -> JobRa
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is otherwise in one pool, ``[ranker.pools.NAME]``; what is left out is as for all."""
 
-    order: Name | UnsetType = UNSET
+    order: str | UnsetType = UNSET
     thresholds_gpu_s: tuple[float, ...] | UnsetType = UNSET
     promote_knob: float | UnsetType | None = UNSET
     prior_file: str | UnsetType = UNSET

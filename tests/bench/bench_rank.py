@@ -33,7 +33,7 @@ def pool(rng: np.random.Generator) -> JobFigures[queue_policies.Floats]:
     )
 
 
-def filled(name: queue_policies.Name, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> PoolRanking:
+def filled(name: str, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> PoolRanking:
     """Return the structure with the same jobs in it, of which 2,000 run."""
     ranking = PoolRanking(QueueLadder(ORDERS[name], LIMITS, 4.0), learnt)
     figures = zip(jobs.gpus.tolist(), jobs.submitted_s.tolist(), jobs.executed_s.tolist(), strict=True)
@@ -98,7 +98,7 @@ def main() -> None:
         report_service(name)  # type: ignore[arg-type]
 
 
-def report_service(name: queue_policies.Name) -> None:
+def report_service(name: str) -> None:
     """Print what one fact costs the ranker itself: folding it in, and deciding."""
     fold = Fold(machine.decider(RankerSettings(order=name, thresholds_gpu_s=LIMITS)))
     spec = JobSpec(name="a", command=("true",), duration_s=60.0)
@@ -128,7 +128,7 @@ def tell(fold: Fold[machine.RankerState], *facts: AnyEvent) -> None:
     fold.apply(delivery(fold.last_seq + 1, *facts))
 
 
-def report_events(name: queue_policies.Name, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> None:
+def report_events(name: str, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> None:
     """Print what one event costs beside a rescan of all jobs."""
     before = time.process_time()
     ranking = filled(name, jobs, learnt)

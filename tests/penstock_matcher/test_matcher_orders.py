@@ -8,11 +8,11 @@ from matcher_facts import ended, job, matcher, node, profiled, rounds, run_all, 
 
 from penstock_bus.settings import SettingsError, load
 from penstock_log import JobRank, JobsRanked, PolicySet
-from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.queue_policies import ORDERS
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
-def ranked(order: Name, at_s: float = 2.0, falls_per_s: float = 0.0, **positions: float) -> JobsRanked:
+def ranked(order: str, at_s: float = 2.0, falls_per_s: float = 0.0, **positions: float) -> JobsRanked:
     """These jobs have these positions in queue 0 of such an order."""
     manner = ORDERS[order].manner
     ranks = tuple(

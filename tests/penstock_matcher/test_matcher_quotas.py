@@ -14,7 +14,7 @@ from sharing_facts import lane, part
 
 from penstock_bus.settings import load
 from penstock_log import Job, JobRank, JobsRanked, RunEnded
-from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.queue_policies import ORDERS
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
@@ -27,7 +27,7 @@ def preempted(facts: Any) -> dict[str, str]:
     return {p.job_id: p.reason for fact in rounds(facts) for p in fact.preemptions}
 
 
-def under(order: Name, *names: str) -> JobsRanked:
+def under(order: str, *names: str) -> JobsRanked:
     manner = ORDERS[order].manner
     ranks = tuple(JobRank(job_id=name, queue=0, position=float(at), since_s=0.0) for at, name in enumerate(names))
     return JobsRanked(pool="default", at_s=2.0, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
@@ -44,7 +44,7 @@ def test_who_is_within_a_quota_comes_before_who_is_not():
 
 
 @pytest.mark.parametrize("order", ["fifo", "fifo-backfill", "2d-las", "srtf"])
-def test_a_team_gets_its_own_back_whatever_the_order(order: Name):
+def test_a_team_gets_its_own_back_whatever_the_order(order: str):
     names = [f"a{i}" for i in range(4)]
     one = shared().given(*(job(name, team="a") for name in names), under(order, *names))
     run_all(one, 2.0)
@@ -167,7 +167,7 @@ def worked(run: Job, at_s: float) -> RunEnded:
     st.sampled_from(["fifo-backfill", "2d-las", "srtf"]),
 )
 @example([("a", 0), ("x", 0), ("x", 0), ("x", 0), ("a", 0), ("b", 0)], "fifo-backfill")
-def test_nobody_who_waits_lacks_what_is_his_own(jobs: list[tuple[str, int]], order: Name):
+def test_nobody_who_waits_lacks_what_is_his_own(jobs: list[tuple[str, int]], order: str):
     """Jobs come a while after each other, as bounds on preemption have it; those that are preempted end at once."""
     one = matcher(min_run_s=0.0, quotas={"a": 2, "b": 1}).given(node("n1", fast=4))
     teams: dict[str, str] = {}

@@ -15,7 +15,7 @@ from penstock_log import (
     RunStarted,
     Slot,
 )
-from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.queue_policies import ORDERS
 
 
 def spec(gpus: int = 1, pool: str = "default", duration_s: float = 0.0) -> JobSpec:
@@ -39,7 +39,7 @@ def ended(job_id: str, at_s: float, epoch: int = 1, outcome: Outcome = "preempte
     return RunEnded(job_id=job_id, epoch=epoch, node_id="n1", outcome=outcome, at_s=at_s)
 
 
-def ranked(at_s: float, *ranks: JobRank, pool: str = "default", order: Name = "2d-las") -> JobsRanked:
+def ranked(at_s: float, *ranks: JobRank, pool: str = "default", order: str = "2d-las") -> JobsRanked:
     manner = ORDERS[order].manner
     return JobsRanked(
         pool=pool, at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts, order=order

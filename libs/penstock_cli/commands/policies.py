@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import AnswerOut, At, Out, call
+from penstock_cli.invocation import AnswerOut, At, Out, PolicyCommand, call
 from penstock_cli.value_formats import moment
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     policy_app.command()(show)
-    policy_app.command("set")(set_)
+    policy_app.command("set", cls=PolicyCommand)(set_)
     policy_app.command()(reset)
     app.add_typer(policy_app, name="policy")
     app.command()(profile)

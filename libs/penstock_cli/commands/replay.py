@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock_cli.commands.simulate import Folder, Gantt, Sets
-from penstock_cli.invocation import Out
+from penstock_cli.invocation import Out, PolicyCommand
 
 From = Annotated[
     str | None,
@@ -50,7 +50,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the intervals; the 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("replay")(replay)
+    app.command("replay", cls=PolicyCommand)(replay)
 
 
 def replay(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Out, call
+from penstock_cli.invocation import Out, PolicyCommand, call
 from penstock_cli.value_formats import clock, span
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ Name = Annotated[str, typer.Option("--name", help="Which shadow; may be left out
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (run, report, ls):
+    shadow_app.command(cls=PolicyCommand)(run)
+    for command in (report, ls):
         shadow_app.command()(command)
     app.add_typer(shadow_app, name="shadow")
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
-from typer.core import TyperCommand
 
 from penstock_cli import render
-from penstock_cli.invocation import Out, bad_input
+from penstock_cli.invocation import Out, PolicyCommand, bad_input
 from penstock_cli.simulation_arguments import SimulationArguments
 from penstock_cli.value_formats import span
 
@@ -148,7 +147,7 @@ def simulate_sweep(
     _show({name: [play(one, recorded, model, FILLINGS[name]) for one in sweeps] for name in names}, output)
 
 
-class SweepOrTrace(TyperCommand):
+class SweepOrTrace(PolicyCommand):
     """With ``--sweep FILE`` it is ``penstock sweep sim FILE``: other questions, other options."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

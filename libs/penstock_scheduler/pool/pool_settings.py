@@ -19,7 +19,7 @@ import msgspec
 
 from penstock_log import Setting
 from penstock_log.validation import problems
-from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.queue_policies import ORDERS, policy_named
 from penstock_policies.ranking import QueueLadder
 from penstock_scheduler.pool.scheduler_state import SchedulerState
 from penstock_scheduler.round_types import RoundRules, Seconds
@@ -41,11 +41,12 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
         A job that has waited this many times what it has executed goes back to queue 0; None: never.
     """
 
-    order: Name = "2d-las"
+    order: str = "2d-las"
     thresholds_gpu_s: tuple[float, ...] = (3_600.0, 36_000.0)
     promote_knob: float | None = None
 
     def __post_init__(self) -> None:
+        policy_named(self.order)
         if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
             given = list(self.thresholds_gpu_s)
             raise ValueError(f"thresholds_gpu_s is {given}; expected rising numbers of GPU-seconds above 0")
@@ -54,7 +55,7 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def ladder(self) -> QueueLadder:
         """Return the parameters as a ranking takes them."""
-        return QueueLadder(ORDERS[self.order], self.thresholds_gpu_s, self.promote_knob, self.order)
+        return QueueLadder(policy_named(self.order), self.thresholds_gpu_s, self.promote_knob, self.order)
 
 
 _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {

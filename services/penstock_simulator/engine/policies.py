@@ -5,21 +5,17 @@ A policy is nothing but settings of the production ranker and matcher: whatever 
 simulated, and whatever was simulated can be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs
 declare their lengths.
 
-How the production deciders walk them:
+Each queue policy of :data:`penstock_policies.queue_policies.ORDERS` is one: it matches one job at a time, in rank
+order, each to the device on which it ends first, and its gangs have no patience with which they would keep devices
+free. What bounds preemption (``min_run_s``, ``overhead_share``) is as in production. Beside them:
 
-* ``fifo``, ``fifo-backfill``: nobody is preempted; behind a gang that waits nobody starts, or whoever fits;
-* ``fewest-gpus``, ``srtf``, ``srsf``: a waiting job preempts the runs that it comes before;
-* ``las``, ``2d-las``, ``2d-gittins``: a waiting job preempts runs of higher queue numbers, never within a queue;
 * ``allox``: one queue, matched by declared lengths, nobody is preempted;
 * ``max-min``: one user enters a round at a time, the one who is least far by progress, which does not depend on kinds
   (:mod:`penstock_scheduler.fairness`); among his jobs as ``fifo-backfill``;
 * ``allox+2d-gittins``: Penstock's defaults but for the order;
 * ``configured``: the services' own settings, changed by nothing but what is set: what a cluster runs.
 
-All but ``allox`` and the last two match one job at a time, in rank order, each to the device on which it ends first;
-and their gangs have no patience with which they would keep devices free. What bounds preemption (``min_run_s``,
-``overhead_share``) is as in production. ``elastic`` is not among them: :mod:`penstock_simulator.fast.elastic_fast_path`
-counts it.
+``elastic`` is not among them: :mod:`penstock_simulator.fast.elastic_fast_path` counts it.
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock_policies.queue_policies import ORDERS
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_simulator.fast.fast_settings import said
@@ -63,14 +60,7 @@ def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
 _ONE_QUEUE: Final = {"order": "2d-las", "thresholds_gpu_s": [], "window": 4096, "patience_s": FOR_EVER_S, "alpha": 1.0}
 
 POLICIES: Final[dict[str, SimulatedPolicy]] = {
-    "fifo": SimulatedPolicy(_one_by_one("fifo")),
-    "fifo-backfill": SimulatedPolicy(_one_by_one("fifo-backfill")),
-    "fewest-gpus": SimulatedPolicy(_one_by_one("fewest-gpus")),
-    "srtf": SimulatedPolicy(_one_by_one("srtf"), declares=True),
-    "srsf": SimulatedPolicy(_one_by_one("srsf"), declares=True),
-    "las": SimulatedPolicy(_one_by_one("las")),
-    "2d-las": SimulatedPolicy(_one_by_one("2d-las")),
-    "2d-gittins": SimulatedPolicy(_one_by_one("2d-gittins")),
+    **{name: SimulatedPolicy(_one_by_one(name), declares=policy.declares) for name, policy in ORDERS.items()},
     "allox": SimulatedPolicy(_ONE_QUEUE, declares=True),
     "max-min": SimulatedPolicy(_one_by_one("fifo-backfill", alpha=0.001)),
     "allox+2d-gittins": SimulatedPolicy({"order": "2d-gittins"}),

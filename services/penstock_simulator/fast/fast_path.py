@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar, cast, get_args
+from typing import Final, TypeVar, cast
 
 import numpy as np
 
 from penstock_policies import gittins
-from penstock_policies.queue_policies import FLOOR, ORDERS, Name
+from penstock_policies.queue_policies import BY_ENTRY, FLOOR, ORDERS, QueueKey
 from penstock_simulator.fast import kernel_state
 from penstock_simulator.fast.elastic_fast_path import simulate_sized
 from penstock_simulator.fast.fast_settings import POLICIES as SIZED_POLICIES
@@ -43,7 +43,7 @@ from penstock_simulator.outcome import ClusterTimeline, Outcome
 from penstock_simulator.trace import Floats, Ints, Trace, taken
 from penstock_simulator.virtual_cluster import SimulatedNodes, VirtualClusterQuotas, check, divide, merged
 
-POLICIES: Final[tuple[str, ...]] = get_args(Name)
+POLICIES: Final[tuple[str, ...]] = tuple(name for name, order in ORDERS.items() if not order.not_counted)
 """Every policy that can be counted, by the name that the ranker's setting uses."""
 
 SIZED: Final[tuple[str, ...]] = SIZED_POLICIES
@@ -159,19 +159,18 @@ def _undivided(
         _check("compat", compat, COMPATS)
         if overhead_s:
             raise ValueError(f"overhead_s is {overhead_s}; {compat} knows none: leave it out, or leave compat out")
-        name, chosen = cast("Name", policy), FastSettings.of(settings)
         found = simulate_published(
-            trace, cluster, name, chosen, placement=placement, samples_gpu_s=samples, go_on=go_on
+            trace, cluster, policy, FastSettings.of(settings), placement=placement, samples_gpu_s=samples, go_on=go_on
         )
     else:
         if placement == "yarn":
             raise ValueError("placement yarn is part of what was published; add compat tiresias-2019, or count")
-        name, chosen, samples = cast("Name", policy), FastSettings.of(settings), samples[samples > 0]
+        samples = samples[samples > 0]
         found = simulate_events(
             trace,
             cluster.gpus,
-            name,
-            chosen,
+            policy,
+            FastSettings.of(settings),
             samples_gpu_s=samples,
             overhead_s=overhead_s,
             go_on=go_on,
@@ -224,22 +223,10 @@ class Thrashing(ValueError):
     """The policy stops jobs before they have made good what it costs to resume them, so that none ever ends."""
 
 
-_BY: Final[dict[Name, int]] = {
-    "fifo": kernel_state.BY_SUBMISSION,
-    "fifo-backfill": kernel_state.BY_SUBMISSION,
-    "fewest-gpus": kernel_state.BY_DEVICES,
-    "srtf": kernel_state.BY_TIME_LEFT,
-    "srsf": kernel_state.BY_SERVICE_LEFT,
-    "las": kernel_state.BY_START,
-    "2d-las": kernel_state.BY_START,
-    "2d-gittins": kernel_state.BY_INDEX,
-}
-
-
 def simulate_events(
     trace: Trace,
     devices: int,
-    policy: Name,
+    policy: str,
     settings: FastSettings,
     *,
     samples_gpu_s: Floats,
@@ -323,21 +310,23 @@ def warm() -> None:
 
 
 def prepare(  # noqa: PLR0917 - what, where, how
-    trace: TraceColumns, devices: int, policy: Name, settings: FastSettings, samples: Floats, overhead_s: float
+    trace: TraceColumns, devices: int, policy: str, settings: FastSettings, samples: Floats, overhead_s: float
 ) -> KernelState:
     """Return the simulation of jobs that all fit, before its first event."""
     order = ORDERS[policy]
-    by = _BY[policy]
-    limits = np.asarray(settings.thresholds_gpu_s if order.demotes_by != "nothing" else (), dtype=np.float64)
+    demotes = order.demotes_by != "nothing"
+    limits = np.asarray(settings.thresholds_gpu_s if demotes else (), dtype=np.float64)
     turn = np.arange(len(limits) + 1)
+    by = kernel_state.BY_INDEX if order.learns else kernel_state.BY_KEY
     if order.learns and settings.levels:
         by, limits, turn = kernel_state.BY_START, *levels(samples, settings.levels)
-    elif by == kernel_state.BY_START and settings.within == "entry":
-        by = kernel_state.BY_ENTRY
+    elif demotes and order.key == BY_ENTRY and settings.within == "start":
+        by = kernel_state.BY_START
     rules = KernelRules(
         by=by,
+        key=_typed(order.key if isinstance(order.key, QueueKey) else BY_ENTRY),
         strict=not order.backfills,
-        preempts=order.preempts,
+        preempts=order.preempts and (demotes or order.within_queue),
         devices=devices,
         overhead_s=float(overhead_s),
         tick_s=_tick_s(trace, settings),
@@ -349,6 +338,13 @@ def prepare(  # noqa: PLR0917 - what, where, how
     if by == kernel_state.BY_INDEX:
         _set_units(queues, limits, samples)
     return new_sim(rules, jobs, queues, kernel_state.new_samples(samples))
+
+
+def _typed(key: QueueKey) -> QueueKey:
+    """Return the key with the types for which the kernels are compiled, whatever numbers it was written with."""
+    weights = key.submitted, key.entered, key.devices, key.length, key.left
+    submitted, entered, devices, length, left = map(float, weights)
+    return QueueKey(submitted, entered, devices, length, left, bool(key.times_devices))
 
 
 def levels(samples_gpu_s: Floats, count: int) -> tuple[Floats, Ints]:

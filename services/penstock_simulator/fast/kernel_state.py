@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_policies.kernels import Kernel, Kernels
+from penstock_policies.queue_policies import QueueKey
 
 KERNELS: Final = Kernels("counting", Path(__file__).parent)
 
@@ -159,13 +160,12 @@ def _pair(links: HeapLinks, first: int) -> int:
     return found
 
 
-BY_SUBMISSION: Final = 0
-BY_DEVICES: Final = 1
-BY_TIME_LEFT: Final = 2
-BY_SERVICE_LEFT: Final = 3
-BY_START: Final = 4
-BY_ENTRY: Final = 5
-BY_INDEX: Final = 6
+BY_KEY: Final = 0
+"""Jobs go by the policy's key within a queue."""
+BY_START: Final = 1
+"""They go by their starts: who runs, then who was preempted, then who entered the queue."""
+BY_INDEX: Final = 2
+"""They go by the Gittins index."""
 
 WAITING: Final = 0
 RUNNING: Final = 1
@@ -180,6 +180,7 @@ class KernelRules(NamedTuple):
     """What is set."""
 
     by: int
+    key: QueueKey
     strict: bool  # whether a walk stops at the first job that does not fit
     preempts: bool
     devices: int
@@ -202,6 +203,7 @@ class JobColumns(NamedTuple):
     gpus: Ints
     gang: Ints  # number of the gang size
     weight: Floats  # of a second against the limits
+    length_s: Floats
     left_s: Floats
     served_s: Floats  # since the last promotion
     waited_s: Floats  # since the last promotion
@@ -263,6 +265,7 @@ def new_jobs(submit_s: Floats, gpus: Ints, duration_s: Floats, weight: Floats, s
     """Return jobs, by submission, none of which has been submitted yet."""
     jobs = table(JobColumns, len(submit_s))
     jobs.submit_s[:], jobs.gpus[:], jobs.left_s[:], jobs.weight[:] = submit_s, gpus, duration_s, weight
+    jobs.length_s[:] = duration_s
     jobs.gang[:] = np.searchsorted(sizes, gpus)
     jobs.start_s[:] = jobs.end_s[:] = math.nan
     return jobs

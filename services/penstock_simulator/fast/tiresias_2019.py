@@ -30,12 +30,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
 from penstock_policies import gittins
-from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.queue_policies import BY_ENTRY, BY_SUBMISSION, ORDERS, QueueKey, QueuePolicy
 from penstock_simulator.fast.fast_settings import FastSettings, GoOn
 from penstock_simulator.outcome import ClusterTimeline, Outcome
 from penstock_simulator.trace import Floats, Trace
@@ -89,7 +89,7 @@ def run(
 def simulate_published(
     trace: Trace,
     cluster: SimulatedNodes,
-    policy: Name,
+    policy: str,
     settings: FastSettings,
     *,
     placement: str,
@@ -102,8 +102,11 @@ def simulate_published(
     Raises
     ------
     ValueError
-        If a time is not in whole seconds, or the placement is none of ``count`` and ``yarn``.
+        If a time is not in whole seconds, the placement is none of ``count`` and ``yarn``, or the policy has a key that
+        the published simulator has no line for.
     """
+    if not _has_line(ORDERS[policy]):
+        raise ValueError(f"policy is {policy!r}; tiresias-2019 sorts no such line: leave compat out")
     if placement not in {"count", "yarn"}:
         raise ValueError(f"placement is {placement!r}; tiresias-2019 knows count and yarn: leave compat out for others")
     rules = PublishedRules(
@@ -117,6 +120,13 @@ def simulate_published(
     before_s = time.process_time()
     found = run(jobs, room, rules, lambda _, come: go_on(come, len(jobs)))
     return _outcome(trace, cluster.gpus, policy, found, time.process_time() - before_s)
+
+
+def _has_line(order: QueuePolicy) -> bool:
+    """Say whether the published lines do what a policy says: where they are not sorted, they go by submission."""
+    if order.demotes_by != "nothing":
+        return order.key in {BY_ENTRY, "index"}
+    return order.preempts or order.key == BY_SUBMISSION
 
 
 def _jobs(trace: Trace, devices: int) -> list[PublishedJob]:
@@ -148,7 +158,7 @@ class PublishedRun:
     points: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def _outcome(trace: Trace, devices: int, policy: Name, found: PublishedRun, cpu_s: float) -> Outcome:
+def _outcome(trace: Trace, devices: int, policy: str, found: PublishedRun, cpu_s: float) -> Outcome:
     times, counts = np.full((3, len(trace)), np.nan), np.zeros((2, len(trace)), dtype=np.int64)
     times[2] = 0.0
     for job in found.jobs:
@@ -260,6 +270,26 @@ class PublishedJob:
     nodes: tuple[tuple[int, int], ...] = ()
 
     @property
+    def least(self) -> int:
+        """The fewest devices that it accepts; this and the next three are what a policy's key looks at."""
+        return self.gpus
+
+    @property
+    def submitted_s(self) -> int:
+        """When it was submitted."""
+        return self.submit_s
+
+    @property
+    def entered_s(self) -> int:
+        """The same: there is one line."""
+        return self.submit_s
+
+    @property
+    def length_s(self) -> int:
+        """Its run time."""
+        return self.duration_s
+
+    @property
     def left_s(self) -> int:
         """What is left of its run time."""
         return self.duration_s - self.executed_s
@@ -282,7 +312,7 @@ class PublishedRules:
         Whether the event for a demotion is inserted when the limit is reached.
     """
 
-    policy: Name
+    policy: str
     limits: Sequence[int] = (3250, 7200)
     knob: float | None = None
     samples_gpu_s: Sequence[int] = ()
@@ -330,9 +360,11 @@ def line_up(rules: PublishedRules) -> PublishedQueue:
 class _Line:
     """One line; ties keep the order of the event before."""
 
-    def __init__(self, policy: Name) -> None:
-        self.strict = not ORDERS[policy].backfills
-        self._policy, self._preempts = policy, ORDERS[policy].preempts
+    def __init__(self, policy: str) -> None:
+        order = ORDERS[policy]
+        self.strict = not order.backfills
+        self._preempts = order.preempts
+        self._key: Callable[[Any], float] = (order.key if isinstance(order.key, QueueKey) else BY_ENTRY).evaluator()
         self._jobs: dict[PublishedJob, None] = {}
 
     def add(self, job: PublishedJob) -> None:
@@ -354,15 +386,6 @@ class _Line:
 
     def jump_s(self, job: PublishedJob) -> float:  # noqa: ARG002 - the form of all lines
         return math.inf
-
-    def _key(self, job: PublishedJob) -> int:
-        match self._policy:
-            case "fewest-gpus":
-                return job.gpus
-            case "srtf":
-                return job.left_s
-            case _:
-                return job.left_s * job.gpus
 
 
 class _Queues:

@@ -29,7 +29,7 @@ from penstock_log import (
     Slot,
 )
 from penstock_matcher import machine
-from penstock_policies.queue_policies import ORDERS, Name
+from penstock_policies.queue_policies import ORDERS
 from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_scheduler.pool.pool_view import PoolView, can_be_stopped
 from penstock_scheduler.pool.run_columns import shape_of
@@ -211,7 +211,7 @@ def test_what_one_job_leaves_of_a_run_that_it_preempts_is_kept_for_one_that_coul
     assert few.waits == every.waits
 
 
-def _history(specs: list[tuple[dict[str, Any], int, float]], running: int, order: Name) -> Iterator[AnyEvent]:
+def _history(specs: list[tuple[dict[str, Any], int, float]], running: int, order: str) -> Iterator[AnyEvent]:
     yield from (node("n1", fast=3, slow=2), node("n2", fast=2, slow=2))
     for i in range(running):
         yield job(f"r{i}", 0.6, gpus=2)
