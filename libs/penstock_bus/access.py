@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,7 +32,8 @@ from penstock_bus.port import Unauthorized
 from penstock_log import subjects
 
 B = TypeVar("B")
-Role = Literal["client", "extension"]
+Role = str
+"""Whose login a file holds: ``client``, ``extension``, or ``extension-NAME`` of one that is configured."""
 ROLES: Final[tuple[Role, ...]] = ("client", "extension")
 VARIABLE: Final = "PENSTOCK_CREDENTIALS"
 DATA: Final = Path("penstock-data")
@@ -146,10 +148,11 @@ def read_login(path: Path) -> Login:
 
 def kept_in(role: Role, environ: Mapping[str, str]) -> Path | None:
     """Return the folder where a user keeps his logins of a role; None for one who has no home."""
+    name = f"{role}s" if role in ROLES else role
     if environ.get("XDG_CONFIG_HOME", "").startswith("/"):
-        return Path(environ["XDG_CONFIG_HOME"]) / "penstock" / f"{role}s"
+        return Path(environ["XDG_CONFIG_HOME"]) / "penstock" / name
     home = environ.get("HOME") or _home()
-    return Path(home) / ".config" / "penstock" / f"{role}s" if home.startswith("/") else None
+    return Path(home) / ".config" / "penstock" / name if home.startswith("/") else None
 
 
 def keep_login(role: Role, login: Login, environ: Mapping[str, str]) -> Path | None:
@@ -326,9 +329,46 @@ CLIENT: Final = "client"
 SHADOW: Final = "shadow"
 """Shadows read the log and write none of it: what they would have written goes to a stream of their own."""
 EXTENSION: Final = "extension"
-"""Services that others have written: they read everything, keep a state and a lease, and write no facts."""
+"""Services that others have written: they read everything, keep a state and a lease, and write no facts.
+
+One that is configured (:class:`Extensions`) has a user of its own name, and writes its own facts.
+"""
 LOGINS: Final = (*SERVICES, SHADOW)
 USERS: Final = (ADMIN, CLIENT, EXTENSION, *LOGINS)
+_EXTENSION_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+
+
+def role_of(name: str) -> Role:
+    """Return the role of a configured extension: its login is its own."""
+    return f"{EXTENSION}-{name}"
+
+
+def users_of_roles(extensions: Iterable[str] = ()) -> dict[Role, str]:
+    """Return the user of each role that gets a login in a file."""
+    return {**{role: role for role in ROLES}, **{role_of(name): name for name in extensions}}
+
+
+class Extensions(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Extensions that may write facts: ``[extensions]`` of penstock.toml, or ``PENSTOCK_EXTENSIONS_NAMES``.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Each has a user of its own, who alone may write the facts ``ext.NAME.*``.
+    """
+
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no part of a subject, or that is taken."""
+        for name in self.names:
+            if not _EXTENSION_NAME.fullmatch(name) or name in USERS:
+                taken = ", ".join(sorted(USERS))
+                raise ValueError(
+                    f"{name!r} names no extension; expected small letters, digits and _, and none of {taken}"
+                )
+
 
 ACCOUNT: Final = "PENSTOCK"
 CLIENTS: Final = "CLIENTS"
@@ -381,9 +421,11 @@ def authorization(passwords: Mapping[str, str]) -> dict[str, Any]:
     Parameters
     ----------
     passwords : mapping of str to str
-        Of every user in :data:`USERS`.
+        Of every user in :data:`USERS`; whoever else is in it is a configured extension.
     """
-    services = [_user(name, passwords, _of_service(name)) for name in (*LOGINS, EXTENSION)]
+    extensions = [name for name in passwords if name not in USERS]
+    names = (*LOGINS, EXTENSION, *extensions)
+    services = [_user(name, passwords, _of_service(name, extensions)) for name in names]
     people = [_user(CLIENT, passwords, _of_client())]
     asked, told = _for_clients(), [{"stream": subject} for subject in _TOLD]
     of_services = {
@@ -417,19 +459,19 @@ def _of_client() -> dict[str, Any]:
     return {"publish": {"allow": list(_for_clients())}, "subscribe": {"allow": ["_INBOX.>", *_TOLD]}}
 
 
-def _of_service(service: str) -> dict[str, Any]:
+def _of_service(service: str, extensions: Sequence[str]) -> dict[str, Any]:
     root = subjects.ROOT
     allowed = [
-        *subjects.writable(service),
+        *([subjects.extended(service)] if service in extensions else subjects.writable(service)),
         *_own(service),
         f"{root}.rejected.>",  # every reader reports what it cannot decode
         f"{root}.qry.>",
-        *_MORE.get(service, []),
+        *_MORE.get(EXTENSION if service in extensions else service, []),
         *_reading(),
         "_INBOX.>",  # answers, also to the other account
         "_R_.>",
     ]
-    others = [name for name in LOGINS if name != service]
+    others = [name for name in (*LOGINS, *extensions) if name != service]
     answers = [f"{root}.{kind}.{name}.>" for name in others for kind in ("cmd", "qry")]
     private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS]
     return {

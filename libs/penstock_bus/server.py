@@ -60,6 +60,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Most bytes of all streams; 0 is as much as the disk holds.
     sync_interval : str
         ``always`` flushes every message to disk before it is acknowledged: one node has no other copy.
+    extensions : tuple of str
+        Who besides Penstock's services may write facts, each its own: see :class:`penstock_bus.access.Extensions`.
     """
 
     data_dir: Path
@@ -68,6 +70,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_payload: int = _MIB
     max_store_bytes: int = 0
     sync_interval: str = "always"
+    extensions: tuple[str, ...] = ()
 
 
 class Server:
@@ -152,7 +155,7 @@ class Server:
         self._home.chmod(0o700)
         if self._access is None:
             self._move_store()
-            self.passwords = access.ensure(self._home / "passwords.json", access.USERS)
+            self.passwords = access.ensure(self._home / "passwords.json", (*access.USERS, *self.settings.extensions))
         for stale in self._home.glob("nats-server_*.ports"):
             stale.unlink()
         self.store_bytes = self._wanted_bytes()

@@ -307,6 +307,8 @@ async def _connect(stack: AsyncExitStack, connection: BusAddress, name: str, sto
         return await stack.enter_async_context(connect(connection.server(), user=user, password=password, name=name))
 
     found = connection.logins("extension", connection.server())
+    if found.looked and (own := connection.logins(access.role_of(name.partition("/")[0]), connection.server())).logins:
+        found = own
     if found.looked and name.partition("/")[0] in access.LOGINS:  # whom nothing but its own login helps
         found = access.LoginSearch(logins=(), looked=())
     log = structlog.get_logger("penstock.shell")

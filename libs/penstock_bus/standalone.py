@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock_bus import access
 from penstock_bus.nats import StreamLimits, connect
 from penstock_bus.port import BusError
 from penstock_bus.server import ServerSettings, running, until_room_again, with_room
+from penstock_bus.settings import load
 from penstock_bus.shell import handle_signals
 
 
@@ -40,7 +41,7 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
         admin, limits = server.passwords[access.ADMIN], StreamLimits.of_store(server.store_bytes)
         async with connect(server.url, user=access.ADMIN, password=admin, name="penstock server", limits=limits):
             pass  # the first connection of an admin makes the streams
-        _hand_out(server.passwords, shared, url)
+        _hand_out(server.passwords, settings.extensions, shared, url)
         ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), until_room_again(settings.data_dir)]
         tasks = [asyncio.ensure_future(end) for end in ends]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -49,13 +50,13 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
         return 0 if stopping.is_set() else 1
 
 
-def _hand_out(passwords: Mapping[str, str], shared: Path, url: str) -> None:
+def _hand_out(passwords: Mapping[str, str], extensions: Sequence[str], shared: Path, url: str) -> None:
     for service in access.LOGINS:
         folder = shared / service
         folder.mkdir(exist_ok=True)
         access.write_private(folder / "password", passwords[service].encode())
-    for role in access.ROLES:
-        login = access.Login(url=url, user=role, password=passwords[role], description="Penstock")
+    for role, user in access.users_of_roles(extensions).items():
+        login = access.Login(url=url, user=user, password=passwords[user], description="Penstock")
         access.write_login(shared / role / access.file_name(role), login)
 
 
@@ -82,5 +83,6 @@ def _arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     args = _arguments()
     args.credentials.mkdir(parents=True, exist_ok=True)
-    settings = ServerSettings(data_dir=args.data, host=args.host, port=args.port)
+    extensions = load(access.Extensions, "extensions").names
+    settings = ServerSettings(data_dir=args.data, host=args.host, port=args.port, extensions=extensions)
     sys.exit(asyncio.run(_main(settings, args.credentials, args.url)))

@@ -78,6 +78,7 @@ def up(
         devices=described,
         replicas=_counts(replicas or []),
         config=config,
+        extensions=_extensions(config),
         max_store_bytes=size(max_store) if max_store else 0,
         quiet=quiet or detach,
     )
@@ -194,6 +195,18 @@ def _check_devices(described: str) -> None:
         backends_of(described or "auto")
     except DeviceError as error:
         bad_input(f"--devices: {error}")
+
+
+def _extensions(config: str) -> tuple[str, ...]:
+    """Return the extensions of the settings file, or of the environment."""
+    from penstock_bus.access import Extensions
+    from penstock_bus.settings import CONFIG_VARIABLE, SettingsError, load
+
+    try:
+        environ = {**os.environ, **({CONFIG_VARIABLE: config} if config else {})}
+        return load(Extensions, "extensions", environ=environ).names
+    except SettingsError as error:
+        raise Failure(str(error)) from error
 
 
 def _counts(words: list[str]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from penstock_bus.access import write_private
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
 _OWNER_ONLY: Final = 0o700
-_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension.json")
+_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension")
 """What the names begin with of all that is in a data folder."""
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
@@ -211,6 +211,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         Settings file for the services; empty takes ``PENSTOCK_CONFIG`` or ``./penstock.toml``.
     quiet : bool
         The services' logs go to files in the data folder and not to standard error.
+    extensions : tuple of str
+        Who besides Penstock's services may write facts, each its own.
     max_payload : int
         Largest message, in bytes.
     max_store_bytes : int
@@ -227,6 +229,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     replicas: dict[str, Annotated[int, Meta(ge=0)]] = {}
     config: str = ""
     quiet: bool = False
+    extensions: tuple[str, ...] = ()
     max_payload: int = 1 << 20
     max_store_bytes: Annotated[int, Meta(ge=0)] = 0
     ready_s: float = 60.0

@@ -211,6 +211,7 @@ class _Supervisor:
                 port=options.port,
                 max_payload=options.max_payload,
                 max_store_bytes=options.max_store_bytes,
+                extensions=options.extensions,
             )
         )
         self._template = ServiceTemplate([service for service, _ in options.processes()])
@@ -281,11 +282,11 @@ class _Supervisor:
     def _write_logins(self) -> None:
         """Leave credentials for people and foreign services, and a copy of each where this user's programs look."""
         folder = self._options.folder
-        for role in access.ROLES:
+        for role, user in access.users_of_roles(self._options.extensions).items():
             login = access.Login(
                 url=self._server.url,
-                user=role,
-                password=self._server.passwords[role],
+                user=user,
+                password=self._server.passwords[user],
                 description=f"penstock up on {folder}",
             )
             try:
