@@ -1,10 +1,4 @@
-"""
-The runner.
-
-``python -m penstock_autoscaler``.
-
-Run the autoscaler on a bus.
-"""
+"""The autoscaler on a bus: ``python -m penstock_autoscaler``."""
 
 from __future__ import annotations
 

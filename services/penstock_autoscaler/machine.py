@@ -1,16 +1,10 @@
 """
-Settings, state, apply, decide.
+The autoscaler's settings, state, apply, decide.
 
-The autoscaler's pure part: the fold of nodes, jobs, their order, and how their workloads scale.
-
-It sizes the elastic jobs of a pool anew when a job comes or goes, a node does, the order changes, or something is
-learnt of a workload; and at an interval, since a run that is too young to be resized grows older.
-
-Which elastic jobs of each pool are to have another size now.
-
-What the autoscaler knows: nodes, jobs in their order, how workloads scale, and what resizing them costs.
-
-What can be set about the autoscaler: table ``[autoscaler]`` or ``PENSTOCK_AUTOSCALER_…``.
+The autoscaler folds nodes, jobs in their order, how workloads scale, and what a resize costs. It decides which elastic
+jobs of a pool have another size from now on. It does so when a job or a node comes or goes, the order changes, or
+something is learnt of a workload; and at an interval, since a run that is too young to be resized grows older. Settings
+come from the table ``[autoscaler]`` or from ``PENSTOCK_AUTOSCALER_…``.
 """
 
 from __future__ import annotations
@@ -121,7 +115,7 @@ def _note_key(state: AutoscalerState, key: str, seq: int) -> None:
 
 
 def _learn(state: AutoscalerState, event: Event, seq: int) -> None:
-    """Take in what a fact says beside the jobs' lives, before these change."""
+    """Note what a fact says beside the states of jobs, before these change."""
     match event:
         case RoundDecided():
             for preemption in event.preemptions:
@@ -207,9 +201,9 @@ MOST_DEMANDS: Final = 1_000
 
 def remembering(settings: SizingSettings) -> Callable[[AutoscalerState, float], Decision]:
     """
-    Return a decision that looks at a pool again only once something has changed there, or its time has come.
+    Return a decision that looks at a pool again only after a change there, or at a time that it has named.
 
-    Forgetting that changes nothing: a pool that is at rest is found to be so again.
+    Forgetting this changes nothing: the decision finds again that a pool is at rest.
     """
     seen: dict[str, int] = {}
     again_s: dict[str, float] = {}
@@ -236,7 +230,7 @@ def remembering(settings: SizingSettings) -> Callable[[AutoscalerState, float], 
 def _pool(
     state: AutoscalerState, name: str, now_s: float, because: Because, settings: SizingSettings
 ) -> tuple[ScaleDecided | None, float]:
-    """Return what is to be changed in a pool, and when to look again if that is nothing."""
+    """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
     wanted = asked(state, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
     sizing = wanted.sizing(settings, pool.manner)
@@ -290,7 +284,7 @@ def _demand(state: AutoscalerState, job: Job, wish: SizeRequest, sized: SizeGran
 
 
 def _least(job: Job, wish: SizeRequest) -> Size:
-    """Return the size that a job asks for while there is no room for it: the smallest that may do."""
+    """Return the size that a job asks for while there is no room for it: the smallest possible one."""
     for gpus in wish.widths:
         for profile in wish.profiles.values():
             batch = elastic.best_batch(profile, gpus)
@@ -300,7 +294,7 @@ def _least(job: Job, wish: SizeRequest) -> Size:
 
 
 def _has(job: Job, demand: Demand, accepted: Sequence[str]) -> bool:
-    """Say whether a job has, or asks for, what it would be told to."""
+    """Return whether a job already has, or asks for, what a demand says."""
     same = (job.spec.gpus, job.spec.batch_size) == (demand.gpus, demand.batch_size or job.spec.batch_size)
     if not same:
         return False
@@ -317,7 +311,7 @@ Because = Literal["arrival", "completion", "nodes", "order", "profile", "interva
 
 
 class PoolChange(msgspec.Struct, frozen=True):
-    """The last fact that could change a pool's sizes, and what the last one that was more than a step of a run was."""
+    """The last fact that could change a pool's sizes, and the last cause that was more than a run's progress."""
 
     seq: int = 0
     because: Because = "interval"
@@ -330,9 +324,9 @@ class AutoscalerPool(msgspec.Struct):
     Attributes
     ----------
     jobs : dict of str to None
-        Ids of those that are not over, in order of submission.
+        Ids of open jobs, in order of submission.
     elastic : dict of str to None
-        The elastic ones among them.
+        Ids of the elastic ones among them.
     """
 
     jobs: dict[str, None] = msgspec.field(default_factory=dict)
@@ -348,19 +342,19 @@ class AutoscalerState(msgspec.Struct):
     Attributes
     ----------
     ranks : dict of str to JobRank
-        By job id.
+        Job id → rank.
     pools : dict of str to AutoscalerPool
     scaled : dict of str to tuple of Scalability
-        Workload key → how it goes on each kind of device; the one told of last comes last.
+        Workload key → its scalability on each kind of device; the latest comes last.
     speeds : Speeds
     costs : PreemptionCosts
-        What stopping and resuming workloads takes.
+        Costs of stopping and resuming workloads.
     returning : dict of str to str
-        Job that has stopped to be resized, until it is placed → the kind for which that was.
+        Job that has stopped to be resized and is not yet placed → the kind for which it was resized.
     void : dict of str to Demand
-        Job → the last demand of it that changed nothing.
+        Job → its last demand that changed nothing.
     shown : ShownBehaviour
-        What runs of elastic jobs have shown of them.
+        The behaviour that runs of elastic jobs have shown.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -375,13 +369,13 @@ class AutoscalerState(msgspec.Struct):
     shown: ShownBehaviour = msgspec.field(default_factory=ShownBehaviour)
 
     def pool(self, name: str) -> AutoscalerPool:
-        """Return what is known of a pool."""
+        """Return the record of a pool."""
         found = self.pools.get(name)
         if found is None:
             found = self.pools[name] = AutoscalerPool()
         return found
 
     def note(self, name: str, seq: int, because: Because | None = None) -> None:
-        """Note that a pool's sizes may come out otherwise; None: for no reason but that a run got on."""
+        """Note that a pool's sizes may change; ``because`` is None if a run has only made progress."""
         pool = self.pool(name)
         pool.change = PoolChange(seq, because or pool.change.because)

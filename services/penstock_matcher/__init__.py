@@ -4,5 +4,5 @@ The matcher: who runs where, who is preempted for it, and why the others wait.
 In reading order:
 
 * ``machine``: Settings, state, apply, decide; a round is ``penstock_scheduler.round``.
-* ``__main__``: The runner, with the nodes' heartbeats.
+* ``__main__``: The matcher on a bus, with the nodes' heartbeats.
 """

@@ -1,15 +1,10 @@
 """
-The runner, with the nodes' heartbeats.
+The matcher on a bus, with the nodes' heartbeats: ``python -m penstock_matcher``.
 
-``python -m penstock_matcher``.
-
-Run the matcher on a bus, with an ear for the nodes' heartbeats.
-
-Which nodes are silent, judged by heartbeats and only while the bus is known to carry any.
-
-A replica hears its own heartbeats through the bus as well. When those stop, it is the bus or this process that is
-silent (a server restart, a suspended machine), and nothing is held against the nodes: silence counts only up to the
-last beat of our own, and after a gap everybody gets the whole time again.
+:class:`Liveness` says which nodes are silent, and only while the bus is known to carry heartbeats. A replica hears its
+own heartbeats through the bus as well. When those stop, the bus or this process is silent (a server restart, a
+suspended machine), and nothing is held against the nodes: silence counts only up to the last own heartbeat, and after a
+gap every node gets the whole time again.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ async def run(shell: Shell, settings: MatcherSettings) -> None:
     """
     Match until the shell is stopping; one replica leads, the others keep a hot fold and listen as well.
 
-    Rounds are decided before the kernels are compiled: nobody's first job waits for the compiler.
+    The matcher decides rounds before its kernels are compiled, so the first job does not wait for the compiler.
     """
     liveness = Liveness(shell.now_s())
 
@@ -64,7 +59,7 @@ GAP_S: Final = 2.5
 
 class Liveness:
     """
-    When each node was last heard.
+    The times at which nodes were last heard.
 
     Parameters
     ----------

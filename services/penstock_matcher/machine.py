@@ -1,12 +1,10 @@
 """
-Settings, state, apply, decide; a round is ``penstock_scheduler.round``.
+The matcher's settings, state, apply, decide; a round is ``penstock_scheduler.round``.
 
-The matcher's pure part: the fold of nodes, jobs, ranks and speeds, and one round a pool.
-
-A round is one fact, so all of its placements become true together. The matcher owns the leases: a device is taken from
-its placement until the run's end on that node is in the log, or the node is declared lost.
-
-What can be set about the matcher: table ``[matcher]`` or ``PENSTOCK_MATCHER_…``.
+The matcher folds nodes, jobs, ranks and speeds, and decides one round for each pool. A round is one fact, so all of its
+placements become true together. The matcher owns the grants: a device is taken from its placement until the run's end
+on that node is in the log, or the node is declared lost. Settings come from the table ``[matcher]`` or from
+``PENSTOCK_MATCHER_…``.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ __all__ = ["MatcherSettings"]
 
 class MatcherState(SchedulerState):
     """
-    What the matcher knows.
+    The matcher's fold.
 
     Attributes
     ----------
     jobs : JobTable
-        Those that are not over.
+        Open jobs.
     seq : int
-        Last fact that could change a round.
+        Sequence of the last fact that could change a round.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -51,7 +49,7 @@ def decider(settings: MatcherSettings | None = None, heard: Heard | None = None)
     """
     Return the matcher as the shell, the simulator and tests run it.
 
-    Without ``heard``, no node is ever declared lost: a simulation or a replay says itself when nodes are.
+    Without ``heard`` no node is ever declared lost: a simulation or a replay itself says when a node is lost.
     """
     chosen = settings or MatcherSettings()
 
@@ -124,7 +122,7 @@ def _gone(
 
 
 def _forgotten_s(state: MatcherState, pool: str, forget_s: float) -> dict[str, float]:
-    """Return when each gone node of a pool is to be forgotten; one that is drained or has an open lease is kept."""
+    """Return when each gone node of a pool is forgotten; a node that is drained or has an open grant is kept."""
     gone = [node for node in state.cluster.nodes.values() if node.pool == pool and node.gone and not node.drained]
     if not gone:
         return {}
@@ -133,7 +131,7 @@ def _forgotten_s(state: MatcherState, pool: str, forget_s: float) -> dict[str, f
 
 
 def _silent_s(state: MatcherState, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
-    """Return since when each of the pool's nodes has not been heard, for those whose silence means anything."""
+    """Return since when each of the pool's nodes has been silent, for nodes whose silence matters."""
     mine = [node for node in state.cluster.nodes.values() if node.pool == pool and node.id in heard]
     leased: set[str] = set()
     if any(node.gone == "left" for node in mine):
@@ -142,5 +140,5 @@ def _silent_s(state: MatcherState, pool: str, heard: Mapping[str, float]) -> dic
 
 
 def _matters(node: Node, leased: set[str]) -> bool:
-    """Say whether its silence means anything: it is up, or has left although a lease on it is open."""
+    """Return whether a node's silence matters: it is up, or has left although a grant on it is open."""
     return node.present or (node.gone == "left" and node.id in leased)

@@ -1,11 +1,8 @@
 """
-The runner, and how replicas divide the keys.
+The profiler on a bus, and how replicas divide the keys: ``python -m penstock_profiler``.
 
-``python -m penstock_profiler``.
-
-The profiler on a bus: its decider, and a look at which replicas are alive.
-
-How replicas of one service share its entities without talking: rendezvous hashing over those that are alive.
+All replicas decide, each about its own workloads. They divide the workloads without talking: :func:`owner` hashes each
+key with the replicas that are alive (rendezvous hashing).
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ LOOK_S: Final = 0.5
 
 
 async def run(shell: Shell, settings: ProfilerSettings) -> None:
-    """Profile workloads until the shell is stopping; those of a replica that dies are taken over."""
+    """Profile workloads until the shell is stopping; other replicas take over the workloads of one that dies."""
     machine = decider(settings, mine=lambda key: mine(key, shell.peers(), shell.replica_id))
     replica = Replica(shell, machine)
     async with background(_wake_on_change(shell, replica)):
@@ -47,7 +44,7 @@ def owner(key: str, replicas: Iterable[str]) -> str:
     Return the replica that a key belongs to: the one whose hash with the key is highest.
 
     When a replica goes, only its own keys move; when one comes, it takes an equal part from each of the others.
-    Replicas that see different sets for a moment may both feel responsible: the log's expected sequences settle it.
+    For a moment replicas may see different sets and both act: the log's expected sequences settle it.
 
     Raises
     ------
@@ -64,7 +61,7 @@ def owner(key: str, replicas: Iterable[str]) -> str:
 
 def mine(key: str, replicas: Iterable[str], me: str) -> bool:
     """
-    Say whether a key belongs to the replica ``me``, which is alive whether or not it is listed.
+    Return whether a key belongs to the replica ``me``, which counts as alive even if it is not listed.
 
     Examples
     --------

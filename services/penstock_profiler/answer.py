@@ -1,9 +1,9 @@
 """
-What is said of it.
+What the profiler says of a workload.
 
-What the profiler says about a workload: measured speeds, predicted ones, and why those are only predicted.
-
-What the profiler says of how an elastic workload goes with batch size and devices, and when that is news.
+:func:`answer` says its speed on each kind of device: measured speeds, predicted ones, and why a speed is only
+predicted. :func:`scalability` says how the speed of an elastic workload depends on batch size and devices, and
+:func:`differs` whether this is news.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def answer(
     ----------
     workload : WorkloadRecord
     others : iterable of WorkloadRecord
-        What the kinds' ratios are predicted from, :data:`MOST_OTHERS` at most; the workload itself may be among them.
+        Workloads to predict the kinds' ratios from, :data:`MOST_OTHERS` at most; the workload may be among them.
     fitting : sequence of str
-        Kinds of the pool that its jobs accept.
+        Kinds of the pool that the workload's jobs accept.
     now_s : float
     """
     kinds = sorted({*fitting, *workload.times_s, *(workload.announced or {})})
@@ -101,9 +101,9 @@ def scalability(known: WorkloadRecord, spec: JobSpec, kind: str, devices: int) -
     Parameters
     ----------
     spec : JobSpec
-        Of the elastic job submitted last.
+        The elastic job submitted last.
     devices : int
-        Of the kind, that there are in its pool.
+        Devices of the kind in its pool.
     """
     curve = known.curves.get(kind, ScalingCurve())
     note = "; ".join(_notes(known, spec, kind, devices))
@@ -112,19 +112,19 @@ def scalability(known: WorkloadRecord, spec: JobSpec, kind: str, devices: int) -
 
 
 def scaled(known: WorkloadRecord, spec: JobSpec, devices: Mapping[str, int], now_s: float) -> WorkloadScaled:
-    """Return what is to be said of an elastic workload now, on all kinds that it fits or was measured on."""
+    """Return the fact about an elastic workload now, on all kinds that it fits or was measured on."""
     kinds = sorted({*devices, *known.curves})
     told = tuple(scalability(known, spec, kind, devices.get(kind, 0)) for kind in kinds)
     return WorkloadScaled(at_s=now_s, key=known.key, kinds=told)
 
 
 def differs(said: Scalability, now: Scalability, curve: ScalingCurve) -> bool:
-    """Say whether something has come up since, or a time has moved."""
+    """Return whether the present knowledge differs from what was said: something is new, or a time has changed."""
     return curve.news or (said.per_gpu_cap, said.note) != (now.per_gpu_cap, now.note)
 
 
 def judge(known: WorkloadRecord, kind: str) -> None:
-    """Note whether a time has moved, since it was said, by more than its error and more than a tenth."""
+    """Note whether a time has changed since it was said, by more than its error and more than a tenth."""
     curve, spec = known.curves.get(kind), known.elastic
     if curve is None or spec is None:
         return
@@ -144,7 +144,7 @@ def _moved(before: Timing | None, now: Timing, said: Scalability, spec: JobSpec)
 
 
 def _expected(size: Timing, said: Scalability, spec: JobSpec) -> tuple[float, float]:
-    """Return what was to be expected of an iteration at another size, and its error; nan where nothing was."""
+    """Return the expected time of an iteration at another size, and its error; nan if nothing was expected."""
     gangs = {each.gpus for each in said.timings}
     if 1 not in gangs or (size.gpus > 1 and gangs == {1}):
         return math.nan, math.nan

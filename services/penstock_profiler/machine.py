@@ -1,18 +1,16 @@
 """
-Settings, state, apply, decide.
+The profiler's settings, state, apply, decide.
 
-The profiler's pure part: sample an unseen workload on each kind of device, answer, and learn from real runs.
+The profiler samples an unseen workload on each kind of device, answers, and learns from real runs. It samples a
+workload whose user names it, searches over it, leaves its size open, or asks for samples; of all others it measures the
+real runs.
 
-Sampled is what its user names, searches over, leaves to be sized, or asks for; of everything else the real runs are
-measured. Every workload is answered: at once where there is nothing to sample, after the samples where there is,
-because jobs wait for them, and with predictions where samples fail or take too long. An elastic one is answered twice:
-how fast it is on each kind, and how it goes there with batch size and devices.
+Jobs wait for the answer, so every workload gets one: at once if there is nothing to sample, otherwise after the
+samples, and with predictions if samples fail or take too long. An elastic workload gets two: its speed on each kind,
+and how this depends on batch size and devices.
 
-What can be set about the profiler: table ``[profiler]`` or ``PENSTOCK_PROFILER_…``.
-
-Which samples a workload still needs.
-
-What devices there are for the workloads of a pool: one of each sort, and how many.
+:func:`wanted` says which samples a workload still needs, and :func:`of_cluster` which devices a pool has for them: one
+of each sort, and how many. :class:`ProfilerSettings` come from the table ``[profiler]`` or ``PENSTOCK_PROFILER_…``.
 """
 
 from __future__ import annotations
@@ -55,11 +53,11 @@ class ProfilerState(msgspec.Struct):
     Attributes
     ----------
     offers : dict of str to list of DeviceOffer
-        By pool: one of each sort of device on the nodes that take jobs, and how many there are.
+        Pool → one of each sort of device on the nodes that take jobs, and how many there are.
     unsettled : set of str
-        Keys of workloads with something left to ask, to wait for or to say.
+        Keys of workloads with something left to request, to wait for or to say.
     loops : dict of str to RunEnded
-        Of gangs over several nodes of which some have ended: what the one with the first process told of the loop.
+        Gang over several nodes of which some have ended → what the node with the first process said of the loop.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -125,7 +123,7 @@ def decide(state: ProfilerState, now_s: float, settings: ProfilerSettings, mine:
 def _next_facts(
     state: ProfilerState, known: WorkloadRecord, now_s: float, settings: ProfilerSettings
 ) -> tuple[AnyEvent, ...]:
-    """Return what is to be said about a workload now; nothing while its samples are waited for."""
+    """Return the facts about a workload now; none while it waits for its samples."""
     if asked := _wanted(state, known):
         chosen = samples(known.key, asked, settings)
         sized = known.elastic if any(size for _, size in asked) else None
@@ -143,7 +141,7 @@ def _next_facts(
 
 
 def _until_s(state: ProfilerState, known: WorkloadRecord, settings: ProfilerSettings) -> float:
-    """Return until when samples are waited for: not for long where only gangs are open, and find no devices."""
+    """Return until when a workload waits for its samples: not long if only gangs are open and find no devices."""
     latest_s = known.requested_s + settings.answer_within_s
     waiting = [job_id for job_id, sample in known.samples.items() if not sample.over]
     gangs = all(known.samples[job_id].gpus > 1 and _waits(state.jobs.get(job_id)) for job_id in waiting)
@@ -156,7 +154,7 @@ def _waits(job: Job | None) -> bool:
 
 
 def _scales_differently(state: ProfilerState, known: WorkloadRecord, *, late: bool) -> bool:
-    """Say whether there is news of how an elastic workload goes; what is still being sampled is none in time."""
+    """Return whether there is news of how an elastic workload scales; unless ``late``, kinds with open samples wait."""
     if known.elastic is None:
         return False
     if known.scaled is None and known.open_kinds() and not late and not any(c.timings for c in known.curves.values()):
@@ -175,7 +173,7 @@ def _scales_differently(state: ProfilerState, known: WorkloadRecord, *, late: bo
 
 
 def _is_awaited(state: ProfilerState, known: WorkloadRecord) -> bool:
-    """Say whether an answer without the samples that are still open would be premature."""
+    """Return whether an answer without the open samples would be premature."""
     if known.announced is None:
         return bool(known.open_kinds())
     return not known.news() and bool(known.open_kinds() & _unsaid_kinds(state, known))
@@ -191,12 +189,12 @@ def _unsaid_kinds(state: ProfilerState, known: WorkloadRecord) -> set[str]:
 
 
 def _is_unsaid(state: ProfilerState, known: WorkloadRecord) -> bool:
-    """Say whether the speeds that the log has are not those that are known."""
+    """Return whether the known speeds differ from those in the log."""
     return known.announced is None or known.news() or bool(_unsaid_kinds(state, known))
 
 
 def _settle(state: ProfilerState, key: str) -> None:
-    """Keep ``unsettled`` true to what is known about a workload."""
+    """Update ``unsettled`` for a workload after a change."""
     known = state.workloads[key]
     unsaid = _is_unsaid(state, known) or _scales_differently(state, known, late=True)
     if unsaid or _wanted(state, known):
@@ -263,7 +261,7 @@ def _note_run(state: ProfilerState, event: RunEnded, seq: int) -> None:
 
 
 def _loop_of(state: ProfilerState, job: Job, event: RunEnded) -> RunEnded:
-    """Return what the node with a gang's first process told at its end: the others know nothing of the loop."""
+    """Return the end that the node with a gang's first process reported: the other nodes know nothing of the loop."""
     told = state.loops.pop(job.id, event)
     if told.epoch == event.epoch and told.loop_steps > event.loop_steps:
         event = told
@@ -273,7 +271,7 @@ def _loop_of(state: ProfilerState, job: Job, event: RunEnded) -> RunEnded:
 
 
 def _teaches(had: JobSpec, run: RunEnded) -> bool:
-    """Say whether a run tells how fast its workload is: it did not fail, and nobody was beside it."""
+    """Return whether a run shows how fast its workload is: it did not fail, and had its devices alone."""
     if had.sharing != "exclusive":
         return False
     return run.outcome in {"completed", "preempted", "cancelled"} or (had.elastic and run.out_of_memory)
@@ -291,7 +289,7 @@ def _note_rest(state: ProfilerState, event: Event) -> None:
 
 
 def _note_progress(state: ProfilerState, job: Job) -> None:
-    """Give up on samples that cannot succeed, and forget jobs that are over."""
+    """Give up samples that cannot succeed, and drop jobs that are over."""
     known = state.workloads[job.profile_key]
     over = job.state in TERMINAL
     if job.placement is None:
@@ -313,14 +311,14 @@ class ProfilerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     short_iterations, long_iterations : int
-        Length of the two samples on each kind of device; a line through both gives the iteration time. A sample of an
+        Lengths of the two samples on each kind of device; a line through both gives the iteration time. A sample of an
         elastic workload at one size has the greater length.
     answer_within_s : float
         Seconds after which jobs no longer wait for samples: what is not measured by then is predicted, and corrected
         when the samples end after all.
     gangs_within_s : float
-        Seconds after the end of the last other sample in which gangs of samples find devices, or are no longer waited
-        for: the job itself may have begun meanwhile, and hold what they wait for.
+        Seconds after the end of the last other sample in which samples that are gangs find devices. After that the
+        workload no longer waits for them: the job itself may have begun meanwhile, and hold the devices.
     """
 
     short_iterations: int = 5
@@ -339,16 +337,15 @@ class ProfilerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def wanted(known: WorkloadRecord, devices: Mapping[str, int], elastic: Mapping[str, int]) -> list[Wanted]:
     """
-    Return what is to be sampled now: nothing unless a job that is not over may have its workload sampled.
+    Return the samples that a workload needs now: none unless an open job may have its workload sampled.
 
-    An elastic workload is sampled at several sizes on each kind, where there is only one as well, and any other one on
-    each of several kinds, to compare them.
+    An elastic workload is sampled at several sizes on each kind, even if there is only one kind. Any other workload is
+    sampled on each of several kinds, to compare them.
 
     Parameters
     ----------
     devices, elastic : mapping of str to int
-        Kind → devices of it that the last job fits whose workload may be sampled, and those that the last elastic job
-        does.
+        Kind → devices that fit the last job whose workload may be sampled, and that fit the last elastic job.
     """
     if not known.sampled_active or known.unsampleable():
         return []
@@ -383,7 +380,7 @@ def _was_compared(known: WorkloadRecord, kind: str) -> bool:
 
 
 class DeviceOffer(msgspec.Struct, frozen=True):
-    """So many devices like this one."""
+    """A number of equal devices."""
 
     device: Device
     count: int
@@ -394,7 +391,7 @@ Offers = dict[str, list[DeviceOffer]]
 
 
 def of_cluster(cluster: Cluster) -> Offers:
-    """Return what the nodes that take jobs have."""
+    """Return the devices of the nodes that take jobs, by pool and sort."""
     found: defaultdict[str, dict[tuple[str, int, str], list[Device]]] = defaultdict(dict)
     for node in cluster.usable():
         for device in node.devices:

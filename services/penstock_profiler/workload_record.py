@@ -1,9 +1,8 @@
 """
 What is known of one workload.
 
-What is known about one workload: its samples, its iteration times, and what was said about it.
-
-How an elastic workload goes on one kind of device: what samples and real runs have shown so far.
+A :class:`WorkloadRecord` has a workload's samples, its iteration times, and what the log says of it. An elastic
+workload has a :class:`ScalingCurve` for each kind of device: what samples and real runs have shown of its sizes there.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ LOST_TOO_OFTEN: Final = 2
 
 class SampleRecord(msgspec.Struct, kw_only=True):
     """
-    One sample: what was asked, and what came of it.
+    One sample: what was requested, and what it gave.
 
     Attributes
     ----------
     gpus, batch_size : int
-        The size at which an elastic workload is sampled; a batch size of 0: as the workload has it, to compare kinds.
+        The size at which an elastic workload is sampled; a batch size of 0 is the workload's own, to compare kinds.
     """
 
     kind: str
@@ -61,42 +60,42 @@ class SampleRecord(msgspec.Struct, kw_only=True):
 
 class WorkloadRecord(msgspec.Struct, kw_only=True):
     """
-    One workload.
+    What is known of one workload.
 
     Attributes
     ----------
     spec : JobSpec
-        Of the job submitted last.
+        The job submitted last.
     sampled : JobSpec or None
-        Of the job submitted last for which it may be sampled: what samples run.
+        The job submitted last for which the workload may be sampled: samples run it.
     elastic : JobSpec or None
-        Of the elastic job submitted last, if there has been one.
+        The elastic job submitted last, if there has been one.
     active, elastic_active, sampled_active : int
-        Jobs of this workload that are not over; elastic ones among them, and those for which it may be sampled.
+        Open jobs of this workload; the elastic ones among them; and those for which it may be sampled.
     cause : int
         Sequence of the last fact that taught something about it.
     samples : dict of str to SampleRecord
-        By sample id.
+        Sample id → its record.
     requested_s : float
-        When samples were asked for that somebody waits for.
+        When the samples were requested for which jobs wait.
     sampled_s : float
-        When the last one that ended did; 0 where none has.
+        When the last sample ended; 0 if none has.
     iteration_s, memory_bytes, failures
-        By kind: the measured seconds an iteration, the peak seen, and why samples gave no measure.
+        Kind → the measured seconds of an iteration, the peak of memory, and why samples gave no measure.
     run_s : dict of str to float
-        By kind: the seconds of a whole run, where its runs have no iterations.
+        Kind → the seconds of a whole run, if its runs have no iterations.
     run_of : str
         The work of these runs (:func:`penstock_log.workload.work`): more of it takes longer on any kind.
     gpus : int
-        Devices of the runs that these times are of; 0 before the first.
+        Devices of the runs that gave these times; 0 before the first.
     curves : dict of str to ScalingCurve
-        By kind: how it goes with batch size and devices, of an elastic one.
+        Kind → the speed of an elastic workload by batch size and devices.
     announced : dict of str to KindSpeed, or None
-        What the log says, by kind; None where nothing was said yet.
+        Kind → what the log says; None if the log says nothing yet.
     scaled : dict of str to Scalability, or None
-        What the log says of how it goes with batch size and devices; None where nothing was said yet.
+        Kind → what the log says of the speed by batch size and devices; None if it says nothing yet.
     skew, announced_skew : float
-        As a script described its model last, and what the log says of it; 0 where nothing.
+        The skew of its model as a script described it last, and as the log has it; 0 for none.
     """
 
     key: str
@@ -123,7 +122,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
     announced_skew: float = 0.0
 
     def enter(self, spec: JobSpec) -> None:
-        """A job of it was submitted."""
+        """Note that a job of this workload was submitted."""
         self.spec = spec
         self.active += 1
         if is_sampled(spec):
@@ -132,13 +131,13 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
             self.elastic, self.elastic_active = spec, self.elastic_active + 1
 
     def leave(self, spec: JobSpec) -> None:
-        """A job of it is over."""
+        """Note that a job of this workload is over."""
         self.active -= 1
         self.sampled_active -= is_sampled(spec)
         self.elastic_active -= spec.elastic
 
     def request(self, samples: tuple[ProfileSample, ...], at_s: float) -> None:
-        """Note that these samples were asked for; who waits for others already does not wait longer for them."""
+        """Note a request for samples; jobs that wait for earlier samples do not wait longer for these."""
         if self.announced is not None or not self.requested_s:
             self.requested_s = at_s
         for sample in samples:
@@ -163,7 +162,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         self._close(sampling)
 
     def give_up(self, sample_id: str, reason: str) -> None:
-        """Note that a sample is not waited for any longer."""
+        """Note that nobody waits for a sample any longer."""
         sampling = self.samples[sample_id]
         sampling.failure = sampling.failure or reason
         if sampling.point is not None:
@@ -171,7 +170,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         self._close(sampling)
 
     def learn(self, kind: str, spec: JobSpec, event: RunEnded, run_s: float) -> None:
-        """Learn from a real run of a job that had this size, which took so many seconds in all."""
+        """Learn from a real run of a job with this size, which took ``run_s`` in all."""
         self._note_memory(kind, event.peak_memory_bytes)
         if not spec.elastic:
             self._refine(kind, spec, event, run_s)
@@ -180,7 +179,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
             self._compare(kind)
 
     def curve(self, kind: str) -> ScalingCurve:
-        """Return what is known of how it goes with batch size and devices on a kind."""
+        """Return the workload's curve on a kind; an empty one if nothing is known."""
         return self.curves.setdefault(kind, ScalingCurve())
 
     def room(self, kind: str) -> tuple[int, int]:
@@ -189,38 +188,38 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         return (curve.fits, curve.too_large) if curve is not None else (0, 0)
 
     def asked_points(self, kind: str) -> list[SamplePoint]:
-        """Return the sizes that samples were asked for at on a kind."""
+        """Return the sizes at which samples were requested on a kind."""
         return [each.point for each in self.samples.values() if each.kind == kind and each.point is not None]
 
     def open_points(self, kind: str) -> list[SamplePoint]:
-        """Return those of them whose samples are not over."""
+        """Return the sizes of open samples on a kind."""
         of_kind = (each for each in self.samples.values() if each.kind == kind and not each.over)
         return [each.point for each in of_kind if each.point is not None]
 
     def describe(self, event: RunEnded) -> None:
-        """Note what a run's script said of its model, if it did; two that differ by rounding only are the same."""
+        """Note what a run's script said of its model, if anything; a difference by rounding counts as none."""
         skew = round(event.skew, 3) if math.isfinite(event.skew) else 0.0
         self.skew = skew or self.skew
 
     def sampled_kinds(self) -> set[str]:
-        """Return the kinds that samples were asked for on."""
+        """Return the kinds on which samples were requested."""
         return {sampling.kind for sampling in self.samples.values()}
 
     def open_kinds(self) -> set[str]:
-        """Return the kinds with samples that are not over."""
+        """Return the kinds with open samples."""
         return {sampling.kind for sampling in self.samples.values() if not sampling.over}
 
     @property
     def times_s(self) -> dict[str, float]:
-        """By kind: how long what is compared between kinds takes, an iteration or else a whole run."""
+        """Kind → the time that is compared between kinds: of an iteration, or else of a whole run."""
         return self.iteration_s or self.run_s
 
     def unsampleable(self) -> bool:
-        """Say whether samples were tried and never gave a measure: further ones would not either."""
+        """Whether samples were tried and never gave a measure: further ones would not either."""
         return bool(self.failures) and not self.iteration_s
 
     def news(self) -> bool:
-        """Say whether the measured times differ from the announced ones by enough to say so, or the skew at all."""
+        """Whether the measured times differ enough from the announced ones to announce them, or the skew at all."""
         if self.skew != self.announced_skew:
             return True
         announced = self.announced or {}
@@ -260,14 +259,14 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
             times_s[kind] = workload_stats.refined_s(times_s.get(kind, seen_s), seen_s, REFINE_WEIGHT)
 
     def _compare_at(self, gpus: int) -> None:
-        """Compare kinds by runs of so many devices from now on: times of wider ones are of other work."""
+        """Compare kinds by runs of ``gpus`` devices from now on: times of wider runs are of other work."""
         if self.gpus > gpus:
             self.iteration_s.clear()
             self.run_s.clear()
         self.gpus = gpus
 
     def _compare(self, kind: str) -> None:
-        """Take the time at the batch that the script is meant for from what is known of all sizes, to compare kinds."""
+        """Set the time that compares kinds: at the batch that the script is meant for, from the times of all sizes."""
         compared = any(each.kind == kind and each.point is None for each in self.samples.values())
         spec = self.elastic
         if spec is None or compared:
@@ -284,7 +283,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
 
 
 def lost_too_often(job: Job) -> bool:
-    """Say whether a sample was placed twice and is waiting, or running, once more."""
+    """Return whether a sample was placed twice and waits or runs once more."""
     return job.epoch > LOST_TOO_OFTEN or (job.epoch == LOST_TOO_OFTEN and job.state is JobState.PENDING)
 
 
@@ -294,18 +293,18 @@ MOST_TIMINGS: Final = 64
 
 class ScalingCurve(msgspec.Struct, kw_only=True):
     """
-    One workload on one kind.
+    The speed of one elastic workload on one kind, by size.
 
     Attributes
     ----------
     timings : list of Timing
-        By width and local batch, ascending.
+        Times in order of width and local batch, ascending.
     fits, too_large : int
         The largest local batch that has run, and the smallest that ran out of memory; 0 where there is none.
     failures : dict of str to str
         Point → why its sample gave no measure.
     news : bool
-        Whether the timings differ from what was said last by enough to say so.
+        Whether the timings differ enough from what was said last to say so.
     """
 
     timings: list[Timing] = msgspec.field(default_factory=list)
@@ -316,19 +315,19 @@ class ScalingCurve(msgspec.Struct, kw_only=True):
 
     @property
     def cap(self) -> int:
-        """Most samples that one device holds, as far as is known; 0 where no limit has been seen."""
+        """The largest local batch that one device holds, as far as is known; 0 if no limit has been seen."""
         if not self.too_large:
             return 0
         return max(1, self.fits or self.too_large - 1)
 
     def sampled(self, point: SamplePoint, event: RunEnded, usual: int = 0) -> str:
         """
-        Take in how a sample ended; return why it gave no measure, if it did not.
+        Note how a sample ended; return why it gave no measure, or an empty text.
 
         Parameters
         ----------
         usual : int
-            The batch size of a job whose batch is always the same: that of a script which does not ask; 0 elsewhere.
+            The batch size of a job whose batch is always the same, as of a script that does not ask for it; else 0.
         """
         failure = self._refusal(point, event, usual)
         if failure:
@@ -338,7 +337,7 @@ class ScalingCurve(msgspec.Struct, kw_only=True):
         return failure
 
     def ran(self, spec: JobSpec, event: RunEnded) -> None:
-        """Learn from a real run of a job that had this size, if it was long enough and did what it was asked to."""
+        """Learn from a real run of a job with this size, if its iteration time can be trusted."""
         used = event.batch_size or usual_batch(spec)
         point = SamplePoint(spec.gpus, used)
         if used and event.out_of_memory:
@@ -352,7 +351,7 @@ class ScalingCurve(msgspec.Struct, kw_only=True):
         return next(same, None)
 
     def alone_s(self, local_batch: int) -> float:
-        """Return the seconds of an iteration with so many samples on one device; 0 where none was measured there."""
+        """Return the seconds of an iteration with a local batch on one device; 0 if none was measured there."""
         alone = [each for each in self.timings if each.gpus == 1]
         if not alone:
             return 0.0
@@ -401,7 +400,7 @@ def usual_batch(spec: JobSpec) -> int:
 
 
 def wrong(iteration_s: float, error_s: float) -> str:
-    """Return what is wrong about a measured iteration time, if anything is."""
+    """Return what is wrong with a measured iteration time; empty if nothing is."""
     if not (math.isfinite(iteration_s) and iteration_s > 0):
         return f"it gave an iteration time of {iteration_s:g} s; expected a number above 0"
     if not (math.isfinite(error_s) and error_s >= 0):
@@ -410,7 +409,7 @@ def wrong(iteration_s: float, error_s: float) -> str:
 
 
 def _observed(event: RunEnded) -> tuple[float, float]:
-    """Return the seconds of an iteration and the standard error of that; of a run that tells only a sum, without."""
+    """Return the seconds of an iteration and their standard error; without error if the run reports only a sum."""
     if event.iteration_s or not event.loop_steps:
         return event.iteration_s, event.error_s
     return event.loop_s / event.loop_steps, 0.0

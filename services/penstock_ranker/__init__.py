@@ -4,5 +4,5 @@ The ranker: which job comes first, by what it has used so far and never by how l
 In reading order:
 
 * ``machine``: Settings, rankings, state, apply, decide.
-* ``__main__``: The runner.
+* ``__main__``: The ranker on a bus.
 """

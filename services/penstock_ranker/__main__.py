@@ -1,10 +1,4 @@
-"""
-The runner.
-
-``python -m penstock_ranker``.
-
-Run the ranker on a bus.
-"""
+"""The ranker on a bus: ``python -m penstock_ranker``."""
 
 from __future__ import annotations
 

@@ -1,21 +1,15 @@
 """
-Settings, rankings, state, apply, decide.
+The ranker's settings, rankings, state, apply, decide.
 
-The ranker's pure part: the order of each pool's jobs, by the rules that are set for it.
+The ranker orders each pool's jobs by the rules that are set for the pool. It publishes a rank only when a job's
+position changes by itself: the job is new, it crosses a threshold, it is promoted, or it waits again at another
+position. Between events the decider sleeps until the next of these; it never polls.
 
-A rank is published only when a job's place changes by itself: it is new, it crosses a threshold, it is promoted, or it
-waits again and its position is another than before. Between events the decider sleeps until the next of these; it never
-polls.
-
-Each pool's jobs in order, beside the fold: worked out from it, kept up to date with it, and never saved.
-
-The fold knows nothing of settings, so that one log gives one state whatever is set. What the settings make of it (when
-the next threshold is crossed, which position is out of date) stands here, and is built anew from the fold after a
-snapshot was loaded.
-
-A job's place in the order, as the log has it.
-
-What can be set about the ranker: table ``[ranker]`` or ``PENSTOCK_RANKER_…``.
+:class:`RankerState` is the fold. It knows nothing of settings, so that one log gives one state whatever is set.
+:class:`PoolRankings` stand beside the fold: what the settings make of it (when the next threshold is crossed, which
+position is out of date). They follow the fold, are never saved, and are built anew after a snapshot is loaded.
+:class:`PublishedPosition` is a job's position as the log has it. :class:`RankerSettings` come from the table
+``[ranker]`` or from ``PENSTOCK_RANKER_…``.
 """
 
 from __future__ import annotations
@@ -63,17 +57,17 @@ class RankerState(msgspec.Struct, dict=True):
     Attributes
     ----------
     jobs : JobTable
-        Samples of the profiler among them: they are no business of the ranker's.
+        Open jobs, with samples of the profiler, which the ranker does not rank.
     places : dict of str to PublishedPosition
-        As published.
+        Job id → its position as published.
     lengths : dict of str to Lengths
         Pool → GPU-times of its jobs that completed.
     live : dict of str to dict of str to Setting
-        Pool → what is set live.
+        Pool → settings that operators have changed.
     manners : dict of str to DispatchMode
-        Pool → how its order is to be walked, as published.
+        Pool → the dispatch mode, as published.
     seq : int
-        Last fact that could change a rank.
+        Sequence of the last fact that could change a rank.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -127,7 +121,7 @@ def apply(state: RankerState, event: Event, seq: int) -> None:
 
 
 def _note_beside(state: RankerState, event: Event, seq: int) -> None:
-    """Follow the jobs that have another share of a device because somebody came or went there."""
+    """Note the jobs that have another share of a device because another job came or went there."""
     for job in lifecycle.beside(state.jobs, event):
         state.seq = seq
         if (book := _open_book(state)) is not None:
@@ -140,7 +134,7 @@ def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
 
     Notes
     -----
-    Looks at the jobs whose place changes, and at one more of each pool.
+    The decision looks only at the jobs whose position changes, and at one more in each pool.
     """
     proposals, wake_s = [], math.inf
     book: PoolRankings = state.__dict__.get("book") or _new_book(state, chosen)
@@ -197,7 +191,7 @@ def _note_ranks(state: RankerState, event: JobsRanked) -> None:
 
 
 def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
-    """Go by other settings: where they concern the order, every job of the pool gets a place anew, by its service."""
+    """Change a pool's settings: if they concern the order, every job gets a new position, by its service."""
     before = state.live.get(event.pool, {})
     state.live[event.pool] = event.settings
     if all(before.get(name, UNSET) == event.settings.get(name, UNSET) for name in OrderingSettings.__struct_fields__):
@@ -210,7 +204,7 @@ def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
 
 
 def _open_book(state: RankerState) -> PoolRankings | None:
-    """Return the book beside the state; None before it was first asked for."""
+    """Return the rankings beside the state; None before their first use."""
     return state.__dict__.get("book")
 
 
@@ -223,12 +217,12 @@ def _new_book(state: RankerState, chosen: RankingRules) -> PoolRankings:
 @dataclass(frozen=True)
 class RankingRules:
     """
-    What is set, and what the files that it names say.
+    The ranker's settings, and the contents of the files that they name.
 
     Attributes
     ----------
     priors_gpu_s : mapping of str to (P,) floats, GPU-seconds, rising
-        By name of the file.
+        Name of a prior file → what it holds.
     """
 
     settings: RankerSettings
@@ -237,19 +231,19 @@ class RankingRules:
 
 class PoolRankings:
     """
-    The rankings by pool.
+    The rankings of all pools.
 
     Parameters
     ----------
     chosen : RankingRules
     jobs : iterable of Job
-        Those to be ranked that are not over.
+        Open jobs that are ranked.
     places : mapping of str to PublishedPosition
-        As published.
+        Job id → its position as published.
     lengths : mapping of str to Lengths
-        What each pool has learnt; read again whenever a job ends.
+        Pool → GPU-times of its completed jobs; read again whenever a job ends.
     live : mapping of str to mapping of str to Setting
-        Pool → what is set live.
+        Pool → settings that operators have changed.
     """
 
     def __init__(
@@ -268,7 +262,7 @@ class PoolRankings:
                 self.put(job, places[job.id])
 
     def note(self, job: Job) -> None:
-        """Follow a job that came, started or stopped."""
+        """Note a job that came, started or stopped."""
         ranking = self._ranking(job.spec.pool)
         if job.id not in ranking:
             ranking.add(
@@ -295,7 +289,7 @@ class PoolRankings:
         )
 
     def put(self, job: Job, place: PublishedPosition) -> None:
-        """Follow a job's published place."""
+        """Note a job's published position."""
         self._ranking(job.spec.pool).put(
             RankMove(job.id, place.queue, place.position, place.entered_s),
             executed_before_s=place.executed_before_s,
@@ -309,7 +303,7 @@ class PoolRankings:
             ranking.remove(job.id)
 
     def learn(self, pool: str) -> None:
-        """Follow a new edition of what a pool has learnt."""
+        """Note that the lengths of a pool's jobs have changed."""
         ranking = self._ranking(pool)
         ranking.learn(self._learnt(pool))
 
@@ -339,14 +333,14 @@ def _phase(job: Job) -> tuple[Phase, float]:
 
 class PublishedPosition(msgspec.Struct, frozen=True, kw_only=True):
     """
-    A job's published place.
+    A job's position as published.
 
     Attributes
     ----------
     entered_s : float
-        When it entered its queue.
+        When the job entered its queue.
     executed_before_s, waited_before_s : float
-        How much it had executed and waited when it was last promoted.
+        How long the job had executed and waited when it was last promoted.
     """
 
     queue: int
@@ -357,7 +351,7 @@ class PublishedPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def published(rank: JobRank, at_s: float, job: Job, before: PublishedPosition | None) -> PublishedPosition:
-    """Return the place that a rank gives to a job: one that rises to a lower queue starts again from nothing."""
+    """Return the position that a rank gives to a job; a job that rises to a lower queue starts again from zero."""
     executed_s = before.executed_before_s if before is not None else 0.0
     waited_s = before.waited_before_s if before is not None else 0.0
     if before is not None and rank.queue < before.queue:
@@ -372,7 +366,7 @@ def published(rank: JobRank, at_s: float, job: Job, before: PublishedPosition | 
 
 
 def rank_of(move: RankMove, job: Job, now_s: float, order: QueuePolicy) -> JobRank:
-    """Return a move as the log tells it."""
+    """Return a move as the rank in the log."""
     return JobRank(
         job_id=job.id,
         queue=move.queue,
@@ -384,7 +378,7 @@ def rank_of(move: RankMove, job: Job, now_s: float, order: QueuePolicy) -> JobRa
 
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is otherwise in one pool, ``[ranker.pools.NAME]``; what is left out is as for all."""
+    """Settings of one pool, ``[ranker.pools.NAME]``; those that are left out are as for all pools."""
 
     order: str | UnsetType = UNSET
     thresholds_gpu_s: tuple[float, ...] | UnsetType = UNSET
@@ -400,10 +394,10 @@ class RankerSettings(OrderingSettings, frozen=True, kw_only=True):
     Attributes
     ----------
     prior_file : str
-        GPU-seconds that jobs are assumed to need while few have finished, one number a line, for ``2d-gittins``; each
-        job that finishes takes the place of one of them. Empty: nothing is assumed.
+        File with GPU-seconds that jobs are assumed to need while few have finished, one number a line, for
+        ``2d-gittins``; each job that finishes replaces one of them. Empty: no assumption.
     pools : dict of str to PoolSettings
-        Pools in which some of this is otherwise.
+        Pools with settings of their own.
     """
 
     prior_file: str = ""
@@ -415,19 +409,19 @@ class RankerSettings(OrderingSettings, frozen=True, kw_only=True):
         self.priors()  # a file that cannot be read is better known now
 
     def of(self, pool: str) -> RankerSettings:
-        """Return what holds in a pool."""
+        """Return the settings of a pool."""
         own = self.pools.get(pool, PoolSettings())
         chosen = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not UNSET}
         return msgspec.structs.replace(self, pools={}, **chosen) if self.pools else self
 
     @property
     def ordering(self) -> OrderingSettings:
-        """The part that can be set live."""
+        """The settings that operators can change at run time."""
         return OrderingSettings(**{name: getattr(self, name) for name in OrderingSettings.__struct_fields__})
 
     def priors(self) -> dict[str, Sequence[float]]:
         """
-        Read all prior files; return what each says, rising, by its name.
+        Read all prior files; return the sorted numbers of each, by the file's name.
 
         Raises
         ------

@@ -5,8 +5,8 @@ In reading order:
 
 * ``__main__``: ``python -m penstock_tuner``.
 * ``machine``: Settings, state, apply, decide.
-* ``sweep_state``: One sweep.
-* ``trials``: How many devices each trial gets.
-* ``trial_speed``: What trials have shown.
-* ``runner``: Submissions until they are accepted.
+* ``sweep_state``: One sweep, as the tuner decides on it.
+* ``trials``: Trials and their devices.
+* ``trial_speed``: The speed that trials have shown.
+* ``runner``: The tuner on a bus: submissions until they are accepted.
 """

@@ -1,4 +1,4 @@
-"""``python -m penstock_tuner``."""
+"""Program of the tuner: ``python -m penstock_tuner``."""
 
 from penstock_bus import shell
 from penstock_tuner.machine import TunerSettings

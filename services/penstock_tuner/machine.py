@@ -1,16 +1,14 @@
 """
-Settings, state, apply, decide.
+The tuner's settings, state, apply, decide.
 
-The tuner's pure part: open a sweep's trials, see them end, and name the best.
+A search says what to try. The tuner opens a sweep's trials, sees them end, reports them, and names the best. For each
+sweep a decision makes one thing true: the reports of ended trials, a group of new ones, other widths, or the sweep's
+end. :class:`TunerState` has nodes, jobs and sweeps that are not over, and what sweeps have shown of workloads.
 
-Submitting the trials is not a decision but its consequence: ``State.unaccepted`` has the opened trials that the gateway
-has not accepted yet, and the runner submits those, again and again under the same ids, until none is left.
+The submission of a trial is no decision but follows from one: :attr:`TunerState.unaccepted` has the opened trials that
+the gateway has not accepted yet, and the runner submits these under the same ids until none is left.
 
-What each sweep makes true next: reports of trials that ended, a group of new ones, other widths, or its end.
-
-What the tuner knows: nodes, jobs and sweeps that are not over, and what sweeps have shown of workloads.
-
-What can be set about the tuner: table ``[tuner]`` or ``PENSTOCK_TUNER_…``.
+:class:`TunerSettings` come from the table ``[tuner]`` or from ``PENSTOCK_TUNER_…``.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ def apply(state: TunerState, event: Event, seq: int) -> None:
 
 
 def submission(state: TunerState, job_id: str) -> JobSpec | None:
-    """Return the job of a trial that has to be submitted; None once it need not be."""
+    """Return the job of a trial that still has to be submitted, or None."""
     sweep = state.sweeps.get(state.unaccepted.get(job_id, ""))
     return trials.job_spec(sweep.id, sweep.spec, sweep.running[job_id]) if sweep is not None else None
 
@@ -122,7 +120,7 @@ def _open(state: TunerState, event: TrialGroupOpened, seq: int) -> None:
 
 
 def _await(state: TunerState, sweep: SweepState, job_id: str) -> None:
-    """Have a trial's job submitted, unless its id belongs to somebody else."""
+    """Mark a trial's job for submission, unless its id belongs to another job."""
     state.sweep_of[job_id] = sweep.id
     if job_id in state.strangers:
         sweep.drop(job_id, "failed", problem="refused", reason=_TAKEN)
@@ -208,13 +206,13 @@ def _note_rest(state: TunerState, event: Event, seq: int) -> None:
 
 
 def _gpus(state: TunerState, event: Event) -> int:
-    """Return how many devices the job has whose run is about to end: the fold may give it another width with that."""
+    """Return the devices of a job whose run is about to end: with its end the fold may give it another width."""
     job = state.jobs.get(event.job_id) if isinstance(event, RunEnded) else None
     return job.spec.gpus if job is not None else 1
 
 
 def _sweep_of(state: TunerState, job: Job) -> SweepState | None:
-    """Return the sweep whose trial a job is that is not over; a job of another that took its id is none."""
+    """Return the open sweep whose trial a job is; None for another's job that took a trial's id."""
     sweep = state.sweeps.get(state.sweep_of.get(job.id, ""))
     return sweep if sweep is not None and job.id in sweep.running and job.spec.parent == sweep.id else None
 
@@ -232,10 +230,10 @@ REPORTS: Final = 1000
 
 def remembering() -> Callable[[TunerState, float], Decision]:
     """
-    Return a :func:`decide` that asks a search once only as long as nothing changes.
+    Return a decision that asks a search only once as long as nothing changes.
 
-    A search may take milliseconds to say that it waits, and is asked after every fact. That it waits, given the same
-    facts about its sweep and the nodes, need not be found out again; forgetting it changes nothing.
+    A search may take milliseconds to say that it waits, and every fact asks it. Given the same facts about its sweep
+    and the nodes its answer is the same, so it is remembered; forgetting it changes nothing.
     """
     waits: dict[str, tuple[int, int]] = {}
     rests: dict[str, tuple[int, int, int]] = {}
@@ -315,13 +313,13 @@ def _next_group(state: TunerState, sweep: SweepState, now_s: float) -> tuple[Any
 
 
 def _claimed(state: TunerState, sweep: SweepState) -> int:
-    """Return how many idle devices are for trials of the sweep that have been opened and have none yet."""
+    """Return how many idle devices the sweep's opened trials without devices will take."""
     waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.leases.of_job]
     return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
 
 
 def _moves(state: TunerState, sweep: SweepState, now_s: float) -> tuple[tuple[AnyEvent, ...], float]:
-    """Return the widths that trials are to have instead of theirs, and when to look again."""
+    """Return new widths of trials, and when to look again."""
     there = trials.devices(sweep.spec, state.cluster, state.leases)
     others = (job_id for job_id in state.waits.get(sweep.spec.job.pool, ()) if job_id not in sweep.running)
     others_wait = any(job_id in state.jobs.by_id and job_id not in state.leases.of_job for job_id in others)
@@ -336,17 +334,17 @@ class TunerState(msgspec.Struct):
     Attributes
     ----------
     sweep_of : dict of str to str
-        Sweep of each opened trial that is not reported, by job id.
+        Job id → sweep, of each opened trial that is not reported.
     unaccepted : dict of str to str
-        The part of it that the gateway has not accepted and that is still wanted, oldest first.
+        The part of it that is still wanted and that the gateway has not accepted, oldest first.
     strangers : set of str
         Ids that look like a trial's but were taken by other jobs.
     measures : dict of str to TrialMeasures
-        Workload key → what its last sweep has shown; the last one comes last.
+        Workload key → what its last sweep has shown; the latest comes last.
     waits : dict of str to list of str
-        Pool → jobs that wait for devices, as its last round said.
+        Pool → jobs that wait for devices, by its last round.
     nodes_seq, leases_seq : int
-        Sequence of the last fact about nodes; of the last that gave or took devices.
+        Sequences of the last fact about nodes, and of the last one that gave or took devices.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -369,7 +367,7 @@ class TunerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     resubmit_s : float
-        A trial that the gateway has not accepted after so many seconds is submitted again, under the same id.
+        Seconds after which a trial that the gateway has not accepted is submitted again, under the same id.
     """
 
     resubmit_s: float = 5.0

@@ -1,9 +1,8 @@
 """
-Submissions until they are accepted.
+The tuner on a bus: submissions until they are accepted.
 
-The tuner on a bus: its decider, the submission of the trials that it opened, and giving up those refused.
-
-When each outstanding trial is submitted: as soon as few others wait, then again until it is accepted.
+:func:`run` runs the decider, submits the trials that it has opened, and reports those that the gateway refuses as
+failed. :class:`TrialSubmissions` says when to submit each: once few others wait, and then again until it is accepted.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ async def _submit_one(
 
 
 async def _refusals(bus: Bus) -> dict[bytes, str]:
-    """Return what was refused of late: body → reason."""
+    """Return the latest refusals: body → reason."""
     return {rejection.body: rejection.reason for rejection in await bus.rejections()}
 
 
@@ -112,7 +111,7 @@ WINDOW: Final = 500
 
 class TrialSubmissions:
     """
-    What was submitted when.
+    The times at which trials were submitted.
 
     Parameters
     ----------

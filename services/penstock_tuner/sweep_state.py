@@ -1,4 +1,4 @@
-"""One sweep as the log has it so far: trials opened, accepted, over and reported, and the best."""
+"""One sweep, as the tuner decides on it: trials opened, accepted, over and reported, and the best."""
 
 from __future__ import annotations
 
@@ -63,33 +63,33 @@ class SweepState(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     groups : int
-        How many have been opened.
+        The number of groups that have been opened.
     past : RunHistory
-        What the search has tried.
+        The runs that the search has tried.
     job_ids : list of str
-        Of the runs in ``past``, in its order.
+        Job ids of the runs in ``past``, in its order.
     numbers : dict of str to int
-        The same, the other way round.
+        Job id → position in ``job_ids``.
     running : dict of str to Trial
-        Opened trials that are not over, by job id.
+        Job id → trial, of opened trials that are not over.
     ended : dict of str to EndedTrial
         Trials that are over but not reported.
     to_retry : dict of str to str
-        Trials that have exceeded their memory beside others and run once more, by job id: with the reason.
+        Job id → reason, of trials that have exceeded their memory beside others and run once more.
     exceeded : dict of str to str
         Job id of a trial whose run has failed for want of memory → what it asked for and what it used.
     paces : TrialSpeeds
-        How fast its trials have been seen to be.
+        The speeds that its trials have shown.
     told : TrialsMeasured or None
-        What was last told of them.
+        The last fact about these speeds.
     reported : dict of str to int
-        Reported trials by how they ended, in words.
+        How trials ended, in words → number of reported trials.
     seen_metrics : set of str
-        What completed trials reported, for the message where none reported the right one.
+        Metrics of completed trials, for the message if no trial reported the right one.
     refusal : str
         The last trial that never ran, or gave no value, with the reason.
     best_budget : int
-        Of the best trial: whoever trained longer is preferred.
+        Budget of the best trial: a trial that trained longer is preferred.
     cause : int
         Sequence of the last fact that mattered.
     """
@@ -117,17 +117,17 @@ class SweepState(msgspec.Struct, kw_only=True):
 
     @property
     def measures(self) -> TrialMeasures:
-        """What its trials have shown of their workload, and those of sweeps before it."""
+        """What the trials of this sweep and of earlier ones have shown of their workload."""
         return self.paces.measures
 
     def units(self, trial: Trial) -> float:
-        """Return what a run adds to its trial's training, in units of the budget; 1 where there is none."""
+        """Return what a run adds to its trial's training, in units of the budget; 1 if the sweep has no budget."""
         origin = self._number(trial.origin)
         before = self.past.runs[origin].budget if origin >= 0 else 0
         return float(max(0, trial.budget - before)) if self.spec.budget is not None else 1.0
 
     def news(self, now_s: float) -> tuple[TrialsMeasured, ...]:
-        """Return what its trials have shown, if that is other than what was told by more than a few per cent."""
+        """Return what the trials have shown, if it differs from the last report by more than a few per cent."""
         fresh = self.measures.told(self.id, workload.key(self.spec.job), now_s)
         before = self.told
         pairs = [(getattr(fresh, name), getattr(before, name, 0)) for name in _MEASURED]
@@ -165,7 +165,7 @@ class SweepState(msgspec.Struct, kw_only=True):
         self.exceeded[job.id] = f"trial exceeded its memory: {asked}, {used}; {event.reason}"
 
     def retry(self, event: TrialRetried) -> bool:
-        """Note that a trial runs as another job; say whether it was waiting for that."""
+        """Note that a trial runs as another job; return whether it was waiting to."""
         if self.to_retry.pop(event.job_id, None) is None or self.running.pop(event.job_id, None) is None:
             return False
         self.running[event.trial.job_id] = event.trial
@@ -191,16 +191,16 @@ class SweepState(msgspec.Struct, kw_only=True):
     def drop(
         self, job_id: str, state: Ending, value: float | None = None, problem: Problem = "", reason: str = ""
     ) -> None:
-        """Note that a trial is over in this way."""
+        """Note that a trial is over, and how."""
         trial = self.running.pop(job_id, None)
         if trial is not None:
             self.ended[job_id] = EndedTrial(trial, state, value, problem, reason)
 
     def report(self, event: TrialFinished) -> bool:
         """
-        Note that a trial's end was reported, and say whether it is one of those that are open.
+        Note that a trial's end was reported; return whether the trial was open.
 
-        Only completed ones can be the best, the first of equal ones is.
+        Only a completed trial can be the best; of equal ones it is the first.
         """
         ended = self.ended.pop(event.job_id, None)
         trial = ended.trial if ended is not None else self.running.pop(event.job_id, None)
@@ -255,7 +255,7 @@ class SweepState(msgspec.Struct, kw_only=True):
         return self.numbers.get(job_id, -1)
 
     def _outcome(self, job: Job) -> tuple[float | None, Problem]:
-        """Return a trial's value, where it has one, and what was wrong with it."""
+        """Return a trial's value, if it has one, and what was wrong with it."""
         value = job.metrics.get(self.spec.metric)
         usable = value is not None and math.isfinite(value)
         if job.state is not JobState.COMPLETED:

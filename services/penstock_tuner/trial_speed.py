@@ -1,9 +1,8 @@
 """
-What trials have shown.
+The speed that trials have shown.
 
-How fast a sweep's trials are: what each run of a job shows of its trial, and of the workload.
-
-What trials of one workload have shown of sharing devices, of scaling out, and of being moved.
+:class:`TrialSpeeds` belongs to a sweep: what each run of a job shows of its trial. :class:`TrialMeasures` belongs to a
+workload: the penalties of sharing devices and of scaling out, and the cost of a move, over all sweeps.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _LEAST_S: Final = 1e-9
 
 class RunWatch(msgspec.Struct):
     """
-    A run on its way.
+    A run under way.
 
     Attributes
     ----------
     forgone_s : float
-        What others had had of its job's devices when it started.
+        Time that others had had of its job's devices when the run started.
     loop_s, loop_steps : float, int
-        In its loop, waiting for turns included, as far as its ended processes have said; of a gang, those of one node
-        say so.
+        Time and steps in its loop, waits for turns included, as its ended processes report; of a gang, those of one
+        node report it.
     """
 
     started_s: float
@@ -43,38 +42,38 @@ class RunWatch(msgspec.Struct):
 
 
 class RunningMean(msgspec.Struct):
-    """A mean that grows."""
+    """A mean to which values are added."""
 
     total: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Take one more in."""
+        """Add a value."""
         self.total += value
         self.count += 1
 
     @property
     def value(self) -> float:
-        """The mean; 0 of nothing."""
+        """The mean; 0 without values."""
         return self.total / self.count if self.count else 0.0
 
 
 class TrialMeasures(msgspec.Struct, kw_only=True):
     """
-    The penalties of one workload, each from trials that were seen both ways.
+    The penalties of one workload, each from trials that were measured both ways.
 
     Attributes
     ----------
     spread : dict of str to RunningMean
-        Devices → the logarithm of how much more device-time an iteration took than on one.
+        Devices → logarithm of an iteration's device-time relative to one device.
     packed : dict of str to RunningMean
-        Trials side by side → the logarithm of how much longer an iteration took than alone.
+        Trials side by side → logarithm of an iteration's time relative to a trial alone.
     start_s : RunningMean
-        What of a run was no iteration: starting, restoring, saving.
+        Time of a run outside of iterations: starting, restoring, saving.
     saves : bool
-        Its script saves checkpoints, so that a trial that is moved loses no step; moved are none before that was seen.
+        Whether its script has been seen to save checkpoints; before, no trial is moved, for it would lose steps.
     move_s : RunningMean
-        From a running trial's being asked to stop to the start of its next run.
+        Time from the request that a running trial stop to the start of its next run.
     """
 
     spread: dict[str, RunningMean] = msgspec.field(default_factory=dict)
@@ -102,7 +101,7 @@ class TrialMeasures(msgspec.Struct, kw_only=True):
         """
         Return how many trials to put on one device, ``most`` at most (c).
 
-        Where all that was tried has been worth it, one more is tried.
+        If every number that was tried has been worth it, one more is tried.
         """
         tried = max(map(int, self.packed), default=1)
         if tried == 1:
@@ -112,7 +111,7 @@ class TrialMeasures(msgspec.Struct, kw_only=True):
         return min(worth + 1 if worth == tried else worth, most)
 
     def told(self, sweep_id: str, key: str, now_s: float) -> TrialsMeasured:
-        """Return what there is to tell of a workload."""
+        """Return the measures as a fact about a workload."""
         return TrialsMeasured(
             at_s=now_s,
             sweep_id=sweep_id,
@@ -139,29 +138,29 @@ class TrialMeasures(msgspec.Struct, kw_only=True):
                 self.packed.setdefault(str(round(1 / width)), RunningMean()).add(math.log(over))
 
     def _longer(self, p: int) -> float:
-        """Return how much longer an iteration takes with ``p`` side by side; by the model, where it was not seen."""
+        """Return how much longer an iteration takes with ``p`` side by side, by the model if it was not measured."""
         found = self.packed.get(str(p))
         return math.exp(min(found.value, _STEEPEST)) if found is not None else self.alpha ** (p - 1)
 
 
 class TrialSpeeds(msgspec.Struct, kw_only=True):
     """
-    What a sweep has seen of its trials.
+    The speeds of a sweep's trials, as far as their runs have shown them.
 
     Attributes
     ----------
     watches : dict of str to RunWatch
-        By job id.
+        Job id → its run.
     loop_s, done_s : dict of str to float
         Job id → seconds in its loop over its ended runs, as they were, and as they would have been on one device.
     widths : dict of str to float
-        Job id → the width of its ended runs; 0 where they were of several.
+        Job id → the width of its ended runs; 0 if their widths differ.
     unit_s : dict of str to float
-        Job id of a run that is over → seconds for one unit of its budget, on what ``widths`` says, else on one device.
+        Job id of an ended run → seconds for one unit of its budget, on the width in ``widths``, else on one device.
     seen : dict of str to dict of str to float
         Trial → width as text → seconds of an iteration.
     asked_s : dict of str to float
-        Job id → since when its run is to make way for one of another width.
+        Job id → when its run was asked to make way for one of another width.
     """
 
     measures: TrialMeasures = msgspec.field(default_factory=TrialMeasures)
@@ -182,12 +181,12 @@ class TrialSpeeds(msgspec.Struct, kw_only=True):
 
     @property
     def typical_s(self) -> float | None:
-        """The median of what a unit of budget takes on one device; None before any run has shown it."""
+        """The median time of a unit of budget on one device; None before any run has shown it."""
         seen = [work_s for job_id in self.unit_s if (work_s := self.work_s(job_id)) is not None]
         return median(seen) if seen else None
 
     def done_by(self, job_id: str, width: float, now_s: float) -> float:
-        """Return how long a job would have been in its loop on one device; of a run under way, all but its start."""
+        """Return a job's time in its loop as if on one device; a run that lasts counts with all but its start."""
         done_s, watch = self.done_s.get(job_id, 0.0), self.watches.get(job_id)
         if watch is None:
             return done_s
@@ -195,7 +194,7 @@ class TrialSpeeds(msgspec.Struct, kw_only=True):
         return done_s + under_way_s / self.measures.factor(width)
 
     def follow(self, trial: Trial, job: Job, event: Event, gpus: int) -> None:
-        """Follow a run of a trial's job, which had so many devices before the fact."""
+        """Note a fact about a run of a trial's job, which had ``gpus`` devices before the fact."""
         match event:
             case RoundDecided() if job.demand is not None and job.stopping:
                 self.asked_s.setdefault(job.id, event.at_s)
@@ -211,7 +210,7 @@ class TrialSpeeds(msgspec.Struct, kw_only=True):
                 pass
 
     def end(self, trial: Trial, units: float, executed_s: float) -> None:
-        """Note that a job has completed, after so many units of its budget."""
+        """Note that a job has completed, after ``units`` units of its budget."""
         job_id = trial.job_id
         loop_s = self.loop_s.get(job_id, 0.0) or executed_s
         if units > 0 and loop_s > 0:
@@ -223,7 +222,7 @@ class TrialSpeeds(msgspec.Struct, kw_only=True):
         self.forget(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drop what was kept of a job's runs."""
+        """Drop what is remembered of a job's runs."""
         for kept in (self.watches, self.loop_s, self.done_s, self.asked_s):
             kept.pop(job_id, None)
 
@@ -284,7 +283,7 @@ _STEEPEST: Final = math.log(10.0)  # of the penalties believed: what is measured
 
 
 def _penalty(seen: dict[str, RunningMean]) -> float:
-    """Return the slope of the logarithms over how many are beyond the first, by least squares."""
+    """Return the slope of the logarithms over the number beyond the first, by least squares."""
     xx = sum(mean.count * (int(n) - 1) ** 2 for n, mean in seen.items())
     xy = sum(mean.total * (int(n) - 1) for n, mean in seen.items())
     return math.exp(min(max(0.0, xy / xx), _STEEPEST)) if xx else 1.0

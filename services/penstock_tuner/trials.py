@@ -1,11 +1,9 @@
 """
-How many devices each trial gets.
+Trials and their devices.
 
-From what a search wants to trials: how many devices each gets, and the job that each becomes.
-
-Which trials are to be of another width: running ones, once nobody waits, and waiting ones that find no room.
-
-Who holds which devices, whosever they are: what is idle, and how many share.
+:func:`group` turns the runs that a search wants into trials: how many devices each gets, and the job that each becomes
+(:func:`job_spec`). :func:`demands` gives trials other widths: running ones, once nobody waits, and waiting ones that
+find no room. :class:`GrantedDevices` says which jobs hold which devices, of this sweep and of others.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ _LONGEST: Final = 49  # of the part of a job's id or name before "-t00000-r000-a
 
 class SweepDevices(msgspec.Struct, frozen=True):
     """
-    What a sweep could use.
+    The devices that a sweep could use.
 
     Attributes
     ----------
     all : int
         Devices on usable nodes that its trials fit.
     of_one_kind : int
-        The most of one kind: a trial on several devices is a gang, and a gang sits on one kind.
+        The most devices of one kind: a trial on several devices is a gang, and a gang has one kind.
     free : dict of str to int
-        Kind → those of them that no job holds.
+        Kind → devices of it that no job holds.
     """
 
     all: int
@@ -52,12 +50,12 @@ class SweepDevices(msgspec.Struct, frozen=True):
 
     @property
     def idle(self) -> int:
-        """How many of them no job holds."""
+        """The number of devices that no job holds."""
         return sum(self.free.values())
 
 
 def devices(spec: SweepSpec, cluster: Cluster, leases: GrantedDevices) -> SweepDevices:
-    """Return what the sweep could use at present."""
+    """Return the devices that the sweep could use at present."""
     fitting = [
         (node.id, device) for node in cluster.usable(spec.job.pool) for device in node.devices if fits(spec.job, device)
     ]
@@ -67,7 +65,7 @@ def devices(spec: SweepSpec, cluster: Cluster, leases: GrantedDevices) -> SweepD
 
 
 def group(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices, idle: int) -> tuple[Trial, ...]:
-    """Return the trials of a group, :data:`GROUP` at most, each as wide as so many idle devices suggest."""
+    """Return the trials of a group, :data:`GROUP` at most, with widths for so many idle devices."""
     some = wanted[:GROUP]
     widths = _widths(sweep, some, there, idle)
     return tuple(_trial(sweep, one, *width) for one, width in zip(some, widths, strict=True))
@@ -79,7 +77,7 @@ def alone(trial: Trial) -> Trial:
 
 
 def is_alone(trial: Trial) -> bool:
-    """Say whether a job runs its trial once more, alone: it shares its device with nobody, however that was before."""
+    """Return whether a job runs its trial once more, alone: it then shares its device with nobody."""
     return trial.job_id.endswith(ALONE)
 
 
@@ -112,13 +110,13 @@ def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
 
 
 def sharing(packed: int) -> dict[str, Any]:
-    """Return how a trial's job shares its device, where there may be others; as the template has it where not."""
+    """Return how a trial's job shares its device if there may be others; otherwise the template decides."""
     return {"sharing": "lane", "share_with": "user", "sharers": packed} if packed > 1 else {}
 
 
 class TrialWidthBounds(msgspec.Struct, frozen=True):
     """
-    What bounds the widths of a sweep's trials at present.
+    The present bounds of the widths of a sweep's trials.
 
     Attributes
     ----------
@@ -138,7 +136,7 @@ class TrialWidthBounds(msgspec.Struct, frozen=True):
 
 
 def bounds(sweep: SweepState, there: SweepDevices) -> TrialWidthBounds:
-    """Return what the sweep allows and its trials have shown to be worth it."""
+    """Return the bounds that the sweep allows and that its trials have shown to be worth it."""
     spec, measures = sweep.spec, sweep.measures
     plain = spec.job.sharing == "exclusive"
     return TrialWidthBounds(
@@ -155,9 +153,9 @@ def bounds(sweep: SweepState, there: SweepDevices) -> TrialWidthBounds:
 
 def _widths(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices, idle: int) -> list[tuple[int, int]]:
     """
-    Return how many devices each run gets: its share of the work, by what the trials have been seen to take.
+    Return how many devices each run gets: its share of the work, by the speeds that the trials have shown.
 
-    Before anything has run, all are expected to take equally long for a unit of budget.
+    Before any trial has run, all are expected to take equally long for a unit of budget.
     """
     spec, bound = sweep.spec, bounds(sweep, there)
     match spec.filling:
@@ -171,7 +169,7 @@ def _widths(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices,
 
 
 def fill(sweep: SweepState, bound: TrialWidthBounds, h1_s: Sequence[float], idle: int) -> list[float]:
-    """Return the widths that water-filling gives to trials of so much work on idle devices."""
+    """Return the widths that water-filling gives to trials with this work on idle devices."""
     measures = sweep.measures
     widths: list[float] = waterfill.fill(
         np.array(h1_s),
@@ -186,7 +184,7 @@ def fill(sweep: SweepState, bound: TrialWidthBounds, h1_s: Sequence[float], idle
 
 
 def left_s(sweep: SweepState, wanted: Sequence[WantedRun]) -> list[float]:
-    """Return the seconds that each would take on one device; where nothing was measured, in units of its budget."""
+    """Return the seconds that each would take on one device; if nothing was measured, its units of budget."""
     typical_s = sweep.paces.typical_s or 1.0
     return [_left_of(sweep, one, typical_s) for one in wanted]
 
@@ -245,26 +243,26 @@ def demands(
     sweep: SweepState, jobs: JobTable, leases: GrantedDevices, there: SweepDevices, now_s: float, *, others_wait: bool
 ) -> tuple[tuple[Demand, ...], float]:
     """
-    Return what trials are to have instead of what they have; nothing as long as any of them is on its way.
+    Return new widths of trials, and when to ask again; no widths as long as any trial starts or stops.
 
-    And when to ask again although nothing happens: when those that run have taken twice as long, and there are idle
-    devices. A trial that was expected to end soon may turn out to be a long one.
+    The time to ask again, although nothing happens, is when the running trials have taken twice as long and devices are
+    idle: a trial that was expected to end soon may turn out to be a long one.
 
     Parameters
     ----------
     sweep : SweepState
     jobs : JobTable
-        All that are not over.
+        The jobs that are not over.
     there : SweepDevices
-        What the sweep could use.
+        The devices that the sweep could use.
     others_wait : bool
-        Whether jobs that are not of this sweep wait for devices: then what is idle is theirs.
+        Whether jobs outside of this sweep wait for devices: then idle devices are theirs.
 
     Notes
     -----
-    As published: resized are running trials, where nothing waits. Ours beyond that: trials that wait are filled anew
-    where they are wider than what is idle. A trial that has a device of its own because its neighbours have ended is
-    as wide as that, and need not be moved.
+    The published method resizes running trials if nothing waits. Beyond it, waiting trials that are wider than the idle
+    devices get new widths. A trial that has a device of its own because its neighbours have ended counts as that wide,
+    and need not be moved.
     """
     bound = bounds(sweep, there)
     if not bound.mechanisms.dynamic or sweep.cancelled or not _settled(sweep, jobs) or sweep.paces.typical_s is None:
@@ -283,7 +281,7 @@ def demands(
 
 
 def _settled(sweep: SweepState, jobs: JobTable) -> bool:
-    """Say whether every trial runs or waits: none is to be submitted, starts, stops, or has yet to be reported."""
+    """Return whether every trial runs or waits: none has to be submitted or reported, none starts or stops."""
     if sweep.ended or not sweep.running:
         return False
     found = [jobs.get(job_id) for job_id in sweep.running]
@@ -335,7 +333,7 @@ class _Room:
         return sum(self.free.values())
 
     def take(self, job: Job, gpus: int, alone: bool) -> bool:
-        """Have a job move to so many devices of one kind, if there are as many; its own are free, if it is alone."""
+        """Move a job to ``gpus`` devices of one kind, if they are free; its own count as free if it is alone there."""
         own = job.placement.kind if job.placement is not None else ""
         given = job.spec.gpus if alone else 0
         for kind in sorted(self.free.keys() | {own}, key=lambda kind: kind != own):
@@ -374,7 +372,7 @@ def _resized(sweep: SweepState, bound: TrialWidthBounds, going: Sequence[OpenTri
 
 
 def _staying(going: Sequence[OpenTrial], moved: Mapping[str, float], leases: GrantedDevices) -> set[str]:
-    """Return who is to have its device to itself and gets it by the others' leaving: the one with most left of each."""
+    """Return the trials that get a device alone because the others leave it: on each, the one with most work left."""
     there: defaultdict[tuple[str, ...], list[OpenTrial]] = defaultdict(list)
     for one in going:
         if one.width < 1.0:
@@ -441,7 +439,7 @@ class GrantedDevices(msgspec.Struct):
         return max((self.jobs_on[at] for at in self.of_job.get(job_id, ())), default=0)
 
     def note(self, job: Job) -> bool:
-        """Follow a job that a fact was about; say whether its devices are others than before."""
+        """Note a job that a fact was about; return whether its devices have changed."""
         before, now = self.of_job.get(job.id, ()), tuple(_devices(job))
         if before == now:
             return False
