@@ -96,7 +96,11 @@ class OutputTail:
         """Note that a piece was published."""
         self._offset = piece.end
         with contextlib.suppress(OSError):  # a full disk: after a restart, some output is published twice
-            self._mark.write_text(str(self._offset))
+            mark = os.open(self._mark, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.pwrite(mark, b"%d" % self._offset, 0)  # never shorter than before: there is no moment without a mark
+            finally:
+                os.close(mark)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -80,7 +80,8 @@ async def test_an_executor_killed_with_kill_9_finds_its_runs_again(
     await real.says("j1", "up")
     await real.says("j2", "up")
     for job_id in ("j1", "j2"):  # else their output could be published twice, which is allowed
-        await eventually((tmp_path / f"n1/runs/{job_id}/1/0/stdout.read").exists)
+        mark = tmp_path / f"n1/runs/{job_id}/1/0/stdout.read"
+        await eventually(lambda mark=mark: mark.exists() and mark.read_text() == str(len("up\n")))
     assert await program.end(signal.SIGKILL) == -signal.SIGKILL
     (tmp_path / "go2").touch()
     await eventually((tmp_path / "n1/runs/j2/1/0/exit").exists)

@@ -30,7 +30,8 @@ WAIT = "import time; print('up', flush=True); time.sleep(60)"
 async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World, tmp_path: Path) -> None:
     node = await world.node()
     await world.run("j1", *python(COUNT, str(tmp_path / "go")))
-    await eventually((world.folder / "n1/runs/j1/1/0/stdout.read").exists)
+    mark = world.folder / "n1/runs/j1/1/0/stdout.read"
+    await eventually(lambda: mark.exists() and mark.read_text() == str(len("up\n")))
     await node.kill()
     await node.start()
     (tmp_path / "go").touch()
@@ -43,7 +44,8 @@ async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World
 async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(world: World, tmp_path: Path) -> None:
     node = await world.node()
     await world.run("j1", *python(COUNT + "\nprint('last words'); sys.exit(3)", str(tmp_path / "go")))
-    await eventually((world.folder / "n1/runs/j1/1/0/stdout.read").exists)
+    mark = world.folder / "n1/runs/j1/1/0/stdout.read"
+    await eventually(lambda: mark.exists() and mark.read_text() == str(len("up\n")))
     process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
