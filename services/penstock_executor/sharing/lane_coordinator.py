@@ -44,7 +44,7 @@ _log = structlog.get_logger("penstock.executor")
 
 class LaneCoordinator:
     """
-    The keeper's owner on a node.
+    The owner of a node's token broker.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class LaneCoordinator:
     clock : callable
         Seconds since the epoch.
     is_of : callable
-        ``is_of(who, pid)``: whether a process is of the run that it says.
+        ``is_of(who, pid)``: whether a process belongs to the run that it names.
     report : callable
         ``report(fact)``: append a fact to the log.
     limit : callable
-        ``limit(key, caps)``: have a run keep to caps, by device.
+        ``limit(key, caps)``: hold a run to its caps, by device.
     end : callable
         ``end(key, reason)``: end a run at once.
     wake : callable
-        Some run may start now, or has to leave.
+        Called when some run may start now, or has to leave.
     again : callable
         ``again(wait_s)``: call :meth:`turn` after so many seconds at the latest.
     """
@@ -93,20 +93,20 @@ class LaneCoordinator:
         self._turns: dict[NodeLane, tuple[LaneClientId, int]] = {}
 
     def views(self) -> dict[NodeLane, LaneTokenView]:
-        """Return what the pages of all lanes say at this moment."""
+        """Return what the page of each lane says at this moment."""
         found = ((self._place(lane), lane) for lane in self.keeper.lanes)
         return {place: self.keeper.view(lane) for place, lane in found if place is not None}
 
     def overrule(self, place: NodeLane) -> None:
-        """Take the token of a lane from whoever has it."""
+        """Take the token of a lane from its holder."""
         self.keeper.overrule(self._lane(place))
 
     def turn(self) -> None:
         """
-        Take in what has happened on the pages, and write what follows from it.
+        Handle what has happened on the pages, and write what follows from it.
 
-        Pages are written only when all is heard that the keeper has seen on them. Else somebody could be named of whom
-        it is not known yet that it has just given its turn back, and would have another one that nobody gave it.
+        Pages are written only after all events that the broker has seen on them. Otherwise a page could name a process
+        that has just given its turn back, and the process would have another turn that nobody gave it.
         """
         touched = set(self._later)
         while True:
@@ -125,12 +125,12 @@ class LaneCoordinator:
             self._again(wait_s)
 
     def await_return(self, whos: list[LaneClientId]) -> None:
-        """Give nobody a turn beside processes of an earlier executor before they have sat down here."""
+        """Give no run a turn beside processes of an earlier executor before these have their slots here."""
         self.lanes.await_return(whos)
         self._until_s.update(dict.fromkeys(whos, self._clock() + RETURN_S))
 
     def look_again(self) -> None:
-        """Stop waiting for processes that have not come in time, and let nobody of a gang wait for another for ever."""
+        """Stop waiting for processes that are late, and resolve waits within a gang that would last for ever."""
         now_s = self._clock()
         for party in list(self.lanes.table.parties.values()):
             if party.is_gang:
@@ -144,7 +144,7 @@ class LaneCoordinator:
         self.turn()
 
     def _prepare(self, orders: SharingCommands) -> None:
-        """Do all that lanes want done, but for what their pages should say."""
+        """Carry out all commands of the lanes, except for what their pages should say."""
         for place in orders.opened:
             self.keeper.open(self._lane(place))
         for who, seats in orders.seatings.items():
@@ -187,7 +187,7 @@ class LaneCoordinator:
                 assert_never(one)
 
     def _renew(self, place: NodeLane, by: LaneClientId | None) -> None:
-        """Give a lane another page, in place of one that somebody has spoilt."""
+        """Replace the page of a lane that a process has spoilt."""
         _log.warning("lane_page_spoilt", device=place.device, lane=place.lane, by=by and f"{by.job_id}/{by.rank}")
         self._closing.add(self._lane(place))
         self._pages[place] = self._pages.get(place, 1) + 1
@@ -204,7 +204,7 @@ class LaneCoordinator:
             self._present.add(who)
 
     def _seat(self, who: LaneClientId, seats: tuple[NodeLane, ...]) -> None:
-        """Seat a process; one that is parked and comes back sits where it sat, though that lane may be gone by now."""
+        """Give a process its slots; a parked one that comes back has its old slots, even if the lane is gone."""
         for place in seats:
             lane = self._lane(place)
             if lane not in self.keeper.lanes:
@@ -218,14 +218,14 @@ class LaneCoordinator:
             self.keeper.refuse(who, reason)
 
     def _begun(self, party: SharedRun) -> dict[int, int]:
-        """Return the iterations that each process of a gang has begun, of those that sit where it belongs by now."""
+        """Return the iterations that each process of a gang has begun, of processes that have their present slots."""
         lanes = [self._lane(place) for place in party.places if party.is_gang]
         opened = [lane for lane in lanes if lane in self.keeper.lanes]  # one that was found just now is opened next
         members = (m for lane in opened for m in self.keeper.view(lane).members)
         return {m.who.rank: m.iterations + m.busy for m in members if m.who.job_id == party.job_id}
 
     def _write(self, place: NodeLane) -> None:
-        """Make a page say what it should; where somebody else has the token still, it comes home first."""
+        """Write what a page should say; if another process still has the token, the token returns first."""
         lane, now_s = self._lane(place), self._clock()
         since_s = self._later.pop(place, now_s)
         if lane not in self.keeper.lanes:
@@ -245,23 +245,23 @@ class LaneCoordinator:
             self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
 
     def _note_turns(self, place: NodeLane, view: LaneTokenView, heir: LaneClientId | None) -> None:
-        """Note how many turns somebody has had who is about to get another one."""
+        """Note how many turns a process has had that is about to get another one."""
         self._turns.pop(place, None)
         for member in view.members:
             if member.who == heir:
                 self._turns[place] = (member.who, member.turns)
 
     def _has_begun(self, place: NodeLane, view: LaneTokenView) -> bool:
-        """Say whether whoever was given the token has woken up: before that, it would give it back unused."""
+        """Return whether the process that was given the token has woken up: before, it would give it back unused."""
         who, turns = self._turns.get(place, (None, 0))
         return who != view.holder or any(member.turns > turns for member in view.members if member.who == who)
 
     def _lane(self, place: NodeLane) -> str:
-        """Return what a lane is called on pages: never as one of its earlier pages, or of an earlier executor's."""
+        """Return the name of a lane's page: never that of an earlier page, or of an earlier executor's."""
         return f"{self._life}/{place.device}/{place.lane}/{self._pages.get(place, 1)}"
 
     def _place(self, lane: str) -> NodeLane | None:
-        """Return the lane of a page; None for a page of the past, whose members all sit elsewhere by now."""
+        """Return the lane of a page; None for an earlier page, whose members all have slots elsewhere by now."""
         life, _, rest = lane.partition("/")
         if life != self._life:
             return None
@@ -269,7 +269,7 @@ class LaneCoordinator:
         return place if self._lane(place) == lane else None
 
     def _close(self) -> None:
-        """Close the pages of lanes that are gone, each when its last member has left its seat."""
+        """Close the pages of lanes that are gone, each after its last member has left its slot."""
         self._closing.update(lane for lane in self.keeper.lanes if self._place(lane) is None)
         for lane in [lane for lane in self._closing if not self.keeper.view(lane).members]:
             self.keeper.close_lane(lane)
@@ -281,14 +281,14 @@ Verdict = Literal["go", "warn", "take"]
 
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
-    How long an iteration may be while others wait for its end.
+    Limits of an iteration's time while others wait for its end.
 
     Attributes
     ----------
     warn_s : float
-        Then the run gets a warning.
+        Time after which the run gets a warning.
     take_s : float
-        Then its turn is taken from it.
+        Time after which its turn is taken from it.
     """
 
     warn_s: float = 10.0
@@ -297,10 +297,10 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class TurnClock:
     """
-    Since when whoever holds a turn has been in the same iteration, while others wait.
+    A clock of how long each holder of a turn has been in the same iteration while others wait.
 
-    It is looked at now and then: an iteration is the same if its number is. Nobody is warned twice in one iteration,
-    and nothing is taken without a warning the time before, however late that was looked at.
+    The clock is read now and then: an iteration is the same if its number is. No run is warned twice in one iteration,
+    and no turn is taken without a warning at the reading before, however late that reading was.
 
     Examples
     --------
@@ -317,7 +317,7 @@ class TurnClock:
         self._warned: set[object] = set()
 
     def look(self, holder: object, *, iteration: int, waiting: int, now_s: float) -> Verdict:
-        """Say what is to be done about a holder: it is in its ``iteration``-th, and so many wait for its turn."""
+        """Return what to do about a holder that is in its ``iteration``-th iteration while ``waiting`` runs wait."""
         number, since_s = self._since.get(holder, (-1, 0.0))
         if number != iteration or not waiting:
             self._since[holder] = (iteration, now_s)
@@ -333,12 +333,12 @@ class TurnClock:
         return "go"
 
     def forget(self, holder: object) -> None:
-        """It holds the turn no more."""
+        """Drop a holder that no longer has its turn."""
         self._since.pop(holder, None)
         self._warned.discard(holder)
 
     def keep(self, holders: Collection[object]) -> None:
-        """Forget all but those that hold a turn now."""
+        """Drop all holders but those that have a turn now."""
         for holder in [holder for holder in self._since if holder not in holders]:
             self.forget(holder)
 

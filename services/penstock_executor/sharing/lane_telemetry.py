@@ -23,12 +23,12 @@ from penstock_sharing.token import LaneClientId, LaneTokenView
 
 class TurnShares:
     """
-    How the time of each lane was divided since it was looked at last.
+    How the time of each lane was divided since the last look.
 
     Attributes
     ----------
     held : dict of LaneClientId to float
-        Process → for how much of the time it had the turn, 0 to 1; of one on several devices, the most.
+        Process → share of the time in which it had the turn, 0 to 1; with several devices, the largest share.
     switches_per_s : dict of NodeLane to float
     """
 
@@ -43,7 +43,7 @@ class TurnShares:
         self._turns: dict[NodeLane, int] = {}
 
     def measure(self, views: Mapping[NodeLane, LaneTokenView], now_ns: int) -> None:
-        """Take in what the pages count; ``now_ns`` by the same clock as theirs, ``CLOCK_MONOTONIC``."""
+        """Read the counters of the pages; ``now_ns`` is by their clock, ``CLOCK_MONOTONIC``."""
         span_ns, self._at_ns = max(1, now_ns - self._at_ns), now_ns
         held_ns = {key: ns for place, view in views.items() for key, ns in self._count(place, view, now_ns)}
         news = {key: max(0, ns - self._held_ns.get(key, ns)) for key, ns in held_ns.items()}
@@ -65,7 +65,7 @@ class TurnShares:
     def _count(
         self, place: NodeLane, view: LaneTokenView, now_ns: int
     ) -> Iterator[tuple[tuple[NodeLane, LaneClientId], int]]:
-        """Yield for how long each member has had the turn by now; one that has it and has not woken up has it not."""
+        """Yield how long each member has had the turn by now; a holder that has not woken up yet does not count."""
         for member in view.members:
             key = (place, member.who)
             in_turn = member.who == view.holder and (member.busy or self._running.get(key) == member.held_ns)
@@ -83,7 +83,7 @@ def lanes_view(
     at_s: float,
 ) -> LanesView | None:
     """
-    Return what there is to tell; None where no device is shared.
+    Return the view of all shared devices; None if no device is shared.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ MOST_LOOKS: Final = 64
 
 @dataclass(slots=True)
 class _Device:
-    """What one device has shown: lanes at work → job → seconds an iteration, over so many looks."""
+    """The measurements of one device: lanes at work → job → seconds of an iteration, at the last looks."""
 
     counted: dict[tuple[NodeLane, str], tuple[int, int]] = field(default_factory=dict)
     times_s: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class _Device:
 
 class ParallelGain:
     """
-    Compares lanes at work side by side.
+    The gain in throughput of lanes that work side by side.
 
     With ``k`` lanes at work where each job's iterations take ``t_k``, against ``t_(k-1)`` with one fewer, throughput is
     ``k / (k - 1)`` times the mean of ``t_(k-1) / t_k`` of what it was: 2 with two lanes that do not disturb each other,
@@ -190,7 +190,7 @@ class ParallelGain:
 
     def look(self, views: Mapping[NodeLane, LaneTokenView]) -> list[tuple[int, int, float]]:
         """
-        Take in what the pages count by now; return what has been found out since.
+        Read the counters of the pages; return the gains that were found since the last look.
 
         Returns
         -------
@@ -208,7 +208,7 @@ class ParallelGain:
         return found
 
     def _measure(self, known: _Device, views: Mapping[NodeLane, LaneTokenView]) -> int:
-        """Note how long iterations took since the last look; return how many lanes were at work, 0 if that changed."""
+        """Note how long iterations took since the last look; return the lanes at work, 0 if their number changed."""
         counted = {(p, m.who.job_id): (m.iterations, m.held_ns) for p, view in views.items() for m in view.members}
         before, known.counted = known.counted, counted
         if counted.keys() != before.keys():
@@ -233,7 +233,7 @@ class ParallelGain:
         return self.ratio(lanes, fewer_s, more_s)
 
     def forget(self, job_id: str) -> None:
-        """A job is over."""
+        """Drop the measurements of a job that is over."""
         for known in self._devices.values():
             for times_s in known.times_s.values():
                 times_s.pop(job_id, None)
@@ -241,5 +241,5 @@ class ParallelGain:
 
 
 def _means(times_s: Mapping[str, deque[float]]) -> dict[str, float]:
-    """Return each job's mean, once it was seen often enough."""
+    """Return the mean of each job with enough measurements."""
     return {job: sum(each) / len(each) for job, each in times_s.items() if len(each) >= LEAST_LOOKS}

@@ -74,7 +74,7 @@ class NodeLanes:
     passing : TokenTracker
     needs : NodeNeeds
     spoilt : Counter of NodeLane
-        How often somebody has written on a lane's page what it must not.
+        Lane → how often a process has written on its page what it must not.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class NodeLanes:
     # --- runs
     @property
     def seats(self) -> dict[Key, SharingProgress]:
-        """How far each run has come."""
+        """Run → how far it has come."""
         return {party.sharer.key: party.seat for party in self.table.parties.values()}
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self.table.parties
 
     def arrive(self, sharer: ShareRequest, now_s: float) -> None:
-        """A run is to share its devices; of one whose need nobody knows, it is taken to be all that is left."""
+        """Add a run that shares its devices; an unknown need counts as all the memory that is left."""
         table = self._at(now_s)
         table.parties[sharer.job_id] = SharedRun(
             sharer,
@@ -116,7 +116,7 @@ class NodeLanes:
         table.digest(told)
 
     def leave(self, job_id: str, now_s: float, reason: str) -> None:
-        """All processes of a run are gone, or it will never have any."""
+        """Remove a run whose processes are all gone, or that will never have any."""
         table = self._at(now_s)
         party = table.parties[job_id]
         for device in party.lanes:
@@ -133,7 +133,7 @@ class NodeLanes:
             self.needs.see(party, who.rank, sample, iterations)
 
     def hurry(self, job_id: str) -> None:
-        """A run is to stop at its next boundary: it gets the turns that this takes before all others."""
+        """Let a run stop at its next boundary: it gets the turns that this takes before all other runs."""
         party = self.table.parties.get(job_id)
         if party is not None and job_id in self.table.gangs:
             self.table.gangs.hurry(job_id)
@@ -142,7 +142,7 @@ class NodeLanes:
 
     # --- processes and their tokens
     def join(self, who: LaneClientId, now_s: float) -> bool:
-        """A process is here and wants its seats; False where there are none for it."""
+        """Note that a process is here and asks for its slots; return False if there are none for it."""
         table = self._at(now_s)
         party = table.party(who)
         if party is None or who.rank not in party.sharer.ranks or not party.sits:
@@ -152,7 +152,7 @@ class NodeLanes:
         return True
 
     def await_return(self, whos: Sequence[LaneClientId]) -> None:
-        """Let nobody else ask for turns on the devices of processes of an earlier executor before those are back."""
+        """Let no other run ask for turns on the devices of an earlier executor's processes before these are back."""
         self.table.awaited.update(whos)
 
     def give_up(self, who: LaneClientId, now_s: float) -> None:
@@ -161,7 +161,7 @@ class NodeLanes:
 
     def asks(self, who: LaneClientId, now_s: float, begun: Mapping[int, int] | None = None) -> None:
         """
-        A process waits for a turn.
+        Note that a process waits for a turn.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ class NodeLanes:
             table.want(party)
 
     def look_after(self, job_id: str, begun: Mapping[int, int], now_s: float) -> None:
-        """See whether somebody of a gang is inside an iteration and waits there for one that waits for its token."""
+        """Check whether a process of a gang waits in an iteration for one that waits for its token."""
         table, party = self._at(now_s), self.table.parties[job_id]
         table.touch(party)
         if not table.in_turn(party):
@@ -195,20 +195,21 @@ class NodeLanes:
             table.let(party, waiting)
 
     def passed(self, place: NodeLane, giver: LaneClientId | None, taker: LaneClientId | None, now_s: float) -> None:
-        """The token of a lane went from one to another; None is the keeper."""
+        """Note that the token of a lane went from one process to another; None is the broker."""
         self._at(now_s)
         self.passing.passed(place, giver, taker)
 
     def renew(self, place: NodeLane, by: LaneClientId | None, now_s: float) -> list[LaneClientId]:
         """
-        A lane has another page, since somebody has written what it must not on the one that it had.
+        Note that a lane has another page, because a process has written what it must not on the old one.
 
-        Whoever did it has to leave; if that is not known, all who sit there, once it has happened often: then at once.
+        The run that did it has to leave. If it is not known, all members of the lane leave once it has happened often:
+        then at once.
 
         Returns
         -------
         list of LaneClientId
-            Those who sit there: they may be in an iteration, and are to be waited for.
+            The members of the lane: they may be in an iteration, and others wait for them.
         """
         table = self._at(now_s)
         self.spoilt[place] += 1
@@ -227,14 +228,14 @@ class NodeLanes:
         return whos
 
     def stopped(self, who: LaneClientId, now_s: float) -> None:
-        """The token was taken from a process in the middle of a turn: all that it may hold counts as kept."""
+        """Note that a process lost the token in the middle of a turn: all that it may hold counts as kept."""
         party = self._at(now_s).party(who)
         if party is not None:
             party.outside.add(who.rank)
             self.needs.stop(party)
 
     def gone(self, who: LaneClientId, now_s: float) -> None:
-        """A process takes part no more; what it holds counts until its run leaves."""
+        """Note that a process takes part no more; what it holds counts until its run leaves."""
         table = self._at(now_s)
         party = table.party(who)
         if party is None:
@@ -247,7 +248,7 @@ class NodeLanes:
         table.rest(party)
 
     def gained(self, device: int, lanes: int, ratio: float, now_s: float) -> None:
-        """So many lanes of a device, side by side, have the throughput of one fewer times ``ratio``."""
+        """Note that ``lanes`` lanes of a device side by side have ``ratio`` times the throughput of one fewer."""
         table = self._at(now_s)
         table.digest(table.gangs.gained(device, lanes, ratio, now_s))
         table.touch_devices([device])
@@ -268,7 +269,7 @@ class NodeLanes:
         return sharing_state.wish(self.table, place, self._least_turn_s)
 
     def take(self) -> SharingCommands:
-        """Return what is to be done, once; what a gang is to do on one device, it is to do on all."""
+        """Return the commands, once; a command to a gang on one device counts for all of its devices."""
         orders, self.table.orders = self.table.orders, SharingCommands()
         for place in orders.closed:
             self.spoilt.pop(place, None)
@@ -278,10 +279,10 @@ class NodeLanes:
 
     def _catch_up(self, party: SharedRun, begun: Mapping[int, int]) -> None:
         """
-        Let those of a gang have their tokens who ask in its turn: all, or while that ends, those who are behind.
+        Let the processes of a gang that ask in its turn have their tokens: all, or while the turn ends, those behind.
 
-        Behind is who has begun fewer iterations than one that is in its turn still, and may wait for it. Who goes on is
-        going to begin another iteration, for which those wait that have done as many as it had.
+        A process is behind if it has begun fewer iterations than one that is still in its turn and may wait for it. A
+        process that goes on begins another iteration, and those that had done as many as it had wait for that one.
         """
         waiting = party.asking - party.let
         if not self.table.ends(party):
@@ -298,7 +299,7 @@ class NodeLanes:
 
 
 class NodeNeeds:
-    """The needs of the runs at a table."""
+    """The needs of the runs that share."""
 
     def __init__(self, table: SharingState) -> None:
         self._table = table
@@ -315,7 +316,7 @@ class NodeNeeds:
             self._take(party, need)
 
     def stop(self, party: SharedRun) -> None:
-        """A process was stopped in the middle of a turn: all that it may hold counts as kept."""
+        """Note that a process was stopped in the middle of a turn: all that it may hold counts as kept."""
         if party.stopped is not None:
             return
         board = self._table.boards[party.sharer.devices[0]]
@@ -325,18 +326,18 @@ class NodeNeeds:
         self._take(party, MemoryNeed(kept_bytes, need.framework_bytes, need.ephemeral_bytes))
 
     def go_on(self, party: SharedRun) -> None:
-        """One that was stopped is between two iterations: it needs what it needed before."""
+        """Note that a stopped run is between two iterations: it needs what it needed before."""
         if party.stopped is not None:
             need, party.stopped = party.stopped, None
             self._take(party, need)
 
     def framework_bytes(self, party: SharedRun) -> int:
-        """Return what of a run's memory no allocator sees, as far as is known: the most of its devices."""
+        """Return the memory of a run that no allocator sees, as far as it is known: the most on any of its devices."""
         boards = (self._table.boards[device] for device in party.sharer.devices)
         return max((board.need(party.job_id).framework_bytes for board in boards if party.job_id in board), default=0)
 
     def rest_of(self, device: int) -> MemoryNeed:
-        """Return the largest need that a device has room for beside what others keep."""
+        """Return the largest need that fits on a device beside what others keep."""
         board = self._table.boards[device]
         lanes_bytes = sum(view.size_bytes for view in board.lanes)
         return MemoryNeed(0, 0, max(0, board.free_bytes + lanes_bytes))
@@ -356,7 +357,7 @@ class NodeNeeds:
         self._table.orders.facts.append(fact)
 
     def _take(self, party: SharedRun, need: MemoryNeed) -> None:
-        """Take a need into account: now, or at the end of the turn that is under way, or has begun on some devices."""
+        """Count a need now, or at the end of a turn that is under way or has begun on some devices."""
         party.pending = need
         if self._table.gangs.holds(party.job_id):
             self._table.touch(party)

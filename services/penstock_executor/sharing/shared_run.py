@@ -31,20 +31,20 @@ class NodeLane(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRequest:
     """
-    A run that is to share its devices.
+    What a run asks of the devices that it shares.
 
     Attributes
     ----------
     job_id, epoch
-        Of the run.
+        Names of the run.
     ranks : dict of int to tuple of int
-        Its processes on this node → the devices of each.
+        Process rank → devices, of its processes on this node.
     need : MemoryNeed or None
-        Of each device, as far as anybody knows.
+        Memory that it needs of each device, as far as it is known.
     priority, service_s, remaining_s
-        As in-lane policies want to know it.
+        What turn policies ask of a run.
     adopted : bool
-        It runs already: an earlier executor started it.
+        Whether it runs already: an earlier executor started it.
     """
 
     job_id: str
@@ -63,14 +63,14 @@ class ShareRequest:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """All of its devices, lowest first: the order in which everybody takes them."""
+        """All devices of the run, lowest first: the order in which every process takes them."""
         return tuple(sorted({device for devices in self.ranks.values() for device in devices}))
 
 
 @dataclass(slots=True)
 class IdleLooks:
     """
-    Looks at which nothing had changed, and how many of them it takes before something is done about it.
+    A count of looks at which nothing had changed, and of the looks that it takes before something is done.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class IdleLooks:
     enough: int = 1
 
     def again(self, what: object) -> bool:
-        """Look; return whether it has been the same for long enough, which is twice as long the next time."""
+        """Look once; return whether it has been the same for long enough; the next time takes twice as many looks."""
         if what != self.what:
             self.what, self.looks = what, 0
             return False
@@ -98,42 +98,42 @@ class IdleLooks:
 @dataclass(slots=True, eq=False)
 class SharedRun:
     """
-    A run among those that share, as its processes were heard of.
+    One run among those that share, as its processes report it.
 
-    Whether it is its turn is not kept here: :class:`penstock_sharing.lanes.Gangs` says so; and who has a lane's token
-    is kept once for all, as the pages tell it (:class:`~penstock_executor.sharing.sharing_state.TokenTracker`).
+    Whether the run has its turn is not kept here: :class:`penstock_sharing.lanes.LaneGangs` says so. Who has a lane's
+    token is kept once for all runs (:class:`~penstock_executor.sharing.sharing_state.TokenTracker`).
 
     Attributes
     ----------
     sharer : ShareRequest
     meter : MemoryMeter
     known : bool
-        What it needs is known; until then nobody else has a turn beside it.
+        Whether its need is known; until then no other run has a turn beside it.
     lanes : dict of int to int
-        Device → its lane there; without those on which it waits or is parked.
+        Device → the run's lane there; without devices on which it waits or is parked.
     sits : dict of int to int
-        Device → the lane in whose page its process has its seat; one that is parked keeps the last.
+        Device → the lane in whose page its process has its slot; a parked process keeps the last one.
     joined, asking : set of int
-        Ranks that are here, and that wait for their token.
+        Process ranks that are here, and those that wait for their token.
     let : set of int
-        Ranks that have their token in this turn, or are to have it: they are named. Empty while it is not its turn.
+        Process ranks that have their token in this turn, or are named to have it. Empty while it is not the run's turn.
     outside : set of int
-        Ranks that may be in an iteration although nobody gave them a turn for it here: it began under an earlier
-        executor, or the token was taken from them in it. They may wait in it for others of the gang.
+        Process ranks that may be in an iteration without a turn here: the iteration began under an earlier executor,
+        or the token was taken from them in it. They may wait in it for others of the gang.
     turn_s : float
-        Since when it has had its turn.
+        When its turn began.
     reach : int
-        So many iterations have been begun, or are about to be, by one that was let go on in this turn.
+        Most iterations that a process has begun, or is about to begin, after it was let go on in this turn.
     seen : IdleLooks
-        What was seen of those who wait for others of the gang, for how many looks, and how many it takes.
+        Looks at processes that wait for others of the gang.
     pending : MemoryNeed or None
-        What it turned out to need, to be taken into account at its next boundary.
+        A new need, which counts from the run's next boundary.
     stopped : MemoryNeed or None
-        What it needed before its process was stopped in a turn; None while it is not.
+        The need before a process was stopped in its turn; None while no process is stopped.
     hurried_s : float or None
-        Since when it is to stop.
+        When the run was told to stop.
     seat : SharingProgress
-        How far it has come.
+        How far the run has come.
     """
 
     sharer: ShareRequest
@@ -160,41 +160,41 @@ class SharedRun:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one process on one device, and hands its turns on by itself."""
+        """Whether the run is one process on one device, which hands its turns on by itself."""
         return len(self.sharer.ranks) == 1 and len(self.sharer.devices) == 1
 
     @property
     def places(self) -> list[NodeLane]:
-        """Its lanes."""
+        """The lanes of the run."""
         return [NodeLane(device, lane) for device, lane in self.lanes.items()]
 
     @property
     def is_gang(self) -> bool:
-        """Whether it is several processes, which may wait for each other."""
+        """Whether the run has several processes, which may wait for each other."""
         return len(self.sharer.ranks) > 1
 
     @property
     def all_ask(self) -> bool:
-        """Whether everyone who is here waits for a turn, or may be in an iteration and wait there for those who do."""
+        """Whether every process here waits for a turn, or may be in an iteration and wait there for those that do."""
         return bool(self.asking) and self.joined <= self.asking | self.outside
 
     def pending_needs(self) -> dict[int, MemoryNeed] | None:
-        """Return what it turned out to need of each device, which is known with that; None where nothing is new."""
+        """Return the run's new need of each device, which becomes known with this; None if there is no new need."""
         if self.pending is None:
             return None
         self.known = True
         return dict.fromkeys(self.sharer.devices, self.pending)
 
     def who(self, rank: int) -> LaneClientId:
-        """Return the name of one of its processes."""
+        """Return the client id of one of the run's processes."""
         return LaneClientId(self.sharer.job_id, self.sharer.epoch, rank)
 
     def whos_on(self, device: int) -> list[LaneClientId]:
-        """Return its processes on a device."""
+        """Return the client ids of the run's processes on a device."""
         return [self.who(rank) for rank, devices in self.sharer.ranks.items() if device in devices]
 
     def seats_of(self, rank: int) -> tuple[NodeLane, ...]:
-        """Return the lanes in which one of its processes has to sit, in the order in which it takes them."""
+        """Return the lanes in which a process has its slots, in the order in which it takes their tokens."""
         devices = sorted(self.sharer.ranks[rank])
         return tuple(NodeLane(device, self.sits[device]) for device in devices if device in self.sits)
 
@@ -209,14 +209,14 @@ LEAST_ITERATIONS: Final = 2
 
 class MemoryMeter:
     """
-    One run's need of each of its devices: the most of its processes here in each part.
+    One run's need of each of its devices: in each part, the largest need of its processes here.
 
     Attributes
     ----------
     iterations : int
-        That the measured processes have done in this run, at least.
+        Iterations that all measured processes have done in this run.
     told : MemoryNeed or None
-        As it was told to the log.
+        The need as the log has it.
 
     Examples
     --------
@@ -236,12 +236,12 @@ class MemoryMeter:
 
     @property
     def iterations(self) -> int:
-        """What every process that has said anything has done at least."""
+        """Iterations that every process with a reading has done."""
         return min(self._iterations.values(), default=0)
 
     @property
     def need(self) -> MemoryNeed | None:
-        """What is known by now; None before every process has done its second iteration."""
+        """The need as known by now; None before every process has done its second iteration."""
         needs = [estimate.need for estimate in self._estimates.values()]
         known = [need for need in needs if need is not None]
         if not known or len(known) < len(needs) or self.iterations < LEAST_ITERATIONS:
@@ -253,7 +253,7 @@ class MemoryMeter:
         )
 
     def see(self, rank: int, sample: MemoryReading, iterations: int) -> None:
-        """Take in what one process has shown after so many iterations of this run."""
+        """Add the reading of one process after ``iterations`` iterations of this run."""
         estimate = self._estimates.setdefault(rank, MemoryEstimate())
         if iterations >= LEAST_ITERATIONS and estimate.need is None:
             estimate.see(sample)  # the first that is seen is not the first that was done
@@ -261,7 +261,7 @@ class MemoryMeter:
         self._iterations[rank] = iterations
 
     def news(self) -> MemoryNeed | None:
-        """Return the need if the log should know of it, and count it as told."""
+        """Return the need if the log should have it, and count it as told."""
         need = self.need
         if need is None or (self.told is not None and not changed(self.told, need)):
             return None
@@ -271,7 +271,7 @@ class MemoryMeter:
 
 def changed(told: MemoryNeed, need: MemoryNeed, share: float = NEWS) -> bool:
     """
-    Say whether a need differs by more than a share from what was told, in any of its parts.
+    Return whether a need differs in any part by more than a share from what the log has.
 
     Examples
     --------
@@ -294,15 +294,15 @@ class DesiredTurn(msgspec.Struct, frozen=True):
     Attributes
     ----------
     holder : LaneClientId or None
-        Who is to have the token; None: nobody, it stays with or comes home to the keeper.
+        The process that has the token; None: the token stays with the broker, or returns to it.
     after : LaneClientId or None
-        Who has it next; None: the holder keeps it.
+        The process that has it next; None: the holder keeps it.
     recall : bool
-        The holder is to give it back at its next boundary, since something is to be done before the next turn.
+        Whether the holder gives the token back at its next boundary, because something comes before the next turn.
     turn_s : float, seconds
-        How long the holder's turn is at least, if somebody is named.
+        The shortest turn of the holder, if a process is named.
     not_before_s : float
-        Until then the holder is not to be asked for the token.
+        The earliest time to ask the holder for the token.
     """
 
     holder: LaneClientId | None = None
@@ -315,22 +315,22 @@ class DesiredTurn(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class SharingCommands:
     """
-    What has to be done.
+    Commands of the lanes: what has to be done.
 
     Attributes
     ----------
     facts : list
-        To be appended to the log, in order.
+        Facts to append to the log, in order.
     seatings : dict of LaneClientId to tuple of NodeLane
-        Processes → the lanes in which they sit from now on.
+        Process → the lanes in which it has its slots from now on.
     caps : dict of Key to dict of int to int
-        Runs → device → the most bytes that it may hold there.
+        Run → device → the most bytes that the run may hold there.
     ended : dict of Key to str
-        Runs that are to be ended at once, and why.
+        Run to end at once → why.
     opened, closed : list of NodeLane
         Lanes that are new, and lanes that are gone.
     touched : set of NodeLane
-        Lanes whose wish may have changed.
+        Lanes whose desired turn may have changed.
     woken : bool
         Whether some run may start now, or has to leave.
     """

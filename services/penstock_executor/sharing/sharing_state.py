@@ -52,7 +52,7 @@ LEAVING_S: Final = 10.0
 
 class SharingState:
     """
-    Runs, boards, and what has to be done.
+    Runs, lanes of devices, and what has to be done.
 
     Parameters
     ----------
@@ -67,13 +67,13 @@ class SharingState:
     boards : dict of int to DeviceLanes
     gangs : LaneGangs
     parties : dict of str to SharedRun
-        By job.
+        Job → its run.
     orders : SharingCommands
-        What nobody has taken yet.
+        Commands that nobody has taken yet.
     awaited : set of LaneClientId
-        Processes of an earlier executor that have not come back: nobody else asks for a turn on their devices.
+        Processes of an earlier executor that have not come back: no other run asks for a turn on their devices.
     now_s : float
-        Of what is being taken in.
+        Time of the event that is being handled.
     """
 
     def __init__(self, node_id: str, devices: Sequence[Device], rules: LaneRules, reserve: float) -> None:
@@ -90,45 +90,45 @@ class SharingState:
         self._caps: dict[Key, dict[int, int]] = {}
 
     def party(self, who: LaneClientId | None) -> SharedRun | None:
-        """Return the run of a process; None if it is not here."""
+        """Return the run of a process; None if the run is not here."""
         party = self.parties.get(who.job_id) if who is not None else None
         return party if party is not None and who is not None and party.sharer.epoch == who.epoch else None
 
     def view(self, place: NodeLane) -> LaneView | None:
-        """Return a lane as its board has it; None if it has closed."""
+        """Return a lane as its device's lanes have it; None if it has closed."""
         return next((view for view in self.boards[place.device].lanes if view.lane == place.lane), None)
 
     def holder(self, place: NodeLane) -> SharedRun | None:
-        """Return the run that has the turn in a lane, as its board has it."""
+        """Return the run that has the turn in a lane, as its device's lanes have it."""
         view = self.view(place)
         return self.parties.get(view.holder) if view is not None and view.holder is not None else None
 
     def touch(self, party: SharedRun) -> None:
-        """Have a look at the lanes of a run: what their pages should say may have changed."""
+        """Mark the lanes of a run: what their pages should say may have changed."""
         self.orders.touched.update(party.places)
 
     def touch_devices(self, devices: Iterable[int]) -> None:
-        """Have a look at all lanes of some devices."""
+        """Mark all lanes of some devices."""
         self.orders.touched.update(NodeLane(i, view.lane) for i in devices for view in self.boards[i].lanes)
 
     def in_turn(self, party: SharedRun) -> bool:
-        """Whether it is a run's turn on all of its devices."""
+        """Return whether a run has its turn on all of its devices."""
         return party.job_id in self.gangs and self.gangs.has_turn(party.job_id)
 
     def let(self, party: SharedRun, ranks: set[int]) -> None:
-        """Let processes of a run have their tokens, in the turn that it has."""
+        """Let processes of a run have their tokens, in the run's present turn."""
         party.let |= ranks
         party.asking -= ranks
         self.touch(party)
 
     def begin(self, party: SharedRun) -> None:
-        """A run's turn begins."""
+        """Begin a run's turn."""
         party.turn_s, party.reach, party.seen = self.now_s, 0, IdleLooks()
         party.let.clear()
         self.touch(party)
 
     def end(self, party: SharedRun) -> None:
-        """A run's turn is over on all of its devices: whatever waited for this boundary happens."""
+        """End a run's turn on all of its devices: whatever waited for this boundary happens."""
         party.let.clear()
         self.touch(party)
         needs, party.pending = party.pending_needs(), None
@@ -136,29 +136,29 @@ class SharingState:
         self.digest(self.gangs.boundary(party.job_id, self.now_s, needs=needs, wants=wants))
 
     def ends(self, party: SharedRun) -> bool:
-        """Whether a gang that has its turn is to give it back: something waits for it to be over."""
+        """Return whether a gang has to give its turn back because something waits for the turn's end."""
         if party.is_gang and party.hurried_s is not None and self.now_s < party.hurried_s + LEAVING_S:
             return False
         return party.pending is not None or any(self.is_due(place) for place in party.places)
 
     def is_due(self, place: NodeLane) -> bool:
-        """Whether something waits for the end of the turn in a lane."""
+        """Return whether something waits for the end of the turn in a lane."""
         view = self.view(place)
         return view is not None and view.due
 
     def want(self, party: SharedRun) -> None:
-        """Ask for a run's turn, if all of its processes wait for one, and nobody is to come back first."""
+        """Ask for a run's turn, if all of its processes wait for one and no process has to come back first."""
         if party.all_ask and not self.in_turn(party) and party.job_id in self.gangs and not self.is_blocked(party):
             self.touch(party)
             self.digest(self.gangs.want(party.job_id, self.now_s))
 
     def is_blocked(self, party: SharedRun) -> bool:
-        """Whether processes of other runs, which may be in an iteration there, are to come back to its devices."""
+        """Return whether processes of other runs, perhaps in an iteration, have to come back to a run's devices."""
         others = (other for who in self.awaited if (other := self.party(who)) is not None and other is not party)
         return any(not set(other.sharer.devices).isdisjoint(party.sharer.devices) for other in others)
 
     def returned(self, who: LaneClientId) -> None:
-        """Wait no longer for a process: those who were kept from asking ask now, first those who have some inside."""
+        """Wait no longer for a process: runs that it blocked ask now, first those with processes in an iteration."""
         if who not in self.awaited:
             return
         self.awaited.discard(who)
@@ -166,14 +166,14 @@ class SharingState:
             self.want(party)
 
     def rest(self, party: SharedRun) -> None:
-        """Nobody is here who would take a run's turn: others do not wait for it."""
+        """Withdraw a run's request for a turn: no process is here to take it, and others do not wait for it."""
         if not party.joined and party.job_id in self.gangs and not self.in_turn(party):
             self.touch(party)
             self.digest(self.gangs.rest(party.job_id, self.now_s))
             self.touch_devices(party.lanes)
 
     def evict(self, party: SharedRun, reason: str, *, at_once: bool) -> None:
-        """A run has to leave: it is to be saved and stopped, or ended at once."""
+        """Make a run leave: it is saved and stopped, or ended at once."""
         if party.seat.at != "leaving":
             self.warn(party, f"{reason}; it has to leave the device")
         self._seat(party.job_id, SharingProgress("leaving", reason))
@@ -181,7 +181,7 @@ class SharingState:
             self.orders.ended[party.sharer.key] = f"{reason}, and was ended"
 
     def drop(self, party: SharedRun) -> None:
-        """Forget a run that holds nothing any more."""
+        """Drop a run that holds nothing any more."""
         self.touch(party)
         told = self.gangs.finish(party.job_id, self.now_s) if party.job_id in self.gangs else []
         del self.parties[party.job_id]
@@ -190,7 +190,7 @@ class SharingState:
         self.digest(told)
 
     def digest(self, told: list[Told]) -> None:
-        """Take in what the boards say, in order."""
+        """Carry out, in order, what the lanes of the devices say."""
         for one in told:
             match one:
                 case DeviceChange(device, change):
@@ -207,7 +207,7 @@ class SharingState:
     def say(
         self, party: SharedRun, place: NodeLane, change: Literal["entered", "moved", "parked", "left"], reason: str
     ) -> None:
-        """Have it in the log that a run's lane has changed; lane -1 is none."""
+        """Report to the log that a run's lane has changed; lane -1 means none."""
         fact = LaneChanged(
             job_id=party.sharer.job_id,
             epoch=party.sharer.epoch,
@@ -221,7 +221,7 @@ class SharingState:
         self.orders.facts.append(fact)
 
     def warn(self, party: SharedRun, warning: str) -> None:
-        """Have something in the log that deserves attention."""
+        """Report a warning about a run to the log."""
         sharer = party.sharer
         fact = RunWarned(
             job_id=sharer.job_id, epoch=sharer.epoch, node_id=self.node_id, warning=warning, at_s=self.now_s
@@ -257,7 +257,7 @@ class SharingState:
                 assert_never(change)
 
     def _come(self, device: int, change: LaneEntered | MemberMoved | MemberUnparked) -> None:
-        """A run is in a lane, or in another one than before."""
+        """Note that a run is in a lane, or in another one than before."""
         party, place = self.parties[change.job_id], NodeLane(device, change.lane)
         self.touch(party)
         party.lanes[device] = party.sits[device] = change.lane
@@ -295,9 +295,9 @@ class SharingState:
 
     def _cap_bytes(self, job_id: str, device: int) -> int:
         """
-        Return what a run may hold of a device; where that can be made less later, its part of what nobody needs too.
+        Return what a run may hold of a device; if the cap can shrink later, with a part of what nobody needs.
 
-        So who turns out to need more is measured and gets another place, if others do not need it: it does not end.
+        So a run that turns out to need more does not end: it is measured, and gets another lane if there is room.
         """
         board = self.boards[device]
         spare_bytes = max(0, board.free_bytes) // max(1, len(board.lanes)) if device in self._on_host else 0
@@ -310,11 +310,10 @@ GANG_TURN_S: Final = 0.015
 
 def wish(table: SharingState, place: NodeLane, least_turn_s: float) -> DesiredTurn:
     """
-    Return what a lane's page should say now, by its board and the runs in it.
+    Return what a lane's page should say now, by the lanes of its device and the runs in it.
 
-    A run of one process on one device hands its turn on by itself, to whoever its board says is next. All else comes
-    home first: the turns of gangs, turns after which a lane changes, and those of runs that have turned out to need
-    something else.
+    A run of one process on one device hands its turn straight on to the next run. All other turns return to the token
+    broker first: those of gangs, those after which a lane changes, and those of runs that need something else now.
 
     Parameters
     ----------
@@ -352,13 +351,13 @@ def _handed_on(
 @dataclass(frozen=True, slots=True)
 class UnexpectedHolder:
     """
-    Somebody who has the token in another's place.
+    A process that has the token in another's place.
 
     Attributes
     ----------
     who : LaneClientId
     of : SharedRun or None
-        Whose turn goes on, by the board, until it comes back: that one had the token before. None: nobody's.
+        The run whose turn goes on until the token comes back: it had the token before. None: no run's.
     """
 
     who: LaneClientId
@@ -372,7 +371,7 @@ class TokenTracker:
     Attributes
     ----------
     tokens : dict of NodeLane to LaneClientId
-        Who has the token of a lane; without those that the keeper has.
+        Lane → the process that has its token; without tokens that the broker has.
     strays : dict of NodeLane to UnexpectedHolder
     """
 
@@ -382,7 +381,7 @@ class TokenTracker:
         self._table = table
 
     def passed(self, place: NodeLane, giver: LaneClientId | None, taker: LaneClientId | None) -> None:
-        """The token of a lane went from one to another; None is the keeper."""
+        """Note that the token of a lane went from one process to another; None is the broker."""
         self._table.orders.touched.add(place)
         self.tokens.pop(place, None)
         if taker is not None:
@@ -400,15 +399,15 @@ class TokenTracker:
             self._has(place, taker)
 
     def held(self, party: SharedRun, rank: int) -> list[NodeLane]:
-        """Return the lanes whose token a process has: one on several devices takes and gives them one by one."""
+        """Return the lanes whose token a process has; with several devices it takes and gives them one by one."""
         who = party.who(rank)
         return [place for place in party.seats_of(rank) if self.tokens.get(place) == who]
 
     def is_taking(self, party: SharedRun, rank: int) -> bool:
         """
-        Whether a process asks for the lanes of its devices one after the other, for the turn that it has.
+        Return whether a process is taking the tokens of its devices, one after the other, for its present turn.
 
-        Not so if it has given that of its first device back: that it has given the others will be heard after this.
+        It is not if it has given the token of its first device back: the others follow.
         """
         if rank not in party.let or len(party.sharer.ranks[rank]) == 1:
             return False
@@ -416,13 +415,13 @@ class TokenTracker:
         return not held or min(place.device for place in held) == min(party.sharer.ranks[rank])
 
     def is_clear(self, party: SharedRun) -> bool:
-        """Whether a run can begin its turn on all of its devices, or has: no stray has the token of one of them."""
+        """Return whether no unexpected holder has a token of the run's devices, so that its turn can begin."""
         return not any(place in self.strays for place in party.places) or any(
             self.held(party, rank) for rank in party.let
         )
 
     def home(self, giver: LaneClientId) -> None:
-        """A process has given a token back, or is gone: when the last of its run has none, the turn is over."""
+        """Note that a process gave a token back or is gone; the turn ends when no process of its run has one."""
         party = self._table.party(giver)
         if party is None or giver.rank not in party.let or self.held(party, giver.rank):
             return
@@ -431,7 +430,7 @@ class TokenTracker:
             self._table.end(party)
 
     def forget(self, job_id: str) -> None:
-        """A run is over: what it had in another's place has come home, though the page may tell so only later."""
+        """Drop a run that is over: tokens that it had in another's place are back, even if the page says so later."""
         for place, stray in list(self.strays.items()):
             if stray.who.job_id == job_id:
                 self._stray_home(place, stray)
@@ -442,7 +441,7 @@ class TokenTracker:
             self.home(giver)
 
     def _hands_on(self, place: NodeLane, giver: LaneClientId, taker: LaneClientId) -> bool:
-        """Take in that a turn was handed straight on; False where the board would not have it."""
+        """Note that a turn was handed straight on; return False if the device's lanes do not allow it."""
         table = self._table
         party, heir = table.holder(place), table.party(taker)
         if party is None or heir is None or party is not table.party(giver) or party.pending is not None:
@@ -457,13 +456,13 @@ class TokenTracker:
         return True
 
     def _stray(self, place: NodeLane, giver: LaneClientId, taker: LaneClientId) -> None:
-        """A turn was handed to somebody whom the board would not have; or to whom it is giving it just now."""
+        """Note that a turn was handed to a process that the device's lanes did not expect, or are just choosing."""
         holder = self._table.holder(place)
         if holder is None or holder is not self._table.party(taker) or taker.rank not in holder.let:
             self.strays[place] = UnexpectedHolder(taker, of=holder if holder is self._table.party(giver) else None)
 
     def _has(self, place: NodeLane, taker: LaneClientId) -> None:
-        """A process has the token: as it should; or in place of whoever should, since it was named before."""
+        """Note that a process has the token: as expected, or in another's place because a page named it before."""
         party = self._table.party(taker)
         if party is not None and taker.rank in party.let:
             return
@@ -476,9 +475,10 @@ class TokenTracker:
 
     def _stray_home(self, place: NodeLane, stray: UnexpectedHolder) -> None:
         """
-        Whoever had the token in somebody's place has given it back: now that one's turn is over, or begins.
+        Note that an unexpected holder has given the token back: the turn in whose place it had it ends, or begins.
 
-        Only if it is that one's still: it may have left meanwhile, and another's, who has not had the token yet, begun.
+        The turn ends only if it is still the same run's: that run may have left meanwhile, and another's turn, whose
+        process has not had the token yet, may have begun.
         """
         del self.strays[place]
         party = self._table.holder(place)

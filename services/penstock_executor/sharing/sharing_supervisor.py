@@ -37,7 +37,7 @@ _log = structlog.get_logger("penstock.executor")
 
 class SharingSupervisor:
     """
-    Everything on this node that is shared.
+    The runs that share devices of this node.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class SharingSupervisor:
     lanes : NodeLanes
     leases : TurnLimits
     hang : {"park", "kill"}
-        What becomes of a run that does not give its turn back.
+        What happens to a run that does not give its turn back.
     life : str
         Names this start of the executor.
     clock : callable
@@ -55,7 +55,7 @@ class SharingSupervisor:
     report : callable
         ``report(fact)``: append a fact to the log.
     wake : callable
-        Some run may start now, or has to leave.
+        Called when some run may start now, or has to leave.
     again : callable
         ``again(wait_s)``: call :meth:`turn` after so many seconds at the latest.
     """
@@ -98,7 +98,7 @@ class SharingSupervisor:
 
     @property
     def seats(self) -> dict[Key, SharingProgress]:
-        """How far each run has come that takes turns."""
+        """How far each run that takes turns has come."""
         return {**self.lanes.seats, **self._refused}
 
     # --- from lease to end
@@ -109,7 +109,7 @@ class SharingSupervisor:
             self.arrive(job, run)
 
     def arrive(self, job: Job, run: LocalRun | None = None) -> None:
-        """A job's lease is to be shared; ``run``: its processes are here already."""
+        """Share the devices of a job's grant; with ``run``, its processes are here already."""
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.host.site.node_id]
         if len(mine) < len(gang):
@@ -136,7 +136,7 @@ class SharingSupervisor:
         self.desk.turn()
 
     def withdraw(self, key: Key, reason: str) -> None:
-        """A run will have no process any more."""
+        """Take a run out that will have no process any more."""
         self._refused.pop(key, None)
         if self._has(key):
             self.lanes.leave(key[0], self._clock(), reason)
@@ -146,7 +146,7 @@ class SharingSupervisor:
         self.limits.forget(key, run.ranks if run is not None else {})
 
     def exited(self, place: Place) -> None:
-        """A process has ended: what it held is free at once, whatever is still to be said about its end."""
+        """Free at once what an ended process held, whatever is still to be reported about its end."""
         key, rank = place
         run = self.host.runs[key]
         if run.sharing == "exclusive":
@@ -161,23 +161,23 @@ class SharingSupervisor:
             self.withdraw(key, f"its run has ended with {run_state.exit_words(code)}" if code else "its run has ended")
 
     def tidy(self, wanted: Callable[[Key], bool]) -> None:
-        """Let go of leases that are over before they had a process."""
+        """Drop shares whose grants ended before they had a process."""
         for key in [key for key in self.seats if key not in self.host.runs and not wanted(key)]:
             self.withdraw(key, "its lease is over")
 
     def hurry(self, key: Key) -> None:
-        """A run was asked to stop: let it come to a boundary."""
+        """Let a run that was asked to stop reach a boundary soon."""
         if self._has(key):
             self.lanes.hurry(key[0])
             self.turn()
 
     # --- while it lasts
     def turn(self) -> None:
-        """Take in what happened on the pages, and do what follows from it."""
+        """Handle what happened on the pages, and do what follows from it."""
         self.desk.turn()
 
     def look(self, monotonic_ns: int) -> None:
-        """See to those who do not give their turn back, who take too much, and who do not come back."""
+        """Check for runs that keep their turn, hold too much memory, or do not come back."""
         self.desk.look_again()
         views = self.desk.views()
         self._shares.measure(views, monotonic_ns)
@@ -193,7 +193,7 @@ class SharingSupervisor:
         self.turn()
 
     def told(self) -> LanesView | None:
-        """Return what there is to tell; None where nothing is shared."""
+        """Return the view of all shared devices; None if no device is shared."""
         fractions: dict[int, list[SharerView]] = {}
         for run in self.host.runs.values():
             if run.sharing == "fraction" and run.alive:
@@ -205,7 +205,7 @@ class SharingSupervisor:
         )
 
     def _watch(self, place: NodeLane, view: LaneTokenView) -> None:
-        """Warn whoever is long in an iteration for which others wait, and take its turn in the end."""
+        """Warn a run that is long in an iteration while others wait, and take its turn in the end."""
         if view.holder is None or not view.busy:
             return
         key = (view.holder.job_id, view.holder.epoch)
@@ -235,7 +235,7 @@ class SharingSupervisor:
                     return
 
     def _measured(self, place: Place, memory: MemoryReport, iterations: int) -> None:
-        """A process says what it holds between two iterations."""
+        """Note what a process holds between two iterations."""
         (job_id, epoch), rank = place
         run = self.host.runs[place[0]]
         if run.sharing != "lane":
@@ -279,7 +279,7 @@ def open_floor(
     wake: Callable[[], None],
     again: Callable[[float], None],
 ) -> SharingSupervisor:
-    """Return a floor with a keeper that listens on the site's socket; whoever opens it closes its keeper."""
+    """Return a supervisor whose token broker listens on the site's socket; the caller closes the broker."""
     rules = LaneRules(
         policy=settings.lane_policy, patience_s=settings.lane_patience_s, most_lanes=settings.lane_most or None
     )
