@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -20,7 +20,8 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
 from penstock_executor.gang import Rendezvous
-from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.launchers import LAUNCHERS, environment
+from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, sharing_of
@@ -81,6 +82,8 @@ class ProcessHost:
         Where the output of processes is kept; beside the run folders where not given.
     output_bytes : int
         The most of each file there.
+    launcher : Launcher
+        What starts and ends the processes.
 
     Attributes
     ----------
@@ -100,22 +103,23 @@ class ProcessHost:
         runs_dir: Path,
         *,
         clock: Callable[[], float],
-        watch: Callable[[Place, process_launcher.ShimProcess], None],
+        watch: Callable[[Place, LaunchedProcess], None],
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
         limits: MemoryLimits | None = None,
         outputs: OutputStore | None = None,
-        output_bytes: int = process_launcher.OUTPUT_BYTES,
+        output_bytes: int = OUTPUT_BYTES,
+        launcher: Launcher[Any] = LAUNCHERS["process"],
     ) -> None:
         self.site, self.runs_dir = site, runs_dir
         self.limits = limits or MemoryLimits(site.devices)
         self.outputs = outputs or OutputStore(runs_dir.parent / "output", site.node_id)
-        self._output_bytes = output_bytes
+        self._output_bytes, self.launcher = output_bytes, launcher
         self.on_memory: Callable[[Place, MemoryReport, int], None] = lambda place, memory, iterations: None  # noqa: ARG005
         self.runs: dict[Key, LocalRun] = {}
         self.lines: dict[Place, AgentConnection] = {}
         self.fresh: set[Key] = set()
-        self._processes: dict[Place, process_launcher.ShimProcess] = {}
+        self._processes: dict[Place, LaunchedProcess] = {}
         self._meetings = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id)
         self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
@@ -183,8 +187,8 @@ class ProcessHost:
                 env = environment.environment_of(job, member, self.site, meeting, resume) | self._room(run, job, member)
                 where = run_folders.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
-                keep = process_launcher.OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
-                process = process_launcher.spawn(where, command, env, self._cwd(job), keep)
+                keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
+                process = self.launcher.start(where, command, env, self._cwd(job), keep)
                 self._take_in((run.key, member.rank), process)
         except DeviceError as error:
             run.refused = f"its memory cap could not be set: {error}"
@@ -208,7 +212,7 @@ class ProcessHost:
                 rank.ended_s = self._clock()
         self.kill(run.key)
 
-    def _take_in(self, place: Place, process: process_launcher.ShimProcess) -> None:
+    def _take_in(self, place: Place, process: LaunchedProcess) -> None:
         self._processes[place] = process
         self._watch(place, process)
 
@@ -236,9 +240,9 @@ class ProcessHost:
             for index, rank in run.ranks.items():
                 rank.greeted = run_folders.greeted(self.runs_dir, run.key, index)
                 rank.done = run_folders.done(self.runs_dir, run.key, index)
-                process = process_launcher.find(self.rank_dir((run.key, index)))
+                process = self.launcher.adopt(self.rank_dir((run.key, index)))
                 if process is None:
-                    process_launcher.end_orphans(self.rank_dir((run.key, index)))
+                    self.launcher.clean_up(self.rank_dir((run.key, index)))
                     yield run.key, index
                 else:
                     self._take_in((run.key, index), process)
@@ -257,7 +261,7 @@ class ProcessHost:
         run = self.runs[key]
         run.ending, run.termed_s = ending, self._clock()
         for process in self._living(run):
-            process_launcher.signal_group(process, signal.SIGTERM)
+            self.launcher.signal_group(process, signal.SIGTERM)
 
     def end(self, key: Key, ending: Ending, why: str) -> None:
         """Kill a run for something that it has done."""
@@ -271,9 +275,9 @@ class ProcessHost:
         run = self.runs[key]
         run.killed_s = self._clock()
         for process in self._living(run):
-            process_launcher.kill(process)
+            self.launcher.kill(process)
 
-    def _living(self, run: LocalRun) -> list[process_launcher.ShimProcess]:
+    def _living(self, run: LocalRun) -> list[LaunchedProcess]:
         """Note how far the run's end has come; return those of its processes that are still there."""
         run_folders.note_stopping(self.runs_dir, run)
         places = [(run.key, index) for index, rank in run.ranks.items() if rank.alive]
@@ -283,7 +287,7 @@ class ProcessHost:
         """Return the exit status of a process that has ended, after ending what it left behind."""
         process = self._processes.get(place)
         where = self.rank_dir(place)
-        code = process_launcher.exit_code(where) if process is None else process_launcher.bury(process, where)
+        code = self.launcher.exit_code(where) if process is None else self.launcher.bury(process, where)
         if code is None:
             self.limits.end(*place)  # the shim, which would have ended all, was killed itself
         return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
@@ -346,7 +350,7 @@ class ProcessHost:
     def is_of(self, who: LaneClientId, pid: int) -> bool:
         """Say whether a process is, or descends from, the one that was started as that rank."""
         process = self._processes.get(((who.job_id, who.epoch), who.rank))
-        return process is not None and process_launcher.belongs_to(pid, process)
+        return process is not None and self.launcher.belongs_to(pid, process)
 
     def leader(self, place: Place) -> int:
         """Return the session of a process; 0 where it is gone."""
@@ -355,14 +359,14 @@ class ProcessHost:
 
     def noted_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""
-        return process_launcher.exit_code(self.rank_dir(place))
+        return self.launcher.exit_code(self.rank_dir(place))
 
     # --- listening (AgentHandler)
     def greet(self, line: AgentConnection, hello: Hello) -> bool:
         """Take a process in if it is, or descends from, the one that was started as that rank."""
         place = ((hello.job_id, hello.epoch), hello.rank)
         run, process = self.runs.get(place[0]), self._processes.get(place)
-        if run is None or process is None or not process_launcher.belongs_to(line.pid, process):
+        if run is None or process is None or not self.launcher.belongs_to(line.pid, process):
             return False
         self.lines[place] = line
         gang.hear(run, hello.rank, hello)

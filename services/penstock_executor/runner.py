@@ -25,7 +25,8 @@ from penstock_executor.checkpoint_folder import serving
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, Resume, ResumeRequest, RunFactFields
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.gang import reachable_address
-from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.launchers import LAUNCHERS, environment
+from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
@@ -104,6 +105,7 @@ class Executor:
             wake=self.wake,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
+            launcher=LAUNCHERS[settings.launcher],
             limits=MemoryLimits(
                 self.found.devices,
                 host_limits.strongest_caps(Path(settings.cgroup) if settings.cgroup else None),
@@ -355,9 +357,9 @@ class Executor:
         return f"{self.boot}-{self.joins}"
 
     # --- what the processes do
-    def _watch(self, place: Place, process: process_launcher.ShimProcess) -> None:
+    def _watch(self, place: Place, process: LaunchedProcess) -> None:
         self.teller.begin(place)
-        fd = os.pidfd_open(process.pid)
+        fd = self.host.launcher.exit_fd(process)
         self.watched[place] = fd
         asyncio.get_running_loop().add_reader(fd, self._on_exit, place)
 

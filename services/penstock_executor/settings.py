@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock_executor.launchers import LauncherName
 from penstock_log.spec import Name
 from penstock_sharing.lanes.turn_policy import Name as Policy
 
@@ -35,6 +36,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     cgroup : str
         A control group (version 2) that is the executor's own, to hold runs to their memory with; empty: the one that
         the executor runs in, if it was delegated to it.
+    launcher : {"process"}
+        What starts the processes of runs.
     address : str
         Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here. Empty: the address of the
         network interface that leads to the bus; where the bus is on this machine, of the one that leads elsewhere.
@@ -94,6 +97,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     cpus: Annotated[float, Meta(ge=0)] = 0.0
     host_memory: str = ""
     cgroup: str = ""
+    launcher: LauncherName = "process"
     address: str = ""
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""

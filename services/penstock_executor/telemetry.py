@@ -16,7 +16,6 @@ from penstock_bus import BusError, Unavailable
 from penstock_bus.follower import until_available
 from penstock_bus.port import StorageFull
 from penstock_bus.shell import Shell
-from penstock_executor.launchers import process_launcher
 from penstock_executor.output_store import PIECE_BYTES, OutputPiece, OutputTail
 from penstock_executor.process_host import Place, ProcessHost
 from penstock_executor.run_state import Key, LocalRun
@@ -165,7 +164,7 @@ class RunTelemetry:
     def _warn_of_loss(self, place: Place, *, ended: bool = False) -> None:
         """Warn in the log, once each, that output is held in memory, was lost, or exceeds what is kept."""
         run = self._host.runs.get(place[0])
-        for name, fate in zip(STREAMS, process_launcher.fates(self._host.rank_dir(place)), strict=True):
+        for name, fate in zip(STREAMS, self._host.launcher.fates(self._host.rank_dir(place)), strict=True):
             what = f"rank {place[1]}'s {name}"
             if fate.refused and run is not None:
                 why = os.strerror(fate.refused)

@@ -138,7 +138,7 @@ async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line
 async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_completes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn, tries = process_launcher.spawn, 0
+    spawn, tries = process_launcher.start, 0
 
     def full_at_first(*arguments: Any) -> process_launcher.ShimProcess:
         nonlocal tries
@@ -148,7 +148,7 @@ async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_compl
         return spawn(*arguments)
 
     await world.node()
-    monkeypatch.setattr(process_launcher, "spawn", full_at_first)
+    monkeypatch.setattr(process_launcher, "start", full_at_first)
     monkeypatch.setattr(runner, "ROOM_S", 0.05)
     await world.run("j1", "true")
     assert (await world.ended("j1")).outcome == "completed"
@@ -162,7 +162,7 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     await world.node()
-    monkeypatch.setattr(process_launcher, "spawn", full)
+    monkeypatch.setattr(process_launcher, "start", full)
     await world.run("j1", "true")
     await world.fact(RunWarned, "j1")
     await world.cancel("j1")
@@ -172,7 +172,7 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypa
 async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_the_reason(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn, tries = process_launcher.spawn, 0
+    spawn, tries = process_launcher.start, 0
 
     def full_at_last(*arguments: Any) -> process_launcher.ShimProcess:
         nonlocal tries
@@ -182,7 +182,7 @@ async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_t
         return spawn(*arguments)
 
     await world.node()
-    monkeypatch.setattr(process_launcher, "spawn", full_at_last)
+    monkeypatch.setattr(process_launcher, "start", full_at_last)
     await world.submit("j1", "sleep", "60", gpus=2)
     await world.place("j1", 0, 1)
     ended = await world.ended("j1")
@@ -192,21 +192,21 @@ async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_t
 
 def test_a_program_gets_its_arguments_unchanged_and_leaves_its_status(tmp_path: Path) -> None:
     odd = "$HOME; 'quoted' \"twice\" *"
-    process = process_launcher.spawn(
+    process = process_launcher.start(
         tmp_path, python("import sys; print(sys.argv[1]); sys.exit(7)", odd), {}, str(tmp_path)
     )
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert process_launcher.bury(process, tmp_path) == 7
     assert (tmp_path / "stdout").read_text() == odd + "\n"
-    assert process_launcher.find(tmp_path) is None
+    assert process_launcher.adopt(tmp_path) is None
 
 
 def test_a_pid_that_was_given_anew_is_not_taken_for_ours(tmp_path: Path) -> None:
     fields = Path("/proc/self/stat").read_text().split()
     fields[21] = "1"
     (tmp_path / "pid").write_text(" ".join(fields))
-    assert process_launcher.find(tmp_path) is None
+    assert process_launcher.adopt(tmp_path) is None
     (tmp_path / "pid").write_text(Path("/proc/self/stat").read_text())
-    found = process_launcher.find(tmp_path)
+    found = process_launcher.adopt(tmp_path)
     assert found is not None
     assert found.pid == os.getpid()

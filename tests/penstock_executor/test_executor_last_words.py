@@ -52,14 +52,14 @@ time.sleep(600)
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop stand still from a process's start to its end: all that it says is unread then."""
-    spawn = process_launcher.spawn
+    spawn = process_launcher.start
 
     def spawned(*arguments: Any) -> process_launcher.ShimProcess:
         process = spawn(*arguments)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return process
 
-    monkeypatch.setattr(process_launcher, "spawn", spawned)
+    monkeypatch.setattr(process_launcher, "start", spawned)
 
 
 @asynccontextmanager

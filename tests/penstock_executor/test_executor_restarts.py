@@ -46,7 +46,7 @@ async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(worl
     await world.run("j1", *python(COUNT + "\nprint('last words'); sys.exit(3)", str(tmp_path / "go")))
     mark = world.folder / "n1/runs/j1/1/0/stdout.read"
     await eventually(lambda: mark.exists() and mark.read_text() == str(len("up\n")))
-    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.adopt(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
     (tmp_path / "go").touch()
@@ -62,7 +62,7 @@ async def test_a_shim_that_was_killed_alone_takes_its_program_with_it(world: Wor
     await world.run("j1", *python("import os, time; print(os.getpid(), flush=True); time.sleep(60)"))
     await world.says("j1", "\n")
     pid = int(await world.output("j1"))
-    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.adopt(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
     os.kill(process.pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ async def test_a_lease_whose_run_folder_is_gone_is_lost(world: World) -> None:
     await world.run("j1", *python(WAIT))
     await world.says("j1", "up")
     await node.kill()
-    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.adopt(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     process_launcher.signal_group(process, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, process.pid, 0)
@@ -116,7 +116,7 @@ async def test_a_node_that_was_declared_lost_ends_its_runs_before_it_joins_again
     await world.node()
     await world.run("j1", *python(DEAF))
     await world.says("j1", "up")
-    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.adopt(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await world.lose("n1")
     await joins(world, 2)
@@ -131,7 +131,7 @@ async def test_runs_of_an_older_epoch_are_ended_before_a_restarted_node_joins(wo
     await world.node("n2")
     await world.run("j1", *python(DEAF))
     await world.says("j1", "up")
-    process = process_launcher.find(world.folder / "n1/runs/j1/1/0")
+    process = process_launcher.adopt(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     await node.kill()
     await world.lose("n1")
@@ -139,7 +139,7 @@ async def test_runs_of_an_older_epoch_are_ended_before_a_restarted_node_joins(wo
     await world.fact(RunStarted, "j1", lambda fact: fact.epoch == 2)
     await node.start()
     assert not process_launcher.is_alive(process)
-    assert process_launcher.find(world.folder / "n2/runs/j1/2/0") is not None
+    assert process_launcher.adopt(world.folder / "n2/runs/j1/2/0") is not None
 
 
 async def test_a_placement_of_an_older_epoch_is_refused(world: World) -> None:

@@ -209,6 +209,6 @@ def end_processes(folder: Path) -> None:
     """Kill whatever a test left running."""
 
     for pid in folder.glob("*/runs/*/*/*/pid"):
-        if (process := process_launcher.find(pid.parent)) is not None:
+        if (process := process_launcher.adopt(pid.parent)) is not None:
             process_launcher.signal_group(process, signal.SIGKILL)
-        process_launcher.end_orphans(pid.parent)
+        process_launcher.clean_up(pid.parent)

@@ -1,5 +1,7 @@
 """
-Processes that outlive the executor: started through a shim, found again by pid and start time.
+The process launcher: processes that outlive the executor, started through a shim, adopted by pid and start time.
+
+This module is one :class:`penstock_executor.launchers.launcher.Launcher`.
 
 The shim (:mod:`penstock_executor.launchers.shim`) leads a session and process group of its own, keeps what the program
 prints, and is the parent of whatever the program leaves behind, which ends with it. Where the shim itself was killed,
@@ -22,9 +24,9 @@ from typing import Final
 import msgspec
 
 from penstock_executor.launchers import shim
+from penstock_executor.launchers.launcher import OutputFate, OutputLimits
 from penstock_log.agent_protocol import AgentEnv
 
-OUTPUT_BYTES: Final = 1 << 30
 _SHIM: Final = shim.__file__
 _SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
@@ -39,22 +41,7 @@ class ShimProcess(msgspec.Struct, frozen=True):
     ticks: int
 
 
-class OutputLimits(msgspec.Struct, frozen=True):
-    """Where a process's output is kept, and the most of each of its two files."""
-
-    folder: Path
-    limit_bytes: int = OUTPUT_BYTES
-
-
-class OutputFate(msgspec.Struct, frozen=True):
-    """What became of one of a process's output files; see :class:`penstock_executor.launchers.shim.OutputSink`."""
-
-    over_bytes: int = 0
-    lost_bytes: int = 0
-    refused: int = 0
-
-
-def spawn(
+def start(
     folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None
 ) -> ShimProcess:
     """
@@ -99,7 +86,7 @@ def _hidden(name: str) -> str:
     return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
 
 
-def find(folder: Path) -> ShimProcess | None:
+def adopt(folder: Path) -> ShimProcess | None:
     """Return the process that a run folder tells of, if it still lives; None if it has ended."""
     try:
         noted = (folder / "pid").read_text()
@@ -114,6 +101,11 @@ def is_alive(process: ShimProcess) -> bool:
     """Say whether this very process is still there and not a zombie."""
     stat = _stat(process.pid)
     return bool(stat) and _ticks(stat) == process.ticks and _state(stat) not in "ZX"
+
+
+def exit_fd(process: ShimProcess) -> int:
+    """Return a descriptor that becomes readable when the process ends; the caller closes it."""
+    return os.pidfd_open(process.pid)
 
 
 def exit_code(folder: Path) -> int | None:
@@ -166,7 +158,7 @@ def bury(process: ShimProcess, folder: Path) -> int | None:
     return os.WEXITSTATUS(status) if code is None and os.WIFEXITED(status) else code
 
 
-def end_orphans(folder: Path) -> None:
+def clean_up(folder: Path) -> None:
     """End the program of a shim that was killed alone, while no executor was there to see it."""
     try:
         pid = int((folder / "pid").read_text().split(" ", 1)[0])

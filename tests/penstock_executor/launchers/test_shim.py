@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_executor.launchers import process_launcher, shim
-from penstock_executor.launchers.process_launcher import OutputLimits, ShimProcess
+from penstock_executor.launchers.launcher import OutputLimits
+from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_testing import eventually
 
 PATH = {"PATH": os.defpath}
@@ -31,7 +32,7 @@ async def code_of(folder: Path, process: ShimProcess) -> int | None:
 
 
 async def test_a_program_that_was_to_end_before_it_began_is_not_run(tmp_path: Path) -> None:
-    process = process_launcher.spawn(tmp_path, ["touch", str(tmp_path / "ran")], PATH, "/")
+    process = process_launcher.start(tmp_path, ["touch", str(tmp_path / "ran")], PATH, "/")
     process_launcher.signal_group(process, signal.SIGTERM)  # long before the shim's first line
     assert await code_of(tmp_path, process) == 128 + signal.SIGTERM
     assert not (tmp_path / "ran").exists()
@@ -39,7 +40,7 @@ async def test_a_program_that_was_to_end_before_it_began_is_not_run(tmp_path: Pa
 
 async def test_a_program_is_run_whatever_its_environment_holds(tmp_path: Path) -> None:
     odd = {"PYTHONHOME": "/nowhere", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "nowhere", "LANG": "C", "A": "b"}
-    process = process_launcher.spawn(tmp_path, ["env"], PATH | odd, "/")
+    process = process_launcher.start(tmp_path, ["env"], PATH | odd, "/")
     assert await code_of(tmp_path, process) == 0
     seen = dict(line.split("=", 1) for line in (tmp_path / "stdout").read_text().splitlines())
     del seen["PWD"], seen["OLDPWD"]  # the shell's
@@ -57,7 +58,7 @@ async def test_a_program_is_run_whatever_its_environment_holds(tmp_path: Path) -
 )
 async def test_how_a_program_ends_is_noted(tmp_path: Path, command: tuple[str, ...], code: int) -> None:
     (tmp_path / "no-program").write_text("text")
-    process = process_launcher.spawn(tmp_path, command, PATH, str(tmp_path))
+    process = process_launcher.start(tmp_path, command, PATH, str(tmp_path))
     assert await code_of(tmp_path, process) == code
     assert process_launcher.exit_code(tmp_path) == code
 
@@ -104,7 +105,7 @@ async def left_by(folder: Path) -> list[int]:
 
 async def test_what_a_program_leaves_behind_ends_with_it_in_whatever_session_it_is(tmp_path: Path) -> None:
     with innocent():
-        process = process_launcher.spawn(tmp_path, [sys.executable, "-S", "-c", LEAVING + "sys.exit(3)"], PATH, "/")
+        process = process_launcher.start(tmp_path, [sys.executable, "-S", "-c", LEAVING + "sys.exit(3)"], PATH, "/")
         assert await code_of(tmp_path, process) == 3
         left = await left_by(tmp_path)
         assert len(left) == 4
@@ -113,7 +114,7 @@ async def test_what_a_program_leaves_behind_ends_with_it_in_whatever_session_it_
 
 async def test_on_kill_all_end_and_the_shim_says_so(tmp_path: Path) -> None:
     with innocent():
-        process = process_launcher.spawn(tmp_path, [sys.executable, "-S", "-c", LEAVING + "time.sleep(600)"], PATH, "/")
+        process = process_launcher.start(tmp_path, [sys.executable, "-S", "-c", LEAVING + "time.sleep(600)"], PATH, "/")
         left = await left_by(tmp_path)
         process_launcher.kill(process)
         assert await code_of(tmp_path, process) == 137
@@ -126,14 +127,14 @@ async def test_where_the_shim_was_killed_what_it_has_started_is_found_and_ended(
 ) -> None:
     code = "\nimport signal; signal.pause()"
     with innocent():
-        process = process_launcher.spawn(tmp_path, [sys.executable, "-S", "-c", LEAVING + code], PATH, "/")
+        process = process_launcher.start(tmp_path, [sys.executable, "-S", "-c", LEAVING + code], PATH, "/")
         left = await left_by(tmp_path)
         program = shim.descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         await eventually(lambda: not process_launcher.is_alive(process))
         if restarted:
             os.waitpid(process.pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
-            process_launcher.end_orphans(tmp_path)
+            process_launcher.clean_up(tmp_path)
         else:
             assert process_launcher.bury(process, tmp_path) is None
         marked = {left[0], left[1], left[3], *program} - {left[2]}
@@ -143,7 +144,7 @@ async def test_where_the_shim_was_killed_what_it_has_started_is_found_and_ended(
 
 
 async def test_a_stopped_shim_is_killed_too(tmp_path: Path) -> None:
-    process = process_launcher.spawn(tmp_path, ["sh", "-c", "echo up; kill -STOP 0; sleep 600"], PATH, "/")
+    process = process_launcher.start(tmp_path, ["sh", "-c", "echo up; kill -STOP 0; sleep 600"], PATH, "/")
     await eventually(lambda: Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T")
     process_launcher.kill(process)
     assert await code_of(tmp_path, process) == 137
@@ -152,7 +153,7 @@ async def test_a_stopped_shim_is_killed_too(tmp_path: Path) -> None:
 
 async def test_signals_to_its_group_are_the_programs_and_not_the_shims(tmp_path: Path) -> None:
     code = "trap 'echo usr1' USR1; kill -USR1 0; kill -QUIT 0; exit 4"
-    process = process_launcher.spawn(tmp_path, ["sh", "-c", f"trap '' QUIT; {code}"], PATH, "/")
+    process = process_launcher.start(tmp_path, ["sh", "-c", f"trap '' QUIT; {code}"], PATH, "/")
     assert await code_of(tmp_path, process) == 4
     assert (tmp_path / "stdout").read_text() == "usr1\n"
 
@@ -197,7 +198,7 @@ async def test_a_program_on_a_full_disk_notices_nothing_and_its_last_words_are_k
     with small_disk(tmp_path, 512 * 1024) as disk:
         with (disk / "filler").open("wb") as filler:
             code = PRINTING.replace("SIZE", str(size)).replace("GO", str(tmp_path / "go"))
-            process = process_launcher.spawn(
+            process = process_launcher.start(
                 tmp_path, [sys.executable, "-S", "-c", code], PATH, "/", OutputLimits(disk)
             )
             await eventually(lambda: (disk / "stdout").stat().st_size > 0)

@@ -1,0 +1,91 @@
+"""
+Port of launchers: what starts, adopts, signals and buries the processes of a run.
+
+``tests/penstock_executor/launchers/test_launcher.py`` holds every launcher to it. A new launcher is a module or an
+object with these functions, and a row of :data:`penstock_executor.launchers.LAUNCHERS`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+OUTPUT_BYTES: Final = 1 << 30
+
+
+class OutputLimits(msgspec.Struct, frozen=True):
+    """Where a process's output is kept, and the most of each of its two files."""
+
+    folder: Path
+    limit_bytes: int = OUTPUT_BYTES
+
+
+class OutputFate(msgspec.Struct, frozen=True):
+    """What became of one of a process's output files; see :class:`penstock_executor.launchers.shim.OutputSink`."""
+
+    over_bytes: int = 0
+    lost_bytes: int = 0
+    refused: int = 0
+
+
+class LaunchedProcess(Protocol):
+    """A process that a launcher has started or adopted; launchers keep in it what they find it again by."""
+
+    @property
+    def pid(self) -> int:
+        """The leader of its session on this host, by which its memory is counted; 0 where it runs elsewhere."""
+
+
+ProcessT = TypeVar("ProcessT", bound=LaunchedProcess)
+
+
+class Launcher(Protocol[ProcessT]):
+    """
+    One way of running a program for a rank.
+
+    ``folder`` belongs to one process and to no other. It outlives the executor: what a launcher has to know of a
+    process after a restart is there.
+    """
+
+    def start(
+        self, folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None, /
+    ) -> ProcessT:
+        """
+        Start a program, with its output in ``keep``'s folder, or else in ``folder``.
+
+        Raises
+        ------
+        OSError
+            If there is no room for it, or it cannot be started.
+        """
+
+    def adopt(self, folder: Path, /) -> ProcessT | None:
+        """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
+
+    def exit_fd(self, process: ProcessT, /) -> int:
+        """Return a descriptor that becomes readable when the process ends; the caller closes it."""
+
+    def belongs_to(self, pid: int, process: ProcessT, /) -> bool:
+        """Say whether a pid of this host is of the process, or descends from it."""
+
+    def signal_group(self, process: ProcessT, signum: signal.Signals, /) -> None:
+        """Signal the process and what it has started; nothing where it has ended."""
+
+    def kill(self, process: ProcessT, /) -> None:
+        """End the process and all that it has started; nothing where it has ended."""
+
+    def bury(self, process: ProcessT, folder: Path, /) -> int | None:
+        """End what an ended process left behind, and return its exit status; None where nobody knows it."""
+
+    def exit_code(self, folder: Path, /) -> int | None:
+        """Return the exit status that was noted in a folder; None where none was."""
+
+    def fates(self, folder: Path, /) -> tuple[OutputFate, OutputFate]:
+        """Return what became of a process's standard output and standard error."""
+
+    def clean_up(self, folder: Path, /) -> None:
+        """End what is left of a process that ended while no executor was there to see it."""

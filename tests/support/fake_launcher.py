@@ -1,0 +1,91 @@
+"""A launcher without processes: programs are taken at their word, and end when they are signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock_executor.launchers.launcher import OutputFate, OutputLimits
+
+
+@dataclass(eq=False)
+class FakeProcess:
+    """
+    What stands for a process: it leads no session of this host.
+
+    Attributes
+    ----------
+    code : int or None
+        Its exit status; None while it lives.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    pid: int = 0
+    code: int | None = None
+    ended: int = field(default_factory=lambda: os.eventfd(0))
+
+    def end(self, code: int) -> None:
+        """Let it end, unless it has."""
+        if self.code is None:
+            self.code = code
+            os.eventfd_write(self.ended, 1)
+
+    def __del__(self) -> None:
+        os.close(self.ended)
+
+
+class FakeLauncher:
+    """``true`` and ``sh -c "exit N"`` end at once, everything else when it is signalled."""
+
+    def __init__(self) -> None:
+        self.processes: dict[Path, FakeProcess] = {}
+
+    def start(
+        self, folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None, /
+    ) -> FakeProcess:
+        del cwd
+        for name in ("stdout", "stderr"):
+            (keep.folder if keep else folder).joinpath(name).touch()
+        process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))
+        match process.argv:  # behind what holds it to its memory
+            case (*_, "true"):
+                process.end(0)
+            case (*_, "sh", "-c", code) if code.startswith("exit "):
+                process.end(int(code.removeprefix("exit ")))
+        return process
+
+    def adopt(self, folder: Path, /) -> FakeProcess | None:
+        process = self.processes.get(folder)
+        return process if process is not None and process.code is None else None
+
+    def exit_fd(self, process: FakeProcess, /) -> int:
+        return os.dup(process.ended)
+
+    def belongs_to(self, pid: int, process: FakeProcess, /) -> bool:
+        return pid == process.pid
+
+    def signal_group(self, process: FakeProcess, signum: signal.Signals, /) -> None:
+        process.end(128 + signum)
+
+    def kill(self, process: FakeProcess, /) -> None:
+        process.end(128 + signal.SIGKILL)
+
+    def bury(self, process: FakeProcess, folder: Path, /) -> int | None:
+        assert self.processes[folder] is process
+        return process.code
+
+    def exit_code(self, folder: Path, /) -> int | None:
+        process = self.processes.get(folder)
+        return None if process is None else process.code
+
+    def fates(self, folder: Path, /) -> tuple[OutputFate, OutputFate]:
+        del folder
+        return OutputFate(), OutputFate()
+
+    def clean_up(self, folder: Path, /) -> None:
+        if (process := self.adopt(folder)) is not None:
+            self.kill(process)
