@@ -8,6 +8,7 @@ In reading order:
 * ``follower``: A fold that follows the bus, with its retries: the loop that services of others call.
 * ``replica``: One replica of a decider, and whether it leads.
 * ``shell``: The process around a service.
+* ``extension``: The loop of an extension: follow, fold, react, publish, remember.
 * ``settings``: Settings from a file and the environment, decoded once.
 * ``health``: Ready, live, heartbeats, metrics.
 * ``clock``: The cluster's time.

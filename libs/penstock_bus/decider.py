@@ -8,7 +8,7 @@ deliveries of the log up to a sequence. A snapshot makes the start of a fold fas
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -16,7 +16,7 @@ import msgspec
 
 from penstock_bus.logger import get_logger
 from penstock_bus.port import Delivery, Snapshot
-from penstock_log import AnyEvent, Commit, Event, UnknownFact, subjects
+from penstock_log import AnyEvent, Commit, Event, UnknownFact, read_as, subjects, tag_of
 
 S = TypeVar("S")
 
@@ -68,6 +68,8 @@ class Decider(Generic[S]):
     ignores : frozenset of type
         Kinds of facts after which the shell need not call ``decide``. They are folded in as any other, but they bring
         about no new proposal, and none sooner.
+    extends : tuple of type
+        Facts of extensions that the fold reads; it ignores all others that are unknown.
     """
 
     name: str
@@ -77,10 +79,26 @@ class Decider(Generic[S]):
     decide: Callable[[S, float], Decision]
     leads: bool = True
     ignores: frozenset[type[Event]] = frozenset()
+    extends: tuple[type[Event], ...] = ()
 
     def heeds(self, commit: Commit) -> bool:
         """Say whether the decider may have something new to propose after a commit."""
-        return any(kind not in self.ignores for kind in map(type, commit.facts) if kind is not UnknownFact)
+        kinds = {type(fact) for fact in commit.facts if fact.__class__ is not UnknownFact or self._reads(fact)}
+        return not self.ignores.issuperset(kinds)
+
+    def _reads(self, fact: Event) -> bool:
+        return any(tag_of(kind) == tag_of(fact) for kind in self.extends)
+
+
+def read_extended(fact: UnknownFact, reads: Mapping[str, type[Event]]) -> Event | None:
+    """Return an extension's fact, if it is one of those that are read; None for others, and for one of another form."""
+    kind = reads.get(fact.tag)
+    if kind is None:
+        return None
+    found = read_as(fact, kind)
+    if found is None:
+        _log.warning("fact_of_another_form_ignored", tag=fact.tag)
+    return found
 
 
 RULES: Final = "placed"
@@ -110,6 +128,7 @@ class Fold(Generic[S]):
         self.last_seq = 0
         self.heads: dict[str, int] = {}
         self._apply = decider.apply
+        self._reads = {tag_of(kind): kind for kind in decider.extends}
         written = subjects.writable(decider.name) or [subjects.extended(decider.name)]
         self._own = tuple(pattern.removesuffix("*") for pattern in written)
 
@@ -119,8 +138,10 @@ class Fold(Generic[S]):
             return False
         state, seq, subject = self.state, delivery.seq, delivery.subject
         for fact in delivery.commit.facts:
-            if fact.__class__ is not UnknownFact:
+            if not isinstance(fact, UnknownFact):
                 self._apply(state, fact, seq)
+            elif (found := read_extended(fact, self._reads)) is not None:
+                self._apply(state, found, seq)
         if subject.startswith(self._own):
             self.heads[subject] = seq
         self.last_seq = seq

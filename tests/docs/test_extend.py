@@ -16,7 +16,7 @@ import pytest
 
 from penstock_bus import Append, NoResponders, ServiceError
 from penstock_cli.app import write_service
-from penstock_log import Commit, JobFinished, subjects
+from penstock_log import Commit, JobFinished, subjects, tag_of
 from penstock_testing import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/extend.md"
@@ -98,7 +98,7 @@ async def test_the_notifier_of_the_guide_posts_finished_jobs_and_goes_on_where_i
     write_service("notifier", tmp_path)
     write_guide_code(tmp_path / "notifier")
     environment = {**os.environ, **nats_account.environment, "PENSTOCK_NOTIFIER_URL": webhook}
-    environment |= {"PENSTOCK_NOTIFIER_RETRY_S": "0.05"}
+    environment |= {"PENSTOCK_NOTIFIER_RETRY_S": "0.05", "PENSTOCK_NOTIFIER_PUBLISH": "true"}
     await finish(nats_bus, "of-last-year")
     for job_id in ("j1", "j2"):
         command = [sys.executable, "-m", "penstock_notifier"]
@@ -108,6 +108,8 @@ async def test_the_notifier_of_the_guide_posts_finished_jobs_and_goes_on_where_i
             await finish(nats_bus, job_id)
             key, fact = await asyncio.to_thread(Webhook.posts.get, timeout=60)
             assert (key, fact["job_id"]) == (f"{job_id}/finished", job_id)
+            noted = await anext(nats_bus.follow(subjects=[subjects.extension("notifier", job_id)]))
+            assert [tag_of(one) for one in noted.commit.facts] == ["ext.notifier.job_noted.v1"]
             service.terminate()
             assert await service.wait() == 0
         finally:
