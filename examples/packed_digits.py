@@ -15,7 +15,7 @@ from threading import Event, Thread
 import numpy as np
 
 from digits import CLASSES, Batches, Floats, Momentum, Split, accuracy, jittered, load, softmax_loss
-from penstock_packed import ModelEndpoint, PackedHost, TrialTurn
+from penstock_packed import Endpoint, Host, Turn
 
 STEPS = 150
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, float("inf"))
@@ -56,7 +56,7 @@ class Training:
         self._momentum = Momentum(self._model, self._rate)
         self._batches = Batches(len(self._training.y), 128, STEPS, seed=0)
 
-    def step(self, turn: TrialTurn) -> None:
+    def step(self, turn: Turn) -> None:
         """Do one step."""
         rows = self._batches[turn.step]
         loss, gradients = self._model.gradients(
@@ -102,7 +102,7 @@ class Reader:
         """Nothing is left to do."""
 
 
-def ask(endpoint: ModelEndpoint[list[float], int], images: Floats) -> None:
+def ask(endpoint: Endpoint[list[float], int], images: Floats) -> None:
     """Ask for one image every 10 ms, and close."""
     pause = Event()
     for image in images:
@@ -111,7 +111,7 @@ def ask(endpoint: ModelEndpoint[list[float], int], images: Floats) -> None:
     endpoint.close()
 
 
-def members(host: PackedHost) -> None:
+def members(host: Host) -> None:
     """Say who is in the process."""
     training, held_out = data = load()
     for rate in RATES:

@@ -3,9 +3,25 @@
 import sys
 
 from penstock_log import *  # noqa: F403
-from penstock_log import __all__, codec, job_state, lifecycle, spec, subjects
+from penstock_log import (
+    JobRank as Rank,
+)
+from penstock_log import (
+    JobState as State,
+)
+from penstock_log import (
+    JobTable as Jobs,
+)
+from penstock_log import (
+    MisplacedFact as Misplaced,
+)
+from penstock_log import (
+    ProfileSample as Sample,
+)
+from penstock_log import __all__ as _names
+from penstock_log import codec, job_state, lifecycle, spec, subjects
 
-__all__ = [*__all__]  # noqa: PLE0604
+__all__ = [*_names, "Jobs", "Misplaced", "Rank", "Sample", "State"]  # noqa: PLE0604
 
 for _name, _module in {
     "codec": codec,

@@ -12,6 +12,9 @@ In reading order:
 * ``request_server``: Requests of other processes.
 * ``device``: Where turns are taken: the host or a GPU.
 * ``__main__``: ``python -m penstock_packed``.
+
+Users' programs import the short names (``Host``, ``Trial``, ``Turn``, ``Endpoint``, ``Device``, ``Outcome``,
+``Reading``, ``Rules``); in the code each class carries its domain.
 """
 
 from penstock_log import MemoryNeed
@@ -21,20 +24,37 @@ from penstock_packed.member_turn import DeviceLost, Model, TrialProgram, TrialTu
 from penstock_packed.request_queue import MemberEnded, ModelEndpoint, Overloaded
 from penstock_sharing.lanes import LaneRules
 
+Device = TurnDevice
+Endpoint = ModelEndpoint
+Host = PackedHost
+Outcome = MemberOutcome
+Reading = TurnMemory
+Rules = LaneRules
+Trial = TrialProgram
+Turn = TrialTurn
+
 __all__ = [
     "CpuDevice",
     "CudaDevice",
+    "Device",
     "DeviceLost",
+    "Endpoint",
+    "Host",
     "LaneRules",
     "MemberEnded",
     "MemberOutcome",
     "MemoryNeed",
     "Model",
     "ModelEndpoint",
+    "Outcome",
     "Overloaded",
     "PackedHost",
+    "Reading",
+    "Rules",
+    "Trial",
     "TrialProgram",
     "TrialTurn",
+    "Turn",
     "TurnDevice",
     "TurnMemory",
 ]

@@ -229,6 +229,10 @@ class ThroughputProfile(msgspec.Struct, frozen=True, kw_only=True):
             return np.where(possible, batches / iteration_s, np.nan)
 
 
+Profile = ThroughputProfile
+"""The name under which the profile of :func:`allocate` was published."""
+
+
 def best_batch(profile: ThroughputProfile, gpus: int) -> int | None:
     """
     Return the batch size with the highest throughput on so many devices, the smallest of equal ones; None if none fits.
