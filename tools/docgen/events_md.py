@@ -8,7 +8,7 @@ import msgspec
 
 from docgen.vocabulary import EVENTS, by_kind, fields, structs_of, summary, tag
 from penstock_log import codec
-from penstock_log.subjects import STREAM_SUBJECTS, WRITERS, entity
+from penstock_log.subjects import EXTENSIONS, STREAM_SUBJECTS, WRITERS, entity
 
 HEAD: Final = """\
 # Events
@@ -52,6 +52,15 @@ Each fact maps to one CloudEvent 1.0:
 | `data` | the fact |
 """
 
+_UNKNOWN: Final = """\
+## Facts that a reader does not know
+
+They are kept as they are. A tag that is not in this document is an extension's, or a later version's: every fold of
+Penstock's ignores it, `penstock events` and `penstock story` show it, and the known facts of the same commit count. An
+extension's tags begin with `ext.NAME.`, and its facts stand on its own subjects; [extend.md](extend.md) tells how to
+write them. Another version of a fact of this document (`run.ended.v9`) is refused, and so is a fact without a tag.
+"""
+
 
 def render() -> str:
     """Return the document."""
@@ -69,7 +78,8 @@ def _streams() -> str:
 
 def _writers() -> str:
     rows = "\n".join(f"| `{entity(kind, 'ID')}` | {writer} |" for kind, writer in WRITERS.items())
-    return f"## Who writes what\n\n| subject | writer |\n|---|---|\n{rows}\n"
+    extension = f"| `{EXTENSIONS}NAME.ID` | the extension NAME, if `[extensions]` of penstock.toml names it |"
+    return f"## Who writes what\n\n| subject | writer |\n|---|---|\n{rows}\n{extension}\n\n{_UNKNOWN}"
 
 
 def _section(kind: str, events: list[type]) -> str:
