@@ -15,7 +15,7 @@ from penstock_simulator.trace import Floats, Ints, Trace
 @dataclass(frozen=True)
 class ClusterTimeline:
     """
-    The cluster over time: from each time on until the next.
+    The cluster over time: each row holds from its time until the next row's.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class ClusterTimeline:
 @dataclass(frozen=True)
 class DeviceSpells:
     """
-    Who held which device, and from when to when: one row a device and run, for Gantt charts.
+    The spells in which jobs held devices: one row for each device and run, for Gantt charts.
 
     Attributes
     ----------
@@ -69,11 +69,11 @@ class Outcome:
         CPU time of the simulation.
     timeline, spells : None where nobody asked for them
     held_gpu_s : (J,) float array or None, device-seconds
-        Devices times the time that each job held them; None where that is always as many as it asked for.
+        Devices times the time that each job held them; None if each job always held as many as it asked for.
     until_s : float or None
-        When devices were last held, on the trace's clock, where that may be later than the last end that is known.
+        When devices were last held, on the trace's clock, if that may be later than the last known end.
     dropped : (J,) bool array or None
-        Jobs that found no room when they came and were not to wait; None: nobody is dropped.
+        Jobs that found no room when they came and did not wait; None: no job is dropped.
     """
 
     policy: str
@@ -111,9 +111,9 @@ class OutcomeSummary(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     in_window : int
-        Jobs that finished within the window that was asked for, from the first submission on; all that did, without.
+        Jobs that finished within the requested window, from the first submission on; without a window, all that did.
     dropped : int
-        Jobs that found no room when they came, and were not to wait.
+        Jobs that found no room when they came, and did not wait.
     p95_jct_s, p99_jct_s : float
         By nearest rank.
     avg_queue_s : float

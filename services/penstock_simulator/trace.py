@@ -2,10 +2,9 @@
 A workload in columns, its parts and figures.
 
 A :class:`Trace` says who asked for how many devices, when, and for how long. Its rows are in the order of submission; a
-change is a new trace. :func:`taken`, :func:`window` and :func:`sample` select jobs,
-:func:`scale_load` changes the arrival rate, and :func:`anonymized` removes names, so that the trace can be given away.
-:func:`about` returns the trace's figures. :class:`TraceError` says what is wrong with a trace, where, and what was
-expected.
+change is a new trace. :func:`taken`, :func:`window` and :func:`sample` select jobs, :func:`scale_load` changes the
+arrival rate, and :func:`anonymized` removes names, so that the trace can be given away. :func:`about` returns the
+trace's figures. :class:`TraceError` says what is wrong with a trace, where, and what was expected.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ class GangSizeShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartyShare(msgspec.Struct, frozen=True, kw_only=True):
-    """A user, a virtual cluster, a model or a state, and its part."""
+    """A user, a virtual cluster, a model or a state, with its share of the trace."""
 
     name: str
     jobs: int
@@ -220,7 +219,7 @@ class PartyShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestParties(msgspec.Struct, frozen=True, kw_only=True):
-    """How many there are, and the ten with most device time."""
+    """The number of users, virtual clusters, models or states, and the ten with most device time."""
 
     count: int
     largest: tuple[PartyShare, ...]
@@ -235,13 +234,13 @@ class TraceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rows : int
         Rows of the source that are jobs, or were dropped for a reason.
     span_s : float
-        From the first submission to the last.
+        Time from the first submission to the last.
     gpu_h : float
         Device time of all jobs, fractions as such.
     busy_gpus : float
-        Device time over span: so many devices would be busy all the time.
+        Device time over span: the number of devices that would be busy all the time.
     load : dict of str to float
-        Number of devices to ``busy_gpus`` over it; above 1 the queue grows.
+        Number of devices → ``busy_gpus`` over this number; above 1 the queue grows.
     duration_s : dict of str to float
         Quantiles, ``p5`` to ``p99``, least, most and mean.
     fractional : int
@@ -276,7 +275,7 @@ def about(trace: Trace, clusters: Sequence[int] = ()) -> TraceStatistics:
     Parameters
     ----------
     clusters : sequence of int
-        Numbers of devices to tell the load for.
+        Numbers of devices for which the load is computed.
     """
     share = np.ones(len(trace)) if trace.gpu_share is None else trace.gpu_share
     gpu_s = trace.num_gpus * share * trace.duration_s

@@ -81,35 +81,36 @@ def simulate(
     ----------
     trace : Trace
     cluster : SimulatedNodes
-        Devices are counted as equals, whatever their kind and speed.
+        All devices count as equal, whatever their kind and speed.
     policy : one of POLICIES or SIZED
     settings : mapping or None
-        As in :class:`penstock_simulator.fast.fast_settings.FastSettings`, for those of SIZED in
+        Fields of :class:`penstock_simulator.fast.fast_settings.FastSettings`, or for policies of SIZED of
         :class:`penstock_simulator.fast.fast_settings.FastSizingSettings`; a value may also be the text of a command
         line.
     placement : one of PLACEMENTS
     compat : one of COMPATS or None
     gpu_time_samples : (N,) float array or None, GPU-seconds
-        What ``2d-gittins`` knows of lengths; None for those of the trace itself, which nobody knows beforehand.
+        Lengths that ``2d-gittins`` knows; None: those of the trace itself, which nobody knows beforehand.
     scaling : mapping or None
-        What those of SIZED know of models whose batch stays: see :mod:`penstock_simulator.fast.fast_settings`.
+        Scaling curves for policies of SIZED, of models whose batch stays: see
+        :mod:`penstock_simulator.fast.fast_settings`.
     profiles : mapping or None
-        The same with batches, instead: see :mod:`penstock_simulator.fast.fast_settings`.
+        Profiles instead, of models whose batch may change: see :mod:`penstock_simulator.fast.fast_settings`.
     overhead_s : float
         Time for which a preempted job holds its devices on each resumption (or resize) before it goes on.
     timeline : bool
         Whether to record the cluster over time.
     quotas : VirtualClusterQuotas or None
-        Of virtual clusters that lend nothing: each is simulated as a cluster by itself.
+        Quotas of virtual clusters that lend nothing: each is simulated as a cluster by itself.
     go_on : callable
-        Told now and then how many jobs are over (with ``compat``: were submitted) and how many there are; where it
-        says no, the outcome is that of the jobs so far.
+        Called now and then with the number of ended jobs (with ``compat``: of submitted ones) and of all jobs; False
+        ends the simulation with the outcome so far.
 
     Raises
     ------
     ValueError
-        If a name or a value is not among those expected; if a job asks for what its model's profile or curve does not
-        know; or, with ``compat``, if a time is not in whole seconds.
+        If a name or a value is not among those expected; if a job asks for a size that its model's profile or curve
+        does not have; or, with ``compat``, if a time is not in whole seconds.
     """
     _check("policy", policy, (*POLICIES, *SIZED))
     _check("placement", placement, PLACEMENTS)
@@ -145,7 +146,7 @@ def _undivided(
     overhead_s: float,
     timeline: bool,
 ) -> Outcome:
-    """Return what becomes of a trace on a cluster that is nobody's in particular."""
+    """Return what becomes of a trace on a cluster without virtual clusters."""
     samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
     if policy in SIZED:
         if compat is not None or placement != "count":
@@ -186,7 +187,7 @@ def _by_parts(
     given: VirtualClusterQuotas,
     go_on: GoOn,
 ) -> Iterator[tuple[Ints, Outcome]]:
-    """Yield what becomes of each virtual cluster, one after the other, while it is to go on."""
+    """Yield what becomes of each virtual cluster, one after the other, until ``go_on`` says no."""
     if given.borrow:
         raise ValueError("counting knows no borrowing; have the deciders simulate it, or set borrow = false")
     check(given, trace, cluster)
@@ -220,7 +221,7 @@ SLICE: Final = 1 << 15
 
 
 class Thrashing(ValueError):
-    """The policy stops jobs before they have made good what it costs to resume them, so that none ever ends."""
+    """The policy stops jobs before they have regained the cost of resuming them, so that none ever ends."""
 
 
 def simulate_events(
@@ -234,7 +235,7 @@ def simulate_events(
     go_on: GoOn,
     timeline: bool,
 ) -> Outcome:
-    """Return what becomes of a trace on so many devices."""
+    """Return what becomes of a trace on a number of devices."""
     fit = np.flatnonzero(trace.num_gpus <= devices)
     workload = TraceColumns(trace.submit_s[fit], trace.num_gpus[fit], trace.duration_s[fit])
     warm()
@@ -260,7 +261,7 @@ def simulate_events(
 
 def run(sim: KernelState, go_on: GoOn, *, keep: bool) -> ClusterTimeline:
     """
-    Run a simulation to its end; return the cluster over time, empty where it is not to be kept.
+    Run a simulation to its end; return the cluster over time, empty unless ``keep``.
 
     Raises
     ------
@@ -282,7 +283,7 @@ def run(sim: KernelState, go_on: GoOn, *, keep: bool) -> ClusterTimeline:
 
 
 class _Progress:
-    """The least that each job was ever seen to have left."""
+    """The least work that each job was ever seen to have left."""
 
     def __init__(self, sim: KernelState) -> None:
         self._least_s = sim.jobs.left_s.copy()
@@ -301,7 +302,7 @@ class _Progress:
 
 
 def warm() -> None:
-    """Load the kernels, or compile them, so that this is not part of what is timed."""
+    """Load or compile the kernels before anything is timed."""
     if advance.signatures:  # type: ignore[attr-defined]
         return
     one = np.ones(1)
@@ -312,7 +313,7 @@ def warm() -> None:
 def prepare(  # noqa: PLR0917 - what, where, how
     trace: TraceColumns, devices: int, policy: str, settings: FastSettings, samples: Floats, overhead_s: float
 ) -> KernelState:
-    """Return the simulation of jobs that all fit, before its first event."""
+    """Return a simulation before its first event; all of its jobs fit on the devices."""
     order = ORDERS[policy]
     demotes = order.demotes_by != "nothing"
     limits = np.asarray(settings.thresholds_gpu_s if demotes else (), dtype=np.float64)
@@ -349,7 +350,7 @@ def _typed(key: QueueKey) -> QueueKey:
 
 def levels(samples_gpu_s: Floats, count: int) -> tuple[Floats, Ints]:
     """
-    Return the discretised Gittins order: levels of attained service, and in which turn they are served.
+    Return the discretised Gittins order: levels of attained service, and the order in which they are served.
 
     Parameters
     ----------
@@ -361,8 +362,8 @@ def levels(samples_gpu_s: Floats, count: int) -> tuple[Floats, Ints]:
     -------
     limits : (K - 1,) float array, GPU-seconds, rising
     turn : (K,) int array
-        The level with the highest index first: that of a job that has just entered it, with the way to its upper limit
-        as the quantum, for there it is looked at again.
+        Levels by index, the highest first. A level's index is that of a job that has just entered it, with the way to
+        the level's upper limit as the quantum, since the job's index is computed again there.
     """
     if not samples_gpu_s.size or count < 2:
         return np.zeros(0), np.zeros(1, dtype=np.int64)

@@ -72,13 +72,13 @@ class FastSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     thresholds_gpu_s : tuple of float
         GPU-seconds at which a job leaves queue 0, 1, …, rising; seconds of execution for ``las``.
     promote_knob : float or None
-        A job that has waited this many times what it has executed goes back to queue 0; None: never.
+        A job that has waited this many times as long as it has executed goes back to queue 0; None: never.
     levels : int
-        ``2d-gittins`` as so many queues by attained service, served by the index of each; 0: as the ranker does it,
-        with the queues of ``thresholds_gpu_s`` and the index within each.
+        Number of queues of ``2d-gittins`` by attained service, served by the index of each; 0: as in the ranker, the
+        queues of ``thresholds_gpu_s`` with the index within each.
     within : {"start", "entry"}
-        Who comes first in a queue of ``las`` and ``2d-las``: who runs, then who was preempted, as published; or, as the
-        ranker has it, who entered it first.
+        Which job comes first in a queue of ``las`` and ``2d-las``. ``start``: a running one, then a preempted one, as
+        published. ``entry``: the one that entered the queue first, as in the ranker.
     tick_s : float or None
         Demotion and promotion come at the first multiple of it; 0: at the very moment. None: 1 for a trace in whole
         seconds, else 0.
@@ -165,18 +165,18 @@ class FastSizingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     Attributes
     ----------
     admit : {"fifo", "2d-las"}
-        In which order jobs are admitted: by submission, or by attained device time in queues.
+        The order in which jobs are admitted: by submission, or by attained device time in queues.
     thresholds_gpu_s : tuple of float
         Device-seconds at which a job leaves queue 0, 1, … of ``2d-las``; rising.
     most_gpus : int or None
-        Each job may be given up to so many devices, or as many as it asked for if that is more; None: as many as it
-        asked for.
+        Most devices that a job may have; a job that asked for more may have as many as it asked for. None: as many as
+        it asked for.
     horizon_s : float
-        Sizes change for nothing but more throughput only if what is gained in this time exceeds what resizing costs.
+        A size changes for throughput alone only if the gain in this time exceeds what resizing costs.
     least_gain : float
-        Nor for less than this share of a job's present throughput.
+        Nor does it change for a gain below this share of the job's present throughput.
     drop : bool
-        A job that finds no room when it comes is over, instead of waiting.
+        Whether a job that finds no room when it comes is over, instead of waiting.
     """
 
     admit: Literal["fifo", "2d-las"] = "fifo"
@@ -208,7 +208,7 @@ class FastSizingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def rules(self) -> SizingRules:
-        """What bounds resizing, as the autoscaler has it."""
+        """The bounds of resizing, in the autoscaler's form."""
         return SizingRules(horizon_s=self.horizon_s, least_gain=self.least_gain, drop=self.drop)
 
 
@@ -277,16 +277,16 @@ def read_profiles(path: Path) -> Profiles:
 @dataclass(frozen=True)
 class JobShape:
     """
-    How a job may be run.
+    The shape of a job: how it may be run, and how fast.
 
     Attributes
     ----------
     profile : ThroughputProfile
         With the batches that it may have.
     widths : range
-        Feasible or not.
+        Widths that it may have, feasible or not.
     submitted : float
-        Samples a second on the devices that it asked for, with its user's batch.
+        Samples a second on the devices that the job asked for, with its user's batch.
     """
 
     profile: ThroughputProfile
@@ -300,7 +300,7 @@ class JobShape:
         return self.widths[int(feasible[0])]
 
     def progress(self, size: Size) -> float:
-        """Return how fast it is, relative to what its length was measured at."""
+        """Return the job's speed with a size, relative to the size at which its length was measured."""
         return float(self.profile.throughput(size.batch_size, size.gpus)) / self.submitted
 
 
@@ -336,7 +336,7 @@ def shapes(
 
 @dataclass(frozen=True)
 class _Book:
-    """What is known of models, and what a policy does with it."""
+    """The profiles and curves of models, as a policy uses them."""
 
     policy: Policy
     sizing: FastSizingSettings
@@ -344,7 +344,7 @@ class _Book:
     profiles: Profiles
 
     def shape(self, model: str, asked: int, batch: int) -> JobShape:
-        """Return how jobs of a model that ask for so many devices and have this batch, 0 for none, may be run."""
+        """Return the shape of a model's jobs that ask for ``asked`` devices and have a batch, 0 for none."""
         profile, widest = self._profile(model, asked)
         users = min(max(batch if self.profiles else 0, profile.b_min), profile.b_max)
         submitted = float(profile.throughput(users, asked))

@@ -32,10 +32,10 @@ KERNELS: Final = Kernels("counting", Path(__file__).parent)
 
 def kernel(function: Kernel) -> Kernel:
     """
-    Return the function compiled for the machine at its first call, or loaded from where kernels are kept.
+    Return a function that is compiled for the machine at its first call, or loaded from the kernels' directory.
 
-    Without numba's run time: no kernel makes an array, and counting the references to those that are handed from one to
-    the next took two thirds of the time.
+    Kernels are compiled without numba's run time: no kernel makes an array, and counting references to arrays that
+    kernels hand on took two thirds of the time.
     """
     return KERNELS.compiled(function, _nrt=False)
 
@@ -66,7 +66,7 @@ class HeapLinks(NamedTuple):
 
 
 def new_heap(heaps: int, jobs: int) -> Heap:
-    """Return so many empty heaps for so many jobs."""
+    """Return empty heaps for a number of jobs."""
     return Heap(table(HeapLinks, jobs), np.full(heaps, NOBODY, dtype=np.int64))
 
 
@@ -74,7 +74,7 @@ def table(columns: type[Columns], rows: int) -> Columns:
     """
     Return a record array of zeros with the named columns.
 
-    One array, and not one a column, because numba counts references to each array that it hands on.
+    It is one array, and not one for each column, because numba counts references to each array that it hands on.
     """
     types = get_type_hints(columns, include_extras=True)
     dtype = np.dtype([(name, np.int64 if kind == Ints else np.float64) for name, kind in types.items()])
@@ -83,7 +83,7 @@ def table(columns: type[Columns], rows: int) -> Columns:
 
 @kernel
 def precedes(links: HeapLinks, one: int, other: int) -> bool:
-    """Say whether a job comes before another."""
+    """Return whether a job comes before another."""
     if links.key[one] != links.key[other]:
         return bool(links.key[one] < links.key[other])
     if links.tie[one] != links.tie[other]:
@@ -177,7 +177,7 @@ RUNS_FROM: Final = -(2.0**52)
 
 
 class KernelRules(NamedTuple):
-    """What is set."""
+    """The settings of a simulation."""
 
     by: int
     key: QueueKey
@@ -190,14 +190,14 @@ class KernelRules(NamedTuple):
 
 
 class LengthColumns(NamedTuple):
-    """The columns of what is known of lengths, (N + 1,) each."""
+    """The columns of the known lengths, (N + 1,) each."""
 
     length: Floats  # rising; the last is infinite
     before: Floats  # sum of those before
 
 
 class JobColumns(NamedTuple):
-    """The columns of J jobs; what has happened is as of ``since_s``."""
+    """The columns of J jobs; their times count up to ``since_s``."""
 
     submit_s: Floats
     gpus: Ints
@@ -233,7 +233,7 @@ class QueueColumns(NamedTuple):
 
 
 class KernelState(NamedTuple):
-    """All of it."""
+    """The whole state of a simulation."""
 
     rules: KernelRules
     jobs: JobColumns
@@ -262,7 +262,7 @@ COUNTERS: Final = 8
 
 
 def new_jobs(submit_s: Floats, gpus: Ints, duration_s: Floats, weight: Floats, sizes: Ints) -> JobColumns:
-    """Return jobs, by submission, none of which has been submitted yet."""
+    """Return the columns of jobs, by submission, before any of them is submitted."""
     jobs = table(JobColumns, len(submit_s))
     jobs.submit_s[:], jobs.gpus[:], jobs.left_s[:], jobs.weight[:] = submit_s, gpus, duration_s, weight
     jobs.length_s[:] = duration_s
@@ -280,7 +280,7 @@ def new_queues(limits: Floats, turn: Ints) -> QueueColumns:
 
 
 def new_samples(lengths_gpu_s: Floats) -> LengthColumns:
-    """Return what is known of lengths."""
+    """Return the columns of the known lengths."""
     samples = table(LengthColumns, len(lengths_gpu_s) + 1)
     samples.length[:-1], samples.length[-1] = np.sort(lengths_gpu_s), math.inf
     samples.before[1:] = np.cumsum(samples.length[:-1])

@@ -80,14 +80,14 @@ Moment = tuple[str, str, int]
 @dataclass(frozen=True, slots=True)
 class PastStatement:
     """
-    What the profiler or the tuner said.
+    A statement of the profiler or the tuner.
 
     Attributes
     ----------
     after : tuple of Moment
-        What had happened that it went by; none where that is not known.
+        The moments that it went by; none if they are not known.
     lag_s : float
-        How long after the last of these it was said; the log's time where there are none.
+        Time from the last of these to the statement; the log's time if there are none.
     placed : dict of str to (int, bool)
         Jobs whose size it changes: how often each had been placed, and whether it held devices. A job that went on
         before it was said, so that it changed nothing, is not among them.
@@ -120,9 +120,9 @@ class PastRun:
     batch_size, samples : int
         Of a step over all devices, and those done over all runs by its end; 0 where the script does not say.
     asks : Size
-        What its job asked for.
+        The size that its job asked for.
     facts : list of RunCheckpointed or RunMeasured
-        What was said of it while it ran.
+        Facts about the run while it ran.
     ends : dict of str to RunEnded
         By node.
     refused : bool
@@ -154,18 +154,18 @@ class PastRun:
 
     @property
     def held_s(self) -> float:
-        """How long it held its devices, from their lease on."""
+        """How long the run held its devices, from its placement on."""
         return self.ended_s - self.placed_s
 
     @property
     def stop_s(self) -> float:
-        """How long it took to stop when it was asked to; 0 where it was not, ended by itself, or was lost."""
+        """Time that it took to stop when it was asked to; 0 if it was not asked, ended by itself, or was lost."""
         asked = self.asked_s and self.outcome in {"preempted", "cancelled"}
         return max(0.0, self.ended_s - self.asked_s) if asked else 0.0
 
     @property
     def rest_s(self) -> float:
-        """How long it did not iterate, before it was asked to stop."""
+        """Time in which it did not iterate, before it was asked to stop."""
         return max(0.0, self.held_s - self.loop_s - self.stop_s)
 
 

@@ -50,15 +50,15 @@ class PastAttempt:
     Attributes
     ----------
     starting_s : float
-        From its placement to its first iteration.
+        Time from its placement to its first iteration.
     per_s : float
-        Work that it did in a second from then on; 0 where it did none.
+        Work that it did in a second from then on; 0 if it did none.
     worked : float
         Work that it did, kept or not.
     begun, kept : float
-        Work that was done and saved over all runs when it began, and when the next one did.
+        Work that was done and saved over all runs when it began, and when the next one began.
     failures : int
-        Of the runs before it.
+        Failures among the runs before it.
     """
 
     run: PastRun
@@ -78,19 +78,19 @@ class PastAttempt:
 @dataclass(slots=True)
 class PastTask(VirtualTask):
     """
-    A task whose runs go as those of the history went.
+    A task whose runs go as the runs of the history went.
 
     Attributes
     ----------
     unit : {"seconds", "steps", "samples"}
-        What its work counts.
+        The unit of its work.
     attempts : list of PastAttempt
     cut : bool
-        Its end is not known: it was cancelled, or still ran. It is cancelled once it has done as much as it did.
+        Whether its end is unknown, because it was cancelled or still ran; it is cancelled after as much work as it did.
     failed, placed : int
         Runs that have failed so far, and placements since the last of them.
     attempt : PastAttempt or None
-        Whose turn its present run takes.
+        The past run whose turn its present run takes.
     """
 
     unit: Unit = "seconds"
@@ -101,7 +101,7 @@ class PastTask(VirtualTask):
     attempt: PastAttempt | None = None
 
     def take(self) -> PastAttempt | None:
-        """Begin the next run; return the one of the history whose turn it takes."""
+        """Begin the next run; return the past run whose turn it takes."""
         turn = [attempt for attempt in self.attempts if attempt.failures == self.failed] or self.attempts[-1:]
         self.attempt = turn[min(self.placed, len(turn) - 1)] if turn else None
         self.placed += 1
@@ -114,32 +114,32 @@ class PastTask(VirtualTask):
         return max(0.0, attempt.starting_s - attempt.launch_s) if attempt is not None else self.starting_s
 
     def steps(self, work_s: float) -> int:
-        """Return how many iterations some work is; none of a command that counts none."""
+        """Return how many iterations make up an amount of work; 0 for a command that counts none."""
         return 0 if self.unit == "seconds" else round(work_s / self.iteration_s)
 
 
 class PastRunLedger:
     """
-    What runs were worth and what they cost, by the history's measurements.
+    The work and the costs of past runs, by the history's measurements.
 
     Parameters
     ----------
     history : ClusterHistory
     jobs : sequence of Job
-        Those that ran; row by row of the replay's trace.
+        The jobs that ran; row by row of the replay's trace.
     silence_s : float
-        How long nobody had heard of a node when it was said to be lost.
+        Silence after which a node was declared lost.
     await_s : float
-        How long a job waits for samples at most.
+        The longest time that a job waits for samples.
 
     Attributes
     ----------
     tasks : list of PastTask
-        Of these jobs.
+        Tasks of these jobs.
     others : list of PastTask
-        Of jobs that never ran.
+        Tasks of jobs that never ran.
     stop_s : float
-        How long most preempted runs took to stop.
+        The time that most preempted runs took to stop.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class PastRunLedger:
 
     def spec(self, job: Job) -> JobSpec:
         """
-        Return what a job is submitted with: what it was, and whether it waits for samples as it did.
+        Return the specification with which a job is submitted; it waits for samples if it did so in the history.
 
-        Which workloads are sampled is for the profiler's settings and version to say, and a replay has the samples that
-        there were: somebody who waited for others would wait in vain.
+        The profiler's settings and version decide which workloads are sampled, and a replay has only the samples that
+        there were: a job that waited for others would wait in vain.
         """
         spec = self.history.specs.get(job.id, job.spec)
         if spec.profile != "off" and self._waited(job):
@@ -180,7 +180,7 @@ class PastRunLedger:
         return msgspec.structs.replace(spec, profile="off")
 
     def _waited(self, job: Job) -> bool:
-        """Say whether a job may have waited for samples: it did not where it was placed before their answer came."""
+        """Return whether a job may have waited for samples: it did not if it was placed before their answer came."""
         key, runs = self._keys[job.id], self.history.placed.get(job.id, ())
         if key not in self._sampled:
             return False
@@ -188,7 +188,7 @@ class PastRunLedger:
         return job.spec.elastic or not runs or runs[0].placed_s >= min(answered_s, job.submitted_s + self._await_s)
 
     def per_s(self, task: PastTask, kind: str, size: Size) -> float:
-        """Return how much work the run that a task begins does in a second."""
+        """Return the work that a task's next run does in a second."""
         per_s, least_s, left = self._per_s(task, kind, size), self._least_s(task), task.next_s - task.kept_s
         return left / (_MARGIN * least_s) if per_s * least_s > left else per_s
 
@@ -199,7 +199,7 @@ class PastRunLedger:
         return self._elsewhere(task, kind, size)
 
     def _least_s(self, task: PastTask) -> float:
-        """Return how long a run iterates at least, for that whose turn it takes did so and did not end by itself."""
+        """Return the least time that a run iterates: that of the past run, if this did not end by itself."""
         attempt = task.attempt
         if attempt is None or attempt.run.outcome not in {"preempted", "lost"}:
             return 0.0
@@ -207,11 +207,11 @@ class PastRunLedger:
         return max(0.0, attempt.run.held_s - attempt.run.stop_s - attempt.starting_s - silence_s)
 
     def speed(self, job_id: str, kind: str) -> float:
-        """Return how fast a job's workload is on a kind, relative to its fastest."""
+        """Return the speed of a job's workload on a kind, relative to its fastest kind."""
         return self.history.speeds.of(self._keys.get(job_id, job_id), kind)
 
     def length_s(self, task: PastTask, kinds: Sequence[str]) -> float:
-        """Return how long a task is on its fastest kind, if nothing stops it."""
+        """Return the time of a task on its fastest kind, if nothing stops it."""
         size = Size(task.gpus, task.attempts[-1].run.asks.batch_size) if task.attempts else Size(task.gpus)
         measured = [attempt.per_s for attempt in task.attempts if attempt.per_s]
         if not measured or math.isinf(task.work_s):
@@ -220,7 +220,7 @@ class PastRunLedger:
         return max(LEAST_S, task.work_s / max(self._elsewhere(task, kind, size) for kind in own))
 
     def sampled(self, asked: SamplesRequested, sample: ProfileSample) -> VirtualTask:
-        """Return a sample as it ran; one that had not by the log's end is over at once."""
+        """Return a sample as it ran; a sample that had not run by the log's end is over at once."""
         job = self.history.jobs.get(sample.sample_id)
         self._keys.setdefault(sample.sample_id, asked.key)
         if job is not None and self.history.placed.get(job.id):
@@ -253,7 +253,7 @@ class PastRunLedger:
         return task
 
     def _left_waiting(self, job: Job) -> bool:
-        """Say whether a job waited when it was cancelled or the log ended: how long it would still be is not known."""
+        """Return whether a job waited when it was cancelled or the log ended: its remaining length is not known."""
         if job.id not in self.history.cancelled_s:
             return job.state is JobState.PENDING
         return job.state not in _KNOWN and self.history.placed[job.id][-1].outcome != "cancelled"
@@ -265,7 +265,7 @@ class PastRunLedger:
         return before + max(0.0, run.held_s - attempt.starting_s) * self._elsewhere(task, run.kind, run.asks)
 
     def _other(self, job: Job) -> PastTask:
-        """Return a job that never ran: it waits, fails at once, or is cancelled, and works for ever if it starts."""
+        """Return the task of a job that never ran: it waits, fails at once or is cancelled; a start has no end."""
         if runs := self.history.placed.get(job.id):
             attempts = self._attempts(job, runs, "seconds")
             failures = _failures(attempts, "seconds")
@@ -274,7 +274,7 @@ class PastRunLedger:
         return PastTask(job.id, -1, spec.gpus, job.id, math.inf, starting_s=self._launch_s, saves=False)
 
     def _saves(self, job: Job, attempts: Sequence[PastAttempt], unit: Unit) -> bool:
-        """Say whether a job goes on where it was stopped: by its own stops, else by those of its workload."""
+        """Return whether a job goes on where it was stopped: by its own stops, else by those of its workload."""
         if unit == "seconds" and (job.state in _KNOWN or len(attempts) > 1):
             return False
         for one in reversed(attempts):
@@ -294,7 +294,7 @@ class PastRunLedger:
         return float(max([1, *done]))
 
     def _seconds(self, job: Job, run: PastRun) -> float:
-        """Return the work of a run that counts nothing: how long it ran, at its kind's speed."""
+        """Return the work of a run that counts nothing: its time, at its kind's speed."""
         return max(0.0, run.ended_s - run.started_s - run.stop_s) * self.speed(job.id, run.kind)
 
     def _attempts(self, job: Job, runs: Sequence[PastRun], unit: Unit) -> list[PastAttempt]:
@@ -318,7 +318,7 @@ class PastRunLedger:
         return found
 
     def _pace(self, job: Job, run: PastRun, unit: Unit, begun: float) -> tuple[float, float, float]:
-        """Return how long a run took to start, how much work it did, and how much in a second, 0 where unknown."""
+        """Return a run's time to start, its work, and its work in a second, 0 if unknown."""
         launch_s, active_s = run.started_s - run.placed_s, max(0.0, run.held_s - run.stop_s)
         if unit == "seconds":
             return launch_s, self._seconds(job, run), self.speed(job.id, run.kind)
@@ -333,7 +333,7 @@ class PastRunLedger:
         return starting_s, worked, worked / loop_s if loop_s > 0 else 0.0
 
     def _elsewhere(self, task: PastTask, kind: str, size: Size) -> float:
-        """Return the work in a second of a run on some kind with some size, by other runs of the same job."""
+        """Return the work in a second on a kind with a size, by other runs of the same job."""
         if task.unit == "seconds":
             return self.speed(task.id, kind)
         known = [attempt for attempt in task.attempts if attempt.per_s]
@@ -349,7 +349,7 @@ class PastRunLedger:
         return worked / sum(one.worked / self._scaled_to(task, one, kind, size) for one in near)
 
     def _scaled_to(self, task: PastTask, attempt: PastAttempt, kind: str, size: Size) -> float:
-        """Return how much work a run would do in a second elsewhere: only the part on its device goes with the kind."""
+        """Return the work of a run in a second elsewhere: only its part on the device depends on the kind."""
         run = attempt.run
         whole_s = 1.0 / attempt.per_s
         device_s = min(whole_s, run.loop_s / attempt.worked) if attempt.worked else whole_s
@@ -359,7 +359,7 @@ class PastRunLedger:
         return 1.0 / (whole_s - device_s + device_s * ratio)
 
     def _gain(self, task: PastTask, run: PastRun, size: Size) -> float:
-        """Return how many times the work a workload does with a size, of that with a run's."""
+        """Return the work that a workload does with a size, relative to the work with a run's size."""
         spec = self.history.specs.get(task.id)
         known = self._scaled.get(self._keys.get(task.id, ""), {}).get(run.kind)
         if spec is None:
@@ -413,7 +413,7 @@ def _unit(runs: Sequence[PastRun], spec: JobSpec) -> Unit:
 
 
 def _worked(run: PastRun, unit: Unit, begun: float) -> float:
-    """Return what a run did, kept or not; of samples it says only how many were kept."""
+    """Return the work of a run, kept or not; of samples only the kept ones are known."""
     if unit == "samples":
         return max(run.samples - begun, 0.0) or float(run.loop_steps * run.batch_size)
     return float(run.loop_steps)
@@ -433,7 +433,7 @@ def _kept(run: PastRun, following: PastRun | None, unit: Unit) -> float:
 
 
 def _failures(attempts: Sequence[PastAttempt], unit: Unit) -> list[tuple[float, float]]:
-    """Return the work at which runs failed, and what of it the next run began with."""
+    """Return the work at which runs failed, and the part of it that the next run began with."""
     found = list[tuple[float, float]]()
     for attempt in attempts:
         if attempt.run.outcome == "failed":

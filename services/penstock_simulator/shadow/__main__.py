@@ -1,4 +1,4 @@
-"""``python -m penstock_simulator.shadow``."""
+"""Program of a shadow: ``python -m penstock_simulator.shadow``."""
 
 import os
 

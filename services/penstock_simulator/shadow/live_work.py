@@ -38,12 +38,12 @@ _KNOWN: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 class LiveWork:
     """
-    The fold of jobs, runs and speeds as they really are.
+    The fold of the live cluster's jobs, runs and speeds.
 
     Attributes
     ----------
     jobs : JobTable
-        Samples of the profiler among them.
+        All jobs, with samples of the profiler.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class LiveWork:
         return self.jobs.apply(fact)
 
     def speed(self, job_id: str, kind: str) -> float:
-        """Return how much work a job does in a second on a kind."""
+        """Return the work that a job does in a second on a kind."""
         job, own = self.jobs.get(job_id), self._iterations_s(job_id)
         key = _key(job) if job is not None else job_id
         if kind not in own:
@@ -83,7 +83,7 @@ class LiveWork:
         return self._unit_s(key, own) / own[kind]
 
     def work_s(self, job_id: str) -> float | None:
-        """Return how much work a job was; None where nobody knows, for it has not ended or was cancelled."""
+        """Return the work of a whole job; None if it has not ended or was cancelled, since then it is unknown."""
         job = self.jobs.get(job_id)
         if job is None or job.state not in _KNOWN:
             return None
@@ -94,12 +94,12 @@ class LiveWork:
         return max(steps * self._unit_s(_key(job), own), LEAST_S)
 
     def iteration_s(self, job_id: str) -> float:
-        """Return how much work an iteration of a job is; 1 where nobody has measured one."""
+        """Return the work of one iteration of a job; 1 if none was measured."""
         job, own = self.jobs.get(job_id), self._iterations_s(job_id)
         return self._unit_s(_key(job), own) if job is not None and own else 1.0
 
     def kept_s(self, job: Job) -> float:
-        """Return how much work of a job that runs its earlier runs have done and saved."""
+        """Return the work that earlier runs of a running job have done and saved."""
         own = self._iterations_s(job.id)
         if not own:
             return 0.0
@@ -107,7 +107,7 @@ class LiveWork:
         return kept * self._unit_s(_key(job), own)
 
     def rest_s(self, job_id: str) -> float:
-        """Return how long a run of a job holds its devices before it advances: as its own did, else as others'."""
+        """Return how long a run holds its devices before it advances, by its job's runs, else by other jobs' runs."""
         rests_s: Iterable[float] = [run.rest_s for run in self._runs[job_id] if run.loop_steps] or self._rests_s
         job = self.jobs.get(job_id)
         if job is not None and job.state in _KNOWN and not self._iterations_s(job_id):
@@ -116,9 +116,9 @@ class LiveWork:
 
     def saves(self, job_id: str) -> bool:
         """
-        Say whether a job that is preempted goes on where it was: as its workload did the last time, else as most did.
+        Return whether a preempted job goes on where it was: as its workload did the last time, else as most did.
 
-        What nobody has seen is taken to save; a command that counts no iterations starts from its beginning.
+        A workload counts as saving until a run shows otherwise; a command that counts no iterations starts anew.
         """
         job = self.jobs.get(job_id)
         if job is None or (job.state in _KNOWN and not self._iterations_s(job_id)):
@@ -126,13 +126,13 @@ class LiveWork:
         return self._saving.of(_key(job))
 
     def asked_s(self, job_id: str) -> float:
-        """Return when a job's present run was asked to stop; 0 where it was not."""
+        """Return when a job's present run was asked to stop; 0 if it was not."""
         runs = self._runs.get(job_id)
         return runs[-1].asked_s if runs and not runs[-1].ended_s else 0.0
 
     @property
     def stop_s(self) -> float:
-        """How long a preempted run takes to stop."""
+        """The time that a preempted run takes to stop."""
         return median(self._stops_s) if self._stops_s else 0.0
 
     def forget(self, job_id: str) -> None:

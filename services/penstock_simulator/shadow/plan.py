@@ -28,7 +28,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What decides all that a shadow does, beside the log.
+    The plan of a shadow: with the log it decides everything that the shadow does.
 
     Attributes
     ----------
@@ -36,13 +36,13 @@ class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy : str
         One of :data:`penstock_simulator.engine.policies.POLICIES`.
     settings : dict of str to value
-        Of ranker and matcher, beside those of the policy.
+        Settings of ranker and matcher, beside those of the policy.
     pool : str
         The only pool that it follows; empty for all.
     from_seq : int
-        Up to this sequence its cluster is the real one; it has the real runs, and takes them from there.
+        The sequence up to which its cluster is the real one; the shadow goes on with the real runs from there.
     from_s : float
-        The time of that.
+        The time of that sequence.
     """
 
     name: str
@@ -53,27 +53,27 @@ class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
 
     def same_rules(self, other: ShadowPlan) -> bool:
-        """Say whether another plan of this name decides alike."""
+        """Return whether another plan of this name has the same rules."""
         return (self.policy, self.settings, self.pool) == (other.policy, other.settings, other.pool)
 
 
 class ShadowStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What a shadow says of itself, again and again, on ``penstock.shadow.<name>``.
+    What a shadow says of itself; it publishes this regularly on ``penstock.shadow.<name>``.
 
     Attributes
     ----------
     plan : ShadowPlan
     seq : int
-        The log's last sequence that it has followed.
+        The last sequence of the log that it has followed.
     at_s : float
-        Its time.
+        The shadow's time.
     waiting, running : int
         Jobs of its own cluster.
     ahead : int
-        Jobs that have held their devices after what turned out to be their end: nobody knew their length yet.
+        Jobs that held their devices beyond their end, because their length was not known yet.
     ahead_gpu_s : float
-        For how long, in GPU-seconds.
+        Time for which they did, in GPU-seconds.
     """
 
     plan: ShadowPlan
@@ -98,7 +98,7 @@ def name_of(policy: str) -> str:
 
 
 def actor_of(plan: ShadowPlan) -> str:
-    """Return who publishes for a plan: one of the same name that began at another time is somebody else."""
+    """Return the name under which a plan publishes: a plan that began at another time has another name."""
     return f"shadow/{plan.name}@{plan.from_seq}-{plan.from_s:.6f}"
 
 
@@ -109,14 +109,14 @@ def check_name(name: str) -> None:
     Raises
     ------
     ValueError
-        If it is none.
+        If it cannot.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a shadow's name is {name!r}; expected lower-case letters, digits, - and _")
 
 
 async def status_of(bus: Bus, name: str) -> ShadowStatus | None:
-    """Return what a shadow last said of itself; None where it said nothing in the time that is kept."""
+    """Return what a shadow last said of itself; None if it said nothing in the time that is kept."""
     found = await bus.last_shadow(subjects.shadow(name))
     return msgspec.json.decode(found.body, type=ShadowStatus) if found is not None else None
 
@@ -136,17 +136,17 @@ class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy : str
         One that ``penstock sim`` knows, or ``configured``: the cluster's own, with ``set``.
     set : dict of str to value
-        Of ranker and matcher, as ``penstock sim --set``; the cluster's own file holds for the rest.
+        Settings of ranker and matcher, as for ``penstock sim --set``; the rest comes from the cluster's own file.
     pool : str
         The only pool to follow; empty for all.
     name : str
-        Where not given, the policy's.
+        Name of the shadow; by default it is made from the policy's.
     anew : bool
-        Go on from the cluster as it is now, and not from where a shadow of this name began.
+        Whether to begin from the cluster as it is now, and not where a shadow of this name began.
     tick_s : float
         How often its clock is moved on while the log is quiet, in seconds.
     lag_s : float
-        How far its clock stays behind, so that what the server's clock dates a little earlier is still in time.
+        Time by which its clock stays behind, so that commits that the server's clock dates earlier are still in time.
     status_s : float
         How often it says how far it is, in seconds.
     """
@@ -166,12 +166,12 @@ class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """Its name."""
+        """The shadow's name."""
         return self.name or name_of(self.policy)
 
     def rules(self, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         """
-        Return the settings beside the policy's: what the cluster has in its file, changed as ``set`` says.
+        Return the settings beside the policy's: those of the cluster's file, changed as ``set`` says.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _changed(settings: msgspec.Struct) -> dict[str, Any]:
-    """Return what is otherwise than by default."""
+    """Return the settings that differ from their defaults."""
     default = msgspec.to_builtins(type(settings)())
     found: dict[str, Any] = msgspec.to_builtins(settings)
     return {name: value for name, value in found.items() if value != default[name]}

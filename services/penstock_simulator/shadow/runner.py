@@ -108,7 +108,7 @@ async def _work(shell: Shell, settings: ShadowSettings, lead: LeaderElection, ch
 
 
 async def _led(lead: LeaderElection, changed: asyncio.Event) -> None:
-    """Wait until this process is the one of its name that works."""
+    """Wait until this process leads, among those of its name."""
     while not lead.held:
         changed.clear()
         with suppress(TimeoutError):
@@ -124,7 +124,7 @@ class ShadowRunner:
     ----------
     shell, settings, plan
     lead : LeaderElection
-        Whether it may publish; ``changed`` is set when that changes.
+        The election that says whether it may publish; ``changed`` is set when the answer changes.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ShadowRunner:
         self._unsent: asyncio.Queue[_Message] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Follow until it is cancelled; then say how far it was."""
+        """Follow the log until it is cancelled; then publish how far it was."""
         self._log.info("shadow_begins", from_seq=self._plan.from_seq)
         try:
             async with background(self._follow(), self._keep_time()):
@@ -177,7 +177,7 @@ class ShadowRunner:
             self._unsent.put_nowait(_Message(made.seq, subject, codec.encode(commit), f"{actor}/{commit.id}"))
 
     async def _publish(self) -> None:
-        """Publish what is behind the last that this shadow has published, whichever process did that."""
+        """Publish what comes after the shadow's last publication, whichever of its processes made that."""
         published = await self._last_published()
         while True:
             message = await self._unsent.get()

@@ -83,32 +83,32 @@ _PRUNE_EVERY: Final = 1_000
 
 class ShadowFollower:
     """
-    A shadow.
+    The cluster of a shadow.
 
     Parameters
     ----------
     plan : ShadowPlan
     lengths : LiveWork, optional
-        How long jobs turned out to be, where a later part of the log is known.
+        The lengths of jobs, if a later part of the log is known.
     forgets : bool
-        Whether jobs that are over, here and really, are dropped.
+        Whether to drop jobs that are over, both here and really.
 
     Attributes
     ----------
     seq : int
-        The log's last sequence that was fed.
+        The last sequence of the log that was fed.
     engine : EventEngine
     measured : LiveWork
         The log so far.
     executors : ShadowExecutors
     made : list of Delivery
-        What it has decided and not yet been asked for, with sequences of its own; see :meth:`take`.
+        Decisions that nobody has taken yet, with sequences of the shadow's own; see :meth:`take`.
     live : bool
-        Whether it goes its own way already.
+        Whether it already decides for itself.
     over_before : set of str
         Jobs that were over when it began.
     preempted_before : dict of str to int
-        How often each other job had been preempted by then.
+        Other job → how often it had been preempted by then.
     """
 
     def __init__(self, plan: ShadowPlan, lengths: LiveWork | None = None, *, forgets: bool = False) -> None:
@@ -128,11 +128,11 @@ class ShadowFollower:
 
     @property
     def now_s(self) -> float:
-        """Its time."""
+        """The shadow's time."""
         return self.engine.now_s
 
     def feed(self, delivery: Delivery) -> None:
-        """Take in the next commit of the log, after all that was due before it; what is due with it comes later."""
+        """Fold in the next commit of the log after everything due before it; what is due with it comes later."""
         if delivery.seq <= self.seq:
             return
         if not self.live and delivery.seq > self.plan.from_seq:
@@ -148,7 +148,7 @@ class ShadowFollower:
             self._prune()
 
     def advance(self, now_s: float) -> None:
-        """Let time pass; nothing that the log has before that time may be missing."""
+        """Let time pass up to ``now_s``; everything that the log has before must have been fed."""
         engine = self.engine
         if not self.live:
             engine.now_s = max(engine.now_s, now_s)
@@ -158,17 +158,17 @@ class ShadowFollower:
             engine.run(lambda: engine.now_s < now_s)
 
     def begin(self) -> None:
-        """Go its own way, if the log so far is the one that the plan begins with."""
+        """Begin to decide for itself, if the log so far is the one that the plan begins with."""
         if not self.live and self.seq >= self.plan.from_seq:
             self._begin()
 
     def take(self) -> list[Delivery]:
-        """Return what was decided since it was asked last."""
+        """Return the decisions since the last call."""
         made, self.made = self.made, []
         return made
 
     def status(self) -> ShadowStatus:
-        """Return what it says of itself."""
+        """Return the shadow's status."""
         executors = self.executors
         waiting = sum(
             job.sample is None and job.id not in executors.runs and self._goes_on(job) for job in self.measured.jobs
@@ -198,7 +198,7 @@ class ShadowFollower:
         return not self.plan.pool or job.spec.pool == self.plan.pool
 
     def _concerns(self, fact: AnyEvent) -> bool:
-        """Say whether a fact is of the pool that this shadow follows."""
+        """Return whether a fact concerns the pool that this shadow follows."""
         match fact:
             case JobSubmitted() | SamplesRequested():
                 pool = fact.spec.pool
@@ -274,7 +274,7 @@ class ShadowFollower:
             self.made.append(delivery)
 
     def _goes_on(self, job: Job) -> bool:
-        """Say whether a job has not ended here."""
+        """Return whether a job has not ended here."""
         task = self.executors.tasks.get(job.id)
         if task is None or task.over:
             return False
@@ -282,7 +282,7 @@ class ShadowFollower:
         return not (dropped or job.state is JobState.CANCELLED) or job.id in self.executors.runs
 
     def _prune(self) -> None:
-        """Drop jobs that are over, here and really."""
+        """Drop jobs that are over, both here and really."""
         for job in list(self.measured.jobs):
             if job.state in TERMINAL and not self._goes_on(job):
                 self.measured.forget(job.id)
@@ -317,9 +317,9 @@ class ShadowExecutors(VirtualExecutors):
     ahead : int
         Jobs that held their devices after their end, for more than a second.
     ahead_gpu_s : float
-        For how long all did, in GPU-seconds.
+        Time for which all of them did, in GPU-seconds.
     ready_s : dict of str to float
-        When such a job had done all of its work.
+        Such a job → when it had done all of its work.
     """
 
     def __init__(self, engine: EventEngine, measured: LiveWork, lengths: LiveWork | None = None) -> None:
@@ -331,7 +331,7 @@ class ShadowExecutors(VirtualExecutors):
         self.ready_s: dict[str, float] = {}
 
     def submit(self, job: Job) -> VirtualTask:
-        """Take a job in."""
+        """Add a job."""
         self._reckon()
         row = _A_SAMPLE if job.sample is not None else len(self.tasks)
         task = VirtualTask(job.id, row, job.spec.gpus, job.id, math.inf, iteration_s=self._known.iteration_s(job.id))
@@ -340,7 +340,7 @@ class ShadowExecutors(VirtualExecutors):
         return task
 
     def adopt(self, job: Job) -> None:
-        """Take a real job over as it is: waiting, running or being stopped."""
+        """Take over a real job as it is: waiting, running or stopping."""
         task, now_s = self.submit(job), self._engine.now_s
         task.kept_s, task.executed_s = min(self._measured.kept_s(job), task.work_s), job.executed_s
         if job.steps and task.kept_s:  # the matcher has counted these, and goes on counting
@@ -367,7 +367,7 @@ class ShadowExecutors(VirtualExecutors):
             self.stop(job.id, job.reason, self._measured.asked_s(job.id) or now_s)
 
     def stop(self, job_id: str, reason: str, asked_s: float | None = None) -> None:
-        """Have a run end that is not wanted any more, by default from now on."""
+        """Stop a run that is not wanted any more, by default from now on."""
         run = self.runs.get(job_id)
         if run is None or run.asked:
             return
@@ -382,7 +382,7 @@ class ShadowExecutors(VirtualExecutors):
             self._lose(node_id)
 
     def learn(self, job: Job) -> None:
-        """Take in how a real run, or a whole job, went."""
+        """Learn from a real run, or from the end of a whole job."""
         self._reckon()
         task = self.tasks.get(job.id)
         if (
@@ -408,7 +408,7 @@ class ShadowExecutors(VirtualExecutors):
         super()._stand(run, now_s, saved=saved)
 
     def _reckon(self) -> None:
-        """Have runs take as long to stop as real ones take."""
+        """Set the time to stop a run to that of real runs."""
         if self.costs.stop_s != self._known.stop_s:
             self.costs = replace(self.costs, stop_s=self._known.stop_s)
 
@@ -420,7 +420,7 @@ class ShadowExecutors(VirtualExecutors):
             task.kept_s = min(task.kept_s, work_s)
 
     def _expect_end(self, run: VirtualRun) -> None:
-        """Have a run end when its work is done; at once where that was before now."""
+        """End a run when its work is done; at once if that was before now."""
         task, now_s = run.task, self._engine.now_s
         if math.isinf(task.work_s):
             return

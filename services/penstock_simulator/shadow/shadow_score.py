@@ -36,12 +36,12 @@ CANNOT_KNOW = (
 
 class UnscoredJobs(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Jobs of the time without a completion to compare.
+    Jobs of the shadow's time that have no completion to compare.
 
     Attributes
     ----------
     running, waiting, cancelled, failed : int
-        What they really are.
+        Number of jobs in each state, really.
     """
 
     running: int
@@ -59,21 +59,21 @@ class ShadowScore(msgspec.Struct, frozen=True, kw_only=True):
     status : ShadowStatus
         What the shadow said of itself last.
     until_s : float
-        Up to when the shadow was followed.
+        The time up to which the shadow was followed.
     all : CompletionTimeChange
         Completion times of all jobs that really completed since the shadow began; differences below 0 are gains.
     teams : dict of str to CompletionTimeChange
         The same for each team.
     behind : int
-        Those of them that the shadow has not completed: they count as old as they are, which is the least.
+        Those of them that the shadow has not completed: their age so far, a lower bound, counts as completion time.
     preemptions, shadow_preemptions : int
-        Of the same jobs, since the shadow began.
+        Preemptions of the same jobs since the shadow began, really and in the shadow.
     unscored : UnscoredJobs
     agreement : RoundAgreement
-        Of what was published live.
+        Agreement of the rounds that the shadow published live.
     cannot_know : tuple of str
     level : float
-        Of the intervals.
+        Confidence level of the intervals.
     """
 
     status: ShadowStatus
@@ -106,14 +106,14 @@ def score(
     Parameters
     ----------
     log : sequence of Delivery
-        From its beginning.
+        The log from its beginning.
     published : sequence of Shadowed
         The shadow's rounds.
     status : ShadowStatus
     until_s : float
-        How far to follow the shadow: not before the log's end.
+        The time up to which to follow the shadow: not before the log's end.
     seed : int
-        Of the resamples: the same seed gives the same intervals.
+        Seed of the resamples: the same seed gives the same intervals.
     """
     plan, lengths = status.plan, LiveWork()
     for delivery in log:
@@ -187,7 +187,7 @@ class RoundAgreement(msgspec.Struct, frozen=True, kw_only=True):
     rounds, shadow_rounds : int
         Rounds that started a job, really and in the shadow.
     same : int
-        Real ones for which the shadow has a round that starts the same jobs, at most ``within_s`` apart.
+        Real rounds for which the shadow has a round that starts the same jobs, at most ``within_s`` apart.
     starts : int
         Jobs that were started for the first time in both.
     same_starts : int
@@ -255,6 +255,6 @@ def _alike(real: tuple[float, str], shadow: tuple[float, str]) -> bool:
 
 
 def _is_near(at_s: float, times_s: list[float]) -> bool:
-    """Say whether a time is close to one of some rising times."""
+    """Return whether a time is close to one of some rising times."""
     place = bisect_left(times_s, at_s - WITHIN_S)
     return place < len(times_s) and times_s[place] <= at_s + WITHIN_S
