@@ -29,17 +29,17 @@ _log = structlog.get_logger("penstock.executor")
 
 class HostShare(NamedTuple):
     """
-    What a run may use of its host for each of its devices.
+    A run's part of its host for each of its devices.
 
     Attributes
     ----------
     memory_bytes : int
     cpus : float
-        0: whatever is idle.
+        CPUs for each device; 0: whatever is idle.
     node_bytes : int
-        What all jobs of the node may use together.
+        Memory that all jobs of the node may use together.
     asked : bool
-        Whether its user has asked for so much memory; else it is its devices' share.
+        Whether the user has asked for this memory; otherwise it is the share of the run's devices.
     """
 
     memory_bytes: int
@@ -50,24 +50,24 @@ class HostShare(NamedTuple):
 
 class MemoryLimits:
     """
-    Caps of the runs of one node.
+    The memory caps of the runs of one node.
 
     Parameters
     ----------
     devices : iterable of Device
     enforcer : MemoryCaps or None
-        Caps what processes hold of the host's memory, for devices that are the host's; None: the strongest there is.
+        Enforces caps on the host's memory, for devices that are the host's; None: the strongest way that there is.
     share : HostCapacity or None
-        What comes of the host with each device; None: runs are not held to any.
+        The part of the host that comes with each device; None: runs have no limit on the host.
 
     Attributes
     ----------
     caps : dict of Key to dict of int to int
-        Runs that share → device → bytes, as they are now.
+        Run that shares → device → its present cap in bytes.
     framework_bytes : dict of Key to int
-        What of it no allocator sees, as far as is known.
+        Run → the memory that no allocator sees, as far as it is known.
     hosted : dict of Key to HostShare
-        Runs that have their devices alone → what they may use of the host.
+        Run that has its devices alone → its part of the host.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MemoryLimits:
 
     @property
     def enforcer(self) -> MemoryCaps:
-        """What caps the host's memory; looked for when it is first needed, because that may move the executor."""
+        """The enforcer of caps on the host's memory; it is made at first need, because this may move the executor."""
         if self._enforcer is None:
             self._enforcer = host_limits.strongest_caps()
             _log.info("memory_caps", by=self._enforcer.name, reason=self._enforcer.reason)
@@ -108,12 +108,12 @@ class MemoryLimits:
 
     def over_host(self, places: Mapping[tuple[Key, int], tuple[int, int]]) -> dict[Key, str]:
         """
-        Return the runs that hold more of the host than they may, and how; none where the kernel sees to it.
+        Return the runs that exceed their part of the host, and by how much; none if the kernel enforces it.
 
         Parameters
         ----------
         places : mapping
-            Run and rank → its session, and how many devices it has.
+            Run and process rank → its session, and how many devices it has.
         """
         hosted = dict(self.hosted)  # asked in a thread of its own, while runs come and go
         watched = {at: found for at, found in places.items() if at[0] in hosted and found[0]}
@@ -128,18 +128,18 @@ class MemoryLimits:
         return over
 
     def host_words(self, key: Key, devices: int) -> str:
-        """Say what a run was ended for that used more of its host than it may."""
+        """Return in words why a run was ended that exceeded its part of the host."""
         return _host_words(self.hosted[key], devices)
 
     def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
-        """Return what tells a process how much it may hold of each of its devices; empty where it has them alone."""
+        """Return the variables that tell a process its cap on each device; empty if it has its devices alone."""
         cap_bytes = self._least(key, devices)
         if not cap_bytes:
             return {}
         return host_limits.environment([self._devices[index] for index in devices], cap_bytes, framework_bytes)
 
     def fraction(self, key: Key, devices: Sequence[int]) -> float | None:
-        """Return which share of its GPUs a process's allocator may hold by now; None where nobody has to tell it."""
+        """Return the share of its GPUs that a process's allocator may hold now; None if it needs no limit."""
         cap_bytes = self._least(key, devices)
         if not cap_bytes or not all(self._offers(index).tells_allocators for index in devices):
             return None
@@ -167,7 +167,7 @@ class MemoryLimits:
         return command
 
     def change(self, key: Key, rank: int, devices: Sequence[int], leader: int) -> None:
-        """Have a process that runs keep to the cap that it has now."""
+        """Enforce the present cap on a running process."""
         cap_bytes = self._on_host(key, devices)
         if cap_bytes:
             try:
@@ -176,7 +176,7 @@ class MemoryLimits:
                 _log.warning("memory_cap_not_changed", job_id=key[0], epoch=key[1], rank=rank, error=str(error))
 
     def held_bytes(self, index: int, leader: int) -> int:
-        """Return what the processes of one rank hold on a device, as far as anybody counts it; 0 where none can say."""
+        """Return what the processes of one rank hold on a device; 0 if nothing counts it."""
         device = self._devices[index]
         try:
             if device.backend not in self._accounting:
@@ -187,7 +187,7 @@ class MemoryLimits:
             return 0
 
     def broken(self, key: Key, rank: int, index: int, leader: int) -> str:
-        """Return how a process holds more than it may; empty where it keeps to its cap."""
+        """Return in words how a process exceeds its cap; empty if it keeps to the cap."""
         cap_bytes = self.caps.get(key, {}).get(index, 0)
         on_host = self._offers(index).host_memory
         if not cap_bytes or (on_host and self.enforcer.name == "cgroup"):
@@ -198,14 +198,14 @@ class MemoryLimits:
         return f"rank {rank} held {_mib(held_bytes)} of device {index}, where it may hold {_mib(cap_bytes)}"
 
     def killed(self, key: Key, rank: int, devices: Sequence[int]) -> str:
-        """Return how the kernel ended a process for its memory; empty where it did not."""
+        """Return in words how the kernel ended a process for its memory; empty if it did not."""
         cap_bytes = self._on_host(key, devices)
         if not cap_bytes or not self.enforcer.usage(_name(key, rank), 0).killed:
             return ""
         return f"rank {rank} wanted more than the {_mib(cap_bytes)} that it may hold, and was ended by the kernel"
 
     def killed_on_host(self, key: Key, rank: int, devices: int, last_line: str) -> str:
-        """Return what a process that failed was ended for, if it was for its host's memory; else empty."""
+        """Return in words why a failed process was ended, if it was for the host's memory; otherwise empty."""
         hosted = self.hosted.get(key)
         if hosted is None:
             return ""
@@ -216,7 +216,7 @@ class MemoryLimits:
         )
 
     def end(self, key: Key, rank: int) -> None:
-        """End what a process has left in its control group, where it has one."""
+        """End everything that a process has left in its control group, if it has one."""
         self.enforcer.end(_name(key, rank))
 
     def forget_host(self, key: Key, ranks: Iterable[int]) -> None:
@@ -233,7 +233,7 @@ class MemoryLimits:
                 self._enforcer.forget(_name(key, rank))
 
     def least_bytes(self, key: Key) -> int:
-        """Return the least of what a run may hold of any of its devices; 0 where it has them alone."""
+        """Return the smallest cap of a run on any of its devices; 0 if it has them alone."""
         return min(self.caps.get(key, {}).values(), default=0)
 
     def _offers(self, index: int) -> DeviceCapabilities:

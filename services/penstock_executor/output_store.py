@@ -31,7 +31,7 @@ _ask: Final = msgspec.json.Decoder(OutputRequest)
 
 
 class OutputPiece(msgspec.Struct, frozen=True):
-    """What is to be published next; once it is, reading goes on at ``end``."""
+    """The next piece to publish; after it, reading goes on at ``end``."""
 
     data: bytes
     place: OutputOffset
@@ -40,25 +40,25 @@ class OutputPiece(msgspec.Struct, frozen=True):
 
 class OutputTail:
     """
-    One output file being read while it is written.
+    The reader of one output file while it is written.
 
     Parameters
     ----------
     path : Path
         Need not exist yet.
     mark : Path
-        Remembers how far it was published, over restarts of the executor; one that is killed between publishing and
-        remembering publishes that piece twice, which readers see by its place.
+        File that keeps how far the output was published, over restarts of the executor. An executor that is killed
+        between publishing and noting it publishes the piece twice, which readers see by the piece's place.
     channel : OutputChannel
     most_bytes : int
-        Of its beginning, so much is published, and of what is more the end.
+        Bytes of the file's beginning that are published; of what is more, only the end is published.
     piece_bytes : int
-        The most of one piece.
+        The most bytes of one piece.
 
     Attributes
     ----------
     size : int
-        Of the file when it was looked at last.
+        Size of the file at the last look.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class OutputTail:
 
     @property
     def grows_unseen(self) -> bool:
-        """Whether there is more than is published of its beginning."""
+        """Whether the file is longer than the part of its beginning that is published."""
         return self.size > self._most_bytes
 
     def look(self, final: bool = False) -> OutputPiece | None:
         """
-        Return the next piece; None where there is nothing to publish now.
+        Return the next piece; None if there is nothing to publish now.
 
         ``final``: the process has ended, and what is left need not end with a line.
         """
@@ -103,7 +103,7 @@ class OutputTail:
                 os.close(mark)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -131,7 +131,7 @@ class OutputStore:
         self.folder, self.node_id = folder, node_id
 
     def create(self, key: Key, rank: int) -> Path:
-        """Return the folder for a process's output, which exists then."""
+        """Make and return the folder for a process's output."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.rank_path(key, rank)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class OutputStore:
         return self.folder / key[0] / str(key[1]) / str(rank)
 
     def end(self, key: Key, rank: int, processes: int) -> OutputEnd:
-        """Return how long the output of one of a run's processes is."""
+        """Return the length of the output of one of a run's processes."""
         stdout_bytes, stderr_bytes = (_size(self.rank_path(key, rank) / stream) for stream in STREAMS)
         return OutputEnd(key[1], self.node_id, rank, stdout_bytes, stderr_bytes, processes)
 
@@ -171,17 +171,17 @@ class OutputStore:
 
     def expire(self, now_s: float, live: Collection[str], age_s: float, most_bytes: int) -> list[str]:
         """
-        Remove the output of jobs that nobody has written to for long, and the oldest where all take too much room.
+        Remove old output of jobs, and the oldest if all output takes too much room.
 
         Parameters
         ----------
         live : collection of str
-            Jobs that have a run here; theirs stays.
+            Jobs that have a run here; their output stays.
 
         Returns
         -------
         list of str
-            Whose output is gone.
+            The jobs whose output is gone.
         """
         jobs = sorted((_last_s(path), path) for path in self._jobs() if path.name not in live)
         used = sum(_used_bytes(path) for path in self._jobs())

@@ -71,17 +71,17 @@ class ProcessHost:
     clock : callable
         Seconds since the epoch.
     watch : callable
-        ``watch(place, process)``: tell when that process ends.
+        ``watch(place, process)``: report when that process ends.
     report : callable
         ``report(fact)``: a fact that a run's process brought about.
     wake : callable
-        Something has changed.
+        Called when something has changed.
     limits : MemoryLimits
-        What runs may hold of the devices that they share.
+        The memory limits of runs.
     outputs : OutputStore
-        Where the output of processes is kept; beside the run folders where not given.
+        The store of the processes' output; by default it is beside the run folders.
     output_bytes : int
-        The most of each file there.
+        The most bytes of each output file.
     launcher : Launcher
         What starts and ends the processes.
 
@@ -92,9 +92,9 @@ class ProcessHost:
         Open connections.
     checkpoints : CheckpointFolder
     fresh : set of str
-        Jobs whose progress has changed since it was last told.
+        Jobs whose progress has changed since it was last published.
     on_memory : callable
-        ``on_memory(place, memory, iterations)``: a process has said what it holds after so many iterations of this run.
+        ``on_memory(place, memory, iterations)``: called when a process reports its memory, with its iterations so far.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class ProcessHost:
     # --- beginning
     def start(self, job: Job, cluster: Cluster, resume: Resume | None = None) -> LocalRun:
         """
-        Start a job's processes on this node; where that is impossible, the run says why and has no process.
+        Start a job's processes on this node; if that is impossible, the run says why and has no process.
 
-        ``resume`` is what they are to go on from; None where the log knows of nothing.
+        ``resume`` is what they go on from; None if the log knows of nothing.
 
         Raises
         ------
         DiskFull
-            If the disk has no room for it now; nothing was started.
+            If the disk has no room for the run now; then nothing was started.
         """
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
@@ -206,7 +206,7 @@ class ProcessHost:
         return self.limits.environment(run.key, member.devices, need.framework_bytes if need else 0)
 
     def _abort(self, run: LocalRun) -> None:
-        """Take back a start that succeeded for some ranks only: those without a process have ended already."""
+        """Undo a start that succeeded for some processes only: the others count as ended."""
         for index, rank in run.ranks.items():
             if (run.key, index) not in self._processes:
                 rank.ended_s = self._clock()
@@ -217,7 +217,7 @@ class ProcessHost:
         self._watch(place, process)
 
     def adopt(self) -> Iterator[Place]:
-        """Find the runs of an earlier executor again; yield those processes that ended meanwhile."""
+        """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
         for started, stopping in run_folders.scan(self.runs_dir):
             run = LocalRun(
                 job_id=started.job_id,
@@ -250,7 +250,7 @@ class ProcessHost:
 
     # --- ending
     def ask(self, key: Key, ending: Ending, why: str = "") -> None:
-        """Ask all processes of a run where they are, so that they can agree on where to stop."""
+        """Ask all processes of a run for their steps, so that they can agree on where to stop."""
         run = self.runs[key]
         run.ending, run.why, run.asked_s = ending, why, self._clock()
         run_folders.note_stopping(self.runs_dir, run)
@@ -264,7 +264,7 @@ class ProcessHost:
             self.launcher.signal_group(process, signal.SIGTERM)
 
     def end(self, key: Key, ending: Ending, why: str) -> None:
-        """Kill a run for something that it has done."""
+        """Kill a run, with the reason."""
         run = self.runs[key]
         if not run.killed_s:
             run.ending, run.why = ending, why
@@ -278,7 +278,7 @@ class ProcessHost:
             self.launcher.kill(process)
 
     def _living(self, run: LocalRun) -> list[LaunchedProcess]:
-        """Note how far the run's end has come; return those of its processes that are still there."""
+        """Note how far the run's end has come; return the processes that are still alive."""
         run_folders.note_stopping(self.runs_dir, run)
         places = [(run.key, index) for index, rank in run.ranks.items() if rank.alive]
         return [self._processes[place] for place in places if place in self._processes]
@@ -308,7 +308,7 @@ class ProcessHost:
         self._wake()
 
     def _note_host_memory(self, run: LocalRun, index: int) -> None:
-        """Note that a process was ended for its host's memory, where it was."""
+        """Note it if a process was ended for its use of the host's memory."""
         rank = run.ranks[index]
         if rank.failed and not run.ending:
             devices = len(run.devices_of[index])
@@ -325,7 +325,7 @@ class ProcessHost:
         }
 
     def end_over_memory(self, over: Mapping[Key, str]) -> None:
-        """End the runs that hold more of the host's memory than they may, where the kernel does not."""
+        """End the runs that exceed their part of the host's memory, where the kernel does not do it."""
         for key, why in over.items():
             if key in self.runs and self.runs[key].alive:  # it may have ended while it was looked at
                 _log.warning("run_over_host_memory", job_id=key[0], epoch=key[1], reason=why)
@@ -348,12 +348,12 @@ class ProcessHost:
         return run_folders.rank_path(self.runs_dir, *place)
 
     def is_of(self, who: LaneClientId, pid: int) -> bool:
-        """Say whether a process is, or descends from, the one that was started as that rank."""
+        """Return whether a process is, or descends from, the one that was started as that rank."""
         process = self._processes.get(((who.job_id, who.epoch), who.rank))
         return process is not None and self.launcher.belongs_to(pid, process)
 
     def leader(self, place: Place) -> int:
-        """Return the session of a process; 0 where it is gone."""
+        """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
         return 0 if process is None else process.pid
 
@@ -363,7 +363,7 @@ class ProcessHost:
 
     # --- listening (AgentHandler)
     def greet(self, line: AgentConnection, hello: Hello) -> bool:
-        """Take a process in if it is, or descends from, the one that was started as that rank."""
+        """Accept a process if it is, or descends from, the one that was started as that rank."""
         place = ((hello.job_id, hello.epoch), hello.rank)
         run, process = self.runs.get(place[0]), self._processes.get(place)
         if run is None or process is None or not self.launcher.belongs_to(line.pid, process):
@@ -380,7 +380,7 @@ class ProcessHost:
         return True
 
     def hear(self, line: AgentConnection, message: FromJob) -> None:
-        """Take in what a process says, and pass on what the log or the gang should know."""
+        """Note what a process says, and pass on what the log or the gang should know."""
         if line.hello is None:
             return
         key, index = (line.hello.job_id, line.hello.epoch), line.hello.rank
@@ -412,7 +412,7 @@ class ProcessHost:
         self.settle(run)
 
     def _note_begin(self, run: LocalRun, step: int) -> None:
-        """Tell the log where a run has begun, if that is before the checkpoint that it was to load."""
+        """Report where a run has begun, if that is before the checkpoint that it should have loaded."""
         if step >= run.resumed_step or "rewound" in run.told:
             return
         try:
@@ -434,14 +434,14 @@ class ProcessHost:
         )
 
     def settle(self, run: LocalRun, agreed: int | None = None) -> None:
-        """Tell the processes where to stop, if that has just become known; ``agreed``: another node knew it."""
+        """Tell the processes where to stop, once it is known; ``agreed`` is the step as another node knows it."""
         stop = gang.agree(run, agreed)
         if stop is not None:
             run_folders.note_stopping(self.runs_dir, run)
             self._say(run, stop)
 
     def settle_without(self, run: LocalRun, job: Job) -> None:
-        """Do not wait for the answers of those of the gang whose nodes have ended their part."""
+        """Settle the stop without the gang's processes on nodes that have ended their part."""
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         absent = {member.rank for member in gang if member.node_id not in job.open_nodes}
         if absent != run.absent:
@@ -461,7 +461,7 @@ class ProcessHost:
         self._report(RunWarned(warning=warning, **self._about(key)))
 
     def tell_caps(self, run: LocalRun) -> None:
-        """Tell the processes of a run what they may hold by now, where their own allocators have to keep to it."""
+        """Tell the processes of a run their present caps, if their own allocators have to keep to them."""
         for index, devices in run.devices_of.items():
             fraction, line = self.limits.fraction(run.key, devices), self.lines.get((run.key, index))
             if fraction is not None and line is not None:

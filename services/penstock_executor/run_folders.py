@@ -28,7 +28,7 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while a run lasts."""
+    """The record of a run that does not change while the run lasts."""
 
     job_id: str
     epoch: int
@@ -45,7 +45,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run's end has come; written before the deed."""
+    """The record of how far a run's end has come; it is written before each step of the end."""
 
     ending: Ending
     asked_s: float
@@ -93,7 +93,7 @@ def create(runs: Path, run: LocalRun) -> None:
 
 
 def note_stopping(runs: Path, run: LocalRun) -> None:
-    """Write down how far the run's end has come; where that fails, only a restart in the middle of it would notice."""
+    """Write down how far the run's end has come; a failure to write matters only to a restart during the end."""
     stopping = StopRecord(
         ending=run.ending,
         asked_s=run.asked_s,
@@ -125,7 +125,7 @@ def _replace(path: Path, body: bytes) -> None:
 
 
 def scan(runs: Path) -> Iterator[tuple[RunRecord, StopRecord | None]]:
-    """Yield every run that has a folder; what was never completely started is removed."""
+    """Yield every run that has a folder; remove runs that were never completely started."""
     for folder in sorted(runs.glob("*/*")):
         try:
             started = _started.decode((folder / "run.json").read_bytes())
@@ -144,17 +144,17 @@ def _stop_of(folder: Path) -> StopRecord | None:
 
 
 def greeted(runs: Path, key: Key, rank: int) -> bool:
-    """Say whether the process ever spoke the agent protocol."""
+    """Return whether the process ever spoke the agent protocol."""
     return (rank_path(runs, key, rank) / "hello").exists()
 
 
 def done(runs: Path, key: Key, rank: int) -> bool:
-    """Say whether the process has said that all is done."""
+    """Return whether the process has said that all is done."""
     return (rank_path(runs, key, rank) / "done").exists()
 
 
 def remove(runs: Path, key: Key) -> None:
-    """Remove a run's folder, and the job's where it was the last."""
+    """Remove a run's folder, and the job's folder after its last run."""
     folder = path_of(runs, key)
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -176,13 +176,13 @@ def last_line(path: Path, most_bytes: int = 4096) -> str:
 
 
 class ExecutorError(Exception):
-    """The executor cannot work here; says what to do."""
+    """The executor cannot work here; the message says what to do."""
 
 
 @contextmanager
 def alone_in(path: str) -> Iterator[Path]:
     """
-    Hold the data folder.
+    Hold the data folder for this executor alone, while the context is open.
 
     Raises
     ------

@@ -129,7 +129,7 @@ class Executor:
         self.tasks: asyncio.TaskGroup
 
     async def work(self) -> None:
-        """Catch up, take in what still runs, and reconcile until the shell stops."""
+        """Catch up, adopt the runs that are still alive, and reconcile until the shell stops."""
         async with self.live:
             await self.live.caught_up()
             self.removed = set(self.live.state.finished)
@@ -262,7 +262,7 @@ class Executor:
         self.wake()
 
     def _put_off(self, key: Key, error: OSError) -> None:
-        """Look again later what a run is to go on from."""
+        """Look again later for the checkpoint that a run goes on from."""
         self.shell.log.warning("checkpoints_not_readable", job_id=key[0], epoch=key[1], error=str(error))
         if key not in self.unreadable:
             self.unreadable.add(key)
@@ -276,7 +276,7 @@ class Executor:
         self.wake()
 
     async def _hand_over(self) -> None:
-        """Go on handing out checkpoints for a while, if jobs that had to leave this node need them elsewhere."""
+        """Serve checkpoints for a while longer, if jobs that had to leave this node need them elsewhere."""
         sharing = self.host.checkpoints.sharing()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_S):
@@ -288,7 +288,7 @@ class Executor:
                     await self.live.changed.wait()
 
     def _tidy_resumes(self) -> None:
-        """Forget what runs go on from that are under way or no longer wanted; what is being copied for them stops."""
+        """Drop the checkpoints found for runs that have started or are no longer wanted; copies for them stop."""
         for key in [key for key in self.resumes if key in self.host.runs or not self._is_wanted(key)]:
             del self.resumes[key]
             self.finding.pop(key).cancel()
@@ -353,7 +353,7 @@ class Executor:
 
     @property
     def incarnation(self) -> str:
-        """Changes with every start, and with every return from having been declared lost."""
+        """The name of this life of the node: another after each start, and after each return from being lost."""
         return f"{self.boot}-{self.joins}"
 
     # --- what the processes do
@@ -383,7 +383,7 @@ class Executor:
             self.alone.set()
 
     async def _conclude(self, place: Place) -> None:
-        """Take in the rest of a process's output, then let its end be known."""
+        """Publish the rest of a process's output, then report its end."""
         code = self.host.buried(place)
         await self.teller.finish(place)
         self.host.ended(place, code)
@@ -391,7 +391,7 @@ class Executor:
     # --- the frame
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Listen on the agents' socket; afterwards let go of all processes, which live on."""
+        """Listen on the agents' socket; afterwards stop watching all processes, which live on."""
         self.door = agent_listener.AgentListener(Path(self.site.socket), self.host)
         try:
             yield
@@ -402,7 +402,7 @@ class Executor:
 
     @contextmanager
     def _floor(self) -> Iterator[None]:
-        """Keep the pages of shared devices; afterwards those who share go on as they are, until a new keeper comes."""
+        """Run the sharing supervisor; afterwards shared runs go on as they are, until a new broker starts."""
         loop = asyncio.get_running_loop()
         self.floor = open_floor(
             self.host,
@@ -471,13 +471,13 @@ class Executor:
             await asyncio.sleep(EXPIRE_LOOK_S)
 
     def _serving(self) -> AbstractAsyncContextManager[None]:
-        """Answer who asks for the output that this node keeps."""
+        """Answer requests for the output that this node keeps."""
         subject = subjects.output(self.node_id)
         endpoint = Endpoint(name="output", subject=subject, handler=self.host.outputs.answer)
         return self.shell.bus.serve(f"penstock-output-{self.node_id}", VERSION, [endpoint])
 
     def _recall(self) -> None:
-        """Remember for adopted runs what the log has been told already, and what they share."""
+        """Note for adopted runs which facts the log has already, and which devices they share."""
         for found in sorted(self.host.runs.values(), key=lambda run: run.started_s):
             if self.live.state.started.get(found.job_id, {}).get(self.node_id) == found.epoch:
                 found.told.add("started")

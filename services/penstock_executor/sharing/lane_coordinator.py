@@ -115,7 +115,7 @@ class LaneCoordinator:
             orders = self.lanes.take()
             touched |= orders.touched
             self._prepare(orders)
-            if not orders.seatings:  # of whom the keeper may have seen something more
+            if not orders.seatings:  # of these processes the broker may have seen something more
                 break
         for place in sorted(touched):
             self._write(place)
@@ -210,7 +210,7 @@ class LaneCoordinator:
             if lane not in self.keeper.lanes:
                 self.keeper.open(lane)
                 self._closing.add(lane)
-        with suppress(ValueError):  # it has gone, of which the keeper tells next
+        with suppress(ValueError):  # it has gone, as the broker's next event says
             self.keeper.seat(who, [self._lane(place) for place in seats])
 
     def _refuse(self, who: LaneClientId, reason: str) -> None:
