@@ -71,15 +71,30 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     on_device: bool = False
 
 
-class StepProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Where the process is; sent a few times a second at most. ``step`` counts from the job's very beginning.
+    What a process says of its loop; of a run's first process it goes on, whole, to the end of the run in the log.
 
-    ``waited_s`` is what it waited for its turns, between its iterations; ``saves``, whether it has said how to save a
-    checkpoint. ``diverged`` names the metrics whose last
-    value is no finite number. ``batch_size`` is that of one step over all processes, as the script uses it; 0 where it
-    has not asked. ``samples`` are those that its sampler has handed out and that were done, over all runs and epochs.
-    ``iteration_s`` and ``error_s`` are the mean of the measured iterations of this run and its standard error.
+    Fields that :class:`penstock_log.RunEnded` has by the same name are carried there.
+
+    Attributes
+    ----------
+    step : int
+        Counted from the job's very beginning.
+    loop_steps, loop_s : int, float
+        Iterations of this run, and the seconds that they took.
+    waited_s : float
+        What it waited for its turns, between its iterations.
+    saves : bool
+        Whether it has said how to save a checkpoint.
+    diverged : tuple of str
+        Metrics whose last value is no finite number.
+    batch_size : int
+        Of one step over all processes, as the script uses it; 0 where it has not asked.
+    samples : int
+        Those that its sampler has handed out and that were done, over all runs and epochs.
+    iteration_s, error_s : float
+        Mean of the measured iterations of this run, and its standard error.
     """
 
     step: Count
@@ -95,6 +110,10 @@ class StepProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     samples: Count = 0
     iteration_s: Seconds = 0.0
     error_s: Seconds = 0.0
+
+
+class StepProgress(LoopReport, frozen=True, kw_only=True, tag="progress"):
+    """Where the process is; sent a few times a second at most."""
 
 
 class StepReached(msgspec.Struct, frozen=True, kw_only=True, tag="at"):
@@ -127,22 +146,8 @@ class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
     error: str
 
 
-class SessionDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class SessionDone(LoopReport, frozen=True, kw_only=True, tag="done"):
     """The session was left in good order: last step and last metrics."""
-
-    step: Count
-    loop_steps: Count
-    loop_s: Seconds
-    waited_s: Seconds = 0.0
-    saves: bool = False
-    metrics: dict[str, float] = {}
-    diverged: tuple[str, ...] = ()
-    skew: Share = 0.0
-    memory: MemoryReport | None = None
-    batch_size: Count = 0
-    samples: Count = 0
-    iteration_s: Seconds = 0.0
-    error_s: Seconds = 0.0
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

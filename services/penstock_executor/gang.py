@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from penstock_cluster.nodes import Cluster
 from penstock_executor.launchers.environment import GangMember
 from penstock_executor.run_state import Key, LocalRun, RunProcess
@@ -23,6 +25,7 @@ from penstock_log.agent_protocol import (
     CheckpointSaved,
     FromJob,
     Hello,
+    LoopReport,
     SaveFailed,
     SessionDone,
     StepProgress,
@@ -164,13 +167,13 @@ def hear(run: LocalRun, index: int, message: FromJob) -> None:
     match message:
         case Hello():
             rank.greeted = True
-            rank.step = max(rank.step, message.step)
+            _reach(rank, message.step)
             run.answers.pop(index, None)  # a question over an older connection is void
             run.held.discard(index)
         case StepProgress():
-            _progress(rank, message)
+            _take_report(rank, message)
         case SessionDone():
-            _progress(rank, message)
+            _take_report(rank, message)
             rank.done = True
             run.answers[index] = message.step
         case StepReached():
@@ -180,25 +183,29 @@ def hear(run: LocalRun, index: int, message: FromJob) -> None:
         case CheckpointSaved():
             rank.saved_step = max(rank.saved_step, message.step)
             rank.saved_samples = max(rank.saved_samples, message.samples)
-            rank.step = max(rank.step, message.step)
+            _reach(rank, message.step)
             rank.leaving = rank.leaving or message.leaving
         case SaveFailed():
-            rank.step = max(rank.step, message.step)
+            _reach(rank, message.step)
 
 
-def _progress(rank: RunProcess, message: StepProgress | SessionDone) -> None:
-    rank.step, rank.loop_steps, rank.loop_s = message.step, message.loop_steps, message.loop_s
-    rank.waited_s, rank.saves = message.waited_s, message.saves
-    if message.memory is not None:
-        rank.peak_bytes = max(rank.peak_bytes, message.memory.peak_bytes, message.memory.allocated_bytes)
-    metrics = {**rank.metrics, **message.metrics}
-    kept = kept_metrics(metrics)
-    rank.metrics = {name: metrics[name] for name in kept if name not in message.diverged}
-    rank.diverged = tuple(kept_metrics(message.diverged))
-    rank.crowded = rank.crowded or len(kept) < len(metrics) or len(rank.diverged) < len(message.diverged)
-    rank.skew = message.skew or rank.skew
-    rank.batch_size, rank.samples = message.batch_size, message.samples
-    rank.iteration_s, rank.error_s = message.iteration_s, message.error_s
+def _take_report(rank: RunProcess, report: LoopReport) -> None:
+    """Take in what a process says of its loop: metrics that it does not name, and its skew, stay as they were."""
+    if report.memory is not None:
+        rank.peak_bytes = max(rank.peak_bytes, report.memory.peak_bytes, report.memory.allocated_bytes)
+    metrics = {**rank.report.metrics, **report.metrics}
+    kept, diverged = kept_metrics(metrics), tuple(kept_metrics(report.diverged))
+    rank.crowded = rank.crowded or len(kept) < len(metrics) or len(diverged) < len(report.diverged)
+    rank.report = msgspec.structs.replace(
+        report,
+        metrics={name: metrics[name] for name in kept if name not in report.diverged},
+        diverged=diverged,
+        skew=report.skew or rank.report.skew,
+    )
+
+
+def _reach(rank: RunProcess, step: int) -> None:
+    rank.report = msgspec.structs.replace(rank.report, step=max(rank.report.step, step))
 
 
 def agree(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:

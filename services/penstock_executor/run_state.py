@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
 from penstock_log import Checkpoint, Job, JobState, Outcome, RunEnded
-from penstock_log.agent_protocol import EXIT_PREEMPTED
+from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
 
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "host_memory", "hang"]
 """
@@ -53,10 +53,8 @@ class RunProcess(msgspec.Struct, kw_only=True):
         When the executor learned of its end; 0 while it runs.
     greeted : bool
         Whether it speaks the agent protocol.
-    step, loop_steps, loop_s, waited_s, metrics, diverged, skew, batch_size, samples, iteration_s, error_s
-        From its last report.
-    saves : bool
-        Whether it can save a checkpoint when it is asked to stop.
+    report : LoopReport
+        What it has said last of its loop.
     peak_bytes : int
         The most memory that it said it held of one device.
     saved_step, saved_samples : int
@@ -74,18 +72,7 @@ class RunProcess(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     ended_s: float = 0.0
     greeted: bool = False
-    step: int = 0
-    loop_steps: int = 0
-    loop_s: float = 0.0
-    waited_s: float = 0.0
-    metrics: dict[str, float] = {}
-    diverged: tuple[str, ...] = ()
-    skew: float = 0.0
-    batch_size: int = 0
-    samples: int = 0
-    iteration_s: float = 0.0
-    error_s: float = 0.0
-    saves: bool = False
+    report: LoopReport = LoopReport(step=0, loop_steps=0, loop_s=0.0)
     peak_bytes: int = 0
     saved_step: int = 0
     saved_samples: int = 0
@@ -266,6 +253,10 @@ NOT_FOUND: Final = 127
 """What a shell says of a program that it cannot find."""
 
 
+CARRIED: Final = tuple(name for name in LoopReport.__struct_fields__ if name in RunEnded.__struct_fields__)
+"""What the end of a run says as its first process has said it last."""
+
+
 def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
     """
     Return the fact that ends a run without living processes.
@@ -281,6 +272,9 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
     outcome, reason, rank = _verdict(run, job, limit_s)
     first = run.ranks.get(0, RunProcess())
     saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if _is_of(job.checkpoint, run) else 0)
+    carried: dict[str, Any] = {name: getattr(first.report, name) for name in CARRIED}
+    if outcome == "preempted":
+        carried["samples"] = first.saved_samples
     return RunEnded(
         job_id=run.job_id,
         epoch=run.epoch,
@@ -289,22 +283,12 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
         outcome=outcome,
         exit_code=NOT_FOUND if run.refused and not job.sample else 0 if rank.unflushed else rank.exit_code,
         reason=reason,
-        steps=saved if outcome == "preempted" else first.step,
-        loop_steps=first.loop_steps,
-        loop_s=first.loop_s,
-        waited_s=first.waited_s,
-        saves=first.saves,
+        steps=saved if outcome == "preempted" else first.report.step,
         peak_memory_bytes=first.peak_bytes,
         out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
         killed=outcome == "failed" and rank.failed and _vanished(run, rank) and run.ending != "host_memory",
         cap_bytes=run.cap_bytes,
-        metrics=first.metrics,
-        diverged=first.diverged,
-        skew=first.skew,
-        batch_size=first.batch_size,
-        samples=first.saved_samples if outcome == "preempted" else first.samples,
-        iteration_s=first.iteration_s,
-        error_s=first.error_s,
+        **carried,
     )
 
 

@@ -187,7 +187,7 @@ class RunTelemetry:
         now_s = self._shell.now_s()
         for key in [key for key in self._host.fresh if now_s - self._told_s.get(key, 0.0) >= PROGRESS_S]:
             rank = self._host.runs[key].ranks[0]
-            body = {name: getattr(rank, name) for name in TOLD} | {"job_id": key[0], "epoch": key[1]}
+            body = {name: getattr(rank.report, name) for name in TOLD} | {"job_id": key[0], "epoch": key[1]}
             self._host.fresh.discard(key)
             self._told_s[key] = now_s
             await self.tell(subjects.progress(key[0]), body)

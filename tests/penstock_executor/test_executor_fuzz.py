@@ -133,7 +133,7 @@ async def test_whatever_comes_on_the_agents_socket_is_no_end_of_the_executor(hos
         agent.connect(str(tmp_path / "s"))
         agent.sendall(hello + b'{"type": "progress", "step": 77, "loop_steps": 77, "loop_s": 1.5}\n')
         door.catch_up()
-    rank = host.runs["j1", 1].ranks[0]
+    rank = host.runs["j1", 1].ranks[0].report
     assert (rank.step, rank.loop_s) == (77, 1.5)
     assert len(rank.metrics) <= MOST_METRICS
     assert all(len(name) <= LONGEST_METRIC for name in rank.metrics)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from executor_machine_cases import Node, joined, placed, preempted, submitted
 
 from penstock_executor import gang
 from penstock_log import RunEnded
-from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone, StepProgress
+from penstock_log.agent_protocol import (
+    EXIT_PREEMPTED,
+    CheckpointSaved,
+    LoopReport,
+    MemoryReport,
+    SessionDone,
+    StepProgress,
+)
 
 
 def progress(step: int, samples: int) -> StepProgress:
@@ -34,6 +44,36 @@ def test_a_runs_end_says_what_its_first_process_said_last() -> None:
     fact = end_of(node, 0, progress(3, 192), done, others=(progress(9, 7),))
     assert fact.outcome == "completed"
     assert (fact.batch_size, fact.samples, fact.iteration_s, fact.error_s) == (64, 570, 0.2, 0.02)
+
+
+def test_a_report_travels_whole_to_the_end_of_its_run() -> None:
+    said: dict[str, Any] = {
+        "step": 9,
+        "loop_steps": 8,
+        "loop_s": 2.0,
+        "waited_s": 0.5,
+        "saves": True,
+        "metrics": {"loss": 0.25},
+        "diverged": ("acc",),
+        "skew": 0.125,
+        "memory": MemoryReport(allocated_bytes=3, peak_bytes=5),
+        "batch_size": 64,
+        "samples": 570,
+        "iteration_s": 0.2,
+        "error_s": 0.02,
+    }
+    assert set(said) == set(LoopReport.__struct_fields__)
+    fact = end_of(Node().given(joined(), submitted(), placed()), 0, SessionDone(**said))
+    assert fact.steps == said.pop("step")
+    assert fact.peak_memory_bytes == said.pop("memory").peak_bytes
+    assert {name: getattr(fact, name) for name in said} == said
+
+
+def test_a_report_is_flat_on_the_wire() -> None:
+    done = SessionDone(step=9, loop_steps=8, loop_s=2.0)
+    sent = msgspec.json.decode(msgspec.json.encode(done))
+    assert list(sent) == ["type", *LoopReport.__struct_fields__]
+    assert (sent["type"], sent["step"], sent["loop_steps"]) == ("done", 9, 8)
 
 
 def test_a_preempted_run_has_done_what_its_last_checkpoint_has() -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, SupportsFloat
+from typing import TYPE_CHECKING, Final, SupportsFloat, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 PROGRESS_S: Final = 0.25
 """Least seconds between two lines of progress."""
+ReportT = TypeVar("ReportT", StepProgress, SessionDone)
 
 _log = logging.getLogger("penstock.session")
 
@@ -232,24 +233,7 @@ class Boundary:
     def tell_progress(self) -> None:
         """Say where the script is."""
         self._limit.tell()  # a script may import torch after it has opened the session
-        course, timing = self._course, self.pace.measured(self._course.loop_steps)
-        self._tell(
-            StepProgress(
-                step=course.step,
-                loop_steps=course.loop_steps,
-                loop_s=self.pace.loop_s,
-                waited_s=course.waited_s,
-                saves=self.save is not None,
-                metrics=self._finite(),
-                diverged=self._diverged(),
-                skew=self.skew,
-                memory=torch_support.measure(),
-                batch_size=self.batch_size(),
-                samples=self.samples,
-                iteration_s=timing.iteration_s,
-                error_s=timing.error_s,
-            )
-        )
+        self._tell(self._report(StepProgress))
 
     def disconnect(self, error: BaseException | None) -> None:
         """Say how the session ended, and hang up; the token goes first, since nobody has to wait for the rest."""
@@ -304,7 +288,7 @@ class Boundary:
     def _end_sample(self) -> None:
         self.pace.settle()
         if self._agent is not None:
-            self._agent.tell_last(self._done())
+            self._agent.tell_last(self._report(SessionDone))
         self._exit(0)
 
     def _leave(self, agent: AgentClient) -> None:
@@ -360,7 +344,7 @@ class Boundary:
     def _say_goodbye(self, agent: AgentClient, error: BaseException | None) -> None:
         if _ended_well(error):
             self.pace.settle()
-            agent.tell_last(self._done())
+            agent.tell_last(self._report(SessionDone))
             return
         self.tell_progress()
 
@@ -372,9 +356,9 @@ class Boundary:
         if self._agent is not None:
             self._agent.tell(message)
 
-    def _done(self) -> SessionDone:
+    def _report(self, kind: type[ReportT]) -> ReportT:
         course, timing = self._course, self.pace.measured(self._course.loop_steps)
-        return SessionDone(
+        return kind(
             step=course.step,
             loop_steps=course.loop_steps,
             loop_s=self.pace.loop_s,
