@@ -307,7 +307,7 @@ class _Node:
         seat = self.observed.seats.get(run.key)
         return seat.reason if seat is not None and seat.at == "leaving" else ""
 
-    # --- leases that are not here
+    # --- grants that have no run here
     def leases(self) -> Iterator[Action]:
         """Yield what to do about grants of this node that have no run here yet."""
         leased = [job for job in map(self.state.jobs.get, sorted(self.state.leased)) if job and self._has_lease(job)]

@@ -318,7 +318,7 @@ class Executor:
 
     def _tell_end_or_start(self, fact: RunStarted | RunEnded) -> None:
         run = self.host.runs.get((fact.job_id, fact.epoch))
-        if run is None:  # a lease that never ran here: remembered, so that its end is told once
+        if run is None:  # a grant that never ran here: remembered, so that its end is told once
             run = LocalRun(job_id=fact.job_id, epoch=fact.epoch, refused="never started", told={"started"})
             self.host.runs[run.key] = run
             self.floor.withdraw(run.key, "its lease ended before it began")

@@ -101,7 +101,7 @@ class SharingSupervisor:
         """How far each run that takes turns has come."""
         return {**self.lanes.seats, **self._refused}
 
-    # --- from lease to end
+    # --- from grant to end
     def adopt(self, job: Job, run: LocalRun) -> None:
         """Take over a run that an earlier executor has started."""
         self.limits.set_fraction(job, run.devices)

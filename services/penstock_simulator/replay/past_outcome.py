@@ -67,7 +67,7 @@ def censored(jobs: list[Job]) -> npt.NDArray[np.bool_]:
 
 
 def _held_gpu_s(history: ClusterHistory, jobs: list[Job]) -> Floats | None:
-    """Return what each job held of devices, (J,); None where that is always as many as it asked for."""
+    """Return each job's device time, (J,); None if each job always held as many devices as it asked for."""
     if not any(history.jobs[job.id].spec.elastic for job in jobs):
         return None
     return np.array(
@@ -114,7 +114,7 @@ def _recorded_spells(history: ClusterHistory, jobs: list[Job]) -> DeviceSpells:
 
 def only(outcome: Outcome, rows: Ints) -> Outcome:
     """
-    Return the outcome of some of the jobs; the others ran as well and are not told of.
+    Return the outcome of some of the jobs; the others ran as well and are left out.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def only(outcome: Outcome, rows: Ints) -> Outcome:
 
 
 def without_ends(outcome: Outcome, jobs: npt.NDArray[np.bool_]) -> Outcome:
-    """Return the outcome as if nobody knew when some jobs, (J,) bool, ended; what they held is kept."""
+    """Return the outcome without the ends of some jobs, (J,) bool; the devices that they held stay."""
     last_s = float(np.nanmax(outcome.end_s, initial=-np.inf))
     until_s = max(last_s, -np.inf if outcome.until_s is None else outcome.until_s)
     end_s = np.where(jobs, np.nan, outcome.end_s)

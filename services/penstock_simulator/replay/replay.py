@@ -103,11 +103,11 @@ class Replay:
     Attributes
     ----------
     measured, replayed : Outcome
-        Of one trace of J jobs, on the log's clock.
+        Outcomes of one trace of J jobs, on the log's clock.
     censored : (J,) bool array
         Jobs without a true length.
     left_s : (J,) float array, seconds
-        When each job was really over: completed, failed or cancelled; the log's end for one that was not.
+        When each job was really over: completed, failed or cancelled; the log's end for a job that was not.
     names : tuple of str, (J,)
     never_ran : tuple of Job
         Jobs that are left out.
@@ -153,11 +153,11 @@ def replay(
     policy : str
         One of :data:`penstock_simulator.engine.policies.POLICIES`.
     added : SimulatedNodes, optional
-        Nodes that there were not, from the beginning.
+        Further nodes, from the beginning.
     without : collection of str
-        Nodes that there were and are not to be.
+        Nodes of the history to leave out.
     from_s, to_s : float
-        Only jobs submitted in this window, on the log's clock, are told of; all are run again.
+        The window of submissions, on the log's clock, whose jobs are reported; all jobs are run again.
     **options
         Fields of :class:`penstock_simulator.engine.simulation.SimulationOptions`: ``settings`` are those that the
         cluster had in its file, for the log does not hold them. What is 0 in ``costs`` is as measured, or as most jobs
@@ -206,10 +206,10 @@ def _as_configured(options: SimulationOptions, history: ClusterHistory, policy: 
 
 def _delays(history: ClusterHistory, statements: PastStatements, shift_s: float) -> dict[str, DecisionDelays]:
     """
-    Return how long after what they went by the services decided, and when they were kept from it.
+    Return the delays of the services' decisions, and the times at which they were kept from deciding.
 
-    What took long to get into the log kept its service from deciding anew. By how much its clock and that of the bus
-    differ, most decisions tell; where that is much, nobody knows what took long.
+    A fact that took long to get into the log kept its service from deciding anew. Most decisions show the difference
+    between the service's clock and that of the bus; if it is large, nobody knows which facts took long.
     """
     found = {}
     for name in {*history.lags_s, *history.underway}:
@@ -276,7 +276,7 @@ def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJ
 def _outage(
     history: ClusterHistory, departure: tuple[float, str, NodeJoined | None, bool], silence_s: float, shift_s: float
 ) -> Outage:
-    """Return the failure of a node: it was last heard of so long before it was lost, and may have said more since."""
+    """Return a node's failure: its heartbeats end ``silence_s`` before it was lost, but it may have written later."""
     lost_s, node_id, back, _ = departure
     heard_s = max(0.0, lost_s - silence_s + shift_s)
     spoke_s = history.spoke_s.get((node_id, lost_s), 0.0) + shift_s
@@ -299,7 +299,7 @@ def _others(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> lis
 
 
 def _cancels(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> Iterator[tuple[str, AnyEvent, str]]:
-    """Yield who is cancelled at a time of the log's: those that waited then, or at its end."""
+    """Yield the cancellations at times of the log: of jobs that waited then, or at the log's end."""
     for task in (*book.tasks, *book.others):
         if math.isinf(task.work_s):
             at_s = history.cancelled_s.get(task.id, history.last_s)
@@ -329,7 +329,7 @@ def _departures(history: ClusterHistory, known: Collection[str], shift_s: float)
 
 class PastStatements:
     """
-    Makes statements when their time has come.
+    The statements of the profiler and the tuner, each made again when its time has come.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ class PastStatements:
             self._happen(self.moments.last)
 
     def _end(self, job_id: str) -> None:
-        """Take all that was to become of a job that is over for having happened."""
+        """Count everything that was to happen to a job that is over as having happened."""
         for moment in [moment for moment in self._waiting if moment[1] == job_id]:
             self._happen(moment)
 
@@ -399,7 +399,7 @@ class PastStatements:
         self._say(at)
 
     def _say(self, at: int) -> None:
-        """Make a statement, unless one before which it cannot be is still to come; then those that waited for it."""
+        """Make a statement, unless it has to come after one that is still missing; then those that waited for it."""
         if at in self._said or not self._before[at] <= self._said:
             return
         statement = self._statements[at]
@@ -421,7 +421,7 @@ class PastStatements:
         return moved  # type: ignore[no-any-return]
 
     def _of_now(self, statement: PastStatement, demand: Demand) -> Demand:
-        """Return a demand for the job's present epoch; void if it was, or if the job waited then and runs now."""
+        """Return a demand for the job's present epoch; void if it was void, or if the job waited then and runs now."""
         job, then = self._jobs.get(demand.job_id), statement.placed.get(demand.job_id)
         void = then is None or job is None or (not then[1] and self.moments.placed[job.id] > then[0])
         return msgspec.structs.replace(demand, epoch=-1 if void or job is None else job.epoch)
@@ -459,7 +459,7 @@ def parse(word: str, history: ClusterHistory) -> SimulatedNodes:
     Raises
     ------
     ValueError
-        If it is no such word, or the cluster has no such kind: nothing is known of how fast jobs are on it.
+        If the word names no nodes, or the cluster has no such kind: nothing is known of the speed of jobs on it.
     """
     if not word.startswith("+"):
         raise ValueError(f"--cluster is {word!r}; {_EXPECTED}")
@@ -516,7 +516,7 @@ def _groups(word: str, term: str, joined: Sequence[NodeJoined]) -> list[NodeGrou
 
 
 def _sizes(kind: str, joined: Sequence[NodeJoined]) -> list[int]:
-    """Return how many devices of a kind the nodes have that have any."""
+    """Return the number of devices of a kind on each node that has any."""
     counts = [Counter(device.kind for device in one.devices)[kind] for one in joined]
     return [count for count in counts if count]
 

@@ -33,7 +33,7 @@ _EVEN_S: Final = 0.05
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's completion time, really and otherwise."""
+    """One job's completion time, really and under the other schedule."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CensoredTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Completion times with censored jobs, really and otherwise, up to a common horizon."""
+    """Completion times with censored jobs, really and under the other schedule, up to a common horizon."""
 
     jobs: int
     censored: int
@@ -62,18 +62,18 @@ class ReplayScore(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     all : CompletionTimeChange
-        Over the jobs that completed in both.
+        The change over all jobs that completed in both.
     teams, users : dict of str to CompletionTimeChange
-        The same, for each; by name. Empty names are jobs without one.
+        Name → the same for each team and user. The empty name stands for jobs without one.
     gained, lost : tuple of JobChange
-        The ten jobs whose completion comes earliest, and latest, against what it was; the most first.
+        The ten jobs that gain most, and the ten that lose most; the largest change first.
     everybody : CensoredTimes
-        With jobs that have no true length.
+        The change with jobs that have no true length.
     unfinished : tuple of str
-        Jobs that completed really and do not otherwise.
+        Jobs that completed really and do not complete under the other schedule.
     resamples : int
     level : float
-        Of the intervals.
+        Confidence level of the intervals.
     """
 
     all: CompletionTimeChange
@@ -89,18 +89,18 @@ class ReplayScore(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReplayCheck(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The log replayed under the policy and with the settings under which it was recorded: how far its replays are off.
+    The error of replays: the log replayed under the policy and with the settings under which it was recorded.
 
     Attributes
     ----------
     policy : str
     jobs : int
-        That completed in both.
+        Jobs that completed in both.
     was_avg_s, avg_s : float
     off : float or None
-        Average JCT, replayed over measured, less 1; None where no job completed in both.
+        Average JCT, replayed over measured, less 1; None if no job completed in both.
     tolerance : float
-        How far it may be off for a verdict on other policies.
+        The largest error that allows a verdict on other policies.
     holds : bool
     differ : tuple of JobChange
         The jobs whose completion times differ most, the most first.
@@ -134,7 +134,7 @@ def check(found: ReplayScore, policy: str) -> ReplayCheck:
 
 
 def without_intervals(found: ReplayScore) -> ReplayScore:
-    """Return a score that says nothing of how sure its differences are."""
+    """Return a score without the intervals of its differences."""
 
     def bare(one: CompletionTimeChange) -> CompletionTimeChange:
         return msgspec.structs.replace(one, avg_interval_s=None, ratio_interval=None, p95_interval_s=None)
@@ -162,14 +162,14 @@ def score(
     Parameters
     ----------
     was, now : Outcome
-        Of the same trace of J jobs. Jobs of ``was`` without an end are censored; those that end in ``now`` end there
-        as they were killed.
+        Outcomes of the same trace of J jobs. Jobs of ``was`` without an end are censored; if they end in ``now``, they
+        are killed there too.
     left_s : (J,) float array, seconds
         When each job was last seen in ``was``, on the trace's clock: its end, or when it was killed, or the log's end.
     names : sequence of str, (J,), optional
         What people call the jobs.
     seed : int
-        Of the resamples: the same seed gives the same intervals.
+        Seed of the resamples: the same seed gives the same intervals.
     """
     trace, both = was.trace, was.finished & now.finished
     was_s, now_s = was.end_s - trace.submit_s, now.end_s - trace.submit_s
@@ -220,7 +220,7 @@ class _Jobs:
 
 
 def _everybody(was: Outcome, now: Outcome, left_s: Floats) -> CensoredTimes:
-    """Return both estimates: a job that is censored really is censored otherwise where it would have been killed."""
+    """Return both estimates: a job that is really censored is censored in the other schedule where it is killed."""
     submit_s = was.trace.submit_s
     last_s = float(np.nanmax(now.end_s, initial=float(submit_s[-1])))
     was_s = np.where(was.finished, was.end_s, left_s) - submit_s
@@ -244,9 +244,9 @@ class CompletionEstimate(msgspec.Struct, frozen=True, kw_only=True):
     mean_s : float
         Mean of the completion time or the horizon, whichever is shorter.
     median_s : float or None
-        None where more than half are not known to complete.
+        None if more than half are not known to complete.
     least_s : float
-        Average if every censored job had completed the moment at which it was last seen: less than the truth.
+        Average as if every censored job had completed when it was last seen: less than the truth.
     """
 
     mean_s: float
@@ -261,10 +261,10 @@ def estimate(times_s: Floats, completed: npt.NDArray[np.bool_], horizon_s: float
     Parameters
     ----------
     times_s : (J,) float array, seconds
-        From submission to completion, or to when the job was last seen; at least one.
+        Times from submission to completion, or to when the job was last seen; at least one.
     completed : (J,) bool array
     horizon_s : float
-        Up to where the mean looks; the same for all that are compared, and no longer than the longest time of each.
+        The horizon of the mean; the same for all compared schedules, and no longer than the longest time of each.
 
     Notes
     -----
@@ -295,7 +295,7 @@ def survival(times_s: Floats, completed: npt.NDArray[np.bool_]) -> tuple[Floats,
     """
     Return when jobs complete, rising, and the share that has not completed after each: the product limit.
 
-    Of a completion and a censoring at the same time, the completion came first.
+    If a completion and a censoring have the same time, the completion comes first.
     """
     at_s, which = np.unique(times_s[completed], return_inverse=True)
     ended = np.bincount(which, minlength=at_s.size)

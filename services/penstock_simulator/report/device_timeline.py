@@ -31,7 +31,7 @@ def columns(at_s: Floats, values: npt.ArrayLike, edge_s: Floats) -> TimeColumns:
     Parameters
     ----------
     at_s : (E,) float array, seconds, not falling
-        From when on each value holds; of several at one time only the last holds.
+        Time from which each value holds; of several values at one time only the last holds.
     values : (E,) array
         Before the first time the value is 0.
     edge_s : (B + 1,) float array, seconds, rising
@@ -74,9 +74,9 @@ def device_shares(spells: DeviceSpells, gpus: int, span_s: tuple[float, float], 
     Parameters
     ----------
     span_s : (float, float), seconds
-        From when to when.
+        Beginning and end.
     size : (int, int)
-        Most rows, and columns.
+        The most rows, and the number of columns.
 
     Returns
     -------
@@ -140,7 +140,7 @@ class TimeColumns:
     mean : (B,) float array
         Weighted by time.
     least, most : (B,) float arrays
-        Of the values in force within the column for any time at all.
+        The least and the most of the values that hold within the column for any time at all.
     """
 
     edge_s: Floats

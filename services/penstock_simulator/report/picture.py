@@ -35,7 +35,7 @@ class Picture:
     Attributes
     ----------
     name : str
-        Of its file, without an ending.
+        Name of its file, without an ending.
     title, caption : str
         What it shows, and how to read it.
     svg : str
@@ -75,7 +75,7 @@ _HOME: Final = {
 
 @dataclass(frozen=True)
 class PolicyLook:
-    """How one policy's marks are drawn."""
+    """The look of one policy's marks."""
 
     colour: str
     dashes: Any
@@ -108,13 +108,13 @@ class ReportAddition:
     Attributes
     ----------
     document : object
-        For programs, instead of the comparison's own; what msgspec can encode.
+        Document for programs, in place of the comparison's own; msgspec can encode it.
     lines : sequence of str
-        For terminals, behind the table.
+        Lines for terminals, after the table.
     sections : sequence of str
-        HTML for the page, behind the table of figures.
+        HTML for the page, after the table of figures.
     pictures : callable
-        Draws what comes before the other pictures; only called where matplotlib is there.
+        Draws the pictures before the other ones; only called if matplotlib is installed.
     """
 
     document: object

@@ -39,18 +39,18 @@ class Comparison:
     Attributes
     ----------
     cluster : str
-        As it was typed: ``3x4`` or the file's name.
+        The cluster as it was typed: ``3x4`` or the file's name.
     settings : mapping of str to str
-        What was set, by name, in words.
+        Name → what was set, in words.
     command : sequence of str
         The words of the command line that made it.
     versions : mapping of str to str
     notes : sequence of str
         What readers have to know, each one sentence.
     tells_unfinished : bool
-        Whether readers are told of jobs that did not finish; otherwise the notes do that in words of their own.
+        Whether the report mentions jobs that did not finish; otherwise the notes do so in words of their own.
     window_s : float
-        From the first submission on: jobs that finish in it are counted; infinite where nobody asked for a window.
+        Length of the window, from the first submission on, in which finished jobs count; infinite without a window.
     """
 
     trace: Trace
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def counts_jobs(self) -> bool:
-        """Whether it is news how many jobs finished: there was a window, or jobs were dropped."""
+        """Whether the number of finished jobs says something: there is a window, or jobs were dropped."""
         return math.isfinite(self.window_s) or any(one.dropped for one in self.summaries.values())
 
     @property
@@ -87,7 +87,7 @@ class Comparison:
         """
         Return a policy's average JCT over that of the first policy: less is better.
 
-        None where the two finished different numbers of jobs, or none: averages over different jobs are no ratio.
+        None if the two finished different numbers of jobs, or none: averages over different jobs give no ratio.
         """
         one, first = self.summaries[policy], next(iter(self.summaries.values()))
         comparable = one.finished == first.finished and first.avg_jct_s > 0
@@ -204,7 +204,7 @@ def spread(values: Sequence[float]) -> SeedSpread:
 
 
 def headers(comparison: SeedComparison) -> tuple[str, ...]:
-    """Return what stands over :func:`seed_rows`."""
+    """Return the headers of :func:`seed_rows`."""
     return (*SEED_HEADERS, *COUNTS) if comparison.counts_jobs else SEED_HEADERS
 
 
@@ -232,7 +232,7 @@ def seed_rows(comparison: SeedComparison, span: Callable[[float], str]) -> Rows:
 
 
 def section(comparison: SeedComparison, span: Callable[[float], str]) -> str:
-    """Return the same as a table for the page."""
+    """Return the cells of :func:`seed_rows` as a table for the page."""
     head = "".join(f"<th>{escape(name.capitalize().replace('+-', '±'))}</th>" for name in headers(comparison))
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in seed_rows(comparison, span)
@@ -301,13 +301,13 @@ def ratio(value: float | None) -> str:
 
 
 def gpu_count(comparison: Comparison) -> str:
-    """Return how many GPUs there are, from the fewest to the most where outcomes differ in that."""
+    """Return the number of GPUs in words, as a range if outcomes differ in it."""
     counts = sorted({outcome.gpus for outcome in comparison.outcomes}) or [0]
     return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return what readers of the table have to know, each one sentence."""
+    """Return the sentences that readers of the table have to know."""
     found = [*comparison.notes]
     if len(comparison.outcomes) > 1:
         first = comparison.outcomes[0].policy

@@ -49,7 +49,7 @@ class TraceSource:
     ----------
     path : Path
     lenient : bool
-        Drop broken rows and count them instead of refusing the file.
+        Whether to drop and count broken rows instead of refusing the file.
     beside : Path or None
         A second file that some formats need or can use: Gavel's throughputs, Alibaba's table of jobs or instances.
     kind : str
@@ -96,12 +96,12 @@ class TraceSource:
             yield text
 
     def body(self) -> bytes:
-        """Return the whole of it."""
+        """Return the whole file."""
         with self.raw() as raw:
             return raw.read().removeprefix(codecs.BOM_UTF8)
 
     def head(self, characters: int = 65_536) -> str:
-        """Return how the text begins."""
+        """Return the beginning of the text."""
         with self.text() as text:
             return text.read(characters)
 
@@ -138,7 +138,7 @@ _ROWS: Final = 2_048
 @dataclass(frozen=True)
 class DelimitedTable:
     """
-    How a delimited file is written.
+    A delimited file, and how it is written.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class DelimitedTable:
                 first += len(cells)
 
     def line_of(self, row: int) -> int:
-        """Return the line on which a row ends, by reading the file again: only those who complain need it."""
+        """Return the line on which a row ends, by reading the file again: only error messages need it."""
         with self.source.text() as text:
             skipped, lines = _behind_comments(text)
             reader = self._reader(lines)
@@ -222,7 +222,7 @@ class TableBlock:
     Attributes
     ----------
     broken : (R,) bool array
-        Rows that made no sense so far; a lenient reader drops them.
+        Rows found to be broken so far; a lenient reader drops them.
     """
 
     table: DelimitedTable
@@ -243,7 +243,7 @@ class TableBlock:
         return self.broken.size
 
     def has(self, name: str) -> bool:
-        """Say whether the file has a column."""
+        """Return whether the file has a column."""
         return name in self.columns
 
     def texts(self, name: str) -> Sequence[str]:
