@@ -3,7 +3,7 @@ Whose turn it is.
 
 Who does what next on the device. Pure: no clock, no thread, no memory.
 
-Who may be on the device, and in which lane, says a :class:`~penstock_sharing.lanes.Board`. It is told what members
+:class:`~penstock_sharing.lanes.DeviceLanes` says who may be on the device, and in which lane. It is told what members
 need as it turns out, and asked for a turn only by the one that is next here: whose request is due first; else, since
 then the device would be idle, the trial that the in-lane policy names, as far as a step of it leaves models the time
 for their targets.

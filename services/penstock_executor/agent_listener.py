@@ -57,11 +57,11 @@ class AgentListener:
     Parameters
     ----------
     path : Path
-    ears : AgentHandler
+    handler : AgentHandler
     """
 
-    def __init__(self, path: Path, ears: AgentHandler) -> None:
-        self._ears = ears
+    def __init__(self, path: Path, handler: AgentHandler) -> None:
+        self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._lines: dict[AgentConnection, int] = {}
         self._socket = bind(path)
@@ -96,7 +96,7 @@ class AgentListener:
                 self._loop.remove_reader(self._socket.fileno())
                 self._loop.call_later(FULL_S, self._open)
                 return
-            line = AgentConnection(connection, self._ears, self._gone)
+            line = AgentConnection(connection, self._handler, self._gone)
             self._lines[line] = connection.fileno()
             self._loop.add_reader(connection.fileno(), line.hear)
 
@@ -111,7 +111,7 @@ class AgentConnection:
     Parameters
     ----------
     connection : socket.socket
-    ears : AgentHandler
+    handler : AgentHandler
     ended : callable
         ``ended(line)``: called once, while its descriptor is still open.
 
@@ -123,11 +123,13 @@ class AgentConnection:
         The first message of the process, once it is accepted.
     """
 
-    def __init__(self, connection: socket.socket, ears: AgentHandler, ended: Callable[[AgentConnection], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, handler: AgentHandler, ended: Callable[[AgentConnection], None]
+    ) -> None:
         connection.setblocking(False)
         self.pid, self.uid = _peer(connection)
         self.hello: Hello | None = None
-        self._ears, self._ended = ears, ended
+        self._handler, self._ended = handler, ended
         self._rest = b""
         self._socket: socket.socket | None = connection
 
@@ -174,7 +176,7 @@ class AgentConnection:
             self._socket.close()
             self._socket = None
             if self.hello is not None:
-                self._ears.gone(self)
+                self._handler.gone(self)
 
     def _take_in(self, data: bytes) -> None:
         """Handle whole lines; keep the beginning of the next one."""
@@ -192,12 +194,12 @@ class AgentConnection:
             self._refuse("a line that is no message", line=line[:200], error=str(error))
             return
         if self.hello is not None:
-            self._ears.hear(self, message)
+            self._handler.hear(self, message)
         elif not isinstance(message, Hello):
             self._refuse("a process that did not say hello first")
         elif message.version != VERSION:
             self._refuse("a process of another version", version=message.version, expected=VERSION)
-        elif self._ears.greet(self, message):
+        elif self._handler.greet(self, message):
             self.hello = message
         else:
             self._refuse("a process that is not of that run", job_id=message.job_id, epoch=message.epoch)

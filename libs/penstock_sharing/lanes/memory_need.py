@@ -6,8 +6,8 @@ How a job's need of memory is known from what its iterations have shown.
 Which jobs can share a device, for one who decides where jobs go and knows only what each needs.
 
 Of all ways to divide jobs into lanes, one lane takes the least memory: the largest ephemeral need, once. So jobs can
-share a device iff ``sum(P + F) + max E + reserve <= C``, and a :class:`penstock_sharing.lanes.Board` that may merge
-lanes lets them all in. More lanes than one are a matter of speed, which the device decides by itself.
+share a device iff ``sum(P + F) + max E + reserve <= C``, and :class:`penstock_sharing.lanes.DeviceLanes` that may merge
+lanes let them all in. More lanes than one are a matter of speed, which the device decides by itself.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class ParallelGain:
         Returns
         -------
         list of (device, lanes, ratio)
-            As :meth:`penstock_sharing.lanes.Board.gained` wants them; for the same jobs each number of lanes once.
+            For :meth:`penstock_sharing.lanes.DeviceLanes.gained`; each number of lanes once for the same jobs.
         """
         found = []
         for device in {place.device for place in views} | self._devices.keys():

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_sharing.lanes.turn_policy import POLICIES, MemberStanding, TurnQueue, quantum
+from penstock_executor.settings import ExecutorSettings
+from penstock_sharing.lanes import LaneRules, turn_policy
+from penstock_sharing.lanes.turn_policy import POLICIES, MemberStanding, Name, TurnQueue, quantum
+
+
+def test_every_policy_that_can_be_set_is_registered_and_described() -> None:
+    assert set(POLICIES) == set(get_args(Name))
+    assert {LaneRules().policy, ExecutorSettings().lane_policy} <= set(POLICIES)
+    for name in POLICIES:
+        assert f"\n{name} " in turn_policy.__doc__
+        assert name in LaneRules.__doc__
+        assert f"``{name}``" in ExecutorSettings.__doc__
 
 
 def turns(
