@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
@@ -126,6 +126,37 @@ def between(fits: int, too_large: int, asked: Iterable[SamplePoint]) -> list[Sam
     if not (fits and too_large > ENOUGH * fits) or tried >= MOST_ALONE:
         return []
     return [SamplePoint(1, _middle(fits, too_large))]
+
+
+def wanted(
+    devices: Mapping[str, int], sizes: Mapping[str, Sequence[SamplePoint]], compared: Collection[str]
+) -> list[Wanted]:
+    """
+    Return what is to be sampled of a workload: on each kind its sizes, or else two lengths that compare the kinds.
+
+    Parameters
+    ----------
+    devices : mapping of str to int
+        Kind → devices of it that the workload fits. Only one kind needs no comparison.
+    sizes : mapping of str to sequence of SamplePoint
+        Kind → the sizes of an elastic workload that are still to be sampled there.
+    compared : collection of str
+        Kinds on which the workload was sampled or measured before.
+
+    Examples
+    --------
+    >>> wanted({"fast": 2, "slow": 1}, {"fast": [SamplePoint(1, 8)]}, compared=())
+    [('fast', SamplePoint(gpus=1, batch_size=8)), ('slow', None)]
+    >>> wanted({"fast": 2}, {}, compared=()), wanted({"fast": 2, "slow": 1}, {}, compared=("fast", "slow"))
+    ([], [])
+    """
+    found: list[Wanted] = []
+    for kind in sorted({*devices, *sizes}):
+        here = sizes.get(kind, ())
+        found += [(kind, size) for size in here]
+        if not here and kind in devices and len(devices) > 1 and kind not in compared:
+            found.append((kind, None))
+    return found
 
 
 def samples(key: str, asked: Iterable[Wanted], lengths: tuple[int, int] = LENGTHS) -> tuple[ProfileSample, ...]:

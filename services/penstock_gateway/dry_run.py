@@ -150,7 +150,7 @@ def coming(state: machine.GatewayState, spec: JobSpec, now_s: float) -> list[Job
     """
     key = workload.key(spec)
     tried = spec if sample_plan.is_sampled(spec) else _sampled_for(state, key)
-    wanted = list(_wanted(state, spec, tried, key)) if tried is not None else []
+    wanted = _wanted(state, spec, tried, key) if tried is not None else []
     if tried is None or not wanted:
         return []
     asked = SamplesRequested(at_s=now_s, key=key, spec=tried, samples=samples(key, wanted))
@@ -240,21 +240,18 @@ def _seen(state: GatewayState, pool: PoolView, jobs: list[Job]) -> PoolSizeKnowl
     )
 
 
-def _wanted(state: machine.GatewayState, spec: JobSpec, tried: JobSpec, key: str) -> Iterator[Wanted]:
+def _wanted(state: machine.GatewayState, spec: JobSpec, tried: JobSpec, key: str) -> list[Wanted]:
     before = [state.jobs[sample_id] for sample_id in state.samples.get(key, ())]
     measured = _measured(state, key)
     if not measured and any(job.state is JobState.FAILED for job in before):
-        return
+        return []
     told = [job.sample for job in before if job.sample is not None]
     devices = Counter(
         device.kind for node in state.cluster.usable(tried.pool) for device in node.devices if fits(tried, device)
     )
-    for kind in sorted(devices):
-        of_kind = [sample for sample in told if sample.kind == kind]
-        sizes = _sizes(spec, devices[kind], of_kind)
-        yield from ((kind, size) for size in sizes)
-        if not (sizes or of_kind or len(devices) == 1 or (kind in measured and _ran_alone(state, key))):
-            yield kind, None
+    sizes = {kind: _sizes(spec, devices[kind], [sample for sample in told if sample.kind == kind]) for kind in devices}
+    compared = {sample.kind for sample in told} | (measured if _ran_alone(state, key) else set())
+    return sample_plan.wanted(devices, sizes, compared)
 
 
 def _sizes(spec: JobSpec, devices: int, asked: list[ProfileSample]) -> list[SamplePoint]:

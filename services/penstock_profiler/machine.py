@@ -349,14 +349,8 @@ def wanted(known: WorkloadRecord, devices: Mapping[str, int], elastic: Mapping[s
     """
     if not known.sampled_active or known.unsampleable():
         return []
-    found: list[Wanted] = []
-    for kind in sorted({*devices, *elastic}):
-        sizes = _sizes(known, kind, elastic.get(kind, 0))
-        found += [(kind, size) for size in sizes]
-        compared = sizes or kind not in devices or len(devices) == 1 or _was_compared(known, kind)
-        if not compared:
-            found.append((kind, None))
-    return found
+    sizes = {kind: _sizes(known, kind, elastic.get(kind, 0)) for kind in {*devices, *elastic}}
+    return sample_plan.wanted(devices, sizes, [kind for kind in devices if _was_compared(known, kind)])
 
 
 def samples(key: str, asked: Iterable[Wanted], settings: ProfilerSettings) -> tuple[ProfileSample, ...]:
