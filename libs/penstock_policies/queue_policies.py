@@ -6,8 +6,8 @@ ranker, the simulator's event engine, the compiled fast path, the colours of rep
 the tables of the documents read it here. A policy says four things:
 
 * *Demotion*: by which service a job falls from queue to queue, if at all.
-* *Key*: what puts jobs in order within a queue, lowest first, as data (:class:`QueueKey`) so that compiled kernels read
-  it too. Equal keys go by the time of entering the queue and then by id.
+* *Key*: what puts jobs in order within a queue, lowest first, as data (:class:`QueueKey`) so that compiled kernels go
+  by it too. Equal keys go by the time of entering the queue and then by id.
 * *Dispatch*: whether jobs behind one that does not fit may start, and who makes way for whom.
 * A name for people: one sentence, and a colour.
 

@@ -37,7 +37,7 @@ from penstock_simulator.fast.fast_settings import (
     shapes,
 )
 from penstock_simulator.fast.kernel_events import advance
-from penstock_simulator.fast.kernel_state import KernelRules, KernelState, QueueColumns, new_sim
+from penstock_simulator.fast.kernel_state import JobColumns, KernelRules, KernelState, QueueColumns, new_sim
 from penstock_simulator.fast.tiresias_2019 import simulate_published
 from penstock_simulator.outcome import ClusterTimeline, Outcome
 from penstock_simulator.trace import Floats, Ints, Trace, taken
@@ -315,17 +315,21 @@ def prepare(  # noqa: PLR0917 - what, where, how
 ) -> KernelState:
     """Return a simulation before its first event; all of its jobs fit on the devices."""
     order = ORDERS[policy]
+    key = order.key if isinstance(order.key, QueueKey) else BY_ENTRY
     demotes = order.demotes_by != "nothing"
     limits = np.asarray(settings.thresholds_gpu_s if demotes else (), dtype=np.float64)
     turn = np.arange(len(limits) + 1)
-    by = kernel_state.BY_INDEX if order.learns else kernel_state.BY_KEY
+    by = kernel_state.BY_KEY
+    if key.left:
+        by = kernel_state.BY_OVERTAKING_KEY if key.times_devices else kernel_state.BY_FALLING_KEY
     if order.learns and settings.levels:
         by, limits, turn = kernel_state.BY_START, *levels(samples, settings.levels)
-    elif demotes and order.key == BY_ENTRY and settings.within == "start":
+    elif order.learns:
+        by = kernel_state.BY_INDEX
+    elif demotes and key == BY_ENTRY and settings.within == "start":
         by = kernel_state.BY_START
     rules = KernelRules(
         by=by,
-        key=_typed(order.key if isinstance(order.key, QueueKey) else BY_ENTRY),
         strict=not order.backfills,
         preempts=order.preempts and (demotes or order.within_queue),
         devices=devices,
@@ -335,17 +339,20 @@ def prepare(  # noqa: PLR0917 - what, where, how
     )
     weight = order.weight(trace.num_gpus.astype(np.float64))
     jobs = kernel_state.new_jobs(trace.submit_s, trace.num_gpus, trace.duration_s, weight, np.unique(trace.num_gpus))
+    _set_keys(jobs, key, trace)
     queues = kernel_state.new_queues(limits, turn)
     if by == kernel_state.BY_INDEX:
         _set_units(queues, limits, samples)
     return new_sim(rules, jobs, queues, kernel_state.new_samples(samples))
 
 
-def _typed(key: QueueKey) -> QueueKey:
-    """Return the key with the types for which the kernels are compiled, whatever numbers it was written with."""
-    weights = key.submitted, key.entered, key.devices, key.length, key.left
-    submitted, entered, devices, length, left = map(float, weights)
-    return QueueKey(submitted, entered, devices, length, left, bool(key.times_devices))
+def _set_keys(jobs: JobColumns, key: QueueKey, trace: TraceColumns) -> None:
+    """Set what the keys of jobs are made of, as :meth:`penstock_policies.queue_policies.QueueKey.evaluator` does."""
+    devices = trace.num_gpus.astype(np.float64)
+    times = devices if key.times_devices else np.ones(len(devices))
+    jobs.key_fixed[:] = times * (key.submitted * trace.submit_s + key.devices * devices + key.length * trace.duration_s)
+    jobs.key_entered[:] = times * key.entered
+    jobs.key_left[:] = times * key.left
 
 
 def levels(samples_gpu_s: Floats, count: int) -> tuple[Floats, Ints]:

@@ -14,8 +14,10 @@ import numpy as np
 
 from penstock_simulator.fast.kernel_state import (
     BUSY,
+    BY_FALLING_KEY,
     BY_INDEX,
     BY_KEY,
+    BY_OVERTAKING_KEY,
     BY_START,
     COME,
     DONE,
@@ -61,34 +63,23 @@ def enter(sim: KernelState, job: int, queue: int, now_s: float) -> None:
         key[job] = sim.counters[ENTRIES]
     elif by == BY_INDEX:
         key[job] = -1.0
+    elif by == BY_KEY:
+        key[job] = sim.jobs.key_fixed[job] + sim.jobs.key_entered[job] * now_s
     else:
-        key[job] = _key(sim, job, now_s)
+        key[job] = key_at(sim, job, now_s)
 
 
 @kernel
 def key_at(sim: KernelState, job: int, now_s: float) -> float:
     """Return the key of a job now: that of a running one may change while it runs."""
-    if sim.rules.by != BY_KEY or sim.rules.key.left == 0.0:
+    by, jobs = sim.rules.by, sim.jobs
+    if by not in (BY_FALLING_KEY, BY_OVERTAKING_KEY):
         return float(sim.wait.links.key[job])
-    return _key(sim, job, now_s)
-
-
-@kernel
-def _key(sim: KernelState, job: int, now_s: float) -> float:
-    """Return what :meth:`penstock_policies.queue_policies.QueueKey.evaluator` does, of one job."""
-    jobs, key = sim.jobs, sim.rules.key
     left_s = jobs.left_s[job]
     if jobs.phase[job] == RUNNING:
         left_s = jobs.since_s[job] + left_s - now_s
-    found = key.submitted * jobs.submit_s[job] + key.entered * sim.wait.links.tie[job]
-    found += key.devices * jobs.gpus[job] + key.length * jobs.length_s[job] + key.left * left_s
-    return float(found * jobs.gpus[job] if key.times_devices else found)
-
-
-@kernel
-def _overtakes(sim: KernelState) -> bool:
-    """Say whether running jobs overtake each other: their keys fall by as much as they have devices."""
-    return sim.rules.by == BY_KEY and sim.rules.key.left != 0.0 and sim.rules.key.times_devices
+    entered_s = sim.wait.links.tie[job]
+    return float(jobs.key_fixed[job] + jobs.key_entered[job] * entered_s + jobs.key_left[job] * left_s)
 
 
 @kernel
@@ -375,7 +366,7 @@ def _competes(sim: KernelState, queue: int, left: int, now_s: float) -> bool:
         job = sim.wait.root[queue * len(sizes) + size]
         if job == NOBODY:
             continue
-        if sizes[size] <= beside or _overtakes(sim) or comes_first(sim, job, last, now_s):
+        if sizes[size] <= beside or sim.rules.by == BY_OVERTAKING_KEY or comes_first(sim, job, last, now_s):
             return True
     return False
 
@@ -383,7 +374,7 @@ def _competes(sim: KernelState, queue: int, left: int, now_s: float) -> bool:
 @kernel
 def _merge(sim: KernelState, queue: int, left: int, now_s: float) -> int:
     """Walk a queue, those that run and those that wait, in order; return the devices that are left."""
-    if _overtakes(sim):
+    if sim.rules.by == BY_OVERTAKING_KEY:
         _sort(sim, queue, now_s)
     jobs, stopped, stops = sim.jobs, sim.stopped, 0
     waiting = _next(sim, queue, left)

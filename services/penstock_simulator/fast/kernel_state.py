@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_policies.kernels import Kernel, Kernels
-from penstock_policies.queue_policies import QueueKey
 
 KERNELS: Final = Kernels("counting", Path(__file__).parent)
 
@@ -162,9 +161,13 @@ def _pair(links: HeapLinks, first: int) -> int:
 
 BY_KEY: Final = 0
 """Jobs go by the policy's key within a queue."""
-BY_START: Final = 1
+BY_FALLING_KEY: Final = 1
+"""They go by a key that falls as they run, of all of them alike."""
+BY_OVERTAKING_KEY: Final = 2
+"""They go by a key that falls by as much as they have devices: those that run overtake each other."""
+BY_START: Final = 3
 """They go by their starts: who runs, then who was preempted, then who entered the queue."""
-BY_INDEX: Final = 2
+BY_INDEX: Final = 4
 """They go by the Gittins index."""
 
 WAITING: Final = 0
@@ -180,7 +183,6 @@ class KernelRules(NamedTuple):
     """The settings of a simulation."""
 
     by: int
-    key: QueueKey
     strict: bool  # whether a walk stops at the first job that does not fit
     preempts: bool
     devices: int
@@ -203,7 +205,9 @@ class JobColumns(NamedTuple):
     gpus: Ints
     gang: Ints  # number of the gang size
     weight: Floats  # of a second against the limits
-    length_s: Floats
+    key_fixed: Floats  # of the key, what stays
+    key_entered: Floats  # and its weights of the time of entering the queue, and of what is left
+    key_left: Floats
     left_s: Floats
     served_s: Floats  # since the last promotion
     waited_s: Floats  # since the last promotion
@@ -265,7 +269,6 @@ def new_jobs(submit_s: Floats, gpus: Ints, duration_s: Floats, weight: Floats, s
     """Return the columns of jobs, by submission, before any of them is submitted."""
     jobs = table(JobColumns, len(submit_s))
     jobs.submit_s[:], jobs.gpus[:], jobs.left_s[:], jobs.weight[:] = submit_s, gpus, duration_s, weight
-    jobs.length_s[:] = duration_s
     jobs.gang[:] = np.searchsorted(sizes, gpus)
     jobs.start_s[:] = jobs.end_s[:] = math.nan
     return jobs
