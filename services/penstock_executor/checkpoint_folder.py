@@ -197,7 +197,7 @@ class CheckpointFolder:
             ) from error
 
     def _make(self, name: str = "") -> Path:
-        """Return the folder, or one in it, which is there then; for a parent, mkdir would not heed the mode."""
+        """Make and return the folder, or one in it; the parent comes first: mkdir ignores the mode for parents."""
         path = self._root
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if name:

@@ -64,10 +64,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         The most that is kept of a process's standard output, and of its standard error; of more, the end is kept, with
         a line that says how much was dropped.
     output_stream_bytes : int
-        So much of the beginning of each is streamed to the log, where it survives the node; the rest is read from the
-        node's disk.
+        Bytes of the beginning of each that are streamed to the log, where they survive the node; the rest is read from
+        the node's disk.
     output_disk_bytes : int
-        The most that the output of all jobs may take on this node's disk; of jobs that are over, the oldest goes first.
+        The most that the output of all jobs may take on this node's disk; the oldest output of ended jobs goes first.
     output_age_s : float
         How long the output of a job that is over is kept on the disk, in seconds.
     heartbeat_s : float
@@ -76,7 +76,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Whose turn it is where jobs take turns: ``fair`` (time), ``fifo``, ``las``, ``priority``, ``round-robin``,
         ``srtf``.
     lane_patience_s : float
-        Who has waited for its turn for so long gets it, whatever the policy.
+        Seconds of waiting after which a run gets its turn, whatever the policy.
     lane_most : int
         Most lanes of one device that run side by side; 0: as many as there is memory for.
     lane_turn_ms : float
@@ -84,10 +84,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     lane_reserve : float
         Share of a shared device's memory that is left alone; the matcher's ``lane_reserve_share`` should be the same.
     lane_warn_s, lane_hang_s : float
-        After so long in one iteration, while others wait for its end, a run gets a warning; or it loses its turn.
+        Seconds in one iteration, while others wait for its end, after which a run gets a warning, or loses its turn.
     lane_hang : {"park", "kill"}
-        What that means. ``park``: all that it may hold counts as kept, and others go on beside it if that is safe; if
-        not, it has to leave. ``kill``: it is ended.
+        What happens to a run that loses its turn. ``park``: all that it may hold counts as kept, and others go on
+        beside it if that is safe; if not, the run has to leave. ``kill``: the run is ended.
     """
 
     node_id: str = ""

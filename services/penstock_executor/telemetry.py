@@ -31,7 +31,7 @@ FULL_S: Final = 1.0
 """How often it is looked whether the disk has refused output."""
 PROGRESS_S: Final = 0.5
 TOLD: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
-"""What is told of a run's progress, as its first process has said it."""
+"""The fields of a run's progress that are published, as its first process reports them."""
 
 
 class StopBarrierMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class StopBarrierMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Output:
-    """A process's output files, who may read them now, and what was last told of them."""
+    """A process's output files, the lock of their reader, and what was last published of them."""
 
     tails: list[OutputTail]
     lock: asyncio.Lock

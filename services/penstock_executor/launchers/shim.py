@@ -354,7 +354,7 @@ def _prepare(path: str, size: int) -> int:
 
 
 def _note(path: str) -> bool:
-    """Note who the shim is, so that it is found again; False if it is told to end meanwhile."""
+    """Note the shim's ``/proc`` line, so that it is found again; return False if it is told to end meanwhile."""
 
     def end(*_: object) -> None:
         raise _Ended

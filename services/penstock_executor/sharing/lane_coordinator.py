@@ -37,7 +37,7 @@ RETURN_S: Final = 5.0
 """How long processes that an earlier executor has started may take to sit down here before others get turns."""
 TRY_S: Final = 0.001
 WAKING_S: Final = 0.1
-"""How long somebody may take to wake up for its turn before that is recalled all the same: it may be stopped."""
+"""How long a process may take to wake up for its turn before the turn is recalled: the process may be stopped."""
 _LONGEST_S: Final = 1e6
 _log = structlog.get_logger("penstock.executor")
 

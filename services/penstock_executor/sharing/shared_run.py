@@ -200,7 +200,7 @@ class SharedRun:
 
 
 NEWS: Final = 0.05
-"""A part of the need that has changed by more than this share of what was told is told again."""
+"""A need is reported again once a part of it has changed by more than this share of the last report."""
 GRAIN_BYTES: Final = 2**20
 """Changes below this are no news: a process's resident memory wavers by as much."""
 LEAST_ITERATIONS: Final = 2

@@ -412,7 +412,7 @@ def _merge(sim: KernelState, queue: int, left: int, now_s: float) -> int:
 
 @kernel
 def _untouched(sim: KernelState, queue: int, left: int, now_s: float) -> tuple[int, int]:
-    """Return the last of those that run whom the walk cannot but let run, and the devices up to it."""
+    """Return the last running job that the walk must let run, and the devices up to it."""
     waiting, last, held = _next(sim, queue, left), sim.queues.last[queue], sim.queues.held[queue]
     while last != NOBODY and (held > left or (waiting != NOBODY and comes_first(sim, waiting, last, now_s))):
         held -= sim.jobs.gpus[last]

@@ -63,7 +63,7 @@ from penstock_simulator.traces import log_file
 _OF_PEOPLE: Final = (JobHeld, JobReleased, NodeDrained, NodeResumed, PolicySet)
 _OF_SERVICES: Final = (SamplesRequested, WorkloadProfiled, WorkloadScaled, TrialsScaled)
 _MOST_LAG_S: Final = 0.25
-"""A decision that came later waited for a time to come, such as the end of somebody's patience."""
+"""A decision that came later than this waited for a time, such as the end of a job's patience."""
 _DECIDES: Final[dict[type[AnyEvent], str]] = {
     JobsRanked: "ranker",
     RoundDecided: "matcher",
@@ -177,38 +177,38 @@ class ClusterHistory:
     Attributes
     ----------
     jobs : JobTable
-        All that were submitted, samples among them.
+        All jobs that were submitted, samples among them.
     specs : dict of str to JobSpec
-        As they were submitted: that of a job goes with its size.
+        Job → its specification as submitted; the job's own one changes with its size.
     runs : dict of str to list of PastRun
-        By job; the last one of a job that still runs ends with the log.
+        Job → its runs; the last run of a job that still runs ends with the log.
     placed : dict of str to list of PastRun
-        The same, with those that were refused.
+        Job → its runs, with those that an executor refused.
     cancelled_s : dict of str to float
-        Job → when somebody cancelled it.
+        Job → when it was cancelled.
     joined : list of NodeJoined
         Each node's first offer, by time.
     gone : list of (float, str, NodeJoined or None, bool)
-        When a node went, its id, what it said when it was back, and whether it had left in good order. One with which
-        the log ends is no departure: the cluster was shut down.
+        When a node went, its id, what it offered when it was back, and whether it had left in good order. A departure
+        at the log's end does not count: the cluster was shut down.
     spoke_s : dict of (str, float) to float
-        Node that was lost, and when that was said → when it last said something of a run.
+        Lost node and the time at which it was declared lost → when it last wrote something of a run.
     said : list of (str, fact)
-        What people set and asked beside jobs, and subjects.
+        Subjects and facts of people: what they set and asked, beside jobs.
     statements : list of PastStatement
-        What the profiler and the tuner said, in the log's order.
+        Statements of the profiler and the tuner, in the log's order.
     speeds : Speeds
-        As the profiler last told them.
+        Speeds as the profiler last published them.
     saving : PreservedWork
         Which workloads go on where they were when they are preempted.
     lags_s : dict of str to list of float
-        By service: how long after what it went by it decided; of the matcher, to place somebody.
+        Service → times from what it went by to its decisions; of the matcher, only to placements.
     lags_after_s : dict of str to dict of Moment to float
-        The same after each moment, by service.
+        Service → moment → time from it to the decision.
     underway : dict of str to list of (float, float)
-        By service: when each of its decisions was made, by its own clock, and when it was in the log, by the bus's.
+        Service → when each of its decisions was made, by its own clock, and when it was in the log, by the bus's clock.
     explained : bool
-        Rounds said why jobs wait: a matcher that does is asked more often, by which some start moments sooner.
+        Whether rounds said why jobs wait: such a matcher is asked more often, so that some jobs start moments sooner.
     last_s : float
         Time of the last fact.
     seqs, at_s : list
@@ -241,12 +241,12 @@ class ClusterHistory:
         return sorted(found, key=lambda job: job.submitted_s)
 
     def never_ran(self, from_s: float = -np.inf, to_s: float = np.inf) -> list[Job]:
-        """Return the jobs that no device was ever held for, of those submitted in a window."""
+        """Return the jobs, of those submitted in a window, that never held a device."""
         found = [job for job in self.jobs if job.sample is None and not self.runs.get(job.id)]
         return [job for job in found if from_s <= job.submitted_s < to_s]
 
     def time_of(self, seq: int) -> float:
-        """Return the time of the first commit from a sequence on; infinity where the log ends before it."""
+        """Return the time of the first commit from a sequence on; infinity if the log ends before it."""
         at = bisect_left(self.seqs, seq)
         return self.at_s[at] if at < len(self.seqs) else np.inf
 
@@ -264,7 +264,7 @@ def read_log(text: Iterable[str | bytes]) -> ClusterHistory:
 
 
 def of_deliveries(deliveries: Iterable[Delivery]) -> ClusterHistory:
-    """Return the history in a log's commits, such as a bus gives them."""
+    """Return the history in a log's commits, as a bus delivers them."""
     reading = HistoryFold()
     for delivery in deliveries:
         reading.add(delivery)
@@ -285,7 +285,7 @@ def key_of(job: Job) -> str:
 
 
 class HistoryFold:
-    """Folds commits, in the log's order, to a history."""
+    """The fold of commits, in the log's order, to a history."""
 
     def __init__(self) -> None:
         self._found = ClusterHistory()
@@ -311,7 +311,7 @@ class HistoryFold:
             self._found.statements.append(self._causes.statement(delivery, sized))
 
     def _measure_lag(self, delivery: Delivery) -> None:
-        """Note how long a service took to decide; a round that waited for a time to come places somebody late."""
+        """Note how long a service took to decide; a round that waited for a time places its jobs late."""
         fact, found = delivery.commit.known[0], self._found
         service = _DECIDES.get(type(fact))
         if service is not None:
@@ -434,7 +434,7 @@ class HistoryFold:
             self._found.saving.preempted(key_of(job), advanced=advanced, loop_steps=fact.loop_steps)
 
     def _refuse(self, job: Job, fact: RunEnded) -> None:
-        """Note the end of a run of which no process was started: the executor refused it, or it was called off."""
+        """Note the end of a run without processes: the executor refused it, or the run was called off."""
         if len(job.open_nodes) == 1 and job.placement is not None:
             run = self._place(job, job.placement, fact.at_s)
             run.ended_s, run.outcome, run.refused = fact.at_s, fact.outcome, True
@@ -473,14 +473,14 @@ class HistoryFold:
 
 class LogMarkers:
     """
-    Names what happens in a log, in its order, as other logs of the same jobs name it.
+    Names for what happens in a log, in its order; other logs of the same jobs have the same names.
 
     Attributes
     ----------
     placed : Counter of str
         How often each job has been placed.
     last : Moment or None
-        What the last commit is to those that go by it; None for what has no name.
+        The name of the last commit; None if it has none.
     """
 
     def __init__(self) -> None:
@@ -489,7 +489,7 @@ class LogMarkers:
         self._said: Counter[str] = Counter()
 
     def note(self, delivery: Delivery) -> None:
-        """Take in the next commit."""
+        """Name the next commit."""
         self.last = None
         for fact in delivery.commit.facts:
             match fact:
@@ -510,11 +510,10 @@ class LogMarkers:
 
 class _Causes:
     """
-    Which commits led to which.
+    The causes of each commit.
 
-    A commit names the one that its writer went by. Where that is a decision, what that one went by counts. The profiler
-    answers once all samples of a workload have ended, and names the last only: all that ended since it spoke last
-    count.
+    A commit names the one that its writer went by. If that is a decision, its own causes count. The profiler answers
+    once all samples of a workload have ended and names the last only: all that ended since its last answer count.
     """
 
     def __init__(self) -> None:
@@ -528,7 +527,7 @@ class _Causes:
         return self._moments[seq][0] if seq in self._moments else None
 
     def note(self, delivery: Delivery, jobs: JobTable) -> None:
-        """Note what a commit is to those that go by it, once it is folded in."""
+        """Note the name of a commit, once it is folded in."""
         self._names.note(delivery)
         if delivery.commit.cause:
             self._through[delivery.seq] = delivery.commit.cause
@@ -541,7 +540,7 @@ class _Causes:
             self._sampled[subjects.profile(job.profile_key)].append(self._moments[delivery.seq])
 
     def sized(self, facts: Sequence[AnyEvent], jobs: JobTable) -> dict[str, tuple[int, bool]]:
-        """Return the jobs whose size facts are going to change: how often each was placed, whether it holds devices."""
+        """Return the jobs whose sizes change with facts: how often each was placed, and whether it holds devices."""
         demands = [demand for fact in facts if isinstance(fact, TrialsScaled) for demand in fact.demands]
         named = [(demand, job) for demand in demands if (job := jobs.get(demand.job_id)) is not None]
         return {
@@ -551,7 +550,7 @@ class _Causes:
         }
 
     def statement(self, delivery: Delivery, sized: dict[str, tuple[int, bool]]) -> PastStatement:
-        """Return a commit of the profiler or the tuner with what it went by."""
+        """Return a commit of the profiler or the tuner with its causes."""
         commit = delivery.commit
         after = [*self._sampled.pop(delivery.subject, ())]
         seq = commit.cause

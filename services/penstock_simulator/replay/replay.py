@@ -368,7 +368,7 @@ class PastStatements:
         engine.witness(self._note)
 
     def lag_s(self, known_s: Mapping[Moment, float]) -> float | None:
-        """Return how long after what has just happened somebody decided; None where that is not known."""
+        """Return the time from what has just happened to a service's decision; None if it is not known."""
         return known_s.get(self.moments.last) if self.moments.last is not None else None
 
     def _note(self, delivery: Delivery) -> None:

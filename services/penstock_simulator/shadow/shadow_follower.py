@@ -291,7 +291,7 @@ class ShadowFollower:
 
 
 def _nothing() -> None:
-    """Be an instant at which the engine stops."""
+    """Do nothing, at an instant at which the engine stops."""
 
 
 _CHECKPOINT_S: Final = JobSpec(name="any", command=("any",)).checkpoint_s
