@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from bus_harness import Harness, append, ids, take
 
 from penstock_bus import Bus, Unavailable
-from penstock_log import subjects
+from penstock_log import fields_of, subjects
 from penstock_testing import eventually
 
-GARBAGE = b'{"id": "x", "actor": "y", "facts": [{"type": "job.vanished.v9", "at_s": 1.0}]}'
+GARBAGE = b'{"id": "x", "actor": "y", "facts": [{"type": "job.submitted.v9", "at_s": 1.0}]}'
 
 
 async def test_a_follower_gets_what_is_stored_and_then_what_comes(bus: Bus) -> None:
@@ -75,10 +76,24 @@ async def test_an_unreadable_message_is_rejected_once_and_the_reader_goes_on(har
 
         await eventually(both_rejected)
         unknown, malformed = sorted(await bus.rejections(), key=lambda one: one.origin)
-        assert "job.vanished.v9" in unknown.reason
+        assert "job.submitted.v9" in unknown.reason
         assert unknown.origin == "EVT penstock.evt.job.j2 seq 2"
         assert unknown.body == GARBAGE
         assert malformed.body == b"no JSON"
+
+
+async def test_an_unknown_fact_is_delivered_as_it_is_and_rejected_by_nobody(harness: Harness, bus: Bus) -> None:
+    raw = {"type": "ext.billing.priced.v1", "cents": 5, "why": None}
+    body = msgspec.json.encode({"id": "x", "actor": "billing/1", "facts": [raw]})
+    await harness.inject(subjects.extension("billing", "j1"), body)
+    await bus.append(append("j1"))
+    async with aclosing(bus.follow()) as deliveries:
+        priced, known = await take(deliveries, 2)
+    assert [fields_of(fact) for fact in priced.commit.facts] == [raw]
+    assert (priced.seq, priced.pending, known.seq) == (1, 1, 2)
+    assert await bus.read(subjects.extensions("j1")) == [msgspec.structs.replace(priced, pending=0)]
+    assert await bus.last(priced.subject) == msgspec.structs.replace(priced, pending=0)
+    assert await bus.rejections() == []
 
 
 async def test_an_unreadable_message_keeps_its_place_for_writers(harness: Harness, bus: Bus) -> None:
