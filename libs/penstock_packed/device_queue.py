@@ -1,18 +1,15 @@
 """
-Whose turn it is.
+Queue of the device of a packed host: whose turn it is, and what everybody does next.
 
-Who does what next on the device. Pure: no clock, no thread, no memory.
+:class:`DeviceQueue` decides; it has no clock, no thread, no memory. :class:`~penstock_sharing.lanes.DeviceLanes` says
+who may be on the device, and in which lane. It is told what members need as it turns out. The queue asks it for a turn
+only for the member that is next here: the one whose request is due first; else, since the device would be idle, the
+trial that the lane policy names, as far as a step of it leaves models the time for their targets.
 
-:class:`~penstock_sharing.lanes.DeviceLanes` says who may be on the device, and in which lane. It is told what members
-need as it turns out, and asked for a turn only by the one that is next here: whose request is due first; else, since
-then the device would be idle, the trial that the in-lane policy names, as far as a step of it leaves models the time
-for their targets.
-
-Whose turn it is among the trials of one lane. Pure.
-
-The order is the in-lane policy's (:mod:`penstock_sharing.lanes.turn_policy`). Two things are added to it: who would
-take too long for a model's target is passed over meanwhile, and *patience* counts from the first time it asked, whoever
-was preferred to it: trials that were passed over, or that models have kept waiting, get their turn then.
+:class:`TrialQueue` orders the trials of one lane by its policy (:mod:`penstock_sharing.lanes.turn_policy`), with two
+additions. A trial that would take too long for a model's target is passed over meanwhile. *Patience* counts from the
+first time that a trial asked, whoever was preferred to it: trials that were passed over, or that models have kept
+waiting, get their turn then.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """
 One lane, what changes about it, and which one fits a job.
 
-One lane and its members: who has the turn, and how large the lane is and ought to be.
-
-What a board answers: what has changed, in the order in which it is to be carried out.
-
-Which lane a job gets, and which lanes have to close so that it gets one: pure arithmetic on sizes.
+:class:`Lane` has its members: who has the turn, and how large the lane is and ought to be. :data:`Change` is what
+:class:`penstock_sharing.lanes.DeviceLanes` returns: what has changed, in the order in which it is to be carried out.
+:func:`find` chooses the lane that a job gets, and :func:`to_close` the lanes that have to close for it.
 
 A device of ``C`` bytes is safe if ``sum(P + F)`` of its jobs, plus the sizes of its lanes, plus the reserve, is at most
 ``C``; a lane is as large as the largest ephemeral need of its members. With ``free`` the bytes that are left of that, a

@@ -1,9 +1,8 @@
 """
 The lanes of a device and the memory they take.
 
-The lanes of one device and the memory that they and their members take; who waits is the board's business.
-
-Whether one more lane is worth it: remembered from what running side by side has gained.
+:class:`LaneAllocator` opens, resizes and closes lanes, and gives turns in them; it does not know who waits.
+:class:`LaneGains` remembers what each number of lanes has gained, and so whether one more is worth it.
 """
 
 from __future__ import annotations

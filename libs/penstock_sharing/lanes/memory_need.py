@@ -1,9 +1,8 @@
 """
 What a job needs, and which jobs fit beside each other.
 
-How a job's need of memory is known from what its iterations have shown.
-
-Which jobs can share a device, for one who decides where jobs go and knows only what each needs.
+:class:`MemoryEstimate` learns a job's need from what its iterations show. :class:`DeviceLoad` and :func:`best_fit`
+say which jobs can share a device, for a matcher that knows only what each needs.
 
 Of all ways to divide jobs into lanes, one lane takes the least memory: the largest ephemeral need, once. So jobs can
 share a device iff ``sum(P + F) + max E + reserve <= C``, and :class:`penstock_sharing.lanes.DeviceLanes` that may merge

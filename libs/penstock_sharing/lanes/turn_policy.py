@@ -1,8 +1,6 @@
 """
 Lane policies by name, and the queue of those who ask for a turn.
 
-Whose turn it is in a lane: policies by name, the queue of those who ask, and how long a turn is.
-
 A policy gives each member a number, and the lowest goes first; equal numbers go by who has asked longer, which is
 round-robin among them. The number of a member that asks does not change before its turn, so a heap holds them.
 
@@ -25,8 +23,6 @@ References
 Yu and Chowdhury, Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications, MLSys 2020, section 3.4.
 Goyal, Vin, Cheng, Start-time Fair Queueing, SIGCOMM 1996 (``fair``).
 Gu et al., Tiresias, NSDI 2019 (``las``).
-
-How a device is shared: what an operator may set.
 """
 
 from __future__ import annotations
