@@ -2,7 +2,7 @@
 Elastic jobs, counted.
 
 A job may have fewer or more devices than it asked for, and another batch, as
-:func:`penstock_scheduler.sizing.decision` says. That is the autoscaler's own decision. The simulation asks it at each
+:func:`penstock_scheduler.sizing.decide` says. That is the autoscaler's own decision. The simulation asks it at each
 submission, completion and crossing, about one kind of device. A policy is this decision with more or fewer choices: see
 :mod:`penstock_simulator.fast.fast_settings`. A job that is resized, or resumed after a wait, holds its devices for
 ``overhead_s`` before it goes on.

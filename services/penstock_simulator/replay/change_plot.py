@@ -20,7 +20,7 @@ _LOG_FROM: Final = 4.0
 
 
 def draw(scores: Mapping[str, ReplayScore]) -> Iterator[Picture]:
-    """Draw a row for each party and in it a dot for each policy; nothing where no party has an interval."""
+    """Draw a row for each team and user, with a dot for each policy; return nothing if no row has an interval."""
     rows = _rows(scores)
     if not rows:
         return
@@ -47,7 +47,7 @@ def draw(scores: Mapping[str, ReplayScore]) -> Iterator[Picture]:
 
 
 def _rows(scores: Mapping[str, ReplayScore]) -> dict[str, dict[str, CompletionTimeChange]]:
-    """Return by party what each policy changes, of those that have an interval."""
+    """Return row → what each policy changes, of the rows that have an interval."""
     found: dict[str, dict[str, CompletionTimeChange]] = {}
     for policy, score in scores.items():
         for who, one in report.parties(score):
