@@ -1,8 +1,10 @@
 """
-Codec of the log: facts to bytes and back; old tags; unknown facts.
+Codec of the log: the one place where facts become bytes and bytes become facts.
 
-Facts become bytes here and nowhere else. A fact of an older tag is upcast, step by step, to its tag of today. A fact
-whose tag this version does not know is kept as it is, an :class:`UnknownFact` (docs/adr/0015).
+:func:`encode` and :func:`decode` turn a :class:`Commit` into JSON and back; :func:`decode_at` also checks that each
+fact belongs to the entity on whose subject the commit stands. :func:`upcast` turns a fact of an older tag, step by
+step, into a fact of today. A fact whose tag this version does not know is kept as it is, an :class:`UnknownFact`
+(docs/adr/0015).
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class CodecError(ValueError):
 
 
 class MisplacedFact(CodecError):
-    """A commit with a fact that does not belong to the entity on whose subject it stands: nobody may say it there."""
+    """A commit with a fact that does not belong to the entity on whose subject the commit stands."""
 
 
 _encoder: Final = msgspec.json.Encoder()
@@ -152,7 +154,7 @@ def encode(commit: Commit) -> bytes:
     Raises
     ------
     CodecError
-        If a number is not finite: JSON has no word for it, and it would come back as null.
+        If a number is not finite: JSON cannot express it, and it would come back as null.
     """
     body = _encoder.encode(commit)
     if _ENCODED_AS_KNOWN in body:
@@ -181,7 +183,7 @@ def decode_at(subject: str, body: bytes) -> Commit:
     """
     Return the commit that stands on a subject of the log.
 
-    Permissions say who writes a subject; this says that nothing but the entity's own facts is heard there.
+    Permissions say who writes a subject; this check ensures that readers accept only the entity's own facts there.
 
     Raises
     ------

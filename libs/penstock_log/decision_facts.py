@@ -1,16 +1,13 @@
 """
-Facts that deciders write: rank, round, scale, sweep.
+Facts that deciders write: the order of jobs, rounds, sizes, and sweeps.
 
-Facts about the order of jobs. Written by the ranker on ``evt.rank.<pool>``.
+* The ranker writes the order of a pool's jobs on ``evt.rank.<pool>`` (:class:`JobsRanked`).
+* The matcher writes each round on ``evt.round.<pool>``, one fact a decision (:class:`RoundDecided`).
+* The autoscaler writes the sizes of elastic jobs on ``evt.scale.<pool>`` (:class:`ScaleDecided`).
+* The tuner writes sweeps, and the sizes of their trials, on ``evt.sweep.<id>``.
 
-Facts about matching rounds. Written by the matcher on ``evt.round.<pool>``: one event a decision.
-
-What a job is to have from its next run on: the one way in which whoever sizes jobs changes what they ask for.
-
-The tuner sizes the trials of its sweeps and says so in facts of its own; the autoscaler sizes elastic jobs and writes
-:class:`ScaleDecided` on ``evt.scale.<pool>``.
-
-Facts about sweeps. Written by the tuner on ``evt.sweep.<id>``.
+A :class:`Demand` is what a job is to have from its next run on. It is the one way in which the autoscaler and the tuner
+change what a job asks for.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ class JobRank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
 
     @property
     def key(self) -> tuple[int, float, float, str]:
-        """What jobs are sorted by."""
+        """The key by which jobs are sorted."""
         entered_s = self.position if self.since_s is None else self.since_s
         return self.queue, self.position, entered_s, self.job_id
 
@@ -69,9 +66,9 @@ class JobsRanked(Event, frozen=True, kw_only=True, tag="rank.jobs_ranked.v1"):
     backfills : bool
         Whether, in this order, jobs behind one that does not fit may start.
     preempts : {"never", "queue", "position"}
-        Which jobs a running one makes way for: none, those of a lower queue, or all that come before it.
+        For which jobs a running one makes way: none, those of a lower queue, or all that come before it.
     order : str
-        Its name: it tells which place a job would get that comes now.
+        The order's name: it determines the place that a new job would get.
     """
 
     pool: str
@@ -106,15 +103,15 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    A lease: the job runs on these devices under this epoch.
+    A grant: the job runs on these devices under this epoch.
 
     Attributes
     ----------
     epoch : int
         One more than the job's last; executors and folds refuse facts of older ones.
     need : MemoryNeed or None
-        For a job that takes turns on its devices: what it is reckoned to need of each, if anybody knows; until it is
-        measured, its executor goes by that.
+        For a job that takes turns on its devices: its assumed need of each, where known. Its executor uses it until the
+        need is measured.
     """
 
     job_id: str
@@ -142,7 +139,7 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True):
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """
-    A single change of a waiting job with which it starts at once: somebody has tried it on a round.
+    A single change of a waiting job with which it starts at once, as a tried round has shown.
 
     Attributes
     ----------
@@ -196,13 +193,13 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     Attributes
     ----------
     lost_nodes : tuple of str
-        Nodes whose heartbeats have stopped; their leases end here.
+        Nodes whose heartbeats have stopped; their grants end here.
     forgotten_nodes : tuple of str
-        Nodes that left or were lost long ago; they are listed no more.
+        Nodes that left or were lost long ago; they are no longer listed.
     prices : dict of str to float
         What one more device of each kind would save, in seconds of completion time.
     keeps : dict of str to str
-        Gangs that have waited for their patience → the kind of which what falls free is kept for them.
+        Gangs whose patience is over → the kind of the devices that are kept for them as they fall free.
     waits : tuple of Wait
         For the first waiting jobs in rank order; a later round's list replaces this one.
     """
@@ -219,15 +216,15 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    What one job is to have instead of what it has, or asks for.
+    The size that one job is to have instead of what it has, or asks for.
 
-    A job that waits asks for it from now on. A run that goes on is preempted for it: it saves a checkpoint and stops,
-    and the job's next run has it.
+    A job that waits asks for it from now on. A running job is preempted for it: its run saves a checkpoint and stops,
+    and its next run has the new size.
 
     Attributes
     ----------
     epoch : int
-        The job's last when this was decided; void if the job has been placed since.
+        The job's last epoch when this was decided; the demand is void if the job has been placed since.
     gpus, sharing, sharers
         As in its specification.
     batch_size : int
@@ -235,9 +232,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kinds : tuple of str
         The device kinds for which this size is; empty: any that the job accepts.
     gives : dict of str to int
-        Job → devices that this one gives up for it; what it gives up for nobody in particular is left out.
+        Job → devices that this one gives up for it; devices that no other job gains are left out.
     reason : str
-        In one sentence.
+        Why, in one sentence.
     """
 
     job_id: str
@@ -262,7 +259,7 @@ class ScaleDecided(Event, frozen=True, kw_only=True, tag="scale.decided.v1"):
     because : {"arrival", "completion", "nodes", "order", "profile", "interval"}
         What led to it.
     dropped : tuple of str
-        Jobs that have never run and for which there is no room: they are over, where the pool is set to drop them.
+        Jobs that have never run and for which there is no room; they end, where the pool is set to drop them.
     scaling : float
         Sum over the pool's elastic jobs of their throughput relative to that at their smallest widths.
     """
@@ -310,9 +307,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 class TrialGroupOpened(Event, frozen=True, kw_only=True, tag="sweep.group_opened.v1"):
     """
-    The tuner chose these trials and their widths; it submits each as a job, again if need be, under the same id.
+    The tuner chose these trials and their widths. It submits each as a job, again if need be, under the same id.
 
-    A group is a batch, a rung, a generation, or whatever an asynchronous search has room for.
+    A group is a batch, a rung, a generation, or the trials for which an asynchronous search has room.
     """
 
     sweep_id: str
@@ -322,7 +319,7 @@ class TrialGroupOpened(Event, frozen=True, kw_only=True, tag="sweep.group_opened
 
 class TrialsScaled(Event, frozen=True, kw_only=True, tag="sweep.scaled.v1"):
     """
-    These trials are to be as wide as this from their next runs on; no step is lost, and others are not touched.
+    These trials get another width with their next runs; no step is lost, and other trials keep theirs.
 
     A trial that is over, or is being cancelled, has no next run: its demand is void.
     """

@@ -1,19 +1,13 @@
 """
-Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
+Facts that are asked for, happen or are measured: those of jobs, runs, nodes, requests, policies and workloads.
 
-What every fact has: a tag of its own, an entity, and the time at which it became true.
+Every fact is an :class:`Event`: it has a tag of its own, an entity, and the time at which it became true.
 
-Facts about jobs. Written by the gateway on ``evt.job.<id>``.
-
-Facts about runs: one attempt of a job on its devices. Written by executors on ``evt.run.<job>``.
-
-Facts about nodes. Written by each node's executor on ``evt.node.<id>``.
-
-What people ask of sweeps and nodes. Written by the gateway on ``evt.request.<id>``.
-
-By which policies a pool is run. Written by the gateway on ``evt.policy.<pool>``.
-
-Facts about workloads. Written by the profiler on ``evt.profile.<key>``.
+* The gateway writes facts about jobs on ``evt.job.<id>``, what people ask of sweeps and nodes on ``evt.request.<id>``,
+  and a pool's live settings on ``evt.policy.<pool>``.
+* Executors write facts about runs, each one attempt of a job on its devices, on ``evt.run.<job>``, and facts about
+  their nodes on ``evt.node.<id>``.
+* The profiler writes facts about workloads on ``evt.profile.<key>``.
 """
 
 from __future__ import annotations
@@ -93,7 +87,7 @@ class JobFinished(Event, frozen=True, kw_only=True, tag="job.finished.v1"):
     """
     The job is over: the gateway's announcement, for people and for services that keep no fold of their own.
 
-    Whoever folds job, round and run facts with :mod:`penstock_log.lifecycle` knows the same without it.
+    A fold of job, round and run facts by :mod:`penstock_log.lifecycle` knows the same without it.
     """
 
     job_id: str
@@ -122,11 +116,11 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
         The step of the checkpoint that the executor has found on its node, and has the processes load; 0 where there
         is none.
     resumed_digest : str
-        Which one that is; empty where nobody knows.
+        The digest of that checkpoint; empty where it is not known.
     begun_from : str
         The other job whose checkpoint it is, where the job has none of its own.
     copied_from : str
-        The node from which the executor has copied it for this run; empty where it lay there.
+        The node from which the executor copied the checkpoint for this run; empty where it was there already.
     """
 
     job_id: str
@@ -146,7 +140,7 @@ class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1
     Attributes
     ----------
     generation : int
-        Epoch of the run that wrote it, where that is not ``epoch``: an executor has found it later.
+        Epoch of the run that wrote the checkpoint, where that is not ``epoch``: an executor found it later.
     digest : str
         SHA-256 of its manifest, which has a checksum of each of its files; empty where the script did not say.
     """
@@ -161,20 +155,20 @@ class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1
 
 class RunRewound(Event, frozen=True, kw_only=True, tag="run.rewound.v1"):
     """
-    The job's last checkpoint cannot be had or was not loaded: it goes on from an earlier step.
+    The job's last checkpoint is not available or was not loaded, so the job goes on from an earlier step.
 
     Attributes
     ----------
     step : int
-        From which it goes on; 0 is the beginning.
+        The step from which it goes on; 0 is the beginning.
     generation, digest : int, str
         Of the checkpoint after that step; 0 and empty where there is none.
     samples : int
-        That were done by then.
+        Samples that were done by then.
     lost_step, lost_generation : int
-        Of the checkpoint that it does not go on from.
+        Step and generation of the checkpoint that is not used.
     reason : str
-        In one sentence.
+        Why, in one sentence.
     """
 
     job_id: str
@@ -203,17 +197,17 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     loop_steps, loop_s : int, float
         Iterations of this run and the seconds that they took.
     waited_s : float
-        Between them, for its turns on devices that it shares.
+        Seconds waited between them, for its turns on devices that it shares.
     saves : bool
-        Its script has said how to save a checkpoint: a run that is stopped loses no step.
+        Whether its script has said how to save a checkpoint: then a run that is stopped loses no step.
     peak_memory_bytes : int
-        The most that its first process said it held of one device, between iterations and within them; 0: it did not.
+        The most that its first process reported to hold of one device, between and within iterations; 0: no report.
     out_of_memory : bool
-        It has failed for want of memory.
+        Whether it failed for want of memory.
     killed : bool
-        It has failed because one of its processes was ended by a signal that its executor had not sent.
+        Whether it failed because one of its processes was ended by a signal that its executor had not sent.
     cap_bytes : int
-        What each of its processes might hold of a device that it shared; 0 where it had its devices to itself.
+        The most that each of its processes may hold of a device that it shares; 0 where it has its devices to itself.
     metrics : dict
         The last value of each reported metric, where that was a finite number.
     diverged : tuple of str
@@ -221,9 +215,9 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     skew : float
         Share of the model's largest tensor in all of its tensors, as the script described it; 0 where it did not.
     batch_size : int
-        Of one step over all processes, as the script has asked for it or has its sampler draw it; 0 where it has not.
+        Samples of one step over all processes, as the script asks for or its sampler draws; 0 where it does neither.
     samples : int
-        That its sampler has handed out and that were done, over all runs and epochs; 0 where it has none.
+        Samples that its sampler handed out and that were done, over all runs and epochs; 0 without a sampler.
     iteration_s, error_s : float
         Mean over the measured iterations of this run, and its standard error, in seconds; 0 where not known.
     """
@@ -262,7 +256,7 @@ class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):
 
 
 class RunMeasured(Event, frozen=True, kw_only=True, tag="run.measured.v1"):
-    """What a run needs of one device's memory, measured at its iterations' boundaries; again where it has changed."""
+    """A run's need of one device's memory was measured at its iterations' boundaries; again where it has changed."""
 
     job_id: str
     epoch: int
@@ -273,7 +267,7 @@ class RunMeasured(Event, frozen=True, kw_only=True, tag="run.measured.v1"):
 
 class LaneChanged(Event, frozen=True, kw_only=True, tag="run.lane_changed.v1"):
     """
-    A run that shares its device came into a lane, left it, or has to wait at a boundary until there is memory for it.
+    A run that shares its device entered a lane, left it, or has to wait at a boundary for memory.
 
     Attributes
     ----------
@@ -306,11 +300,11 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     incarnation : str
         Changes with every start of the executor.
     cpus : float
-        Processors that jobs may use; 0: not known, so that nobody is kept from it for want of them.
+        Processors that jobs may use; 0: not known, so no job waits for want of them.
     host_memory_bytes : int
-        Memory of the host that jobs may use; 0: not known, likewise.
+        Memory of the host that jobs may use; 0: not known, so no job waits for want of it.
     held_by : {"", "cgroup", "rlimit"}
-        How jobs are held to their share of it; empty: they are not.
+        How the executor enforces their share of it; empty: it does not.
     """
 
     node_id: str
@@ -354,7 +348,7 @@ class NodeDrained(Event, frozen=True, kw_only=True, tag="request.node_drained.v1
 
 
 class NodeRemoved(Event, frozen=True, kw_only=True, tag="request.node_removed.v1"):
-    """The node is no longer there, and is listed no more; if its executor ever starts again, it joins as a new node."""
+    """The node is gone and no longer listed; if its executor ever starts again, it joins as a new node."""
 
     node_id: str
     by: str = ""
@@ -374,7 +368,7 @@ Setting = str | bool | int | float | list[str | float] | None
 
 class PolicySet(Event, frozen=True, kw_only=True, tag="policy.set.v1"):
     """
-    From here on a pool is run by these settings; what they leave out is as the services' own settings say.
+    From here on a pool is run by these settings; the services' own settings say what these leave out.
 
     Attributes
     ----------
@@ -431,7 +425,7 @@ class SamplesRequested(Event, frozen=True, kw_only=True, tag="profile.samples_re
     """
     An unseen workload is to be sampled; each sample becomes a job of its own, ahead of all others.
 
-    Of a workload that its user neither names nor asks for, nor repeats, no sample is requested
+    No sample is requested of a workload that its user neither names, nor asks to sample, nor repeats
     (:func:`penstock_policies.sample_plan.why_sampled`).
     """
 
@@ -485,7 +479,7 @@ class WorkloadProfiled(Event, frozen=True, kw_only=True, tag="profile.measured.v
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    How long an iteration takes on so many devices, with so many samples on each.
+    The time of an iteration on a number of devices, with a number of samples on each.
 
     Attributes
     ----------
@@ -507,7 +501,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Scalability(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    How a workload goes with batch size and devices on one kind of device.
+    A workload's measured scaling with batch size and devices, on one kind of device.
 
     Attributes
     ----------
@@ -524,7 +518,7 @@ class Scalability(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class WorkloadScaled(Event, frozen=True, kw_only=True, tag="profile.scaled.v1"):
-    """How an elastic workload goes with batch size and devices, on each kind; a later one replaces it."""
+    """An elastic workload's scaling with batch size and devices became known, on each kind; a later one replaces it."""
 
     key: str
     kinds: tuple[Scalability, ...]

@@ -1,14 +1,14 @@
 """
-One job with its state, size and checkpoint.
+One job: its states, size and checkpoint, into which :mod:`penstock_log.lifecycle` folds facts.
 
-One job and its states: what :mod:`penstock_log.lifecycle` folds facts into.
+:class:`JobState` and its table of transitions say which states there are. :class:`Job` is one job as the log has it.
 
-How a job comes to another size, and back: what demands make of it, and what becomes of a run that a new size has ended.
-
-An elastic job is not failed by the autoscaler's choice. A run that fails at once with a size that had not done before
-goes back to the one that had, and so does one that fails for want of memory; that size is not tried again. A gang of
-which a process is killed is treated as if its node was lost: it goes on from its last checkpoint, at whatever width
-there is room for. Neither goes on for ever: there are so many sizes only, and a gang must get on between its losses.
+The functions below say how a job comes to another size, and back: what a :class:`~penstock_log.Demand` makes of it, and
+what becomes of a run that ended for a new size. An elastic job does not fail by the autoscaler's choice. A run that
+fails at once with a new size goes back to the last size that worked, and so does a run that fails for want of memory;
+the failed size is not tried again. A gang of which a process is killed is treated as if its node was lost: it goes on
+from its last checkpoint, at whatever width there is room for. Neither goes on for ever: the number of sizes is limited,
+and a gang must get on between its losses.
 """
 
 from __future__ import annotations
@@ -99,45 +99,45 @@ class Job(msgspec.Struct, kw_only=True):
     epoch : int
         Of the last placement; 0 before the first.
     placement : Placement or None
-        The lease in force.
+        The grant in force.
     open_nodes : set of str
-        Nodes of the lease whose run has not ended: their devices are taken.
+        Nodes of the grant whose run has not ended: their devices are taken.
     outcome : str
-        The worst outcome among the ended nodes of the lease; a gang ends as a whole.
+        The worst outcome among the ended nodes of the grant; a gang ends as a whole.
     started_s : float
         Start of the present run; 0 while none has started.
     pending_since_s, waited_s, executed_s : float
         Since when it waits, how long it waited before that, and how long it ran in ended runs.
     share, share_since_s : float
-        Part of its devices' time that the present run is reckoned to have, and since when; 1 where it shares none.
+        The assumed part of its devices' time that the present run has, and since when; 1 where it shares none.
     forgone_s : float
-        Of all that it ran up to then, what others had on devices that it shared: see :mod:`penstock_log.lifecycle`.
+        The part of its run time up to then that others had on shared devices: see :mod:`penstock_log.lifecycle`.
     accepts : tuple of str or None
         The device kinds of its specification, once it has been sized for one of them.
     before : Size or None
-        Of an elastic job: the size with which a run of it has gone well last, or else that with which it was submitted;
-        None before it is sized.
+        Of an elastic job: the size with which a run last went well, else the size with which it was submitted; None
+        before it is sized.
     unfit : tuple of Size
-        Sizes with which a run failed at once or for want of memory; it went back to the one before, and is given none
-        of these again. With a batch of 0 it is that many devices, with any batch.
+        Sizes with which a run failed at once or for want of memory; the job is given none of these again. A size with
+        a batch of 0 stands for that number of devices with any batch.
     resumed_step : int
         The step after which the present run began, or else the last one.
     run_steps : int
         Steps that the present run has done at least, or else the last one.
     lost_steps : int
-        Steps that it had done when a process of it was killed last; -1 where none has.
+        Steps that it had done when one of its processes was last killed; -1 where none was.
     samples : int
-        That its sampler has handed out and that were done, over all runs.
+        Samples that its sampler handed out and that were done, over all runs.
     out_of_memory : bool
-        A run of the lease in force has failed for want of memory.
+        Whether a run of the grant in force failed for want of memory.
     killed : bool
-        A run of the lease in force has failed because one of its processes was killed.
+        Whether a run of the grant in force failed because one of its processes was killed.
     carried_gpu_s : float
-        What runs of other widths attained beyond what the same time would have on the present one.
+        Service that runs of other widths attained beyond what the same time would give on the present width.
     need : MemoryNeed or None
         Of one device's memory, as its last run that measured it says; before that, as its placement says.
     demand : Demand or None
-        What its next run is to have instead, while the present one is to make way for it.
+        The demand that its next run fulfils, while the present run is to stop for it.
     checkpointed_s : float
         When its last checkpoint was complete; 0 before the first.
     checkpoint : Checkpoint or None
@@ -233,11 +233,11 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def size(self) -> Size:
-        """What it has, or asks for."""
+        """The size that it has, or asks for."""
         return Size(self.spec.gpus, self.spec.batch_size)
 
     def is_unfit(self, size: Size) -> bool:
-        """Say whether a size did not do."""
+        """Say whether a size is known to fail."""
         return size in self.unfit or Size(size.gpus) in self.unfit
 
     @property
@@ -260,7 +260,7 @@ EARLY_STEPS: Final = 2
 
 def scale(job: Job, demand: Demand) -> bool:
     """
-    Note what a job is to have from its next run on.
+    Note the size that a job is to have from its next run on.
 
     One that waits takes a new epoch with it, so that a placement which was decided before is void.
     """
@@ -280,7 +280,7 @@ def scale(job: Job, demand: Demand) -> bool:
 
 
 def _may_have(job: Job, demand: Demand) -> bool:
-    """Say whether an elastic job has said that it takes this size, not found unfit since; others take any but none."""
+    """Say whether an elastic job allows this size and has not failed with it; other jobs take any size but none."""
     spec, batch = job.spec, job.spec.batch
     if not spec.elastic:
         return demand.gpus > 0
@@ -291,7 +291,7 @@ def _may_have(job: Job, demand: Demand) -> bool:
 
 
 def become(job: Job, demand: Demand) -> None:
-    """Have a job ask for something else; what it has attained by now stays."""
+    """Have a job ask for another size; its attained service stays."""
     job.demand = None
     if not _may_have(job, demand):
         return  # its run has just failed with that size
@@ -319,14 +319,14 @@ def drop(job: Job, at_s: float) -> bool:
 
 
 def prove(job: Job) -> None:
-    """Note with which size a run has just gone well: it got on, and it was not for itself that it ended."""
+    """Note the size with which a run has just gone well: it made progress and did not end by its own failure."""
     if job.spec.elastic and job.outcome != "failed" and job.run_steps > EARLY_STEPS:
         job.before = job.size
 
 
 def spared(job: Job) -> str:
     """
-    Say what is to be made of an elastic job's failed run, if that is not to be held against it.
+    Return how an elastic job's failed run counts, where it does not count as a failure.
 
     Returns
     -------

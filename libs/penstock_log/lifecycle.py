@@ -1,18 +1,15 @@
 """
-The fold of all jobs, with the shares of those that share devices.
+The fold of all jobs: every service that follows jobs folds their facts with this one module.
 
-The life of a job, as a table: every service that cares about jobs folds them with this one module.
+:class:`JobTable` has all jobs. Its :meth:`~JobTable.apply` never refuses a fact. A fact that does not fit the job's
+present state (an older epoch, a placement of a job that was cancelled meanwhile) changes nothing, and it changes
+nothing in the same way in every service. States are the two letters that people read in ``penstock ps``.
 
-States are the two letters that people read in ``penstock ps``. The fold never refuses a fact: one that does not fit the
-job's present state (an older epoch, a placement of a job that was cancelled meanwhile) changes nothing, and it changes
-nothing in the same way in every service.
-
-Whose a device's time is while several jobs share it: what makes the service of a sharing job less than its run time.
-
-Of ``k`` jobs that take turns on a device, each is reckoned to have ``1 / k`` of its time while, by the log, so many
-runs are under way there, whatever the turns really were; a gang, which takes its turns on all of its devices together,
-what it has of the fullest one. A job with a fraction of a device has this fraction of its time. All of it follows from
-``run.started`` and ``run.ended`` facts and from lost nodes: each changes the shares of those beside.
+The service of a job that shares its devices is less than its run time. Of ``k`` jobs that take turns on a device, each
+counts as having ``1 / k`` of its time while, by the log, so many runs are under way there, whatever the turns really
+were. A gang takes its turns on all of its devices together, so it counts as having its part of the fullest one. A job
+with a fraction of a device has this fraction of its time. All of it follows from ``run.started`` and ``run.ended``
+facts and from lost nodes: each changes the shares of the jobs beside it.
 """
 
 from __future__ import annotations
@@ -193,7 +190,7 @@ def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
 
 
 def _rewind(job: Job, event: RunRewound) -> bool:
-    """Go on from an earlier step, unless that checkpoint has been given up already: of a gang the first one counts."""
+    """Go back to an earlier step, unless the checkpoint was given up already: a gang's first such fact counts."""
     if not job.may_run(event.epoch, event.node_id) or not _gives_up(job.checkpoint, event):
         return False
     job.checkpoint = _instead(event)
@@ -208,7 +205,7 @@ def last_checkpoint(facts: Iterable[Event]) -> Checkpoint | None:
     """
     Return a job's last checkpoint by the facts about its runs alone, in order; others are left out.
 
-    For whoever needs to know of a job that it has forgotten.
+    It serves a caller whose fold has forgotten the job.
     """
     last, epoch = None, 0
     for fact in facts:
@@ -419,7 +416,7 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
 
 
 def beside(jobs: JobTable, event: Event) -> list[Job]:
-    """Return the jobs whose shares a start or an end of another's run has changed, once it is folded in."""
+    """Return the jobs whose shares a folded fact has changed, by the start or the end of another job's run."""
     if not jobs.sharers or not isinstance(event, RunStarted | RunEnded):
         return []
     there = (jobs[job_id] for job_id in jobs.sharers.get(event.node_id, ()) if job_id != event.job_id)

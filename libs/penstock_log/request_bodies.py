@@ -1,18 +1,15 @@
 """
-Bodies of requests to the gateway and to nodes.
+Bodies of requests: what the gateway and the nodes are asked, as JSON.
 
-What the gateway is asked: the bodies of its commands and queries, as JSON. A query's empty body is one with all
-defaults; a command always says what it is about.
+A query's empty body stands for all defaults; a command always names what it is about. ``submit``, ``dryrun`` and
+``tune`` also take a bare specification; :class:`SubmitRequest` and :class:`TuneRequest` wrap it where something is to
+be said beside it. Every query takes ``at``: a stream sequence (a whole number below a thousand million), a time in
+seconds since the epoch, or an RFC 3339 text; it is then answered as of that moment.
 
-``submit``, ``dryrun`` and ``tune`` also take a bare specification; :class:`SubmitAsk` and :class:`TuneAsk` wrap it
-where something is to be said beside it. Every query takes ``at``: a stream sequence (a whole number below a thousand
-million), a time in seconds since the epoch, or an RFC 3339 text; it is then answered as of that moment.
-
-Where a job's output is: pieces of it in the stream ``LOG``, each with its place, and all of it on the job's nodes.
-
-A process writes two files, ``stdout`` and ``stderr``, on its node, which are a *channel* each. Its executor streams
-them to ``LOG`` in pieces that say from where in which channel they are, up to a bound, and says at the end how long the
-channels are. So whoever reads ``LOG`` knows what is not there, and asks the node for it (:class:`OutputAsk`).
+The second half says where a job's output is. A process writes two files, ``stdout`` and ``stderr``, on its node; each
+is a *channel*. Its executor streams them to ``LOG`` in pieces, up to a bound. Each piece says from where in which
+channel it is (:class:`OutputOffset`), and at the end the executor says how long the channels are (:class:`OutputEnd`).
+So a reader of ``LOG`` knows what is missing there, and asks the node for it (:class:`OutputRequest`).
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ class TuneRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class ActRequest(GatewayRequest, frozen=True, kw_only=True):
-    """What is acted on, by its id or a unique beginning: of all commands that need no more than that."""
+    """The request of all commands that need no more than an id, or a unique beginning of one."""
 
     id: str
     by: Who = ""
@@ -96,7 +93,7 @@ class PolicyRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class OneRequest(GatewayRequest, frozen=True, kw_only=True):
-    """Of ``job``, ``why``, ``story`` and ``sweep``: an id or its unique beginning."""
+    """The request of ``job``, ``why``, ``story`` and ``sweep``: an id or its unique beginning."""
 
     id: str
     at: At = None
@@ -131,7 +128,7 @@ class JobsRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """Of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
+    """The request of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
 
     at: At = None
 
@@ -155,7 +152,7 @@ class EventsRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class EmptyRequest(GatewayRequest, frozen=True, kw_only=True):
-    """Of ``rejected`` and ``schema``."""
+    """The request of ``rejected`` and ``schema``."""
 
 
 Stream = Literal["stdout", "stderr"]
@@ -175,7 +172,7 @@ class OutputChannel(msgspec.Struct, frozen=True, order=True):
 
 
 class OutputOffset(msgspec.Struct, frozen=True):
-    """From where in which channel a piece is; ``offset`` in bytes from the channel's beginning."""
+    """The place of a piece: its channel, and its ``offset`` in bytes from the channel's beginning."""
 
     channel: OutputChannel
     offset: int
@@ -247,14 +244,14 @@ def of_header(text: str) -> OutputOffset | OutputEnd | None:
 
 class OutputRequest(GatewayRequest, frozen=True, kw_only=True):
     """
-    What a node is asked of a job's output, as JSON: which channels it has, or a piece of one.
+    A request to a node for a job's output, as JSON: for its list of channels, or for a piece of one.
 
     Attributes
     ----------
     epoch : int
-        0: which channels there are.
+        The run; 0 asks for the list of channels.
     offset : int
-        In bytes; from there at most ``most_bytes`` are answered.
+        The place of the piece, in bytes; the answer has at most ``most_bytes`` from there.
     """
 
     job_id: str
@@ -267,7 +264,7 @@ class OutputRequest(GatewayRequest, frozen=True, kw_only=True):
 
 class OutputAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What a node answers, as MessagePack.
+    A node's answer, as MessagePack.
 
     Attributes
     ----------
@@ -282,7 +279,7 @@ class OutputAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputGrown(msgspec.Struct, frozen=True, kw_only=True):
-    """Telemetry, as JSON: how far a channel has come that has more than is streamed."""
+    """Telemetry, as JSON: the size of a channel that has more than is streamed."""
 
     channel: OutputChannel
     size: int

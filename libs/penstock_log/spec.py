@@ -1,9 +1,8 @@
 """
-What people ask for: the specifications of a job and a sweep, a device, and their schema.
+Specifications: what people ask for as jobs and sweeps, what a device is, and the published schemas.
 
-What people ask for: the specifications of a job and of a sweep, and what a device is.
-
-The published JSON Schemas of job and sweep specifications, made from the Structs and their docstrings.
+:class:`JobSpec` and :class:`SweepSpec` are what users write. :func:`job_schema` and :func:`sweep_schema` make the JSON
+Schemas from these Structs and their docstrings.
 """
 
 from __future__ import annotations

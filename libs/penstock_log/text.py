@@ -1,13 +1,9 @@
 """
-Sizes and durations in words; text of others made harmless.
-
-Text of others, before it is shown on a terminal.
+Text for people: foreign text made harmless, and durations, sizes and lists in words.
 
 A job's standard error, a name, a reason or a rejected message may hold what a terminal obeys: escape sequences that
-rename the window, move the cursor or hide what follows, and marks that turn the direction of writing. Shown is what
-they are, not what they do.
-
-How the gateway words durations, devices and lists.
+rename the window, move the cursor or hide what follows, and marks that turn the direction of writing. :func:`escaped`
+and :func:`escaped_json` show such characters by their codes, so that a terminal does not obey them.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ _JOINERS: Final = frozenset("\u200c\u200d")
 
 def escaped(text: str) -> str:
     r"""
-    Return text in one line, with everything that is no character to be seen as its code.
+    Return text in one line, with every invisible character as its code.
 
     Examples
     --------
@@ -40,7 +36,7 @@ def escaped(text: str) -> str:
 
 def escaped_json(text: str) -> str:
     r"""
-    Return JSON text that means the same, with everything that is no character to be seen as its escape.
+    Return JSON text of the same meaning, with every invisible character as its escape.
 
     Examples
     --------
@@ -105,7 +101,7 @@ def listed(names: Iterable[str], *, nothing: str = "none") -> str:
 
 def pairs(settings: Mapping[str, Setting]) -> str:
     """
-    Return settings as one writes them.
+    Return settings as people write them.
 
     Examples
     --------
@@ -136,7 +132,7 @@ def gibibytes(size_bytes: int) -> str:
 
 def rounded_down(size_bytes: int) -> int:
     """
-    Return the largest size not above another of which :func:`gibibytes` says all, so that it may be copied.
+    Return the largest size not above another that :func:`gibibytes` shows exactly, so that people can copy it.
 
     Examples
     --------

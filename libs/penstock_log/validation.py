@@ -1,13 +1,9 @@
 """
-Strict reading of what people write; every problem with its path.
+Validation of what people write: unknown fields are errors, and every problem is named with its path.
 
-Strict decoding of what people write: unknown fields are errors, and every problem is named with its path.
-
-msgspec alone ignores unknown fields and stops at the first problem; a fold wants the former, a user neither.
-
-What is wrong with a value of plain dicts, lists, strings and numbers, seen against a msgspec type.
-
-How people write an elastic job, and what they meant by it.
+msgspec alone ignores unknown fields and stops at the first problem. That suits a fold, but not a user. :func:`decode`
+and :func:`convert` read strictly; :func:`problems` says what is wrong with plain dicts, lists, strings and numbers,
+seen against a msgspec type; :func:`widened` reads the short forms in which people write an elastic job.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ _PLAINER: Final = {
 
 
 class BadInput(ValueError):
-    """What somebody wrote cannot be accepted; ``problems`` has one sentence for each thing to correct."""
+    """An input that cannot be accepted; ``problems`` has one sentence for each thing to correct."""
 
     def __init__(self, *problems: str) -> None:
         """Join the problems into one message."""

@@ -1,13 +1,13 @@
 """
-Which jobs are one workload, and how skewed their model is.
+Workloads: which jobs are the same one, which command lines are opaque, and how skewed a model is.
 
-Which jobs are the same workload, under whose key iteration times are remembered; and which command lines are opaque.
+:func:`key` is the workload's key, under which iteration times are remembered. :func:`is_opaque` says which commands
+must not be sampled.
 
-Which jobs suffer from being spread over nodes: those whose model has one tensor that outweighs the rest.
-
-Workers exchange a model tensor by tensor. One very large tensor is one very large message, which crowds the network in
-bursts and makes all wait; many tensors of like size overlap with computing. So the shape of the model decides, not its
-size, and it can be read from the model before it runs.
+:func:`skew` says which jobs suffer from being spread over nodes: those whose model has one tensor that outweighs the
+rest. Workers exchange a model tensor by tensor. One very large tensor is one very large message, which crowds the
+network in bursts and makes all wait; many tensors of like size overlap with computing. So the shape of the model
+decides, not its size, and it can be read from the model before it runs.
 
 References
 ----------
@@ -53,7 +53,7 @@ def key(spec: JobSpec) -> str:
 
 def work(spec: JobSpec) -> str:
     """
-    Return a key of all that says how much work a whole run is: 16 hexadecimal digits.
+    Return a key of everything that determines the work of a whole run: 16 hexadecimal digits.
 
     Jobs of one workload may be of different length; those of an array count as equal.
 

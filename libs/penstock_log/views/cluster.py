@@ -1,11 +1,8 @@
 """
-Nodes, services, lanes, sweeps.
+Answers about nodes, services, lanes and sweeps.
 
-Nodes, services, and the whole at one glance.
-
-What a node tells of its shared devices on ``subjects.lanes``, once a second while there are any.
-
-Sweeps and their trials.
+:class:`NodesView` and :class:`StatusView` are the cluster at one glance. :class:`LanesView` is a node's report of its
+shared devices on ``subjects.lanes``, once a second while there are any. :class:`SweepView` is a sweep with its trials.
 """
 
 from __future__ import annotations
@@ -25,11 +22,11 @@ class DeviceView(View, frozen=True, kw_only=True):
     Attributes
     ----------
     job_id : str
-        Who has it, the first of those who share it; empty where it is idle.
+        The job that has it, or the first of those that share it; empty where it is idle.
     shared_by : tuple of str
-        All who share it.
+        All jobs that share it.
     taken : str
-        What they hold of it, such as ``3 jobs hold 11.2 of 16 GiB``; empty where nobody else may join.
+        What its jobs hold of it, such as ``3 jobs hold 11.2 of 16 GiB``; empty where no other job may join.
     """
 
     name: str

@@ -1,15 +1,9 @@
 """
-Jobs: lines, details, sizes, why, story.
+Answers about jobs: lines, details, sizes, causes and stories; and the root of all answers.
 
-The root of all answers.
-
-Answers to commands.
-
-What happened: stories of jobs, raw facts, and what was rejected.
-
-Jobs: their lines, their details, and why they are where they are.
-
-Sizes of elastic jobs: what they had, how fast they went, and why they came to others.
+:class:`View` is the root. Answers to commands come first, then what happened (stories of jobs, raw facts, and what was
+rejected), then jobs with their details and causes, and last the sizes of elastic jobs: what they had, how fast they
+went, and why they came to others.
 """
 
 from __future__ import annotations
