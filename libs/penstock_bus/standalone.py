@@ -3,7 +3,8 @@ A NATS server for Penstock by itself, for containers: ``python -m penstock_bus.s
 
 It makes the streams, and for each login a folder of its own in the credentials folder, so that a container can be given
 one and no other: ``SERVICE/password`` (``PENSTOCK_PASSWORD_FILE``), and for people and foreign services
-``client/client.json`` and ``extension/extension.json`` (``PENSTOCK_CREDENTIALS``).
+``client/client.json`` and ``extension/extension.json`` (``PENSTOCK_CREDENTIALS``). An extension that is configured
+(``PENSTOCK_EXTENSIONS_NAMES``) gets ``extension-NAME/extension-NAME.json``.
 """
 
 from __future__ import annotations

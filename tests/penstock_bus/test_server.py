@@ -67,20 +67,21 @@ async def test_passwords_are_random_kept_and_for_the_owner_only(tmp_path: Path) 
 
 
 async def test_a_server_by_itself_hands_out_each_login_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    settings, shared, stopping = ServerSettings(data_dir=tmp_path / "data"), tmp_path / "auth", asyncio.Event()
+    settings = ServerSettings(data_dir=tmp_path / "data", extensions=("billing",))
+    shared, stopping = tmp_path / "auth", asyncio.Event()
     shared.mkdir()
     task = asyncio.create_task(standalone.serve(settings, shared, "nats://cluster.lab:4222", stopping))
-    extension = shared / "extension" / "extension.json"
-    await eventually(extension.exists)
+    last = shared / "extension-billing" / "extension-billing.json"
+    await eventually(last.exists)
     stopping.set()
     assert await task == 0
-    passwords = access.ensure(tmp_path / "data" / "nats" / "passwords.json", access.USERS)
+    passwords = access.read(tmp_path / "data" / "nats" / "passwords.json")
     for service in access.LOGINS:
         assert (shared / service / "password").read_text() == passwords[service]
         assert [path.name for path in (shared / service).iterdir()] == ["password"]
-    for role in access.ROLES:
+    for role, user in {"client": "client", "extension": "extension", "extension-billing": "billing"}.items():
         login = access.read_login(shared / role / f"{role}.json")
-        assert (login.url, login.user, login.password) == ("nats://cluster.lab:4222", role, passwords[role])
+        assert (login.url, login.user, login.password) == ("nats://cluster.lab:4222", user, passwords[user])
     assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in shared.rglob("*") if path.is_file())
 
 
