@@ -1,9 +1,8 @@
 """
-The asynchronous client: submit, act, query, follow.
-
 The asynchronous client: everything that ``penstock`` does on the command line, from Python.
 
-What a client follows: facts as the query ``events`` shows them.
+:class:`Client` submits, acts, queries and follows. :func:`facts` gives the facts that it follows in the form of the
+query ``events``.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class Client:
     Parameters
     ----------
     url : str, optional
-        Of the NATS server; otherwise ``PENSTOCK_URL`` or ``penstock.toml``, otherwise the local one. As whom to go
-        there is said by ``PENSTOCK_USER`` and ``PENSTOCK_PASSWORD`` or by ``PENSTOCK_CREDENTIALS``; otherwise it is
-        found where ``penstock up`` has left it for this user.
+        The address of the NATS server; by default ``PENSTOCK_URL`` or ``penstock.toml``, else the local one. The login
+        is ``PENSTOCK_USER`` and ``PENSTOCK_PASSWORD``, or ``PENSTOCK_CREDENTIALS``; by default the one that
+        ``penstock up`` has left for this user.
     bus : Bus, optional
         An open bus to use instead; it is not closed.
     timeout_s : float
@@ -207,7 +206,7 @@ class Client:
         return await self._act("resume", node_id)
 
     async def remove(self, node_id: str, reason: str = "") -> views.ActAnswer:
-        """List a node no more that is gone for good."""
+        """Remove a node that is gone for good from the list of nodes."""
         return await self._act("remove", node_id, reason)
 
     async def set_policy(
@@ -332,7 +331,7 @@ class Client:
         Raises
         ------
         ValueError
-            If it is a profiler's sample, which nobody announces the end of.
+            If it is a profiler's sample: its end is not announced.
         """
         job = (await self.job(job_id)).job
         if job.sample:
@@ -384,8 +383,8 @@ class Client:
         """
         Yield a job's output, all or the last ``tail`` pieces; with ``follow`` go on until the job has ended.
 
-        Pieces are as the processes wrote them: a piece may hold several lines, or a part of one. What the log has not
-        is fetched from the nodes that ran the job; for what is nowhere to be had comes a piece without data that says
+        Pieces are as the processes wrote them: a piece may hold several lines, or a part of one. Output that the log
+        does not have is fetched from the nodes that ran the job. Where no node has it either, a piece without data says
         so (``missing``).
         """
         detail = await self.job(job_id)
@@ -406,7 +405,7 @@ class Client:
                     yield line
 
     async def follow_output(self, detail: views.JobDetail, reader: OutputReader) -> AsyncGenerator[LogLine, None]:
-        """Yield what a reader of a job's output has not given out yet, until the job has ended."""
+        """Yield the output that a reader has not yielded yet, until the job has ended."""
         if detail.job.state in TERMINAL or detail.job.sample:
             async with aclosing(reader.stored()) as lines:
                 async for line in lines:
@@ -422,7 +421,7 @@ class Client:
             await asyncio.gather(end, return_exceptions=True)
 
     async def _announced(self, subject: str, end: type[Event]) -> int:
-        """Return the sequence at which an entity's last fact stands, once it does."""
+        """Wait for the last fact of an entity, and return its sequence."""
         async for delivery in self.bus.follow(subjects=[subject]):
             if any(isinstance(fact, end) for fact in delivery.commit.facts):
                 return delivery.seq
@@ -436,7 +435,7 @@ class Client:
     async def _submit(
         self, name: str, spec: S, ask: Callable[[S], request_bodies.GatewayRequest]
     ) -> views.SubmitAnswer:
-        """Submit under the id that it has, or else under one that is chosen now and kept over all tries."""
+        """Submit under the given id, or else under one that is chosen now and kept over all tries."""
         for _ in range(_IDS):
             identified = spec if spec.id else msgspec.structs.replace(spec, id=self._new_id())
             shown = f"penstock {'sweep show' if name == 'tune' else 'show'} {identified.id}"

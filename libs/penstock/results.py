@@ -1,9 +1,8 @@
 """
-The results of a sweep's trials, as a stream, a study and pictures.
+Results of a sweep's trials: as a stream, as a study that Optuna can plot, and as pictures.
 
-What came of a sweep's trials, as they end, and as a study that Optuna can plot.
-
-Pictures of a sweep, drawn by Optuna and tidied up: its history, its points, and its values at each budget.
+:func:`results` yields each run when it is over. :func:`study` makes an Optuna study of a sweep. :func:`draw` draws a
+sweep by Optuna and tidies the pictures up: its history, its points, and its values at each budget.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 class SubmittedSweep:
     """
-    A sweep that is being submitted: awaited, it is the gateway's answer; iterated over, its results as they come.
+    A sweep that is being submitted: awaited, it gives the gateway's answer; iterated over, its results as they come.
 
     It is submitted once, however often it is awaited.
     """
@@ -82,14 +81,14 @@ def study(
     """
     Return an Optuna study of a sweep's trials, each with its last value and those on the way there.
 
-    Nothing is asked of it. Trials that ended without a value, or were cancelled, have failed; what they reported on the
-    way is no result.
+    The study draws no points. Trials that ended without a value, or were cancelled, have failed in it; what they
+    reported on the way is no result.
 
     Parameters
     ----------
     stopped : {"pruned", "complete"}
-        What Optuna is told of trials that were stopped below the largest budget. Its ``best_trial`` and its samplers do
-        not compare the pruned ones with the others; its pictures leave them out.
+        The state in Optuna of trials that were stopped below the largest budget. Its ``best_trial`` and its samplers do
+        not compare pruned trials with the others; its pictures leave them out.
     storage : str or optuna.storages.BaseStorage, optional
         Where the study is kept, under the sweep's name and id; in memory, where it is left out.
 

@@ -1,21 +1,20 @@
 """
 The conversation with the node's executor, and the process's vote on the stop step.
 
-The job's side of the conversation with its node's executor: a Unix socket, and a thread that listens to it.
+:class:`AgentClient` is the job's side of the conversation: a Unix socket, and a thread that listens to it. It is a
+thread because a question must be answered even while the loop is inside a step, and because a boundary then costs one
+look at an attribute. The thread sleeps in ``recv`` all the time. It looks for an executor that went away every
+:data:`RECONNECT_S`; the job works on meanwhile.
 
-A thread, because a question must be answered even while the loop is inside a step (see
-:mod:`penstock.sessions.agent_client`), and because then a boundary costs one look at an attribute. It sleeps in
-``recv`` all the time. An executor that went away is looked for every :data:`RECONNECT_S`; the job works on meanwhile.
+:class:`StopVote` is one process's part in the stop barrier: the agreement on the step after which a gang stops. It is
+pure: no clock, no socket, no thread. The promise behind :class:`~penstock_log.agent_protocol.StepReached` is that the
+process does not go beyond its answer plus ``STOP_MARGIN`` before it has heard
+:class:`~penstock_log.agent_protocol.StopAtStep`. Every process keeps it, so the largest answer plus the margin is a
+step that no process has passed.
 
-One process's part in agreeing on the step after which a gang stops. Pure: no clock, no socket, no thread.
-
-The promise behind :class:`~penstock_log.agent_protocol.StepReached` is that the process does not go beyond its answer
-plus ``STOP_MARGIN`` before it has heard :class:`~penstock_log.agent_protocol.StopAtStep`. Every process keeps it, so
-the largest answer plus the margin is a step that nobody has passed.
-
-An answer may be given in the middle of a step, and has to be: a process that waits for its peers inside a collective
+An answer may be given in the middle of a step, and has to be. A process that waits for its peers inside a collective
 operation reaches no boundary while one of those peers waits at its own limit. Between two steps of a loop that takes
-turns, the answer may be that the process is held: then it begins no step before it has heard.
+turns, the answer may be that the process is held: then it begins no step before it has heard the agreed one.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _decoder: Final = msgspec.json.Decoder(ToJob)
 
 
 class StopQuestion(Protocol):
-    """What the agreement makes of a question: what to answer, if anything."""
+    """A function that answers the executor's question for the step, if there is anything to answer."""
 
     def __call__(self, step: int, /, *, held: bool) -> int | None:
         """Return the answer after so many steps."""
@@ -61,7 +60,7 @@ class StopQuestion(Protocol):
 
 class AgentClient:
     """
-    A connection that comes and goes, and what was agreed over it.
+    The connection to the executor, which may come and go, and the stop step that was agreed over it.
 
     Parameters
     ----------
@@ -72,13 +71,13 @@ class AgentClient:
     step : callable
         Returns the number of steps done, at any time and from any thread.
     held : callable
-        Returns whether the loop is between two steps and begins none without looking at :attr:`attention`; asked before
-        the step, from any thread too.
+        Returns whether the loop is between two steps and begins none without looking at :attr:`attention`. It is called
+        before ``step``, from any thread.
     heard : callable
-        Called when something was heard, by the thread that listens.
+        Called by the listening thread when a message has come.
 
     hold : callable
-        ``hold(fraction)``: called when it is told what it may hold by now, by the thread that listens.
+        ``hold(fraction)``: called by the listening thread when the executor says what part of memory it may hold now.
 
     Attributes
     ----------
@@ -112,7 +111,7 @@ class AgentClient:
         self._thread.start()
 
     def begin(self) -> None:
-        """The loop begins: a question that came before is answered now."""
+        """Note that the loop begins; answer a question that came before."""
         with self._changed:
             self._answer(self._agreement.begin)
 
@@ -134,19 +133,19 @@ class AgentClient:
             return self._agreement.verdict(step)
 
     def forget(self) -> None:
-        """The process goes on although it had agreed to leave."""
+        """Note that the process goes on although it had agreed to leave."""
         with self._changed:
             self._agreement.forget()
             self.attention = False
 
     def tell(self, message: FromJob) -> None:
-        """Send a line; without a connection it is dropped, since a new one begins with the state as it is then."""
+        """Send a line; without a connection it is dropped, because a new connection begins with the state of then."""
         if os.getpid() == self._pid:
             with self._changed:
                 self._send(message)
 
     def tell_last(self, message: FromJob) -> None:
-        """Send the line that must not be lost, waiting up to :data:`LAST_WORD_S` for an executor that restarts."""
+        """Send the last line, which must not be lost: wait up to :data:`LAST_WORD_S` for an executor that restarts."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -162,7 +161,7 @@ class AgentClient:
         self._thread.join(SEND_TIMEOUT_S)
 
     def detach(self) -> None:
-        """In a forked child: let go of the parent's socket, so that it closes when the parent dies."""
+        """Let go of the parent's socket in a forked child, so that it closes when the parent dies."""
         self.attention = False
         self._changed = threading.Condition()
         self._agreement = StopVote()
@@ -261,7 +260,7 @@ Verdict = Literal["go", "wait", "leave"]
 
 class StopVote:
     """
-    What this process was asked, what it answered and what was agreed.
+    One process's vote on the step after which its gang stops: question, answer and agreement.
 
     Steps are counts of completed iterations since the job's very beginning.
     """
@@ -289,7 +288,7 @@ class StopVote:
         return not self._asked and self._stop_at is None
 
     def begin(self, step: int, *, held: bool = False) -> int | None:
-        """The loop begins after this step, and a checkpoint cannot move it any more; return the answer now due."""
+        """Note that the loop begins after this step, which no checkpoint moves any more; return the answer now due."""
         self._begun = True
         return self.ask(step, held=held) if self._asked else None
 
@@ -303,16 +302,16 @@ class StopVote:
         return self._answer
 
     def agree(self, step: int) -> None:
-        """All have answered: everyone stops after this step."""
+        """Note the agreed step: all have answered, and every process stops after it."""
         self._stop_at = step
 
     def lost(self) -> None:
-        """The asker is gone. An agreed step stays, since others may have heard of it; a mere question is void."""
+        """Note that the executor is gone. An agreed step stays, as others may know it; a mere question is void."""
         self._asked = self._held = False
         self._answer = None
 
     def forget(self) -> None:
-        """The process could not leave after all: a later question is a new one."""
+        """Note that the process could not leave after all: a later question is a new one."""
         self.lost()
         self._stop_at = None
 

@@ -1,14 +1,12 @@
 """
-The time that iterations take, measured or emulated.
+Pace: the time that iterations take, and on an emulated device the time that they are made to take.
 
-The time that iterations take, and on an emulated device the time that they are made to take.
+:class:`HostPace`, :class:`EmulatedPace` and :class:`SamplePace` measure a loop, boundary by boundary. This is shell
+code: reading clocks and sleeping is the whole of its work.
 
-This is shell code: it reads clocks and sleeps, which is the whole of its work.
-
-How long an iteration takes, from many: a mean, and how far it may be off. Pure: no clock.
-
-A profiler's sample keeps every iteration (:func:`trimmed`). An ordinary run has no time to lose between two steps, and
-knows only how many were done between two lines of progress (:class:`Blocks`).
+The functions below are pure and estimate how long an iteration takes, from many: a mean, and its standard error. A
+profiler's sample keeps every iteration (:func:`trimmed`). An ordinary run has no time to lose between two steps, and
+knows only how many were done between two lines of progress (:class:`IterationBlocks`).
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ class Clocks(NamedTuple):
 
 
 class IterationPace(Protocol):
-    """Measures a loop, boundary by boundary."""
+    """A measurement of a loop, boundary by boundary."""
 
     @property
     def loop_s(self) -> float:
         """The seconds of all iterations together."""
 
     def resume(self) -> float:
-        """A loop starts, or goes on after something that is not part of an iteration; return how long that took."""
+        """Go on measuring after something that is not part of an iteration; return how long that took."""
 
     def lap(self) -> float:
         """Return the clock at the end of an iteration, in seconds."""
@@ -50,7 +48,7 @@ class IterationPace(Protocol):
         """Sleep what is owed, however little."""
 
     def measured(self, steps: int) -> MeanTime:
-        """Return how long an iteration takes, as far as is known after so many of this run."""
+        """Return how long an iteration takes, as far as is known after this number of the run's iterations."""
 
 
 def pace(emulated_speed: float = 0.0, *, sample: bool = False) -> IterationPace:
@@ -69,7 +67,7 @@ def pace(emulated_speed: float = 0.0, *, sample: bool = False) -> IterationPace:
 
 
 class HostPace:
-    """On a real device: wall time, nothing added."""
+    """The pace on a real device: wall time, nothing added."""
 
     def __init__(self) -> None:
         self.loop_s = 0.0
@@ -98,7 +96,7 @@ class HostPace:
 
 class EmulatedPace:
     """
-    On an emulated device: an iteration of ``c`` CPU seconds takes ``c / speed`` seconds.
+    The pace on an emulated device: an iteration of ``c`` CPU seconds takes ``c / speed`` seconds.
 
     ``loop_s`` is the emulated time. It counts the CPU time of the whole process, all threads, and neither what an
     iteration waits for nor what the host's other processes take from it, so that devices emulated on a busy laptop keep
@@ -149,7 +147,7 @@ class EmulatedPace:
 
 
 class SamplePace:
-    """In a profiler's sample: keeps the time of each iteration, which is little to keep since samples are short."""
+    """The pace of a profiler's sample: it keeps the time of each iteration, which are few, as samples are short."""
 
     def __init__(self, pace: IterationPace) -> None:
         self._pace = pace

@@ -1,9 +1,8 @@
 """
-How far a sampler has come, and the batch of a run.
+The session's sampler and the run's batch size. Pure; without numpy.
 
-The one sampler that a session may have: which loop is over it, and how far it is. Pure; without numpy.
-
-The size that a run has: which batch its script uses, and what becomes of the learning rate there.
+:class:`SamplerState` is the one sampler that a session may have: which loop is over it, and how far it is.
+:class:`RunSize` is the size that a run has: which batch its script uses, and what becomes of the learning rate there.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SamplerState:
-    """A session's sampler, once there is one, and where the last checkpoint left it, once that is loaded."""
+    """A session's sampler, once there is one, and its place in the last checkpoint, once that is loaded."""
 
     def __init__(self) -> None:
         self._sampler: DataSampler | None = None
@@ -58,13 +57,13 @@ class SamplerState:
             self._sampler.resume(place)
 
     def of(self, items: object) -> DataSampler | None:
-        """Return the sampler if the items come of it: it is they, or a DataLoader's ``batch_sampler``."""
+        """Return the sampler if the items come from it: they are the sampler, or have it as their ``batch_sampler``."""
         ours = self._sampler
         return ours if ours is not None and (items is ours or getattr(items, "batch_sampler", None) is ours) else None
 
     def open(self, sampler: DataSampler, step: int, done: int) -> None:
         """
-        A loop over it begins after so many steps of the job.
+        Note that a loop over the sampler begins after so many steps of the job.
 
         Raises
         ------
@@ -81,13 +80,13 @@ class SamplerState:
         self._begun_step = step
 
     def close(self, sampler: DataSampler, step: int) -> None:
-        """That loop ended."""
+        """Note that the loop over the sampler ended."""
         steps = step - self._begun_step
         self._ended_step, self._before_last = step, sampler.after(max(steps - 1, 0))
         sampler.close(steps)
 
     def place(self, step: int) -> SamplerPosition | None:
-        """Return how far it is after so many steps of the job; a loop's last one is taken back where it has failed."""
+        """Return the sampler's place after so many steps of the job; a failed last step of a loop does not count."""
         if step < self._ended_step:
             return self._before_last
         return self._sampler.after(step - self._begun_step) if self._sampler else self._resumed
@@ -98,7 +97,7 @@ _log = logging.getLogger("penstock.session")
 
 class RunSize:
     """
-    A session's size, and what its script was told of it.
+    A session's size, and what its script knows of it.
 
     Attributes
     ----------
@@ -124,11 +123,11 @@ class RunSize:
         return self._sampling.batch_size or (self._setup.batch_size if self._asked else 0)
 
     def resume(self, manifest: Manifest) -> None:
-        """Remember with what a checkpoint was trained."""
+        """Remember the size with which a checkpoint was trained."""
         self._loaded = manifest
 
     def now(self) -> Resize:
-        """Return what the run has, and had."""
+        """Return the size that the run has, and the one that it had."""
         setup = self._setup
         batch_size = self._sampling.batch_size or setup.batch_size
         base = setup.base_batch_size or batch_size
@@ -151,13 +150,13 @@ class RunSize:
         return size.factor
 
     def begin(self) -> None:
-        """The first loop begins: the script's function is called."""
+        """Call the script's function, as the first loop begins."""
         if self.adapt is not None:
             self.adapt(self.now())
             self.factor()
 
     def end(self) -> None:
-        """The script is through: warn if it was to change its learning rate, and has not."""
+        """Warn at the script's end if it was to change its learning rate, and has not."""
         size = self.now()
         ignored = self.adapt is None if size.rule == "callback" else size.factor != 1 and not self._scaled
         if ignored and not self._setup.rank:

@@ -1,9 +1,8 @@
 """
-What the executor tells a process by its environment, decoded once.
+Setup of a process: what the executor tells it through its environment, decoded once.
 
-What the executor tells a job's process through its environment, decoded once.
-
-What becomes of a script's learning rate where its job has been given another batch size. Pure.
+:func:`read` makes a :class:`ProcessSetup` from the environment. :class:`Resize` and :func:`factor` say what becomes of
+a script's learning rate where its job has another batch size; they are pure.
 
 References
 ----------
@@ -25,7 +24,7 @@ from penstock_log.spec import Param
 
 
 class SessionError(Exception):
-    """Root of what :func:`penstock.session` refuses or cannot do."""
+    """Root of the errors of :func:`penstock.session`."""
 
 
 class BadEnvironment(SessionError):
@@ -41,17 +40,17 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     socket : str
         Path of the executor's Unix socket; empty without an executor.
     lanes : str
-        Path of the lane keeper's socket; empty where the job does not take turns with others.
+        Path of the token broker's socket; empty where the job does not take turns with others.
     checkpoint_dir : Path or None
         Where checkpoints live; None where none are kept, as in a profiler's sample.
     resume_step : int or None
-        Of the checkpoint to load, as the executor has found it there; 0 for none, None for the newest there is.
+        The step of the checkpoint to load, as the executor has found it there; 0 for none, None for the newest.
     begin_dir : Path or None
         The checkpoints of another job, from which this one begins where it has none.
     begin_step : int or None
-        Of the one to load of those.
+        The step of the checkpoint to load from there.
     save_at_end : bool
-        Save a checkpoint when all is done as well.
+        Whether to save a checkpoint at the end of the work as well.
     checkpoint_s : float
         Least seconds between two periodic checkpoints; 0 for none.
     base_batch_size, lr_rule : int, {"keep", "linear", "sqrt", "callback"}
@@ -60,7 +59,7 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     sample_iterations : int
         Iterations after which a profiler's sample ends; 0 where this is no sample.
     backend : str
-        What its devices are: ``cuda``, ``cpu`` or ``emulated``; empty by hand.
+        The backend of its devices: ``cuda``, ``cpu`` or ``emulated``; empty by hand.
     emulated_speed : float
         Speed of the emulated device relative to this host; 0 on a real device.
     memory_fraction : float
@@ -189,20 +188,20 @@ RULES: tuple[str, ...] = get_args(Rule)
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What a run has, and what the state that it goes on from was trained with.
+    The size that a run has, and the size with which its state was trained.
 
     Attributes
     ----------
     batch_size : int
-        Of one step over all processes; 0 where nobody has said.
+        Samples of one step over all processes; 0 where it is not known.
     base_batch_size : int
-        For which the script's learning rate is meant.
+        The batch size for which the script's learning rate is meant.
     previous_batch_size : int
-        Of the run that saved the checkpoint; the base where none was loaded.
+        The batch size of the run that saved the checkpoint; the base where none was loaded.
     world_size, previous_world_size : int
         Processes now and then; the same where no checkpoint was loaded.
     rule : {"keep", "linear", "sqrt", "callback"}
-        The job's, for its learning rate.
+        The job's rule for its learning rate.
     """
 
     batch_size: int
@@ -214,13 +213,13 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> float:
-        """What the script's learning rate is multiplied by; 1 where the script's own function is to say."""
+        """The factor of the script's learning rate; 1 where the script's own function decides."""
         return factor(self.rule, self.base_batch_size, self.batch_size)
 
 
 def factor(rule: Rule, base_batch_size: int, batch_size: int) -> float:
     """
-    Return what a learning rate meant for one batch size is multiplied by at another.
+    Return the factor of a learning rate that is meant for one batch size, at another.
 
     Examples
     --------

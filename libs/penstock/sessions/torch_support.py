@@ -1,20 +1,14 @@
 """
-What is asked of PyTorch: memory, the allocator's limit, the process group.
+Support for PyTorch: the memory that a process holds, the limit of its allocator, and a gang's process group.
 
-What the session asks of the device's framework, where the script has loaded one: PyTorch with CUDA.
+The first two parts look for PyTorch among the modules that are loaded, and never load it. They open no device either,
+because a script may fork before it opens one. :func:`measure` returns what the process holds; without PyTorch, that is
+its resident memory on the host. :class:`AllocatorLimit` holds PyTorch's allocator to what this process may have of its
+devices, so that it refuses what would be a neighbour's.
 
-It is looked for among the modules that are there, and never loaded. Without it, a process's memory is what it has
-resident on the host.
-
-Holds PyTorch's allocator to what this process may have of its devices, so that it refuses what would be a neighbour's.
-
-PyTorch is looked for among the modules that are there, and never loaded; nor is a device opened for this, since a
-script may fork before it opens one.
-
-A gang's process group for PyTorch: met, used and left, by NCCL on GPUs and by Gloo on everything else.
-
-The executor says where a gang's processes meet (``MASTER_ADDR``, ``MASTER_PORT``); a gang of one meets nobody, so that
-the same script runs at any width. PyTorch is imported here, when a script asks for this, and nowhere else.
+:func:`distributed` makes a :class:`ProcessGroup` by NCCL on GPUs and by Gloo on everything else. The executor says
+where a gang's processes meet (``MASTER_ADDR``, ``MASTER_PORT``). A gang of one meets nobody, so the same script runs at
+any width. PyTorch is imported here, when a script asks for this, and nowhere else.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ def works_on() -> bool:
 
 
 def settle() -> None:
-    """Wait until the device has done all that it was told, and give back what the allocator only keeps in reserve."""
+    """Wait until the device has finished its work, and give back the memory that the allocator keeps in reserve."""
     cuda = _cuda()
     if cuda is None:
         return
@@ -53,9 +47,9 @@ def settle() -> None:
 
 def measure() -> MemoryReport | None:
     """
-    Return what the process holds now, and the most that it has held since it was asked last.
+    Return what the process holds now, and the most that it has held since the last call.
 
-    None where nobody knows. Over several devices, the most of each part: what is needed of one of them.
+    It returns None where that is not known. Over several devices, it is the most of each part: the need of one device.
     """
     cuda = _cuda()
     return _resident() if cuda is None else _allocated(cuda)
@@ -105,12 +99,12 @@ def _reset_peak() -> None:
 
 class AllocatorLimit:
     """
-    A limit that is told once, and when it changes: at once where PyTorch has a device open, else when it opens one.
+    A limit of PyTorch's allocator, set at once where PyTorch has a device open, else when it opens one.
 
     Parameters
     ----------
     fraction : float
-        Of each visible device's memory; 0 for no limit.
+        The part of each visible device's memory; 0 for no limit.
     """
 
     def __init__(self, fraction: float) -> None:
@@ -146,7 +140,7 @@ def distributed(setup: ProcessSetup, timeout_s: float, environ: Mapping[str, str
     Raises
     ------
     SessionError
-        If there is no torch, none that can use the job's devices, or nobody has said where the processes meet.
+        If there is no torch, or none that can use the job's devices, or the place where the processes meet is not set.
     """
     if util.find_spec("torch") is None:
         raise SessionError("session.distributed() needs PyTorch, which this Python has not; pip install torch")
@@ -215,7 +209,7 @@ class ProcessGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Leave; who leaves because of an error does not wait for operations that the others will not end."""
+        """Leave; after an error, do not wait for operations that the others will not end."""
         failed = error is not None and not isinstance(error, SystemExit)
         if self.world_size > 1 and not (failed and self.backend == "nccl"):
             self._torch.distributed.destroy_process_group()
@@ -260,9 +254,9 @@ class ProcessGroup:
 
     def average(self, value: Any) -> Any:
         """
-        Return the mean of a tensor over the gang, without gradients; of what :meth:`mean` returned, the batch's loss.
+        Return the mean of a tensor over the gang, without gradients; for a loss of :meth:`mean`, the batch's loss.
 
-        All processes have to call this, and in the same order.
+        All processes have to call this in the same order.
         """
         mean = value.detach().clone()
         if self.world_size > 1:
