@@ -9,7 +9,7 @@ deliveries of the log up to a sequence. A snapshot makes the start of a fold fas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -80,11 +80,17 @@ class Decider(Generic[S]):
     leads: bool = True
     ignores: frozenset[type[Event]] = frozenset()
     extends: tuple[type[Event], ...] = ()
+    _ignored: frozenset[type[Event]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Ignore facts that are unknown, but for those in ``extends``."""
+        object.__setattr__(self, "_ignored", self.ignores | {UnknownFact})
 
     def heeds(self, commit: Commit) -> bool:
         """Say whether the decider may have something new to propose after a commit."""
-        kinds = {type(fact) for fact in commit.facts if fact.__class__ is not UnknownFact or self._reads(fact)}
-        return not self.ignores.issuperset(kinds)
+        if not self._ignored.issuperset(map(type, commit.facts)):
+            return True
+        return bool(self.extends) and any(map(self._reads, commit.facts))
 
     def _reads(self, fact: Event) -> bool:
         return any(tag_of(kind) == tag_of(fact) for kind in self.extends)
