@@ -1,21 +1,15 @@
 """
-Where turns are taken: the host or a GPU.
+Devices of a packed host, where turns are taken: the host's processor, or a GPU; with their memory and its measurement.
 
-Where turns are taken: memory and how it is measured. The host's processor here; a GPU in :mod:`penstock_packed.device`.
+:class:`CpuDevice` is the host. One process has one address space, so a member's memory is what the process has more
+after its turn than before. That is the member's own as long as turns are taken one at a time. Growth is counted in
+whole MiB, because pages come and go by themselves. The rest is carried over until it is more, so the sum over all turns
+is the growth of the process, however little a turn keeps.
 
-One process has one address space, so what a member takes is seen as what the process takes more after its turn than
-before. That is its own as long as turns are taken one at a time.
-
-Growth is told in whole MiB, since pages come and go by themselves; what is less is kept until it is more, so that
-however little a turn keeps, all turns together are told what the process has grown by.
-
-A GPU through torch: one context, and for each lane a stream and a memory pool.
-
-Written against torch 2.13 (``torch.cuda.MemPool``, ``use_mem_pool``, ``memory_snapshot``). It has not run on a GPU yet:
-the tests hold its calls against a stand-in for torch, and no more.
-
-``use_mem_pool`` holds for allocations of the calling thread. A backward pass allocates on a thread of torch's own,
-unless it is told to stay on the caller's, which is done here.
+:class:`CudaDevice` is a GPU through torch: one context, and for each lane a stream and a memory pool. It is written
+against torch 2.13 (``torch.cuda.MemPool``, ``use_mem_pool``, ``memory_snapshot``). It has not run on a GPU yet: the
+tests hold its calls against a stand-in for torch, and no more. ``use_mem_pool`` holds for allocations of the calling
+thread. A backward pass allocates on a thread of torch's own, unless it is told to stay on the caller's, as it is here.
 """
 
 from __future__ import annotations

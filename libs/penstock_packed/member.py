@@ -1,13 +1,12 @@
 """
-One member, and what is kept of it.
+Members of a packed host, and the part of the host's checkpoint that keeps them.
 
-What is known of one member of a host. Pure: no clock, no device.
+:class:`PackedMember` is what is known of one member; it is pure: no clock, no device. The checkpoint has one list of
+all members (:class:`MemberList`), and a folder for each trial that is under way.
 
-The members' part of the host's checkpoint: one list of all, and a folder for each trial that is under way.
-
-A trial that has to wait for room after a restart has not loaded its state yet when the next checkpoint is due, and the
-checkpoint from which it should do so may be gone when its turn comes. So a restart links the folders of all trials to a
-place of its own first; from there each is loaded, or goes into the next checkpoint.
+A trial that has to wait for room after a restart has not loaded its state when the next checkpoint is due, and the
+checkpoint that it has to load may be gone when its turn comes. So a restart first links the folders of all trials to a
+place of its own (:class:`ResumableStates`). From there each is loaded, or goes into the next checkpoint.
 """
 
 from __future__ import annotations

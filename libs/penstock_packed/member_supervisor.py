@@ -1,22 +1,16 @@
 """
-Members at work: turns, checkpoints, crash attribution.
+Members at work: turns, checkpoints and crash attribution.
 
-The members of a host at work: turns are taken, requests come in, states are saved, all behind one lock.
+:class:`MemberSupervisor` gives turns, takes requests and saves states, all behind one lock. The members' own code runs
+outside of the lock (:mod:`penstock_packed.member_turn`), so requests come in while a turn is under way.
+:class:`MemberCheckpoints` saves and loads all members at once.
 
-The members' own code runs outside of it (:mod:`penstock_packed.member_turn`), so requests come in while a turn is under
-way.
-
-Saving and loading all members at once.
-
-Who was in its turn when the process died.
-
-A segmentation fault ends the process and with it all members; the next process goes on from the checkpoint, and would
-die in the same turn again. So each turn is noted before it begins, in a file mapped into memory, which outlives the
-process. A member in whose very same step the process has died twice has failed, also where the next process dies before
-its checkpoint says so. A process that is killed from outside
-dies in somebody's turn too, but hardly twice in the same step of the same member.
-
-Turns of models are not noted: the request that did it is gone with the process.
+:class:`CrashAttribution` says who was in its turn when the process died. A segmentation fault ends the process and with
+it all members; the next process goes on from the checkpoint, and would die in the same turn again. So each turn is
+noted before it begins, in a file mapped into memory, which outlives the process. A member in whose very same step the
+process has died twice has failed, also where the next process dies before its checkpoint says so. A process that is
+killed from outside dies in some member's turn too, but hardly twice in the same step of the same member. Turns of
+models are not noted: the request that caused the crash is gone with the process.
 """
 
 from __future__ import annotations

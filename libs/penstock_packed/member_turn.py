@@ -1,9 +1,8 @@
 """
-What a user writes, and how one turn is carried out.
+Turns of members: what a user writes, and how one turn of it is carried out.
 
-One turn, carried out: the member's own code runs here, and nothing that it raises goes further.
-
-What a user writes: trials, which train step by step, and models, which answer requests.
+A user writes trials (:class:`TrialProgram`), which train step by step, and models (:class:`Model`), which answer
+requests. :func:`carry_out` runs the member's own code; nothing that this raises goes further.
 """
 
 from __future__ import annotations

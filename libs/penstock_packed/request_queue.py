@@ -1,20 +1,17 @@
 """
-Requests of a model.
+Queue of the requests to a model, by the times by which they are to be answered.
 
-Requests and the times by which they are to be answered. Pure.
+:class:`RequestQueue` is pure. Among the requests that can still be answered in time, the earliest deadline goes first:
+if all that are there can be in time in some order, they are in this one. Late requests fill the time that this leaves,
+the shortest first: one goes first if all others are then still in time. If they kept their place and more is asked than
+can be answered, each late request would make the next one late, and soon all would be late.
 
-Earliest deadline first, among the requests that can still be answered in time: if all that are there can be in some
-order, they are in this one. Those that are late already fill the time that this leaves, the shortest first: one goes
-first if all others are then still in time. If they simply kept their place, then, when more is asked than can be
-answered, each late request would make the next one late, and soon all would be.
+:class:`ModelEndpoint` takes requests from any thread. :class:`Latency` has percentiles of how long the last answers
+took; it is pure.
 
 References
 ----------
 Jackson, Scheduling a production line to minimize maximum tardiness, 1955.
-
-Where requests to a model are handed in, from any thread.
-
-How long a model's answers took: percentiles of the last ones. Pure.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """
-Who has which slot, and whether he still runs.
+Slots of a lane: who has which, which are free, and whether the holder of the token still runs.
 
-Who sits where in a lane, which seats are free, and what is counted at them.
+:class:`SlotTable` has a lane's slots and what is counted at them. :class:`HolderWatch` tells at each tick whether a
+holder for which others wait still uses its turn. :class:`ProcessPulse` reads from the kernel whether a process still
+runs, is stopped, or ends.
 
-Whether a holder for whom others wait still uses its turn: what the keeper looks at, at each tick.
-
-Whether a process still runs, is stopped, or ends: read from the kernel, at each tick while others wait for it.
-
-The end of a process is told by its socket and its pidfd only once the kernel has freed its memory, a tenth of a second
-for each GiB or more. Long before that it runs no more.
+The socket and the pidfd of a process report its end only once the kernel has freed its memory, a tenth of a second for
+each GiB or more. Long before that, the process no longer runs.
 """
 
 from __future__ import annotations

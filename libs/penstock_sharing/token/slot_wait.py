@@ -1,13 +1,13 @@
 """
-How a slot sleeps or spins until it is next.
+Waiting at a slot: how a process sleeps, or spins, until it is next.
 
-How a member sleeps until its bell rings: for good, or, where it is next, until shortly before that.
+:class:`SlotWait` sleeps until the slot's bell rings or, where the process is next, until shortly before that.
+:class:`SpinTuner` decides when a process that is next wakes up by itself, and for how long it spins; it has no clock
+and no page.
 
-When one that is next wakes up by itself, and for how long it spins: decisions without a clock or a page.
-
-To wake up who sleeps takes the kernel, and on a virtual machine its host, tens of microseconds. An iteration is
-predictable, so the one that is named next sleeps until shortly before the holder's turn should end, and then looks at
-its bell until it rings. It spins for a small share of the turn only, and then sleeps as it would have without: a wrong
+Waking a process up takes the kernel, and on a virtual machine its host, tens of microseconds. An iteration is
+predictable. So the process that is named next sleeps until shortly before the holder's turn should end, and then looks
+at its bell until it rings. It spins for a small share of the turn only, and then sleeps as it would without: a wrong
 prediction costs that much of a processor, and delays nobody.
 
 References

@@ -1,15 +1,12 @@
 """
-One lane of it: take the token, give it on.
+A process's slot in one lane: it takes the token before an iteration, and gives it on after it.
 
-A member's seat in one lane: taking the token before an iteration, and giving it on after it.
+As long as no other process asks, an iteration costs two stores and two loads. The broker says in one word of the slot
+(``named``) that there is something to do; the slot only compares whether this word has changed.
 
-As long as nobody asks, an iteration costs two stores and two loads. The keeper says in one word of the seat
-(``named``) that there is something to do; what is compared is only whether this word has changed.
-
-Waiting for the device between two iterations, by a thread of its own.
-
-A process that fetches its next batch does not look at its seat, and its device may still be at work on the iteration
-before. Nobody can take the token from it then; so where somebody waits, this thread waits for the device in its place.
+:class:`DeviceDrain` waits for the device between two iterations, by a thread of its own. A process that fetches its
+next batch does not look at its slot, and its device may still be at work on the iteration before. The token cannot be
+taken from it then. So where another process waits, this thread waits for the device in its place.
 """
 
 from __future__ import annotations
