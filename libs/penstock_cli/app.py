@@ -1,11 +1,8 @@
 """
-All commands put together, and the small ones: schema, completion, new service.
+The application ``penstock``: all commands put together, and the small ones.
 
-All commands of ``penstock``, put together.
-
-Small commands: schema, completion, new service.
-
-Write the skeleton of a service that stands beside Penstock: ``penstock new service NAME``.
+:class:`LazyCommandGroup` loads only the commands that are asked for. The small commands are ``schema``, ``completion``
+and ``new service``, which writes the skeleton of a service that stands beside Penstock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """
-What every command shares: connection, common options, errors, exit codes.
+Invocation: what every command shares, from the connection to the exit code.
 
-What every command shares: the server's address, the connection, the event loop, and options of many commands.
-
-What can go wrong and how it is said: one line on standard error, and an exit code that scripts can tell apart.
-
-Reading the live log from its beginning to where it ends now.
+:func:`call` connects to the server and runs a command's coroutine; options of many commands are here as types.
+:class:`Failure` and :func:`explain` turn what goes wrong into one line on standard error and an exit code that scripts
+can tell apart. :func:`read` reads the live log from its beginning to where it ends now.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
-A replay from its arguments to what is shown.
+A replay, from the arguments of ``penstock replay`` to what is shown.
 
-`penstock replay` from what was asked to what is shown.
-
-A replay that can start: log read, arguments checked, window and nodes known.
+:func:`plan` makes a :class:`ReplayPlan`, a replay that can start: the log is read, the arguments are checked, window
+and nodes are known. :func:`run_replay` runs it under each policy, and shows and keeps the results.
 """
 
 from __future__ import annotations

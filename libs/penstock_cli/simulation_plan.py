@@ -1,11 +1,7 @@
 """
-A simulation that can start: arguments, engine, seeds.
+A simulation that can start: files read, arguments checked, engine and seeds chosen.
 
-Which engine simulates what was asked for: counting where that will do, for it is many times faster.
-
-A simulation that can start: files read, arguments checked, engine chosen.
-
-Which seeds a simulation is run with.
+The counting engine is chosen where it will do, because it is many times faster.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """
-A simulation or comparison from its plan to what is shown, with its progress.
+A simulation or comparison, from its plan to what is shown, with its progress.
 
-`penstock sim` from what was asked to what is shown.
-
-How comparisons of policies are shown and kept: by `penstock sim` and `penstock replay`.
-
-Long computations: how far they are, on a terminal, and Ctrl-C that leaves the results so far.
+``penstock sim`` and ``penstock replay`` show and keep comparisons of policies in the same way. A long computation says
+on a terminal how far it is, and Ctrl-C leaves the results so far.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
-An elastic job's sizes in words and as a chart.
+An elastic job's sizes for people: in words, and as a chart.
 
-What an elastic job has, what it may have, and how it came to that, in words.
-
-How many devices an elastic job had over time, and how fast it went: a chart of bars for terminals.
+The words say what the job has, what it may have, and how it came to that. The chart shows by bars how many devices it
+had over time, and how fast it went.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""
-Sizes, times and pairs as people type and read them.
-
-What people type as values of options: sizes, NAME=VALUE pairs, array indices.
-
-Times and spans, as people read and type them.
-"""
+"""Formats of values that people type and read: sizes, NAME=VALUE pairs, array indices, times and spans."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """
-``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.
+Commands about nodes and the whole: ``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.
 
-Commands about nodes, and the whole at one glance.
-
-`penstock doctor`: is everything there that a job needs, and if not, what to do.
+``penstock doctor`` checks whether everything is there that a job needs, and says what to do if not.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """
-``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+Commands about jobs: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
 
-Commands about jobs that are there: ps, show, why, story, events, cancel, hold, release.
-
-What `story` and `why` answer from a log in a file, without a server.
-
-The output of jobs: `penstock logs`, and what `penstock run` shows.
+``story`` and ``why`` also answer from a log in a file, without a server. :class:`Printer` and :func:`stream` show the
+output of jobs, for ``penstock logs`` and ``penstock run``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
-``lanes bench``, ``lanes estimate``.
+Commands about lanes: ``lanes bench`` and ``lanes estimate``.
 
-Commands about lanes: what turns cost on this machine.
-
-``penstock lanes estimate``: what a script's job will need of a device's memory, before it runs anywhere.
+``bench`` measures what turns cost on this machine. ``estimate`` says what a script's job will need of a device's
+memory, before it runs anywhere.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """
-``policy``, ``profile``.
+Commands about settings and workloads: ``policy`` and ``profile``.
 
-Commands about what the pools are run by.
-
-What is known of a workload: ``penstock profile``.
-
-How an elastic workload goes with batch size and devices, as a table.
+``policy`` shows and sets by what the pools are run. ``profile`` shows what is known of a workload, and of an elastic
+one how it scales with batch size and devices, as a table.
 """
 
 from __future__ import annotations

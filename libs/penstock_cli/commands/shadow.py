@@ -1,10 +1,4 @@
-"""
-``shadow``.
-
-`penstock shadow`: another policy beside the live cluster, and what it would have been worth.
-
-A shadow's score in words.
-"""
+"""Commands about shadows: another policy beside the live cluster, and its score against what really happened."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """
-``sim``, ``sweep sim``.
+Commands that simulate: ``sim`` and ``sweep sim``.
 
-`penstock sim`: what a cluster would make of a trace under one policy or several.
-
-`penstock sweep sim`: a sweep over recorded learning curves, under several ways of filling devices.
+``penstock sim`` plays a trace on a cluster under one policy or several. ``penstock sweep sim`` plays a sweep over
+recorded learning curves, under several ways of filling devices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
-``submit``, ``run``.
+Commands that submit: ``penstock submit`` and ``penstock run``, from a file and flags, or a command, to jobs.
 
-`penstock submit` and `penstock run`: from a file and flags, or a command, to jobs.
-
-What `penstock submit` and `penstock run` do once they know the job.
+The first half makes specifications from what was typed. The second half submits them, shows their output, and exits as
+they did.
 """
 
 from __future__ import annotations

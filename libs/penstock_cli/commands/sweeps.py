@@ -1,9 +1,9 @@
 """
-``tune``, ``sweep``.
+Commands about sweeps: ``tune``, and ``sweep`` with ``ls``, ``show``, ``best``, ``export``, ``plot``, ``cancel`` and
+``sim``.
 
-Commands about sweeps: tune, and sweep ls, show, best, export, cancel and sim.
-
-How far a sweep is, while somebody waits for it: one line that changes on a terminal, else a line for each change.
+:class:`SweepProgressLine` says how far a sweep is while somebody waits for it: one line that changes on a terminal,
+else a line for each change.
 """
 
 from __future__ import annotations

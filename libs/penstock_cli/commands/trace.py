@@ -1,9 +1,7 @@
 """
-``trace``.
+Commands about traces: ``penstock trace`` shows, converts, thins and generates workloads, and exports the cluster's own.
 
-``penstock trace``: look at workloads, convert, thin, make up, and write one's own history as one.
-
-How traces read: pure functions from figures to lines of text.
+The functions below the commands are pure: they turn a trace's figures into lines of text.
 """
 
 from __future__ import annotations

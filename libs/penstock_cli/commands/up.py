@@ -1,9 +1,7 @@
 """
-``up``, ``down``, ``service``, ``purge``.
+Commands that run Penstock itself: ``up``, ``down``, ``service`` and ``purge``.
 
-`penstock up`, `down` and `service`: running Penstock itself.
-
-`penstock purge`: what the store holds, and making room in it.
+``penstock purge`` says what the store holds, and makes room in it.
 """
 
 from __future__ import annotations

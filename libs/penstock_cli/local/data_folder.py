@@ -1,9 +1,8 @@
 """
-The data folder: its lock, its record, its options, the list of services.
+The data folder of ``penstock up``: its lock, its record of what runs, its options, and the services' environment.
 
-The data folder: one supervisor at a time, and a record of what it runs.
-
-What ``penstock up`` can be told, and what the services are told in turn.
+:func:`locked` lets one supervisor at a time use the folder. :class:`SupervisorRecord` says what it runs.
+:class:`UpOptions` is what ``penstock up`` can be told, and :func:`environment` what it tells the services in turn.
 """
 
 from __future__ import annotations

@@ -1,23 +1,13 @@
 """
-What turns cost on this machine.
+Bench of lanes: what turns cost on this machine.
 
-What turns cost on this machine: two processes in a lane, a third that keeps it, and a bare pipe to compare with.
+:func:`measure` runs two processes in a lane with a broker of their own, and for comparison a byte through a pipe and a
+bare futex. It also measures what the killing of a process costs its neighbour in a lane: from the signal to the
+neighbour's iteration. The kernel frees the memory of a process before anybody hears of its end, so this is measured
+with little memory and with much.
 
 This is shell code: it forks, spins and reads clocks, which is the whole of its work. Call it from a process that has
 one thread.
-
-What it takes to wake another process up on this machine, without lanes: a byte through a pipe, and a bare futex.
-
-Shell code, as :mod:`penstock_cli.local.lane_bench` is: it forks, spins and reads clocks.
-
-What the killing of a process costs its neighbour in a lane: from the signal to the neighbour's iteration.
-
-Shell code, as :mod:`penstock_cli.local.lane_bench` is. The kernel frees what the process had in memory before anybody
-hears of its end, so that is measured with little and with much.
-
-Processes that take turns in a lane, with a keeper of their own: what the benches of lanes run.
-
-Shell code: it forks. Call it from a process that has one thread.
 """
 
 from __future__ import annotations

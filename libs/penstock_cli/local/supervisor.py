@@ -1,11 +1,8 @@
 """
-``penstock up``: the server and all services as children, kept running until told to stop.
+Supervisor of ``penstock up``: NATS and all services as children, kept running until told to stop.
 
-``penstock up`` and ``penstock down``: NATS and all services on one machine, kept running.
-
-Waiting until every process has said over the bus that it is ready.
-
-One supervised process: started again when it dies, more slowly each time.
+:func:`up` runs everything, :func:`down` stops it. :class:`Readiness` waits until every process has said over the bus
+that it is ready. :class:`Child` is one process: it is started again when it dies, more slowly each time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """
-Messages over the socket and events of the broker.
+Protocol between processes and the token broker: messages over the socket, and the broker's events.
 
-What a member and its lanes' keeper say to each other: one JSON object in a packet of a Unix socket, with descriptors.
-
-The socket is of type ``SOCK_SEQPACKET``: packets keep their bounds, and the end of a process ends its connection. The
-kernel says who is at the other end.
-
-What a keeper tells whoever decides whose turn it is.
+A message is one JSON object in a packet of a Unix socket, with descriptors. The socket is of type ``SOCK_SEQPACKET``:
+packets keep their bounds, and the end of a process ends its connection. The kernel says who is at the other end. The
+events at the end of the module are what a broker reports to the code that decides whose turn it is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """
-The node's side: connections, who is next, tokens of those who left.
+The node's side of the token: connections, who is next, and tokens of processes that left.
 
-The keeper of a node's lanes: it seats processes, names who is next, and takes the token back from those who lose it.
+A :class:`TokenBroker` gives processes their slots, names who is next, and takes the token back from processes that lose
+it. It decides nothing: its owner polls it in its loop, and answers its events by giving slots and naming who is next.
+The broker is not on the way of a hand-over: the holder gives the token straight to the process that was named while it
+had its turn.
 
-It decides nothing. Whoever owns it watches :meth:`Keeper.fileno` in its loop, calls :meth:`Keeper.poll`, and answers
-the news with :meth:`Keeper.seat` and :meth:`Keeper.name`. It is not on the way of a hand-over: the holder gives the
-token straight to whoever was named while it had its turn.
-
-The keeper's connections: who is let in, what is heard, and how it is known that somebody is gone.
+:class:`BrokerListener` and :class:`BrokerConnection` are its connections: who is let in, what is heard, and how the end
+of a process is noticed.
 """
 
 from __future__ import annotations
