@@ -1,36 +1,32 @@
 """
-The page that a lane's clients and broker share.
-
-The page that a lane's members and its keeper share: who has the token, who is next, who asks.
+The page of memory that a lane's clients and its broker share: who has the token, who is next, who asks.
 
 Every word has one writer, and is stored and loaded as a whole; no operation is atomic beyond that, and none has to be.
-The token is *the largest word of a row*: each seat has one word in it, and the keeper has one. Whoever holds the token
-gives it away by storing, in its own word, a larger one that names the next seat. The keeper takes it back by storing
-one of a later generation. A process that was stopped meanwhile, and goes on as if it still had the token, can only
-store words of an older generation: they are not the largest, so nobody sees them, itself included.
+The token is *the largest word of a row*: each slot has one word in it, and the broker has one. The holder gives the
+token away by storing, in its own word, a larger one that names the next slot. The broker takes it back by storing one
+of a later generation. A process that was stopped meanwhile, and goes on as if it still had the token, can only store
+words of an older generation: they are not the largest, so no process sees them, itself included.
 
 Layout (version 1, native byte order, offsets in bytes)::
 
-    0      magic, "PNSTLANE"            8     version          16     seats, how many there are room for
-    24     used, seats ever given out   32    lease, iterations       40     lease, nanoseconds
-    64     the row: the keeper's word, then one for each seat, 8 bytes each
-    64 + 8 (seats + 1), rounded up to 128: the seats, 128 bytes each
+    0      magic, "PNSTLANE"            8     version          16     slots, how many there are room for
+    24     used, slots ever given out   32    lease, iterations       40     lease, nanoseconds
+    64     the row: the broker's word, then one for each slot, 8 bytes each
+    64 + 8 (slots + 1), rounded up to 128: the slots, 128 bytes each
 
-    seat   0 named  (keeper)   after which turn of this seat who is next: a token, as in the row
-           8 state  (member)   away, asking, busy or draining
-          16 bell   (anybody)  4 bytes to sleep on; changes with each token for this seat
-          24 letter (keeper)   number of the last message about its seats: another than was read means: read it
-          32 iterations (member): that its process has done, in other seats too
-          40 held_ns, 48 turns (member): counted since it sat down
-          56 since_ns (member): CLOCK_MONOTONIC at the start of the turn
-          64 least_ns (keeper): for how long the turn goes on at least, whoever is named
-          72 haste  (keeper)   4 bytes to sleep on; changes when a draining member is to finish what it began
-          80 pace_ns, 88 keen, 96 begun (member): by which who is next foresees its turn, and asks to be told of it
+    slot   0 named  (broker)   after which turn of this slot who is next: a token, as in the row
+           8 state  (client)   away, asking, busy or draining
+          16 bell   (anybody)  4 bytes to sleep on; changes with each token for this slot
+          24 letter (broker)   number of the last message about its slots: another than was read means: read it
+          32 iterations (client): that its process has done, in other slots too
+          40 held_ns, 48 turns (client): counted since it has the slot
+          56 since_ns (client): CLOCK_MONOTONIC at the start of the turn
+          64 least_ns (broker): for how long the turn goes on at least, whoever is named
+          72 haste  (broker)   4 bytes to sleep on; changes when a draining client is to finish what it began
+          80 pace_ns, 88 keen, 96 begun (client): by which who is next foresees its turn, and asks to be told of it
 
-Sleeping on a word of shared memory and waking who sleeps there: the kernel's futex, called through ctypes.
-
-Nothing here is atomic but single loads and stores of aligned words; the protocol needs no more (see
-:mod:`penstock_sharing.token.shared_page`).
+A process sleeps on a word of shared memory, and others wake it up there, by the kernel's futex (:class:`FutexWord`),
+called through ctypes.
 """
 
 from __future__ import annotations
@@ -49,12 +45,12 @@ VERSION: Final = 1
 MAGIC: Final = int.from_bytes(b"PNSTLANE", "little")
 MOST_SEATS: Final = 250
 NOBODY: Final = 255
-"""In place of a seat: the token is the keeper's."""
+"""In place of a slot: the broker has the token."""
 RECALL: Final = 254
-"""In place of the next seat: give the token back to the keeper before the next iteration."""
+"""In place of the next seat: give the token back to the broker before the next iteration."""
 
 AWAY: Final = 0
-"""Does not ask. It may hold the token all the same, until somebody asks: then the keeper may take it."""
+"""The client does not ask. It may hold the token until another asks: then the broker may take it."""
 ASKING: Final = 1
 BUSY: Final = 2
 """In an iteration, or about to look whether it holds the token."""
@@ -68,7 +64,7 @@ _CALLED: Final = 1 << 24
 _TURN_BITS: Final = 40
 _SEAT_BITS: Final = 8
 FIRST: Final = 1 << _SEAT_BITS | NOBODY
-"""The keeper's first word: generation 0, turn 1, nobody."""
+"""The broker's first word: generation 0, turn 1, nobody."""
 
 
 class BadSharedPage(Exception):
@@ -82,7 +78,7 @@ class Token(NamedTuple):
     Attributes
     ----------
     generation : int
-        Below 2**16. Goes up when the keeper takes the token from a process that may still believe to have it.
+        Below 2**16. Goes up when the broker takes the token from a process that may still believe to have it.
     turn : int
         Below 2**40. Goes up with every hand-over.
     seat : int
