@@ -4,12 +4,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := libs services
 PYTEST := $(BIN)/python -m pytest
+# One more than there are cores: tests wait for servers as often as they compute. Clusters belong to modules, which
+# therefore stay together; tests/conftest.py says in which order.
+PARALLEL := -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
 # Clusters start eight processes each: without bytecode every one of them would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types imports docs docs-check bench compose-test tree clean
+.PHONY: help demo test quick check format lint types imports docs docs-check bench compose-test tree clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +21,10 @@ demo: $(VENV)/.examples $(VENV)/.kernels ## Run the main job on an embedded NATS
 	@cd examples && ../$(BIN)/python -m demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.kernels ## Install what the tests need and run them
-	@$(PYTEST) -q -n 2 --dist loadfile -m "not compose and not bench" $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m "not compose and not bench" $(ARGS)
+
+quick: $(VENV)/.dev $(VENV)/.kernels ## Run what takes a moment: no servers, no processes, no properties
+	@$(PYTEST) -q $(PARALLEL) -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .

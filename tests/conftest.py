@@ -1,6 +1,9 @@
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
 
 # Before anybody imports numpy: its threads spin for a while in each of the many processes that tests start, on the
 # cores that the tests themselves are to have. No test multiplies matrices that are large enough to want them.
@@ -8,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 pytest_plugins = ["penstock_testing.fixtures", "cli_fixtures"]
 
@@ -16,6 +19,47 @@ pytest_plugins = ["penstock_testing.fixtures", "cli_fixtures"]
 # is hypothesis' own profile, which this one goes on from.
 settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
 settings.load_profile("busy")
+
+FOLDERS_WITH_PROCESSES: Final = {"bench", "compose", "contract", "examples", "system"}
+SERVERS: Final = {"nats", "nats_account", "nats_bus", "nats_server"}
+"""Fixtures with a real server, and what tests of both buses are parametrized by."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Mark as slow what `make quick` leaves out, and have modules that wait for processes run beside those that compute.
+
+    Slow are tests of real processes, tests on a real server and properties; others are marked so by hand.
+    """
+    for item in items:
+        if needs_processes(item) or is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.slow)
+    modules = [list(module) for _, module in groupby(items, lambda item: item.path)]
+    waiting = [module for module in modules if any(map(needs_processes, module))]
+    waiting.sort(key=lambda module: "system" not in folders(module[0]))  # the longest ones must not be the last
+    computing = [module for module in modules if not any(map(needs_processes, module))]
+    spread = sorted([*places(waiting), *places(computing)], key=lambda placed: placed[0])
+    items[:] = [item for _, module in spread for item in module]
+
+
+def needs_processes(item: pytest.Item) -> bool:
+    """Say whether a test starts a server or services, and waits for them."""
+    called = getattr(item, "callspec", None)
+    words = {word for word in called.params.values() if isinstance(word, str)} if called else set()
+    asks_for = words.union(getattr(item, "fixturenames", ()))
+    return not (FOLDERS_WITH_PROCESSES.isdisjoint(folders(item)) and SERVERS.isdisjoint(asks_for))
+
+
+def folders(item: pytest.Item) -> Sequence[str]:
+    """Return the folders, below that of all tests, in which a test is."""
+    return item.path.relative_to(Path(__file__).parent).parts[:-1]
+
+
+def places(modules: Sequence[list[pytest.Item]]) -> Iterator[tuple[float, list[pytest.Item]]]:
+    """Yield each module with its place between 0 and 1, so that they are spread evenly."""
+    for number, module in enumerate(modules):
+        yield (number + 0.5) / len(modules), module
 
 
 def pytest_collection_finish() -> None:

@@ -28,6 +28,7 @@ def write_guide_code(folder: Path) -> None:
         (folder / path).write_text(code)
 
 
+@pytest.mark.slow
 def test_the_skeleton_passes_its_own_test(tmp_path):
     write_service("notifier", tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -18,6 +18,7 @@ def test_the_generated_documents_are_those_of_the_code():
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 def test_a_stale_document_is_named_and_written_again(tmp_path):
     assert generate(str(tmp_path)).returncode == 0
     stale = tmp_path / "states.md"

@@ -78,6 +78,7 @@ async def test_a_submission_that_was_stored_before_its_answer_was_lost_is_told_a
         assert (await asked.submit(**JOB)).created
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["submit", "tune"])
 async def test_a_refusal_for_now_is_asked_again_however_late_it_comes(name: str) -> None:
     not_now = Reply(code=503, error="the log did not answer in time")
@@ -96,6 +97,7 @@ async def test_what_was_surely_not_accepted_is_said_at_once() -> None:
     assert len(gateway.ids) == 1
 
 
+@pytest.mark.slow
 async def test_after_the_last_try_it_is_said_that_nobody_knows_and_how_to_find_out() -> None:
     async with client(Answers(NEVER), timeout_s=0.05) as asked:
         with pytest.raises(Unanswered, match="whether it was carried out is unknown: ask with `penstock show mine`"):
@@ -146,6 +148,7 @@ async def test_a_refusal_is_not_asked_again() -> None:
     assert len(gateway.ids) == 2
 
 
+@pytest.mark.slow
 def test_the_shell_is_told_how_to_find_out_and_what_to_type(
     penstock: Callable[..., tuple[int, str, str]], gateway: FakeGateway
 ) -> None:

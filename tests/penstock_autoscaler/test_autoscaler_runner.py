@@ -49,6 +49,7 @@ async def has_sizes(bus: Bus, expected: dict[str, int]) -> bool:
     return widths(list(await decided(bus))) == expected
 
 
+@pytest.mark.slow
 async def test_a_job_is_sized_by_the_one_that_leads_and_the_next_by_whoever_takes_over(bus: Bus) -> None:
     await tell(bus, node(fast=3), scaled(elastic(1, 2)))
     async with autoscaler(bus, "r2"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from scaling_facts import LINEAR, elastic, fixed, job, node, scaled
 
 from penstock_autoscaler import machine as autoscaler
@@ -117,6 +118,7 @@ class Together:
         return sum(len(slot.devices) for slot in found.placement.slots)
 
 
+@pytest.mark.slow
 def test_a_job_grows_when_the_others_end_and_shrinks_when_one_comes() -> None:
     it = Together(4)
     for number in range(3):
@@ -151,6 +153,7 @@ def test_a_fixed_gang_gets_its_devices_from_a_job_that_can_do_with_fewer() -> No
     assert it.width("a") == 4
 
 
+@pytest.mark.slow
 def test_jobs_that_come_together_settle_without_moving_anybody_twice() -> None:
     it = Together(8)
     for number in range(4):

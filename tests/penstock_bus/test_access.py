@@ -13,6 +13,8 @@ from penstock_bus.shell import Shell
 from penstock_log import Commit, subjects
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 OWN = {writer: subjects.entity(kind, "x1") for kind, writer in subjects.WRITERS.items()}
 
 

@@ -19,6 +19,8 @@ from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_log import Commit, JobCancelled, JobSpec, JobSubmitted, NodeLeft, encode, subjects
 
+pytestmark = pytest.mark.slow
+
 EVIL = JobSpec(name="evil", command=("id",))
 FORGED = encode(Commit(id="f1", actor="gateway/x", facts=(JobSubmitted(job_id="evil", spec=EVIL, at_s=1.0),)))
 STREAMS = (*subjects.STREAM_SUBJECTS, f"KV_{subjects.LEASES}")

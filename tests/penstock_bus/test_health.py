@@ -41,6 +41,7 @@ async def test_metrics_are_served_in_text_form(memory_bus: MemoryBus) -> None:
     assert b'penstock_rounds_total{replica="r1",service="matcher"} 1\n' in body
 
 
+@pytest.mark.slow
 async def test_replicas_of_one_service_know_each_other() -> None:
     server = MemoryServer()
     first, second = (Shell(MemoryBus(server), "profiler", name) for name in ("r1", "r2"))

@@ -139,6 +139,7 @@ async def test_it_decides_again_at_the_time_it_asked_for(memory_bus: MemoryBus) 
     assert asked[2] >= asked[1] + 0.02
 
 
+@pytest.mark.slow
 async def test_changes_within_the_debounce_make_one_decision(memory_bus: MemoryBus) -> None:
     decisions: list[int] = []
 
@@ -169,6 +170,7 @@ async def test_one_replica_leads_and_the_other_keeps_its_fold_hot() -> None:
             assert (first.leading, second.leading) == (True, False)
 
 
+@pytest.mark.slow
 async def test_a_leader_cut_off_stops_by_its_own_clock_and_the_standby_takes_over() -> None:
     server = MemoryServer()
     async with (
@@ -190,6 +192,7 @@ async def test_a_leader_cut_off_stops_by_its_own_clock_and_the_standby_takes_ove
             assert stored.commit.actor == "gateway/r2"
 
 
+@pytest.mark.slow
 async def test_a_leader_that_lost_the_bus_says_that_it_no_longer_leads() -> None:
     async with MemoryBus(timeout_s=0.05) as bus:
         shell = Shell(bus, "gateway", "r1")
@@ -324,6 +327,7 @@ async def test_a_leader_paused_amid_its_decision_appends_no_more_of_it() -> None
         await released(other, "j2")
 
 
+@pytest.mark.slow
 async def test_health_says_how_long_facts_have_waited_for_a_decision_and_for_how_long_it_leads() -> None:
     clock = Clock()
     server = MemoryServer(now=clock)

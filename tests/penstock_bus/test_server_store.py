@@ -20,6 +20,8 @@ from penstock_bus.nats.streams import configs, outdated
 from penstock_bus.server import Server, ServerSettings, running, with_room
 from penstock_log import Commit, JobHeld, subjects
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SMALL = 64 * MIB
 BODY = os.urandom(900_000)

@@ -17,6 +17,8 @@ from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import EX_CONFIG, EX_SOFTWARE, EX_UNAVAILABLE, REFUSED, lost, run_until_drained
 from penstock_testing.fixtures import NatsAccount
 
+pytestmark = pytest.mark.slow
+
 WAITING_SERVICE = """
 import asyncio
 import msgspec

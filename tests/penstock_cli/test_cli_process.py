@@ -11,6 +11,8 @@ import pytest
 
 from penstock_cli import render
 
+pytestmark = pytest.mark.slow
+
 PENSTOCK = [sys.executable, "-c", "from penstock_cli import main; main()"]
 
 

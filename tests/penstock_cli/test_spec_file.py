@@ -156,6 +156,7 @@ def test_a_script_in_place_of_a_file_is_told_about_the_dashes(tmp_path: Path) ->
         spec_file.read("sweep.tml", lambda: "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])
 def test_a_file_that_is_nested_too_deeply_is_told_so(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"job{suffix}"

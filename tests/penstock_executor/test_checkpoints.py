@@ -38,6 +38,8 @@ from penstock_log import AnyEvent, Checkpoint, NodeLeft, RunCheckpointed, RunRew
 from penstock_log.agent_protocol import Hello, StepProgress
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 TRAINING = """
 import sys, penstock
 seen = []

@@ -26,6 +26,8 @@ from penstock_log.agent_protocol import LONGEST_METRIC, MOST_METRICS
 from penstock_sharing.token import LaneClientId, TokenBroker
 from penstock_sharing.token.protocol import JoinRequested
 
+pytestmark = pytest.mark.slow
+
 INPUTS: Final = int(os.environ.get("PENSTOCK_FUZZ_INPUTS", "1000"))
 VALUES: Final[list[Callable[[random.Random], Any]]] = [
     lambda rng: rng.choice([0, 1, -1, 2**31, 2**53, 2**53 + 1, 2**63, 2**64, -(2**70), 10**400]),

@@ -26,6 +26,8 @@ from penstock_log import RunCheckpointed
 from penstock_log.agent_protocol import VERSION, FromJob, Hello, StepReached, StopAtStep
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 BLOCKED_S = 0.03
 """How long one turn of the busy loop takes: a timer of a few milliseconds lapses before anything is read."""
 LEAVING_A_CHILD = """

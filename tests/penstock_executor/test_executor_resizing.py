@@ -7,12 +7,15 @@ import os
 import signal
 from typing import Any
 
+import pytest
 from executor_cases import World, python, speaking
 
 from penstock_bus.follower import FoldFollower
 from penstock_executor import machine
 from penstock_log import Batch, Demand, Job, RunStarted
 from penstock_log.decision_facts import ScaleDecided
+
+pytestmark = pytest.mark.slow
 
 ELASTIC: dict[str, Any] = {"max_gpus": 4, "min_gpus": 1, "batch_size": 64, "batch": Batch(min=32, max=256, base=64)}
 SHOW = "import json, os; print(json.dumps({**os.environ}))"

@@ -17,6 +17,8 @@ from penstock_executor.settings import ExecutorSettings
 from penstock_log import NodeLeft, RunCheckpointed, RunStarted, subjects
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 COUNT = (
     "import sys, time\nprint('up', flush=True)\nwhile not __import__('os').path.exists(sys.argv[1]): time.sleep(0.01)"
 )

@@ -13,6 +13,8 @@ from penstock_executor.launchers import process_launcher
 from penstock_log import NodeJoined, RunCheckpointed, RunStarted, RunWarned, subjects
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 SHOW_ENV = "import os, json; print(json.dumps(dict(os.environ)))"
 WAIT = "import time; print('up', flush=True); time.sleep(60)"
 DEAF = (

@@ -14,6 +14,8 @@ from penstock_log.views import DryRunView
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
+pytestmark = pytest.mark.slow
+
 CASES = 30
 SEEN_TO_DIFFER = {
     5019: "its samples take what is idle",

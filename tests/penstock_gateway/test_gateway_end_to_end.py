@@ -53,6 +53,7 @@ async def served(bus: Bus) -> AsyncIterator[Gateway]:
         yield running
 
 
+@pytest.mark.slow
 async def test_a_bare_job_is_accepted_under_a_short_id_and_stands_in_the_log(served: Gateway) -> None:
     answer = await served.command("submit", JOB)
     assert answer["created"] is True
@@ -110,6 +111,7 @@ async def test_what_one_gateway_accepted_every_other_knows_at_once(memory_bus: M
             assert (await one.query("job", {"id": f"j{i}"}))["job"]["held"]
 
 
+@pytest.mark.slow
 async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(memory_bus: MemoryBus) -> None:
     quick = GatewaySettings(append_timeout_s=0.5)
     async with gateway(MemoryBus(memory_bus.server), joined(), settings=quick) as served:

@@ -14,6 +14,8 @@ from penstock_log.views import WhyView
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
+pytestmark = pytest.mark.slow
+
 CASES = 11
 BEHIND_A_SAMPLE = 39
 SOON_S = 1.2

@@ -123,6 +123,7 @@ async def is_placed(bus: Bus, job_id: str) -> bool:
     return job_id in await placed(bus)
 
 
+@pytest.mark.slow
 async def test_a_node_that_falls_silent_is_lost_and_its_jobs_move_to_one_that_is_heard(bus: Bus) -> None:
     async with matcher(bus, node_timeout_s=1.5), background(beating(bus, "n2")):
         async with background(beating(bus, "n1")):
@@ -143,6 +144,7 @@ async def has_epoch(bus: Bus, job_id: str, epoch: int) -> bool:
     return (await placed(bus)).get(job_id) == epoch
 
 
+@pytest.mark.slow
 async def test_a_standby_decides_nothing_until_it_leads(bus: Bus) -> None:
     async with matcher(bus, "r1") as first:
         await eventually(lambda: first.vitals.leading)
@@ -159,6 +161,7 @@ async def test_a_standby_decides_nothing_until_it_leads(bus: Bus) -> None:
     assert [delivery.commit.actor for delivery in deliveries] == ["matcher/r1", "matcher/r2"]
 
 
+@pytest.mark.slow
 async def test_a_restart_places_nothing_twice_with_snapshots_and_without(bus: Bus) -> None:
     async with matcher(bus, "r1"):
         await tell(bus, node("n1", fast=2), job("a"))

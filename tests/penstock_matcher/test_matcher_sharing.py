@@ -344,6 +344,7 @@ def test_a_user_advances_by_the_share_that_his_jobs_have():
     assert book.standing("ann", 5.0).progress_s == pytest.approx(0.75, rel=1e-3)
 
 
+@pytest.mark.slow
 # --- how much one round says
 def test_a_round_that_starts_very_many_fits_into_a_message_and_the_next_starts_the_others():
     one = matcher(most_sharers=64).given(*(node(f"n{number}", fast=8) for number in range(5)))

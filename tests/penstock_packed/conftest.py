@@ -23,4 +23,3 @@ def _quick_collections() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock_packed.host.quick_collections", nullcontext)
         yield
-    gc.unfreeze()

@@ -39,6 +39,7 @@ def members(tmp_path: Path, **fails: bool) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_answers_by_its_own_file_of_members(tmp_path: Path) -> None:
     with small_executor(tmp_path) as executor:
         ran = subprocess.run(

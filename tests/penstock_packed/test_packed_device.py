@@ -16,6 +16,7 @@ from penstock_packed.device import SLACK, PeakMemory, available_bytes
 MIB = 2**20
 
 
+@pytest.mark.slow
 def test_what_a_turn_keeps_and_what_it_only_used_are_told_apart() -> None:
     device = CpuDevice(2**30)
     kept = []

@@ -19,6 +19,8 @@ from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, Session
 from penstock_packed import LaneRules, MemoryNeed, PackedHost
 from penstock_testing.executor_stub import overlay, small_executor, without_digest
 
+pytestmark = pytest.mark.slow
+
 SMALL = MemoryNeed(10, 0, 10)
 MEMBERS = '''
 import json, os, time

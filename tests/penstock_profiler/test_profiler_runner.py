@@ -88,6 +88,7 @@ async def test_a_profiler_without_snapshots_knows_what_it_knew(memory_bus: Memor
     assert len(await said(memory_bus)) == 1
 
 
+@pytest.mark.slow
 async def test_replicas_share_the_keys_and_a_dead_ones_move(memory_bus: MemoryBus) -> None:
     now_s = 1000.0  # stands still, so that no heartbeat is late on a busy machine
 

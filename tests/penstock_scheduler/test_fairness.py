@@ -181,6 +181,7 @@ def crowd(alpha: float, assign: str, backlog: int = 20) -> Pool:
     return Pool(RoundRules(alpha=alpha, assign=assign, max_waits=0), wanted, np.random.default_rng(7), devices=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("assign", "rounds"), [("first-fit", 10_000), ("allox", 500)])
 def test_no_user_starves(assign, rounds, record_property):
     pool = crowd(1 / USERS, assign)

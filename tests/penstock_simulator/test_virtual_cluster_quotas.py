@@ -127,6 +127,7 @@ def test_nothing_is_merged_from_no_part() -> None:
     assert np.isnan(merged(JOBS, "fifo", 4, []).end_s).all()
 
 
+@pytest.mark.slow
 def test_the_quotas_of_the_philly_cluster_give_the_published_queueing() -> None:
     """Eleven virtual clusters of 8 GPUs a node; the twelfth has none, and its 63 jobs are left out."""
     trace = read(large_trace("philly_12vc_109532.csv.gz"), "auto")

@@ -118,6 +118,7 @@ async def test_a_trial_that_the_gateway_never_saw_is_submitted_again(memory_bus:
     assert gateway.submissions.total() > 3
 
 
+@pytest.mark.slow
 async def test_a_trial_that_the_gateway_refuses_is_given_up_with_the_reason(bus: Bus) -> None:
     gateway = Gateway(bus, refuse=(FIRST,))
     async with background(gateway.accept()), tuner(bus, resubmit_s=0.5):
@@ -154,6 +155,7 @@ async def both_submitted(bus: Bus) -> bool:
     return await submitted(bus) == [FIRST, SECOND]
 
 
+@pytest.mark.slow
 async def test_a_tuner_that_restarts_in_mid_sweep_submits_nothing_twice_in_effect(memory_bus: MemoryBus) -> None:
     gateway = Gateway(memory_bus)
     async with tuner(memory_bus, "r1"):

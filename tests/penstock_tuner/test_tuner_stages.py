@@ -113,6 +113,7 @@ def test_brackets_are_groups_of_their_own(tuner):
     assert all(len({(trial.bracket, trial.rung) for trial in group}) == 1 for group in opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["halving", "hyperband", "bohb", "asha", "bohb-async", "pbt"])
 def test_a_replica_that_takes_over_anywhere_goes_on_with_the_same_trials_and_none_twice(tuner, name):
     tuner.given(staged(name, trials=0 if name in {"halving", "hyperband", "bohb"} else 6))

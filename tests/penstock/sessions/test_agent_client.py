@@ -110,6 +110,7 @@ def test_a_job_says_hello_progress_and_done(executor: ExecutorStub) -> None:
     assert end(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_preempted_job_saves_leaves_and_goes_on_where_it_was(executor: ExecutorStub, tmp_path: Path) -> None:
     env = {"PARAMS": '{"steps": 400}', "CHECKPOINT_DIR": str(tmp_path)}
     process = start(executor, COUNTING, **env)
@@ -303,6 +304,7 @@ with penstock.session() as session:
     assert end(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_job_works_on_while_its_executor_restarts_and_says_hello_again(executor: ExecutorStub) -> None:
     with inside(executor) as session:
         for item in session.iterations(range(6)):
@@ -318,6 +320,7 @@ def test_a_job_works_on_while_its_executor_restarts_and_says_hello_again(executo
     assert executor.wait(SessionDone).step == 6
 
 
+@pytest.mark.slow
 def test_an_executor_that_dies_with_its_question_open_frees_the_job(executor: ExecutorStub) -> None:
     with inside(executor) as session:
         for item in session.iterations(range(50)):
@@ -331,6 +334,7 @@ def test_an_executor_that_dies_with_its_question_open_frees_the_job(executor: Ex
     assert executor.wait(SessionDone).step == 50
 
 
+@pytest.mark.slow
 def test_the_result_waits_for_an_executor_that_is_restarting(executor: ExecutorStub) -> None:
     with inside(executor) as session:
         list(session.iterations(range(3)))

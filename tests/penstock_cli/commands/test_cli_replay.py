@@ -21,6 +21,8 @@ from penstock_simulator.trace import Trace
 from penstock_simulator.traces import log_file
 from penstock_simulator.virtual_cluster import parse
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 JOBS = 16
 

@@ -79,6 +79,7 @@ def test_gpus_in_letters_are_shown_by_the_deciders(sim: Run) -> None:
     assert len([line for line in out.splitlines() if line.startswith("gpu ")]) == 4
 
 
+@pytest.mark.slow
 def test_a_folder_takes_the_page_and_what_it_rests_on(sim: Run, tmp_path: Path) -> None:
     code, _, err = sim("-p", "fifo,2d-las", "--set", "thresholds_gpu_s=50,100", "--out", str(tmp_path / "out"))
     assert (code, err) == (0, f"penstock: wrote {tmp_path}/out/report.html\n")
@@ -131,6 +132,7 @@ def test_the_first_simulation_on_a_machine_says_that_it_compiles(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:
     asked = SimulationArguments(Path(jobs), cluster="1x4", policies=("srtf", "fifo"), processes=2)
     planned = simulation_plan.plan(asked, timeline=False, spells=False)
@@ -323,6 +325,7 @@ def test_several_seeds_give_means_and_spreads(penstock: Run, folder: Path) -> No
     assert body["spread"]["fifo"]["ratio"] == {"mean": 1.0, "sd": 0.0, "least": 1.0, "most": 1.0}
 
 
+@pytest.mark.slow
 def test_the_table_of_several_seeds_says_how_far_they_lie_apart(penstock: Run, folder: Path) -> None:
     args = ("sim", "recipe.toml", "--cluster", "1x2", "-p", "fifo,srtf", "--seeds", "2")
     code, out, err = penstock(*args, "--out", "out")
@@ -395,6 +398,7 @@ def shown_until(terminal: int, words: str) -> str:
     return shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "shown"),
     [((), ("elastic (2 of 2): ", " jobs/s, ", " left")), (("--jobs", "2"), ("simulations: ", "1 of 2 done, "))],

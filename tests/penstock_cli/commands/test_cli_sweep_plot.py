@@ -65,6 +65,7 @@ def shown(penstock: Run, gateway: FakeGateway, tmp_path: Path) -> Run:
     return penstock
 
 
+@pytest.mark.slow
 def test_pictures_are_written_into_the_folder_that_is_named(shown: Run, tmp_path: Path) -> None:
     code, out, err = shown("sweep", "plot", "s1", "--out", str(tmp_path / "new" / "plots"))
     assert (code, err) == (0, "")
@@ -73,6 +74,7 @@ def test_pictures_are_written_into_the_folder_that_is_named(shown: Run, tmp_path
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
+@pytest.mark.slow
 def test_a_sweep_without_budgets_or_with_the_least_as_the_best_has_pictures_too(tmp_path: Path) -> None:
     flat = swept(ran(0, 0.3, budget=0), ran(1, 0.6, budget=0), mode="min", rungs=())
     written = results.draw(flat, tmp_path, "svg")
@@ -80,6 +82,7 @@ def test_a_sweep_without_budgets_or_with_the_least_as_the_best_has_pictures_too(
     assert "<svg" in written[0].read_text()[:1000]
 
 
+@pytest.mark.slow
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
     before = dict(mpl.rcParams), mpl.get_backend(), optuna.logging.get_verbosity()
     results.draw(STAGED, tmp_path)
@@ -102,6 +105,7 @@ def test_a_sweep_without_a_value_has_nothing_to_draw(shown: Run, gateway: FakeGa
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_exported_as_an_optuna_study_once(shown: Run, tmp_path: Path) -> None:
     kept_in = f"sqlite:///{tmp_path}/studies.db"
     assert shown("sweep", "export", "s1", "--optuna", kept_in) == (0, f"s-s1: 3 trials in {kept_in}\n", "")

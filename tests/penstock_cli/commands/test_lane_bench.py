@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_lanes_bench_measures_with_processes_of_its_own() -> None:
     command = [sys.executable, "-m", "penstock", "lanes", "bench", "--iterations", "100", "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)

@@ -18,6 +18,8 @@ from penstock_cli.local.data_folder import SERVICES, process
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 SLEEPING = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
 
 

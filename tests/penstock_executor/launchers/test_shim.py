@@ -22,6 +22,8 @@ from penstock_executor.launchers.launcher import OutputLimits
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 PATH = {"PATH": os.defpath}
 
 

@@ -17,6 +17,8 @@ from penstock_log import LaneChanged, MemoryNeed, RunCheckpointed, RunMeasured, 
 from penstock_log.views import LanesView
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.slow
+
 ONE_LANE = {"lane_most": 1, "devices": "fast:2@1.0:4GiB", "lane_reserve": 0.0}
 
 SMALL = {"lane_most": 1, "devices": "fast:1@1.0:128MiB", "lane_reserve": 0.0}

@@ -59,6 +59,7 @@ def test_hyperband_has_the_brackets_of_the_papers_table_1():
 # --- what must hold of every search
 
 
+@pytest.mark.slow
 @every_search
 def test_every_search_passes_its_own_check_and_comes_to_an_end(spec):
     check(spec)

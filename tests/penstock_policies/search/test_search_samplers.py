@@ -30,6 +30,7 @@ def best(search: str, seed: int, **fields: Any) -> float:
     return max(run.value for run in past.runs if run.value is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["tpe", "cmaes"])
 def test_a_search_with_a_model_does_better_than_chance(search):
     assert np.median([best(search, seed) for seed in range(2)]) > np.median([best("random", s) for s in range(15)])

@@ -13,6 +13,8 @@ from token_clients import House, Process, house, who
 from penstock_sharing.token import ClientGone, JoinRequested, TokenPassed, TokenRevoked, TurnRequested
 from penstock_sharing.token.protocol import LaneClientId
 
+pytestmark = pytest.mark.slow
+
 LANE = "0/0"
 
 

@@ -49,6 +49,7 @@ def test_without_preemption_every_job_starts_and_ends_at_the_same_time(policy: s
     assert np.allclose(ours.end_s, theirs.end_s, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fewest-gpus", "srtf", "srsf", "las", "2d-las", "2d-gittins"])
 def test_with_preemption_average_completion_times_are_about_the_same(policy: str) -> None:
     """

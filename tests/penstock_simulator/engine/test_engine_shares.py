@@ -33,6 +33,7 @@ def done_by(found: Outcome, at_s: float) -> tuple[int, int]:
     return int(ended[:GREEDY].sum()), int(ended[GREEDY:].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "speeds"), [("1x2", {}), ("1x2@fast+1x4@slow", {"mlp": {"fast": 1.0, "slow": 0.25}})]
 )

@@ -130,6 +130,7 @@ simulate(
 """
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_log_however_strings_are_hashed(tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("a", "b")]
     for log, hashing in zip(logs, ("1", "2"), strict=True):

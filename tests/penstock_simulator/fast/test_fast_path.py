@@ -24,6 +24,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "policy"),
     [("fifo", "fifo"), ("fjf", "fifo-backfill"), ("shortest", "srtf"), ("dlas_gpu_jumpfix", "2d-las")],
@@ -34,6 +35,7 @@ def test_the_published_end_times_are_those_of_every_job(column, policy):
     assert np.array_equal(found.end_s, ends[f"tiresias_{column}_end"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "thresholds", "mean_s"),
     [
@@ -49,6 +51,7 @@ def test_the_philly_trace_on_1600_devices_takes_as_long_as_others_found(policy, 
     assert round(found.jct_s.mean()) == mean_s
 
 
+@pytest.mark.slow
 def test_the_gittins_order_of_the_philly_trace_is_within_two_percent_of_what_others_found():
     trace = read(large_trace("philly_12vc_109532.csv.gz"), "csv")
     for devices, mean_s in ((2_000, 29_041), (1_200, 50_152)):

@@ -71,6 +71,7 @@ def test_there_are_rows():
     assert len(rows()) == 63
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "policy"),
     [("fifo", "fifo"), ("fjf", "fifo-backfill"), ("shortest", "srtf"), ("dlas_gpu", "2d-las")],

@@ -16,6 +16,8 @@ from penstock_simulator.report import page, picture
 from penstock_simulator.report.picture import Picture
 from penstock_simulator.report.policy_comparison import Comparison
 
+pytestmark = pytest.mark.slow
+
 TRACE = random_trace(30, seed=2)
 KEYS = {
     "fifo": TRACE.submit_s,

@@ -49,6 +49,8 @@ from penstock_simulator.shadow import shadow_follower
 from penstock_simulator.shadow.plan import ShadowPlan
 from penstock_simulator.shadow.shadow_follower import ShadowFollower
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     node(),
     submitted("j1", 2.0),

@@ -33,6 +33,7 @@ def scored(chosen: ShadowPlan, log: list[Delivery], until_s: float = LONG_S) -> 
     return score(log, live(chosen, log), ShadowStatus(plan=chosen, seq=log[-1].seq, at_s=until_s), until_s)
 
 
+@pytest.mark.slow
 def test_the_clusters_own_policy_changes_nothing(log: list[Delivery]) -> None:
     found = scored(plan("configured", **SET), log)
     assert found.all.jobs == 30
@@ -42,6 +43,7 @@ def test_the_clusters_own_policy_changes_nothing(log: list[Delivery]) -> None:
     assert (found.behind, found.unscored.running, found.unscored.waiting) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_worse_policy_is_told_from_the_clusters_own(log: list[Delivery]) -> None:
     found = scored(plan("fifo"), log)
     assert found.all.ratio is not None
@@ -59,6 +61,7 @@ def test_jobs_that_were_over_before_are_not_scored(log: list[Delivery]) -> None:
     assert 5 < found.all.jobs < 30
 
 
+@pytest.mark.slow
 def test_jobs_that_the_shadow_has_not_done_count_as_old_as_they_are(log: list[Delivery]) -> None:
     half, last_s = log[:200], log[199].stored_s
     then, later = (scored(plan("fifo"), half, last_s + more_s) for more_s in (2000.0, 2900.0))
@@ -75,5 +78,6 @@ def test_jobs_without_a_true_length_are_counted_and_not_scored() -> None:
     assert (found.unscored.waiting, found.unscored.cancelled) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_score(log: list[Delivery], tmp_path: Path) -> None:
     assert scored(plan("fifo"), log) == scored(plan("fifo"), log)

@@ -19,6 +19,7 @@ def totals(trace: Trace) -> tuple[int, int, int]:
     return len(trace), int(trace.num_gpus.sum()), round(float(trace.duration_s.sum()))
 
 
+@pytest.mark.slow
 def test_philly_of_twelve_virtual_clusters() -> None:
     trace = traces.read(large_trace("philly_12vc_109532.csv.gz"))
     assert totals(trace) == (109_532, 183_836, 3_177_440_069)
@@ -53,6 +54,7 @@ def test_both_forms_of_philly_agree_on_the_clock_over_the_end_of_summer_time() -
     assert len(gaps_s(sia, plain)) == 1
 
 
+@pytest.mark.slow
 def test_both_forms_of_all_of_philly_agree_on_the_clock() -> None:
     sia = traces.read(large_trace("philly_sia_82247.orig.csv.gz"))
     plain = traces.read(large_trace("philly_12vc_109532.csv.gz"))
