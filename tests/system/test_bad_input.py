@@ -416,7 +416,9 @@ async def test_what_was_accepted_before_the_store_was_full_ends_once_there_is_ro
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:2@1.0:4GiB", "--max-store", "8MiB")
     cluster.up()
     try:
-        accepted = await fill(cluster, env={"PADDING": "x" * 250_000})
+        accepted = await fill(
+            cluster, env={f"PADDING_{i}": "x" * 120_000 for i in range(2)}
+        )  # the kernel's most: 128 KiB
         cluster.down()
         cluster.options = ("--emulate", "fast:2@1.0:4GiB")
         cluster.up()
