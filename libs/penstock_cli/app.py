@@ -185,7 +185,6 @@ def new_service(
     into: Annotated[Path, typer.Option("--into", help="Folder in which the service's own folder is made.")] = Path(),
 ) -> None:
     """Write a working service with its test."""
-
     try:
         written = write_service(name, into)
     except (ValueError, OSError) as error:
