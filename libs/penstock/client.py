@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -20,6 +19,7 @@ import msgspec
 from penstock import request, results, submission
 from penstock.output_reader import OutputReader
 from penstock_bus import access
+from penstock_bus.compat import aclosing
 from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Unanswered
 from penstock_bus.settings import BusAddress, load
 from penstock_log import (
@@ -523,6 +523,6 @@ def about(view: views.EventView, entity_id: str) -> bool:
 def _names(value: object, entity_id: str) -> bool:
     if isinstance(value, dict):
         return any(key == entity_id or _names(item, entity_id) for key, item in value.items())
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return any(_names(item, entity_id) for item in value)
     return value == entity_id

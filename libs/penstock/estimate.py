@@ -16,12 +16,11 @@ tensor. ``torch`` is needed, a GPU is not.
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterable
 from importlib import import_module, util
 from typing import Any, Final
 
-from penstock_cluster.accounting import host
+from penstock.sessions.torch_support import resident
 from penstock_log import MemoryNeed
 
 Step = Callable[[], object]
@@ -70,7 +69,9 @@ def need_of(make: Make, *, iterations: int = ITERATIONS, framework_bytes: int | 
     if iterations < 2:
         raise EstimateError(f"{iterations} iterations do not show what an iteration keeps; expected at least 2")
     tracking = _tracking()
-    framework_bytes = _own_bytes() if framework_bytes is None else framework_bytes
+    if framework_bytes is None:
+        held = resident()
+        framework_bytes = held.allocated_bytes if held is not None else 0
     with tracking.fake(BLOCK_BYTES) as storages:
         try:
             persistent, ephemeral = _run(make, iterations, storages)
@@ -166,8 +167,3 @@ def insist_on_torch() -> None:
 def _tracking() -> Any:
     insist_on_torch()
     return import_module("penstock.estimate_torch")
-
-
-def _own_bytes() -> int:
-    held = host(os.getpid())
-    return held.resident_bytes if held else 0

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
 
+from penstock_bus.compat import aclosing
 from penstock_bus.port import Bus, BusError, LogLine, NoResponders, Timeout
 from penstock_log import RunStarted, subjects
 from penstock_log.request_bodies import (
@@ -187,23 +187,24 @@ class OutputReader:
     def _place(self, line: LogLine) -> Iterable[LogLine | OutputGap]:
         """Yield what of a piece is new, after the gap before it."""
         self._seq = max(self._seq, line.seq)
-        match line.place:
-            case OutputOffset(channel=channel, offset=offset):
-                known = self._next.get(channel, 0)
-                if offset > known:
-                    yield self._gap(channel, offset)
-                    known = offset
-                if offset + len(line.data) > known:
-                    self._next[channel] = offset + len(line.data)
-                    yield msgspec.structs.replace(line, data=line.data[known - offset :])
-            case OutputEnd() as end:
-                self._ends.setdefault((end.epoch, end.node_id), {})[end.rank] = end
-                for channel, size in end.sizes.items():
-                    if size > self._next.get(channel, 0):
-                        yield self._gap(channel, size)
-            case None:
-                self._unplaced = True
-                yield line
+        place = line.place
+        if place is None:
+            self._unplaced = True
+            yield line
+        elif isinstance(place, OutputEnd):
+            self._ends.setdefault((place.epoch, place.node_id), {})[place.rank] = place
+            for channel, size in place.sizes.items():
+                if size > self._next.get(channel, 0):
+                    yield self._gap(channel, size)
+        else:
+            channel, offset = place.channel, place.offset
+            known = self._next.get(channel, 0)
+            if offset > known:
+                yield self._gap(channel, offset)
+                known = offset
+            if offset + len(line.data) > known:
+                self._next[channel] = offset + len(line.data)
+                yield msgspec.structs.replace(line, data=line.data[known - offset :])
 
     def _gap(self, channel: OutputChannel, end: int) -> OutputGap:
         begin, self._next[channel] = self._next.get(channel, 0), end

@@ -82,13 +82,9 @@ async def answered(bus: Bus, subject: str, body: bytes, manner: RetryPolicy) -> 
 
 def is_open(error: BusError) -> bool:
     """Say whether it is unknown after an error whether the command was carried out."""
-    match error:
-        case ServiceError():
-            return error.code == _NOT_NOW and not error.body  # a body says what has surely not happened
-        case NoResponders():
-            return False
-        case _:
-            return isinstance(error, Unavailable)
+    if isinstance(error, ServiceError):
+        return error.code == _NOT_NOW and not error.body  # a body says what has surely not happened
+    return isinstance(error, Unavailable) and not isinstance(error, NoResponders)
 
 
 class _Request:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock_bus import Bus
 from penstock_log import (
@@ -22,7 +22,6 @@ from penstock_log import (
     TrialFinished,
     TrialGroupOpened,
     TrialRetried,
-    Uniform,
     subjects,
     views,
 )
@@ -62,17 +61,14 @@ async def results(bus: Bus, sweep_id: str) -> AsyncIterator[views.TrialView]:
     opened: dict[str, tuple[int, Trial]] = {}
     async for delivery in bus.follow(subjects=[subjects.sweep(sweep_id)]):
         for fact in delivery.commit.facts:
-            match fact:
-                case TrialGroupOpened():
-                    opened.update({trial.job_id: (fact.group, trial) for trial in fact.trials})
-                case TrialRetried() if fact.job_id in opened:
-                    opened[fact.trial.job_id] = (opened[fact.job_id][0], fact.trial)
-                case TrialFinished() if fact.job_id in opened:
-                    yield _view(*opened[fact.job_id], fact)
-                case SweepFinished():
-                    return
-                case _:
-                    pass
+            if isinstance(fact, TrialGroupOpened):
+                opened.update({trial.job_id: (fact.group, trial) for trial in fact.trials})
+            elif isinstance(fact, TrialRetried) and fact.job_id in opened:
+                opened[fact.trial.job_id] = (opened[fact.job_id][0], fact.trial)
+            elif isinstance(fact, TrialFinished) and fact.job_id in opened:
+                yield _view(*opened[fact.job_id], fact)
+            elif isinstance(fact, SweepFinished):
+                return
 
 
 def study(
@@ -164,15 +160,11 @@ def _distribution(dimension: Dimension) -> Any:
         IntDistribution,
     )
 
-    match dimension:
-        case Choice():
-            return CategoricalDistribution(dimension.values)
-        case Integers():
-            return IntDistribution(dimension.low, dimension.high)
-        case Uniform():
-            return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-        case _:
-            assert_never(dimension)
+    if isinstance(dimension, Choice):
+        return CategoricalDistribution(dimension.values)
+    if isinstance(dimension, Integers):
+        return IntDistribution(dimension.low, dimension.high)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
 Format = Literal["png", "svg"]

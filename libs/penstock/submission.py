@@ -90,7 +90,10 @@ def digest(command: Sequence[str], cwd: Path) -> str:
                 if file.read(4) == _MAGIC_OF_BINARIES:
                     continue
                 file.seek(0)
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                found = hashlib.sha256()
+                while piece := file.read(_READ_BYTES):
+                    found.update(piece)
+                return found.hexdigest()
         except (OSError, ValueError):
             continue
     return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Optional, TypeVar
 
 import msgspec
 
@@ -42,7 +42,7 @@ class Decision(msgspec.Struct, frozen=True):
     """The proposals to append now, and when to decide again though nothing happens; None: only after a new fact."""
 
     proposals: list[Proposal] = msgspec.field(default_factory=list)
-    wake_at_s: float | None = None
+    wake_at_s: Optional[float] = None
 
 
 @dataclass(frozen=True)

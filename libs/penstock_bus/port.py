@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Optional, Protocol, Union
 
 import msgspec
 
@@ -28,7 +28,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     commit: Commit
-    expected: int | None
+    expected: Optional[int]
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     stored_s: float
     data: bytes
-    place: OutputOffset | OutputEnd | None = None
+    place: Optional[Union[OutputOffset, OutputEnd]] = None
     missing: str = ""
 
 

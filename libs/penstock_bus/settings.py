@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -232,12 +231,21 @@ def _from_file(
 
 def _read(path: Path, *, wanted: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # noqa: PLC0415 - only where there is a file: Python has it from 3.11 on
     except FileNotFoundError as error:
         if not wanted:
             return {}
         raise SettingsError(f"{CONFIG_VARIABLE} names {path}, which does not exist; create it or unset it") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"{path} cannot be read by a Python before 3.11; set PENSTOCK_URL, and work in another folder"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
 
 
@@ -270,12 +278,12 @@ def _parsed(text: str, wanted: Any) -> Any:
 
 def _is_container(wanted: Any) -> bool:
     origin = get_origin(wanted)
-    if origin in {Union, types.UnionType}:
+    if origin in {Union, getattr(types, "UnionType", Union)}:  # Python has the second from 3.10 on
         return any(_is_container(arg) for arg in get_args(wanted))
     if hasattr(wanted, "__metadata__"):  # Annotated
         return _is_container(get_args(wanted)[0])
     wanted = origin or wanted
-    return isinstance(wanted, type) and issubclass(wanted, list | tuple | dict | set | frozenset | msgspec.Struct)
+    return isinstance(wanted, type) and issubclass(wanted, (list, tuple, dict, set, frozenset, msgspec.Struct))
 
 
 def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Annotated, Final
+from typing import Annotated, Final, Optional, Union
 
 import msgspec
 from msgspec import Meta
@@ -105,7 +105,7 @@ class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
     skew: Share = 0.0
-    memory: MemoryReport | None = None
+    memory: Optional[MemoryReport] = None
     batch_size: Count = 0
     samples: Count = 0
     iteration_s: Seconds = 0.0
@@ -188,8 +188,8 @@ def kept_metrics(names: Iterable[str]) -> list[str]:
     return list(islice((name for name in names if len(name) <= LONGEST_METRIC), MOST_METRICS))
 
 
-FromJob = Hello | StepProgress | StepReached | CheckpointSaved | SaveFailed | SessionDone
-ToJob = StopRequest | StopAtStep | HoldMemory
+FromJob = Union[Hello, StepProgress, StepReached, CheckpointSaved, SaveFailed, SessionDone]
+ToJob = Union[StopRequest, StopAtStep, HoldMemory]
 
 EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Union, get_args
 
 import msgspec
 
@@ -57,40 +57,40 @@ from penstock_log.facts import (
     WorkloadScaled,
 )
 
-AnyEvent = (
-    JobSubmitted
-    | JobCancelled
-    | JobHeld
-    | JobReleased
-    | JobFinished
-    | RunStarted
-    | RunCheckpointed
-    | RunEnded
-    | RunRewound
-    | RunWarned
-    | RunMeasured
-    | LaneChanged
-    | NodeJoined
-    | NodeLeft
-    | SamplesRequested
-    | WorkloadProfiled
-    | WorkloadScaled
-    | JobsRanked
-    | RoundDecided
-    | ScaleDecided
-    | SweepSubmitted
-    | SweepCancelled
-    | NodeDrained
-    | NodeRemoved
-    | NodeResumed
-    | PolicySet
-    | TrialGroupOpened
-    | TrialFinished
-    | TrialsScaled
-    | TrialsMeasured
-    | TrialRetried
-    | SweepFinished
-)
+AnyEvent = Union[
+    JobSubmitted,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobFinished,
+    RunStarted,
+    RunCheckpointed,
+    RunEnded,
+    RunRewound,
+    RunWarned,
+    RunMeasured,
+    LaneChanged,
+    NodeJoined,
+    NodeLeft,
+    SamplesRequested,
+    WorkloadProfiled,
+    WorkloadScaled,
+    JobsRanked,
+    RoundDecided,
+    ScaleDecided,
+    SweepSubmitted,
+    SweepCancelled,
+    NodeDrained,
+    NodeRemoved,
+    NodeResumed,
+    PolicySet,
+    TrialGroupOpened,
+    TrialFinished,
+    TrialsScaled,
+    TrialsMeasured,
+    TrialRetried,
+    SweepFinished,
+]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def _unknown(raw: Any) -> UnknownFact | None:
     if not isinstance(tag, str) or _family(tag) in _FAMILIES or not _TAG.fullmatch(tag):
         return None
     at_s = raw.get("at_s")
-    is_time = isinstance(at_s, int | float) and not isinstance(at_s, bool) and -(2**63) < at_s < 2**63
+    is_time = isinstance(at_s, (int, float)) and not isinstance(at_s, bool) and -(2**63) < at_s < 2**63
     return UnknownFact(at_s=float(at_s) if is_time else 0.0, tag=tag, raw=raw)
 
 
@@ -347,11 +347,11 @@ def _too_large(value: Any, path: str) -> str:
 
 def _where(is_bad: Callable[[Any], bool], value: Any, path: str) -> str:
     """Return the place of the first bad number; empty where there is none."""
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):
         return path if is_bad(value) else ""
     if isinstance(value, dict):
         items = [(f"{path}.{key}", item) for key, item in value.items()]
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     else:
         return ""

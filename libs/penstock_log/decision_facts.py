@@ -12,7 +12,7 @@ change what a job asks for.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Optional, Union
 
 import msgspec
 
@@ -42,7 +42,7 @@ class JobRank(msgspec.Struct, frozen=True, kw_only=True, array_like=False):
     queue: int
     position: float
     attained_gpu_s: float = 0.0
-    since_s: float | None = None
+    since_s: Optional[float] = None
     falls_per_s: float = 0.0
 
     @property
@@ -118,7 +118,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     kind: str
     slots: tuple[Slot, ...]
-    need: MemoryNeed | None = None
+    need: Optional[MemoryNeed] = None
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +156,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
         The same in words.
     """
 
-    change: dict[str, str | int | float | bool | tuple[str, ...]]
+    change: dict[str, Union[str, int, float, bool, tuple[str, ...]]]
     kind: str
     speed: float = 0.0
     starts: Literal["now"] = "now"
@@ -183,7 +183,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause
     evidence: str
     remedy: str = ""
-    alternative: Alternative | None = None
+    alternative: Optional[Alternative] = None
 
 
 class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
@@ -397,7 +397,7 @@ class TrialFinished(Event, frozen=True, kw_only=True, tag="sweep.trial_finished.
     sweep_id: str
     job_id: str
     state: Literal["completed", "failed", "cancelled"]
-    value: float | None = None
+    value: Optional[float] = None
     reason: str = ""
     problem: Problem = ""
 
@@ -408,5 +408,5 @@ class SweepFinished(Event, frozen=True, kw_only=True, tag="sweep.finished.v1"):
     sweep_id: str
     state: Literal["completed", "failed", "cancelled"]
     best_job_id: str = ""
-    best_value: float | None = None
+    best_value: Optional[float] = None
     reason: str = ""

@@ -12,7 +12,7 @@ Every fact is an :class:`Event`: it has a tag of its own, an entity, and the tim
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Optional, Union
 
 import msgspec
 
@@ -95,7 +95,7 @@ class JobFinished(Event, frozen=True, kw_only=True, tag="job.finished.v1"):
     state: Literal["completed", "failed", "cancelled"]
     submitted_s: float
     reason: str = ""
-    exit_code: int | None = None
+    exit_code: Optional[int] = None
     run_s: float = 0.0
     gpu_s: float = 0.0
     preemptions: int = 0
@@ -226,7 +226,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     epoch: int
     node_id: str
     outcome: Outcome
-    exit_code: int | None = None
+    exit_code: Optional[int] = None
     reason: str = ""
     steps: int = 0
     loop_steps: int = 0
@@ -362,7 +362,7 @@ class NodeResumed(Event, frozen=True, kw_only=True, tag="request.node_resumed.v1
     by: str = ""
 
 
-Setting = str | bool | int | float | list[str | float] | None
+Setting = Optional[Union[str, bool, int, float, list[Union[str, float]]]]
 """A value as TOML has it; None where a setting is to be off."""
 
 
@@ -391,17 +391,13 @@ def worded(value: Setting) -> str:
     >>> worded("fifo"), worded([60.0, 600.0]), worded(True), worded(None), worded([])
     ('fifo', '60,600', 'true', 'off', '[]')
     """
-    match value:
-        case None:
-            return "off"
-        case bool():
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case list():
-            return ",".join(worded(one) for one in value) or "[]"
-        case _:
-            return str(value)
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(map(worded, value)) or "[]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class ProfileSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ and a gang must get on between its losses.
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Final
+from enum import Enum
+from typing import Final, Optional
 
 import msgspec
 
@@ -23,8 +23,10 @@ from penstock_log.facts import ProfileSample
 from penstock_log.spec import JobSpec, MemoryNeed, Outcome
 
 
-class JobState(StrEnum):
+class JobState(str, Enum):
     """What ``penstock ps`` shows."""
+
+    __str__ = str.__str__
 
     PENDING = "PD"
     RUNNING = "R"
@@ -157,11 +159,11 @@ class Job(msgspec.Struct, kw_only=True):
     spec: JobSpec
     submitted_s: float
     state: JobState = JobState.PENDING
-    sample: ProfileSample | None = None
+    sample: Optional[ProfileSample] = None
     profile_key: str = ""
     held: bool = False
     epoch: int = 0
-    placement: Placement | None = None
+    placement: Optional[Placement] = None
     open_nodes: set[str] = msgspec.field(default_factory=set)
     outcome: Outcome = "completed"
     started_s: float = 0.0
@@ -173,10 +175,10 @@ class Job(msgspec.Struct, kw_only=True):
     share_since_s: float = 0.0
     forgone_s: float = 0.0
     carried_gpu_s: float = 0.0
-    need: MemoryNeed | None = None
-    demand: Demand | None = None
-    accepts: tuple[str, ...] | None = None
-    before: Size | None = None
+    need: Optional[MemoryNeed] = None
+    demand: Optional[Demand] = None
+    accepts: Optional[tuple[str, ...]] = None
+    before: Optional[Size] = None
     unfit: tuple[Size, ...] = ()
     run_steps: int = 0
     lost_steps: int = -1
@@ -191,13 +193,13 @@ class Job(msgspec.Struct, kw_only=True):
     resumed_step: int = 0
     checkpoint_step: int = 0
     checkpointed_s: float = 0.0
-    checkpoint: Checkpoint | None = None
+    checkpoint: Optional[Checkpoint] = None
     rewound: int = 0
     begins_anew: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     diverged: tuple[str, ...] = ()
     reason: str = ""
-    exit_code: int | None = None
+    exit_code: Optional[int] = None
     finished_s: float = 0.0
 
     def executed_by(self, now_s: float) -> float:

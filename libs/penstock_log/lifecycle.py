@@ -209,18 +209,15 @@ def last_checkpoint(facts: Iterable[Event]) -> Checkpoint | None:
     """
     last, epoch = None, 0
     for fact in facts:
-        if not isinstance(fact, RunStarted | RunCheckpointed | RunRewound) or fact.epoch < epoch:
+        if not isinstance(fact, (RunStarted, RunCheckpointed, RunRewound)) or fact.epoch < epoch:
             continue
         epoch = fact.epoch
-        match fact:
-            case RunStarted():
-                last = _lies_here_too(last, fact)
-            case RunCheckpointed() if last is None or fact.step >= last.step:
-                last = _written(fact)
-            case RunRewound() if _gives_up(last, fact):
-                last = _instead(fact)
-            case _:
-                pass
+        if isinstance(fact, RunStarted):
+            last = _lies_here_too(last, fact)
+        elif isinstance(fact, RunCheckpointed):
+            last = _written(fact) if last is None or fact.step >= last.step else last
+        elif _gives_up(last, fact):
+            last = _instead(fact)
     return last
 
 
@@ -417,7 +414,7 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
 
 def beside(jobs: JobTable, event: Event) -> list[Job]:
     """Return the jobs whose shares a folded fact has changed, by the start or the end of another job's run."""
-    if not jobs.sharers or not isinstance(event, RunStarted | RunEnded):
+    if not jobs.sharers or not isinstance(event, (RunStarted, RunEnded)):
         return []
     there = (jobs[job_id] for job_id in jobs.sharers.get(event.node_id, ()) if job_id != event.job_id)
     return [job for job in there if job.share_since_s == event.at_s]

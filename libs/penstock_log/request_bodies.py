@@ -14,7 +14,7 @@ So a reader of ``LOG`` knows what is missing there, and asks the node for it (:c
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Optional, Union
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ from msgspec import Meta
 from penstock_log.facts import Setting
 from penstock_log.spec import JobSpec, Name, SweepSpec
 
-At = int | float | str | None
+At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Who = Annotated[str, Meta(max_length=128)]
 Reason = Annotated[str, Meta(max_length=1000)]
@@ -146,7 +146,7 @@ class EventsRequest(GatewayRequest, frozen=True, kw_only=True):
     """
 
     id: str = ""
-    after: Annotated[int, Meta(ge=0)] | None = None
+    after: Optional[Annotated[int, Meta(ge=0)]] = None
     limit: Limit = 100
     at: At = None
 
@@ -195,11 +195,8 @@ class OutputEnd(msgspec.Struct, frozen=True):
     @property
     def sizes(self) -> dict[OutputChannel, int]:
         """Its channels with their sizes."""
-        sizes = (self.stdout_bytes, self.stderr_bytes)
-        return {
-            OutputChannel(self.epoch, self.node_id, self.rank, stream): size
-            for stream, size in zip(STREAMS, sizes, strict=True)
-        }
+        sizes = {"stdout": self.stdout_bytes, "stderr": self.stderr_bytes}
+        return {OutputChannel(self.epoch, self.node_id, self.rank, stream): sizes[stream] for stream in STREAMS}
 
 
 def header_of(place: OutputOffset | OutputEnd) -> str:
@@ -211,12 +208,11 @@ def header_of(place: OutputOffset | OutputEnd) -> str:
     >>> header_of(OutputOffset(OutputChannel(1, "n1", 0, "stdout"), 300)), header_of(OutputEnd(1, "n1", 0, 300, 0))
     ('1 n1 0 stdout 300', '1 n1 0 end 300 0 1')
     """
-    match place:
-        case OutputOffset(channel=at, offset=offset):
-            return f"{at.epoch} {at.node_id} {at.rank} {at.stream} {offset}"
-        case OutputEnd():
-            numbers = f"{place.stdout_bytes} {place.stderr_bytes} {place.processes}"
-            return f"{place.epoch} {place.node_id} {place.rank} end {numbers}"
+    if isinstance(place, OutputOffset):
+        at = place.channel
+        return f"{at.epoch} {at.node_id} {at.rank} {at.stream} {place.offset}"
+    numbers = f"{place.stdout_bytes} {place.stderr_bytes} {place.processes}"
+    return f"{place.epoch} {place.node_id} {place.rank} end {numbers}"
 
 
 def of_header(text: str) -> OutputOffset | OutputEnd | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Optional, Union
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ EntityId = Annotated[
         description="lower-case letters, digits, - and _; empty: given by the gateway",
     ),
 ]
-Param = str | int | float | bool
+Param = Union[str, int, float, bool]
 MOST_GPUS: Final = 65_536
 MOST_SAMPLES: Final = 2**31
 Gpus = Annotated[int, Meta(ge=1, le=MOST_GPUS)]
@@ -209,7 +209,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     model: str = ""
     batch_size: Size = 0
-    batch: Batch | None = None
+    batch: Optional[Batch] = None
     digest: str = ""
     opaque: bool = False
     profile: Literal["auto", "on", "off"] = "auto"
@@ -225,7 +225,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     params: dict[str, Param] = {}
     sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    memory: MemoryNeed | None = None
+    memory: Optional[MemoryNeed] = None
     share_with: Literal["user", "team", "anyone"] = "team"
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
@@ -268,7 +268,7 @@ class Integers(msgspec.Struct, frozen=True, kw_only=True, tag="int", tag_field="
     high: int
 
 
-Dimension = Choice | Uniform | Integers
+Dimension = Union[Choice, Uniform, Integers]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -345,11 +345,11 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metric: str
     id: EntityId = ""
     mode: Literal["max", "min"] = "max"
-    target: float | None = None
+    target: Optional[float] = None
     search: Name = "random"
     sampler: Annotated[str, Meta(max_length=63)] = ""
     pruner: Annotated[str, Meta(max_length=63)] = ""
-    budget: Budget | None = None
+    budget: Optional[Budget] = None
     trials: Annotated[int, Meta(ge=0, le=100_000)] = 0
     concurrency: Annotated[int, Meta(ge=0, le=100_000)] = 0
     max_gpus: Gpus = 1

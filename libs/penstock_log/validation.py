@@ -143,22 +143,19 @@ def _type_info(type_: Any) -> inspect.Type:
 
 
 def _problems(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
-    match info:
-        case inspect.Metadata():
-            meant = (info.extra_json_schema or {}).get("description", meant)
-            yield from _problems(raw, info.type, path, meant)
-        case inspect.StructType():
-            yield from _struct(raw, info, path)
-        case inspect.UnionType():
-            yield from _union(raw, info, path)
-        case inspect.VarTupleType() | inspect.ListType():
-            yield from _array(raw, info, path)
-        case inspect.DictType():
-            yield from _table(raw, info, path)
-        case inspect.AnyType():
-            return
-        case _:
-            yield from _atom(raw, info, path, meant)
+    if isinstance(info, inspect.Metadata):
+        meant = (info.extra_json_schema or {}).get("description", meant)
+        yield from _problems(raw, info.type, path, meant)
+    elif isinstance(info, inspect.StructType):
+        yield from _struct(raw, info, path)
+    elif isinstance(info, inspect.UnionType):
+        yield from _union(raw, info, path)
+    elif isinstance(info, (inspect.VarTupleType, inspect.ListType)):
+        yield from _array(raw, info, path)
+    elif isinstance(info, inspect.DictType):
+        yield from _table(raw, info, path)
+    else:
+        yield from _atom(raw, info, path, meant)
 
 
 def _struct(raw: Any, info: inspect.StructType, path: str) -> Iterator[str]:
@@ -208,7 +205,7 @@ def _optional(info: inspect.UnionType) -> inspect.StructType | None:
 
 
 def _array(raw: Any, info: inspect.VarTupleType | inspect.ListType, path: str) -> Iterator[str]:
-    if not isinstance(raw, list | tuple):
+    if not isinstance(raw, (list, tuple)):
         yield _wrong(path, "an array", raw)
         return
     if len(raw) < (info.min_length or 0):
@@ -228,24 +225,23 @@ def _table(raw: Any, info: inspect.DictType, path: str) -> Iterator[str]:
 
 
 def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
-    match info:
-        case inspect.StrType():
-            good = isinstance(raw, str) and _fits(raw, info)
-            if isinstance(raw, str) and "\0" in raw:
-                yield f"{path}: contains a NUL character; leave it out"
-                return
-        case inspect.IntType():
-            good = isinstance(raw, int) and not isinstance(raw, bool) and _within(raw, info)
-        case inspect.FloatType():
-            good = isinstance(raw, int | float) and not isinstance(raw, bool) and _within(raw, info)
-        case inspect.BoolType():
-            good = isinstance(raw, bool)
-        case inspect.NoneType():
-            good = raw is None
-        case inspect.LiteralType():
-            good = isinstance(raw, str | int) and raw in info.values
-        case _:
-            return  # left to msgspec
+    if isinstance(info, inspect.StrType):
+        good = isinstance(raw, str) and _fits(raw, info)
+        if isinstance(raw, str) and "\0" in raw:
+            yield f"{path}: contains a NUL character; leave it out"
+            return
+    elif isinstance(info, inspect.IntType):
+        good = isinstance(raw, int) and not isinstance(raw, bool) and _within(raw, info)
+    elif isinstance(info, inspect.FloatType):
+        good = isinstance(raw, (int, float)) and not isinstance(raw, bool) and _within(raw, info)
+    elif isinstance(info, inspect.BoolType):
+        good = isinstance(raw, bool)
+    elif isinstance(info, inspect.NoneType):
+        good = raw is None
+    elif isinstance(info, inspect.LiteralType):
+        good = isinstance(raw, (str, int)) and raw in info.values
+    else:
+        return  # left to msgspec
     if not good:
         bounded = getattr(info, "le", None) is not None
         fitting = "" if bounded else _fitting(raw)
@@ -272,19 +268,16 @@ def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
 
 
 def _expected(info: inspect.Type, meant: str) -> str:
-    match info:
-        case inspect.StrType():
-            most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
-            text = f"1 to 63 {meant.partition(';')[0]}" if meant else f"text{most}"
-        case inspect.IntType():
-            text = "a whole number" + _range(info)
-        case inspect.FloatType():
-            text = "a finite number" + _range(info)
-        case inspect.LiteralType():
-            text = "one of " + ", ".join(f'"{value}"' for value in info.values)
-        case _:
-            text = _PLAIN.get(type(info), type(info).__name__.removesuffix("Type").lower())
-    return text
+    if isinstance(info, inspect.StrType):
+        most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
+        return f"1 to 63 {meant.partition(';')[0]}" if meant else f"text{most}"
+    if isinstance(info, inspect.IntType):
+        return "a whole number" + _range(info)
+    if isinstance(info, inspect.FloatType):
+        return "a finite number" + _range(info)
+    if isinstance(info, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in info.values)
+    return _PLAIN.get(type(info), type(info).__name__.removesuffix("Type").lower())
 
 
 def _any_of(types: Iterable[inspect.Type]) -> str:
@@ -320,7 +313,7 @@ def _wrong(path: str, expected: str, raw: Any) -> str:
 def _shown(raw: Any) -> str:
     if isinstance(raw, Mapping):
         return "an object"
-    if isinstance(raw, list | tuple):
+    if isinstance(raw, (list, tuple)):
         return "an array"
     if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
         return f"a whole number of {raw.bit_length()} bits"

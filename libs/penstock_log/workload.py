@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -111,7 +110,7 @@ def run_by(command: Sequence[str], *, is_executable: bool) -> tuple[str, ...]:
 
 def _module_files(command: Sequence[str]) -> list[str]:
     """Return where ``python -m package.module`` would find it in the working directory."""
-    modules = [after.replace(".", "/") for flag, after in pairwise(command) if flag == "-m"]
+    modules = [after.replace(".", "/") for flag, after in zip(command, command[1:]) if flag == "-m"]
     return [file for module in modules for file in (f"{module}.py", f"{module}/__main__.py")]
 
 

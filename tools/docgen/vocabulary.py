@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Union, get_args
 
 import msgspec
 
@@ -60,7 +60,7 @@ def type_name(annotation: Any) -> str:
     if not arguments:
         return "null" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
     origin = getattr(annotation, "__origin__", None)
-    if origin is None:
+    if origin in {None, Union}:
         return " or ".join(type_name(a) for a in arguments)
     if getattr(origin, "_name", None) == "Literal" or str(origin) == "typing.Literal":
         return " or ".join(f'"{a}"' for a in arguments)

@@ -26,7 +26,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Final, Literal, Protocol, assert_never
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -37,7 +37,6 @@ from penstock_log.agent_protocol import (
     HoldMemory,
     StepReached,
     StopAtStep,
-    StopRequest,
     ToJob,
 )
 
@@ -201,13 +200,10 @@ class AgentClient:
             return
         with self._changed:
             self.attention = True  # before the step is read
-            match message:
-                case StopRequest():
-                    self._answer(self._agreement.ask)
-                case StopAtStep(step=step):
-                    self._agreement.agree(step)
-                case _:
-                    assert_never(message)
+            if isinstance(message, StopAtStep):
+                self._agreement.agree(message.step)
+            else:
+                self._answer(self._agreement.ask)
             self._changed.notify_all()
         self._heard()
 

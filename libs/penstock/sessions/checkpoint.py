@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Optional
 
 import msgspec
 
@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int]
     checksums: dict[str, int] = {}
     generation: int = 0
-    place: SamplerPosition | None = None
+    place: Optional[SamplerPosition] = None
     batch_size: int = 0
     world_size: int = 0
 

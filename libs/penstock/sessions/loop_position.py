@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Literal, TypeVar
+from typing import Literal, Optional, TypeVar
 
 import msgspec
 
@@ -42,7 +42,7 @@ class LoopRecord(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 0
     state: Literal["open", "ended", "reopened"] = "open"
     epochs: bool = False
-    inner: LoopHistory | None = None
+    inner: Optional[LoopHistory] = None
 
 
 class LoopHistory(msgspec.Struct, omit_defaults=True):
@@ -64,7 +64,7 @@ class LoopHistory(msgspec.Struct, omit_defaults=True):
 
     ended: list[FinishedLoops] = []
     items: int = 0
-    inner: LoopHistory | None = None
+    inner: Optional[LoopHistory] = None
     may_go_on: bool = False
 
     def end(self, *, epochs: bool = False) -> None:
@@ -141,7 +141,7 @@ class SamplerPosition(msgspec.Struct, frozen=True, kw_only=True):
     closed: bool = False
     size: int
     seed: int = 0
-    samples: int | None = None
+    samples: Optional[int] = None
 
     @property
     def done(self) -> int:

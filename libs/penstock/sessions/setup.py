@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, assert_never, get_args
+from typing import Literal, Optional, get_args
 
 import msgspec
 
@@ -73,10 +73,10 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     socket: str = ""
     lanes: str = ""
-    checkpoint_dir: Path | None = None
-    resume_step: int | None = None
-    begin_dir: Path | None = None
-    begin_step: int | None = None
+    checkpoint_dir: Optional[Path] = None
+    resume_step: Optional[int] = None
+    begin_dir: Optional[Path] = None
+    begin_step: Optional[int] = None
     save_at_end: bool = False
     checkpoint_s: float = 0.0
     params: dict[str, Param] = {}
@@ -228,12 +228,5 @@ def factor(rule: Rule, base_batch_size: int, batch_size: int) -> float:
     """
     if not base_batch_size or not batch_size:
         return 1.0
-    match rule:
-        case "keep" | "callback":
-            return 1.0
-        case "linear":
-            return batch_size / base_batch_size
-        case "sqrt":
-            return math.sqrt(batch_size / base_batch_size)
-        case _:
-            assert_never(rule)
+    ratio = batch_size / base_batch_size
+    return {"keep": 1.0, "callback": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]

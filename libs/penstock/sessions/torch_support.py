@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module, util
 from pathlib import Path
@@ -27,7 +28,7 @@ from penstock_log.agent_protocol import MemoryReport
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
-_RESET_PEAK: Final = "5"
+_RESET_PEAK: Final = b"5"
 
 
 def works_on() -> bool:
@@ -52,7 +53,12 @@ def measure() -> MemoryReport | None:
     It returns None where that is not known. Over several devices, it is the most of each part: the need of one device.
     """
     cuda = _cuda()
-    return _resident() if cuda is None else _allocated(cuda)
+    if cuda is not None:
+        return _allocated(cuda)
+    memory = resident()
+    if memory is not None:
+        _reset_peak()
+    return memory
 
 
 def _cuda() -> Any:
@@ -74,15 +80,13 @@ def _allocated(cuda: Any) -> MemoryReport:
     return memory
 
 
-def _resident() -> MemoryReport | None:
-    """Return the resident memory, and its peak, which is then counted anew: some 50 microseconds."""
+def resident() -> MemoryReport | None:
+    """Return the process's resident memory on the host, and its peak; None where the host does not say it."""
     try:
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if line.startswith("Vm"))
-        memory = MemoryReport(allocated_bytes=_bytes(lines["VmRSS"]), peak_bytes=_bytes(lines["VmHWM"]))
-        _reset_peak()
+        return MemoryReport(allocated_bytes=_bytes(lines["VmRSS"]), peak_bytes=_bytes(lines["VmHWM"]))
     except (OSError, KeyError, ValueError):  # not Linux
         return None
-    return memory
 
 
 def _bytes(text: str) -> int:
@@ -90,11 +94,8 @@ def _bytes(text: str) -> int:
 
 
 def _reset_peak() -> None:
-    handle = os.open(_CLEAR, os.O_WRONLY)
-    try:
-        os.write(handle, _RESET_PEAK.encode())
-    finally:
-        os.close(handle)
+    with suppress(OSError), _CLEAR.open("wb", buffering=0) as file:
+        file.write(_RESET_PEAK)
 
 
 class AllocatorLimit:

@@ -18,6 +18,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.nats.link import Link, ServerRefusal
 from penstock_bus.port import BusError, Unavailable
@@ -249,7 +250,7 @@ class ConsumerPull:
                 raise ConsumerStalled(self._broken)
             self._wake.clear()
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with timeout(SILENCE_S):
                     await self._wake.wait()
             except TimeoutError:
                 await self._check()

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
+from penstock_bus.compat import aclosing, timeout
 from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ServerRefusal
 from penstock_bus.port import Unavailable
 from penstock_bus.stored_messages import matches_any
@@ -184,7 +186,11 @@ def _headers(text: str) -> dict[str, str]:
 
 def seconds(rfc3339: str) -> float:
     """Return a time as the server writes it, in seconds since the epoch."""
-    return datetime.fromisoformat(rfc3339).timestamp()
+    if sys.version_info >= (3, 11):
+        return datetime.fromisoformat(rfc3339).timestamp()
+    else:  # noqa: RET505 - the type checker takes it for another Python's
+        whole, _, fraction = rfc3339.rstrip("Z").partition(".")
+        return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00").timestamp()
 
 
 FIRST_S: Final = 0.005
@@ -237,7 +243,7 @@ async def tail_stream(
 async def _pause(stirred: asyncio.Event, pause_s: float) -> float:
     """Wait for a sign or the end of a pause; return the next pause: short after a sign, then longer."""
     try:
-        async with asyncio.timeout(pause_s):
+        async with timeout(pause_s):
             await stirred.wait()
     except TimeoutError:
         return min(2 * pause_s, LOOK_S)

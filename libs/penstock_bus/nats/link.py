@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Optional, TypeVar, overload
 
 import msgspec
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.port import BusError, NoResponders, StorageFull, Timeout, TooLarge, Unauthorized, Unavailable
 from penstock_bus.stored_messages import DroppedMessages
@@ -36,7 +37,7 @@ class Ack(msgspec.Struct, frozen=True):
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
-    error: ApiError | None = None
+    error: Optional[ApiError] = None
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -144,7 +145,7 @@ class Link:
             if self._ended:
                 raise Unavailable(f"{self._ended}; connect again")
             try:
-                async with asyncio.timeout(timeout_s):
+                async with timeout(timeout_s):
                     await self._online.wait()
                     await asyncio.sleep(0 if self.client.is_connected else PAUSE_S)
             except TimeoutError:
@@ -217,7 +218,7 @@ class Link:
         call = self.replies.one(subject)
         try:
             await self.send(call, body, headers)
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 msg = await call.future
         except TimeoutError:
             raise Timeout(f"no answer on {subject} within {timeout_s:.1f} s; ask again or wait longer") from None
@@ -367,7 +368,7 @@ class ReplyRow:
             if self._error is not None:
                 raise self._error
             self._wake.clear()
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await self._wake.wait()
         return self._messages.popleft()
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 from typing import Final
 
 import msgspec
 
+from penstock_bus.compat import aclosing, timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import direct_get
 from penstock_bus.nats.consumer import StreamReader, position
@@ -150,7 +150,7 @@ class AppendWindow:
         i, call = self._open.popleft()
         try:
             if not call.future.done():
-                async with asyncio.timeout(0 if self._again else TRY_S):
+                async with timeout(0 if self._again else TRY_S):
                     await asyncio.shield(call.future)
             ack = decode_ack(call.future.result())
         except (TimeoutError, ConnectionLost):

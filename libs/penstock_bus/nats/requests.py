@@ -14,6 +14,7 @@ from nats.micro import add_service
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
 from nats.micro.service import Service, ServiceConfig
 
+from penstock_bus.compat import timeout
 from penstock_bus.nats.link import NatsClient, denied
 from penstock_bus.port import Endpoint, Handler, Reply, ServiceError
 
@@ -101,7 +102,7 @@ class NatsRequestClient(NatsClient):
 
     async def _stop(self, service: Service, running: set[asyncio.Task[None]]) -> None:
         with suppress(TimeoutError, nats.errors.Error, OSError):  # the server forgets it with the connection
-            async with asyncio.timeout(_STOP_S):
+            async with timeout(_STOP_S):
                 if self.link.is_online:
                     await service.stop()
                     await asyncio.gather(*running, return_exceptions=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from typing import Any, Final
+from typing import Any, Final, Optional
 
 import msgspec
 
@@ -117,7 +117,7 @@ class LeaseEntry(msgspec.Struct, frozen=True):
     """The bucket's newest entry of a name; ``held`` is None where nobody owns it, else it holds for ``ttl_s``."""
 
     revision: int = 0
-    held: LeaseRecord | None = None
+    held: Optional[LeaseRecord] = None
     ttl_s: float = 0.0
 
 

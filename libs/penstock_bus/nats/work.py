@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
+from penstock_bus.compat import aclosing
 from penstock_bus.logger import get_logger
 from penstock_bus.nats.consumer import ConsumerPull, ConsumerStalled, position
 from penstock_bus.nats.link import ServerRefusal, fault

@@ -7,7 +7,7 @@ shared devices on ``subjects.lanes``, once a second while there are any. :class:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from penstock_log.decision_facts import Problem
 from penstock_log.facts import Setting
@@ -57,7 +57,7 @@ class NodeView(View, frozen=True, kw_only=True):
     state: str
     devices: tuple[DeviceView, ...]
     joined_s: float
-    heard_s: float | None = None
+    heard_s: Optional[float] = None
     labels: dict[str, str] = {}
     cpus: float = 0.0
     host_memory_bytes: int = 0
@@ -96,7 +96,7 @@ class ReplicaView(View, frozen=True, kw_only=True):
     elected: bool = False
     leading: bool = False
     term_s: float = 0.0
-    lease_s: float | None = None
+    lease_s: Optional[float] = None
     last_seq: int = 0
     decided_seq: int = 0
     undecided_s: float = 0.0
@@ -188,7 +188,7 @@ class SharerView(View, frozen=True, kw_only=True):
     job_id: str
     epoch: int
     state: str
-    need: MemoryNeed | None = None
+    need: Optional[MemoryNeed] = None
     cap_bytes: int = 0
     share: float = 0.0
     reason: str = ""
@@ -266,7 +266,7 @@ class TrialView(View, frozen=True, kw_only=True):
     gpus: int
     group: int
     state: str
-    value: float | None
+    value: Optional[float]
     packed: int = 1
     number: int = 0
     bracket: int = 0
@@ -293,7 +293,7 @@ class RungView(View, frozen=True, kw_only=True):
     opened: int
     over: int
     promoted: int
-    best_value: float | None
+    best_value: Optional[float]
 
 
 class GoodputView(View, frozen=True, kw_only=True):
@@ -378,25 +378,25 @@ class SweepView(View, frozen=True, kw_only=True):
     metric: str
     mode: str
     submitted_s: float
-    finished_s: float | None
+    finished_s: Optional[float]
     wanted: int
     done: int
     best_job_id: str
-    best_value: float | None
+    best_value: Optional[float]
     reason: str
     trials: tuple[TrialView, ...]
     spec: SweepSpec
     opened: int = 0
-    eta_s: float | None = None
+    eta_s: Optional[float] = None
     makespan_s: float = 0.0
-    target_s: float | None = None
-    utilisation: float | None = None
+    target_s: Optional[float] = None
+    utilisation: Optional[float] = None
     failed: int = 0
     failed_promotions: int = 0
     first_failed: str = ""
     first_error: str = ""
     rungs: tuple[RungView, ...] = ()
-    goodput: GoodputView | None = None
+    goodput: Optional[GoodputView] = None
 
 
 class SweepsView(View, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ went, and why they came to others.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import msgspec
 
@@ -180,11 +180,11 @@ class JobView(View, frozen=True, kw_only=True):
     gpus: int
     kinds: tuple[str, ...]
     submitted_s: float
-    started_s: float | None
-    finished_s: float | None
+    started_s: Optional[float]
+    finished_s: Optional[float]
     wait_s: float
     run_s: float
-    jct_s: float | None
+    jct_s: Optional[float]
     devices: tuple[str, ...]
     placed_on: tuple[str, ...]
     preemptions: int
@@ -192,8 +192,8 @@ class JobView(View, frozen=True, kw_only=True):
     steps: int
     metrics: dict[str, float]
     reason: str
-    exit_code: int | None
-    queue: int | None
+    exit_code: Optional[int]
+    queue: Optional[int]
     held: bool
     cause: str
     sample: bool = False
@@ -205,7 +205,7 @@ class JobView(View, frozen=True, kw_only=True):
     min_gpus: int = 0
     max_gpus: int = 0
     batch_size: int = 0
-    batches: tuple[int, int] | None = None
+    batches: Optional[tuple[int, int]] = None
     samples: int = 0
     cpus: float = 0.0
     host_memory_bytes: int = 0
@@ -267,12 +267,12 @@ class WhyView(View, frozen=True, kw_only=True):
     remedy: str
     not_causes: tuple[str, ...]
     since_s: float
-    rank: RankView | None
-    alternative: Alternative | None = None
-    start_in_s: float | None = None
+    rank: Optional[RankView]
+    alternative: Optional[Alternative] = None
+    start_in_s: Optional[float] = None
     basis: str = ""
     size: str = ""
-    resized: ResizeView | None = None
+    resized: Optional[ResizeView] = None
     freed: dict[str, int] = {}
 
 
@@ -294,7 +294,7 @@ class JobDetail(View, frozen=True, kw_only=True):
     workload: str
     speeds: tuple[KindSpeed, ...]
     seq: int
-    sizing: SizingView | None = None
+    sizing: Optional[SizingView] = None
 
 
 class ProfileView(View, frozen=True, kw_only=True):
@@ -324,8 +324,8 @@ class ProfileView(View, frozen=True, kw_only=True):
     names: tuple[str, ...]
     speeds: tuple[KindSpeed, ...]
     note: str
-    need: MemoryNeed | None
-    trials: TrialsMeasured | None
+    need: Optional[MemoryNeed]
+    trials: Optional[TrialsMeasured]
     seq: int
     scaling: tuple[Scalability, ...] = ()
 
@@ -353,7 +353,7 @@ class DryRunView(View, frozen=True, kw_only=True):
     """
 
     starts: bool
-    start_in_s: float | None = None
+    start_in_s: Optional[float] = None
     basis: str = ""
     kind: str = ""
     devices: tuple[str, ...] = ()
@@ -361,7 +361,7 @@ class DryRunView(View, frozen=True, kw_only=True):
     evidence: str = ""
     remedy: str = ""
     warnings: tuple[str, ...] = ()
-    alternative: Alternative | None = None
+    alternative: Optional[Alternative] = None
     beside: tuple[str, ...] = ()
     size: str = ""
 
@@ -386,13 +386,13 @@ class RunView(View, frozen=True, kw_only=True):
     """
 
     start_s: float
-    end_s: float | None
+    end_s: Optional[float]
     gpus: int
     batch_size: int
     kind: str
     steps: int
     loop_s: float
-    samples_per_s: float | None
+    samples_per_s: Optional[float]
     outcome: str
 
 
@@ -423,7 +423,7 @@ class ResizeView(View, frozen=True, kw_only=True):
     reason: str
     gives: dict[str, int]
     takes: dict[str, int]
-    done_s: float | None
+    done_s: Optional[float]
 
 
 class SizingView(View, frozen=True, kw_only=True):
@@ -458,8 +458,8 @@ class SizingView(View, frozen=True, kw_only=True):
     batches: tuple[int, int]
     size: Size
     lr_rule: str
-    lr_factor: float | None
-    samples_per_s: float | None
+    lr_factor: Optional[float]
+    samples_per_s: Optional[float]
     runs: tuple[RunView, ...]
     left_out: int
     resizes: tuple[ResizeView, ...]

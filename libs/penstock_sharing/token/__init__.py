@@ -4,7 +4,7 @@ The token of a lane: processes that share a device take turns on it, iteration b
 :class:`LaneClient` is a process's side, :class:`TokenBroker` that of whoever decides whose turn it is. They share a
 page of memory for each lane (:mod:`penstock_sharing.token.shared_page`), so that the token goes from one process
 straight to the next, and a socket for what is rare (:mod:`penstock_sharing.token.protocol`). Standard library only: a
-training script imports it.
+training script imports it, without the broker's side.
 
 In reading order:
 
@@ -19,7 +19,8 @@ In reading order:
 * ``fifo_owner``: The simplest owner of a broker.
 """
 
-from penstock_sharing.token.fifo_owner import FifoOwner
+from importlib import import_module
+
 from penstock_sharing.token.lane_client import LaneClient, LaneError, NoTokenSlot
 from penstock_sharing.token.protocol import (
     ClientGone,
@@ -34,7 +35,11 @@ from penstock_sharing.token.protocol import (
     TurnRequested,
 )
 from penstock_sharing.token.shared_page import VERSION
-from penstock_sharing.token.token_broker import TokenBroker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from penstock_sharing.token.fifo_owner import FifoOwner
+    from penstock_sharing.token.token_broker import TokenBroker
 
 __all__ = [
     "VERSION",
@@ -54,3 +59,12 @@ __all__ = [
     "TokenRevoked",
     "TurnRequested",
 ]
+
+_BROKER_SIDE = {"FifoOwner": "fifo_owner", "TokenBroker": "token_broker"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _BROKER_SIDE:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(f"{__name__}.{_BROKER_SIDE[name]}"), name)

@@ -244,18 +244,19 @@ class LaneClient:
             self._hang_up()
             return
         message, descriptors = received
-        match message:
-            case SlotsAssigned(number, places):
-                self._sit(number, tuple(zip(places, descriptors[::2], descriptors[1::2], strict=True)))
-                self._tell(connection, SlotsTaken(number))
-            case JoinRefused(reason):
-                self._hang_up()
-                if not self.seats:
-                    raise NoTokenSlot(f"{self._who.job_id} has no seat: {reason}")
-                _log.warning("lanes_seat_lost reason=%s; asking again every %s s", reason, RECONNECT_S)
-            case JoinLane() | SlotsTaken():
-                for descriptor in descriptors:
-                    os.close(descriptor)
+        if isinstance(message, SlotsAssigned):
+            if len(descriptors) != 2 * len(message.places):
+                raise ValueError(f"{len(descriptors)} descriptors came for {len(message.places)} slots, not two each")
+            self._sit(message.number, tuple(zip(message.places, descriptors[::2], descriptors[1::2])))
+            self._tell(connection, SlotsTaken(message.number))
+        elif isinstance(message, JoinRefused):
+            self._hang_up()
+            if not self.seats:
+                raise NoTokenSlot(f"{self._who.job_id} has no seat: {message.reason}")
+            _log.warning("lanes_seat_lost reason=%s; asking again every %s s", message.reason, RECONNECT_S)
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _sit(self, letter: int, places: tuple[tuple[SlotPlace, int, int], ...]) -> None:
         """

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Union
 
 VERSION: Final = 1
 LONGEST: Final = 65_536
@@ -92,7 +92,8 @@ class JoinRefused(NamedTuple):
     reason: str
 
 
-Message: TypeAlias = JoinLane | SlotsAssigned | SlotsTaken | JoinRefused
+Message = Union[JoinLane, SlotsAssigned, SlotsTaken, JoinRefused]
+_KINDS: Final = {JoinLane: "join", SlotsAssigned: "seated", SlotsTaken: "sat", JoinRefused: "refused"}
 
 
 class Peer(NamedTuple):
@@ -111,16 +112,10 @@ def encode(message: Message) -> bytes:
     >>> encode(JoinRefused("nobody knows you"))
     b'{"kind":"refused","reason":"nobody knows you"}'
     """
-    match message:
-        case JoinLane(version, who, places):
-            told: dict[str, object] = {"kind": "join", "version": version, **who._asdict(), "places": places}
-        case SlotsAssigned(number, places):
-            told = {"kind": "seated", "number": number, "places": places}
-        case SlotsTaken(number):
-            told = {"kind": "sat", "number": number}
-        case JoinRefused(reason):
-            told = {"kind": "refused", "reason": reason}
-    return json.dumps(told, separators=(",", ":")).encode()
+    body = message._asdict()
+    if isinstance(message, JoinLane):
+        body = {"version": message.version, **message.who._asdict(), "places": message.places}
+    return json.dumps({"kind": _KINDS[type(message)], **body}, separators=(",", ":")).encode()
 
 
 def decode(packet: bytes) -> Message:
@@ -134,18 +129,17 @@ def decode(packet: bytes) -> Message:
     """
     try:
         told = json.loads(packet)
-        match told["kind"]:
-            case "join":
-                who = LaneClientId(str(told["job_id"]), int(told["epoch"]), int(told["rank"]))
-                return JoinLane(int(told["version"]), who, _places(told.get("places", ())))
-            case "seated":
-                return SlotsAssigned(int(told["number"]), _places(told["places"]))
-            case "sat":
-                return SlotsTaken(int(told["number"]))
-            case "refused":
-                return JoinRefused(str(told["reason"]))
-            case kind:
-                raise BadPacket(f"a packet of kind {kind!r}; expected join, seated, sat or refused")
+        kind = told["kind"]
+        if kind == "join":
+            who = LaneClientId(str(told["job_id"]), int(told["epoch"]), int(told["rank"]))
+            return JoinLane(int(told["version"]), who, _places(told.get("places", ())))
+        if kind == "seated":
+            return SlotsAssigned(int(told["number"]), _places(told["places"]))
+        if kind == "sat":
+            return SlotsTaken(int(told["number"]))
+        if kind == "refused":
+            return JoinRefused(str(told["reason"]))
+        raise BadPacket(f"a packet of kind {kind!r}; expected join, seated, sat or refused")
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPacket(f"{packet[:200]!r} is no message: {error!r}") from error
 
@@ -243,7 +237,7 @@ class PageCorrupted(NamedTuple):
     who: LaneClientId | None
 
 
-News: TypeAlias = JoinRequested | TurnRequested | TokenPassed | TokenRevoked | ClientGone | PageCorrupted
+News = Union[JoinRequested, TurnRequested, TokenPassed, TokenRevoked, ClientGone, PageCorrupted]
 
 
 class SlotCounters(NamedTuple):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Final, Literal, NamedTuple, TypeAlias, assert_never
+from typing import Final, Literal, NamedTuple
 
 from penstock_sharing.token.shared_page import (
     BEGUN,
@@ -148,7 +148,7 @@ STEP_NS: Final = 2_000
 MOST_CREDIT: Final = 8
 MOST_SKIPPED: Final = 64
 
-Outcome: TypeAlias = Literal["came", "overslept", "in vain"]
+Outcome = Literal["came", "overslept", "in vain"]
 """Of a try: the token came while it spun; it came before; or it did not come."""
 
 
@@ -238,16 +238,11 @@ class SpinTuner:
 
     def ended(self, outcome: Outcome) -> None:
         """Learn from a try: to wake up earlier or later, and to try less often where over two thirds are of no use."""
-        match outcome:
-            case "came":
-                self._credit, self._given_up = min(MOST_CREDIT, self._credit + 2), 0
-                return
-            case "overslept":
-                self._ahead_ns = min(self._ahead_ns + STEP_NS, MOST_SPIN_NS)
-            case "in vain":
-                self._ahead_ns = max(self._ahead_ns - STEP_NS, -MOST_SPIN_NS)
-            case _:
-                assert_never(outcome)
+        if outcome == "came":
+            self._credit, self._given_up = min(MOST_CREDIT, self._credit + 2), 0
+            return
+        step_ns = STEP_NS if outcome == "overslept" else -STEP_NS
+        self._ahead_ns = max(-MOST_SPIN_NS, min(self._ahead_ns + step_ns, MOST_SPIN_NS))
         self._credit -= 1
         if self._credit <= 0:
             self._credit, self._given_up = 1, self._given_up + 1
