@@ -30,6 +30,7 @@ import msgspec
 
 from penstock_bus.port import Unauthorized
 from penstock_log import subjects
+from penstock_log.services import LOGINS, SERVICES
 
 B = TypeVar("B")
 Role = str
@@ -323,7 +324,6 @@ def _server(url: str) -> tuple[str, int] | None:
     return "127.0.0.1" if host in _HERE else host, port
 
 
-SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
 ADMIN: Final = "admin"
 CLIENT: Final = "client"
 SHADOW: Final = "shadow"
@@ -333,7 +333,6 @@ EXTENSION: Final = "extension"
 
 One that is configured (:class:`Extensions`) has a user of its own name, and writes its own facts.
 """
-LOGINS: Final = (*SERVICES, SHADOW)
 USERS: Final = (ADMIN, CLIENT, EXTENSION, *LOGINS)
 _EXTENSION_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
@@ -381,6 +380,8 @@ _ASKED: Final = (f"{subjects.ROOT}.cmd.>", f"{subjects.ROOT}.qry.>", subjects.OU
 """What services answer to everybody; what they say among themselves has subjects of other kinds."""
 _TOLD: Final = tuple(f"{subjects.ROOT}.{kind}.>" for kind in ("evt", "log", "shadow", "tel"))
 
+_FROM_PEOPLE: Final = (*subjects.SUBMISSIONS, _ASKED[0])
+_ASKING: Final = frozenset(service.name for service in SERVICES if service.asks)
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
@@ -397,8 +398,7 @@ _MORE: Final[dict[str, list[str]]] = {
         subjects.CHECKPOINTS,
     ],
     EXTENSION: [
-        *subjects.SUBMISSIONS,
-        _ASKED[0],
+        *_FROM_PEOPLE,
         f"{subjects.ROOT}.state.*",
         f"{subjects.ROOT}.tel.replica.*.*",
         f"$KV.{subjects.LEASES}.*",
@@ -467,6 +467,7 @@ def _of_service(service: str, extensions: Sequence[str]) -> dict[str, Any]:
         f"{root}.rejected.>",  # every reader reports what it cannot decode
         f"{root}.qry.>",
         *_MORE.get(EXTENSION if service in extensions else service, []),
+        *(_FROM_PEOPLE if service in _ASKING else ()),
         *_reading(),
         "_INBOX.>",  # answers, also to the other account
         "_R_.>",

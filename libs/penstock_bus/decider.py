@@ -53,7 +53,7 @@ class Decider(Generic[S]):
     Attributes
     ----------
     name : str
-        The service, as in :data:`penstock_log.subjects.WRITERS`.
+        The service, as in :data:`penstock_log.services.WRITERS`.
     state : type
         A mutable ``msgspec.Struct`` whose ``state()`` is the empty state; snapshots are its MessagePack.
     schema : str

@@ -28,6 +28,7 @@ from penstock_bus.follower import background
 from penstock_bus.health import Metrics
 from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import BusAddress, SettingsError, came_as, load
+from penstock_log.services import CORE, LOGINS
 
 __all__ = ["Run", "Shell", "main"]
 
@@ -174,7 +175,7 @@ async def _main(service: str, connection: BusAddress, ready_file: Path | None, s
         if bus is None:
             return 0
         shell = Shell(bus, service, replica_id, stopping, url=connection.url, ready_file=ready_file)
-        await shell.take_time(access.SERVICES)
+        await shell.take_time(CORE)
         log.info("started", url=connection.url, version=health.VERSION)
         try:
             async with shell.serving():
@@ -201,7 +202,7 @@ def _failed(error: Exception, refused: Callable[[str], str]) -> int:
 
 def refusal(service: str, connection: BusAddress, reason: str) -> str:
     """Return what is said where the bus does not take a service for what it is: who came, by what, and what to do."""
-    if service not in access.LOGINS:
+    if service not in LOGINS:
         return f"{reason}; it came as {came_as(connection)}"
     return (
         f"{reason}; it came as {came_as(connection)}, expected user {service!r} with the password that stands "
@@ -309,7 +310,7 @@ async def _connect(stack: AsyncExitStack, connection: BusAddress, name: str, sto
     found = connection.logins("extension", connection.server())
     if found.looked and (own := connection.logins(access.role_of(name.partition("/")[0]), connection.server())).logins:
         found = own
-    if found.looked and name.partition("/")[0] in access.LOGINS:  # whom nothing but its own login helps
+    if found.looked and name.partition("/")[0] in LOGINS:  # whom nothing but its own login helps
         found = access.LoginSearch(logins=(), looked=())
     log = structlog.get_logger("penstock.shell")
     loop = asyncio.get_running_loop()

@@ -22,6 +22,7 @@ from penstock_bus.port import BusError
 from penstock_bus.server import ServerSettings, running, until_room_again, with_room
 from penstock_bus.settings import load
 from penstock_bus.shell import handle_signals
+from penstock_log.services import LOGINS
 
 
 async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyncio.Event) -> int:
@@ -52,7 +53,7 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
 
 
 def _hand_out(passwords: Mapping[str, str], extensions: Sequence[str], shared: Path, url: str) -> None:
-    for service in access.LOGINS:
+    for service in LOGINS:
         folder = shared / service
         folder.mkdir(exist_ok=True)
         access.write_private(folder / "password", passwords[service].encode())

@@ -5,7 +5,8 @@ In reading order:
 
 * ``spec``: What people ask for: the specifications of a job and a sweep, a device, and their schema.
 * ``validation``: Strict reading of what people write; every problem with its path.
-* ``subjects``: All subjects and streams, and who may write which.
+* ``services``: The services, and the facts that each writes.
+* ``subjects``: All subjects and streams.
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock_log.services import WRITERS
+
 ROOT: Final = "penstock"
 
 EVT: Final = "EVT"
@@ -29,20 +31,6 @@ INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
 INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
 SUBMISSIONS: Final = (INBOX_JOBS, INBOX_SWEEPS)
 """All that the work queue takes: what nobody reads would stay there for ever."""
-
-WRITERS: Final[dict[str, str]] = {
-    "job": "gateway",
-    "request": "gateway",
-    "policy": "gateway",
-    "profile": "profiler",
-    "rank": "ranker",
-    "scale": "autoscaler",
-    "round": "matcher",
-    "sweep": "tuner",
-    "run": "executor",
-    "node": "executor",
-}
-"""Entity kind → the one service that may write its facts."""
 
 EXTENSION: Final = "ext"
 """Entity kinds of extensions begin with it: ``ext.billing``, which nobody but the service ``billing`` may write."""

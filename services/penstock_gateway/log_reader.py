@@ -24,7 +24,7 @@ from penstock_bus.follower import FoldFollower
 from penstock_gateway.endpoints import BAD, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.views import ReadView
-from penstock_log import fields_of, request_bodies, subjects, tag_of
+from penstock_log import fields_of, request_bodies, services, subjects, tag_of
 from penstock_log.views import EventsView, EventView
 
 EVERYTHING: Final = subjects.STREAM_SUBJECTS[subjects.EVT]
@@ -234,7 +234,7 @@ async def _found(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str, 
 async def _own_subjects(bus: Bus, entity_id: str, after_seq: int) -> tuple[list[str], int]:
     """Return an entity's subjects that have a commit after a sequence, and the last commit's."""
     try:
-        exact = [subjects.entity(kind, entity_id) for kind in subjects.WRITERS]
+        exact = [subjects.entity(kind, entity_id) for kind in services.WRITERS]
     except ValueError as error:
         raise RequestRefused(BAD, f"$.id: {error}") from error
     newest = await asyncio.gather(*(bus.last(subject) for subject in exact))

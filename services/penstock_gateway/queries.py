@@ -23,6 +23,7 @@ from penstock_gateway.job_history import RunReport
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.views import ReadView
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
+from penstock_log.services import CORE
 from penstock_log.views import (
     DryRunView,
     EventsView,
@@ -232,8 +233,6 @@ class Queries:
         return begin[0] if wanted not in known and len(begin) == 1 else wanted
 
 
-SERVICES: Final = tuple(sorted(set(subjects.WRITERS.values())))
-
 _SAID: Final = ("ready", "elected", "leading", "term_s", "lease_s", "last_seq", "decided_seq", "undecided_s")
 
 
@@ -252,7 +251,7 @@ class Presence:
         return [
             self._hear_nodes(bus),
             self._hear_progress(bus),
-            *(self._hear_replicas(bus, service) for service in SERVICES),
+            *(self._hear_replicas(bus, service) for service in CORE),
         ]
 
     def services(self) -> tuple[ReplicaView, ...]:

@@ -12,9 +12,10 @@ import pytest
 from testcontainers.compose import DockerCompose
 
 import penstock
+from penstock_log.services import CORE
 
 ROOT = Path(__file__).parents[2]
-SERVICES = {"nats", "gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor"}
+SERVICES = {"nats", *CORE}
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 

@@ -11,9 +11,23 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock_log.services import CORE, LOGINS
+
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 READY_FILE = COMPOSE["x-environment"]["PENSTOCK_READY_FILE"]
+
+
+def test_each_service_of_the_list_has_its_container_and_its_password() -> None:
+    run = [one for one in SERVICES.values() if one["entrypoint"][:2] == ["penstock", "service"]]
+    assert {one["entrypoint"][2] for one in run} == set(CORE)
+    for one in run:
+        name = one["entrypoint"][2]
+        assert one["environment"]["PENSTOCK_USER"] == name
+        assert one["environment"]["PENSTOCK_PASSWORD_FILE"] == f"/auth/{name}/password"
+        assert f"auth-{name}:/auth/{name}:ro" in one["volumes"]
+    assert {f"auth-{name}:/auth/{name}" for name in LOGINS} < set(SERVICES["nats"]["volumes"])
+    assert {f"auth-{name}" for name in LOGINS} < set(COMPOSE["volumes"])
 
 
 def check(service: str, **elsewhere: str) -> int:

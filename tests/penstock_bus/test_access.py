@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Snapshot, Unauthorized
-from penstock_bus.access import ADMIN, CLIENT, SERVICES
+from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_bus.shell import Shell
 from penstock_log import Commit, subjects
+from penstock_log.services import WRITERS
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
 
-OWN = {writer: subjects.entity(kind, "x1") for kind, writer in subjects.WRITERS.items()}
+OWN = {writer: subjects.entity(kind, "x1") for kind, writer in WRITERS.items()}
 
 
 @pytest.fixture
@@ -46,10 +47,10 @@ async def test_the_matcher_cannot_write_a_job_fact(server: Server) -> None:
         assert await bus.append(commit_to(subjects.round_("x1"))) == 1
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", OWN)
 async def test_a_service_writes_its_own_entities_and_no_others(server: Server, service: str) -> None:
     async with as_user(server, service) as bus:
-        for kind, writer in subjects.WRITERS.items():
+        for kind, writer in WRITERS.items():
             item = commit_to(subjects.entity(kind, "x1"))
             if writer == service:
                 await bus.append(item)
@@ -57,11 +58,11 @@ async def test_a_service_writes_its_own_entities_and_no_others(server: Server, s
                 with pytest.raises(Unauthorized):
                     await bus.append(item)
         assert {d.subject for d in await bus.read("penstock.evt.>")} == {
-            subjects.entity(kind, "x1") for kind, writer in subjects.WRITERS.items() if writer == service
+            subjects.entity(kind, "x1") for kind, writer in WRITERS.items() if writer == service
         }
 
 
-@pytest.mark.parametrize("kind", sorted(subjects.WRITERS))
+@pytest.mark.parametrize("kind", sorted(WRITERS))
 async def test_a_client_cannot_write_a_fact(server: Server, kind: str) -> None:
     async with client_of(server) as bus:
         with pytest.raises(Unauthorized):
@@ -89,9 +90,9 @@ async def test_a_client_reads_the_log_and_the_output_and_submits(server: Server)
 
 
 async def test_a_service_can_do_all_that_its_shell_and_replica_need(server: Server) -> None:
-    for service in SERVICES:
+    for service, own in OWN.items():
         async with as_user(server, service) as bus, client_of(server) as client:
-            await bus.append(commit_to(OWN[service]))
+            await bus.append(commit_to(own))
             assert (await anext(bus.follow())).seq > 0
             snapshot = Snapshot(schema="s", last_seq=1, state=b"x" * 3_000_000)
             await bus.save_snapshot(service, snapshot)

@@ -18,6 +18,7 @@ from penstock_bus.access import ADMIN, CLIENT, EXTENSION
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_log import Commit, JobCancelled, JobSpec, JobSubmitted, NodeLeft, encode, subjects
+from penstock_log.services import WRITERS
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +134,7 @@ async def test_a_client_can_change_nothing_but_by_asking(server: Server) -> None
     before = await picture(server)
     attempts = [
         *writing(
-            *(subjects.entity(kind, "evil") for kind in subjects.WRITERS),
+            *(subjects.entity(kind, "evil") for kind in WRITERS),
             subjects.state("matcher"),
             subjects.state("anything"),
             f"{LEASE}matcher",
@@ -155,7 +156,7 @@ async def test_an_extension_can_write_no_facts_and_nothing_of_penstocks_own_serv
     before = await picture(server)
     attempts = [
         *writing(
-            *(subjects.entity(kind, "evil") for kind in subjects.WRITERS),
+            *(subjects.entity(kind, "evil") for kind in WRITERS),
             subjects.state("matcher"),
             subjects.state("executor.n1"),
             f"{LEASE}matcher",
@@ -170,7 +171,7 @@ async def test_an_extension_can_write_no_facts_and_nothing_of_penstocks_own_serv
 
 async def test_a_services_password_writes_nothing_of_another_service(server: Server) -> None:
     before = await picture(server)
-    theirs = [subjects.entity(kind, "evil") for kind, writer in subjects.WRITERS.items() if writer != "ranker"]
+    theirs = [subjects.entity(kind, "evil") for kind, writer in WRITERS.items() if writer != "ranker"]
     states = [subjects.state("matcher"), subjects.state("executor.n1"), subjects.state("an-extension")]
     attempts = [
         *writing(*theirs, *states, f"{LEASE}matcher", subjects.log("j1", 0), "penstock.inbox.jobs"),

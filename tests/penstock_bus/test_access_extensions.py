@@ -14,6 +14,7 @@ from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_bus.settings import SettingsError, load
 from penstock_log import decode, fields_of, subjects
+from penstock_log.services import CORE, WRITERS
 
 NAMES = ("billing", "audit")
 
@@ -46,7 +47,7 @@ async def test_an_extension_writes_its_own_facts_and_everybody_reads_them(server
             assert [fields_of(fact) for fact in found.commit.facts] == [{"type": "ext.billing.noted.v1", "note": "j1"}]
 
 
-@pytest.mark.parametrize("user", ["audit", access.CLIENT, access.EXTENSION, access.SHADOW, *access.SERVICES])
+@pytest.mark.parametrize("user", ["audit", access.CLIENT, access.EXTENSION, access.SHADOW, *CORE])
 async def test_nobody_else_writes_them(server: Server, user: str) -> None:
     async with as_user(server, user) as bus:
         for name in ("billing", "nobody"):
@@ -58,7 +59,7 @@ async def test_nobody_else_writes_them(server: Server, user: str) -> None:
 async def test_an_extension_writes_no_fact_of_a_service_and_leaves_the_state_of_others_alone(server: Server) -> None:
     snapshot = Snapshot(schema="s", last_seq=1, state=b"x")
     async with as_user(server, "billing") as bus:
-        for kind in subjects.WRITERS:
+        for kind in WRITERS:
             with pytest.raises(Unauthorized):
                 await bus.append(msgspec.structs.replace(noted("billing"), subject=subjects.entity(kind, "x1")))
         await bus.save_snapshot("billing", snapshot)

@@ -9,6 +9,7 @@ import pytest
 
 from penstock_bus import access, standalone
 from penstock_bus.server import BINARY_VARIABLE, Server, ServerError, ServerSettings, binary, held_bytes, running
+from penstock_log.services import LOGINS
 from penstock_testing.fixtures import eventually
 
 
@@ -76,7 +77,7 @@ async def test_a_server_by_itself_hands_out_each_login_in_a_folder_of_its_own(tm
     stopping.set()
     assert await task == 0
     passwords = access.read(tmp_path / "data" / "nats" / "passwords.json")
-    for service in access.LOGINS:
+    for service in LOGINS:
         assert (shared / service / "password").read_text() == passwords[service]
         assert [path.name for path in (shared / service).iterdir()] == ["password"]
     for role, user in {"client": "client", "extension": "extension", "extension-billing": "billing"}.items():

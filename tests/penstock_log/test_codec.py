@@ -32,6 +32,7 @@ from penstock_log import (
     tag_of,
 )
 from penstock_log.codec import UPCASTS
+from penstock_log.services import WRITERS
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
@@ -150,15 +151,15 @@ def test_a_reader_ignores_fields_that_a_newer_writer_added():
 
 @pytest.mark.parametrize("event", get_args(AnyEvent), ids=tag_of)
 def test_every_fact_belongs_to_one_kind_of_entity_that_has_a_writer(event: type) -> None:
-    assert kind_of(event) in subjects.WRITERS
+    assert kind_of(event) in WRITERS
 
 
 def test_every_kind_of_entity_has_facts() -> None:
-    assert {kind_of(event) for event in get_args(AnyEvent)} == set(subjects.WRITERS)
+    assert {kind_of(event) for event in get_args(AnyEvent)} == set(WRITERS)
 
 
 @settings(max_examples=60)
-@given(st.from_type(AnyEvent), st.sampled_from(sorted(subjects.WRITERS)), NAME)
+@given(st.from_type(AnyEvent), st.sampled_from(sorted(WRITERS)), NAME)
 def test_a_fact_is_heard_on_its_own_subject_and_on_no_other(fact: AnyEvent, kind: str, entity_id: str) -> None:
     body = encode(Commit(id="c1", actor="anybody", facts=(fact,)))
     assume(not re.search(rb"[0-9]{19}", body))  # numbers that no place helps

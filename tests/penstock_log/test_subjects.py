@@ -3,13 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_log import JobSpec, subjects, workload
+from penstock_log.services import WRITERS
 
 
-@given(st.sampled_from(sorted(subjects.WRITERS)), st.from_regex(r"\A[a-z0-9_-]+\Z"))
+@given(st.sampled_from(sorted(WRITERS)), st.from_regex(r"\A[a-z0-9_-]+\Z"))
 def test_a_subject_says_its_kind_its_id_and_its_writer(kind, entity_id):
     subject = subjects.entity(kind, entity_id)
     assert subjects.entity_of(subject) == (kind, entity_id)
-    assert subjects.writer_of(subject) == subjects.WRITERS[kind]
+    assert subjects.writer_of(subject) == WRITERS[kind]
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "a\n"])
@@ -19,8 +20,8 @@ def test_an_id_that_would_break_out_of_its_token_is_refused(bad):
 
 
 def test_each_kind_of_entity_has_one_writer_and_no_service_may_write_anothers():
-    patterns = [p for service in set(subjects.WRITERS.values()) for p in subjects.writable(service)]
-    assert len(patterns) == len(set(patterns)) == len(subjects.WRITERS)
+    patterns = [p for service in set(WRITERS.values()) for p in subjects.writable(service)]
+    assert len(patterns) == len(set(patterns)) == len(WRITERS)
 
 
 def test_a_subject_outside_of_the_log_has_no_writer():

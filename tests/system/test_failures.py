@@ -21,8 +21,8 @@ from penstock_bus.health import Vitals
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings
 from penstock_log import Commit, JobSpec, JobSubmitted, RunStarted, subjects
+from penstock_log.services import CORE
 
-SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
 PROMPTLY_S = 30.0
 PATIENCE_S = 60.0
 
@@ -51,7 +51,7 @@ async def _start(server: Server, folder: Path, service: str) -> Process:
 
 @asynccontextmanager
 async def ready(
-    server: Server, folder: Path, names: Sequence[str] = SERVICES
+    server: Server, folder: Path, names: Sequence[str] = CORE
 ) -> AsyncIterator[tuple[dict[str, Process], Bus]]:
     """Run services, and wait until each has said that it is ready."""
     password = server.passwords[ADMIN]
@@ -75,7 +75,7 @@ async def stopped(processes: dict[str, Process]) -> dict[str, int]:
         return {name: await process.wait() for name, process in processes.items()}
 
 
-@pytest.mark.parametrize(("signum", "names"), [(signal.SIGKILL, SERVICES), (signal.SIGSTOP, ("matcher",))])
+@pytest.mark.parametrize(("signum", "names"), [(signal.SIGKILL, CORE), (signal.SIGSTOP, ("matcher",))])
 async def test_services_that_are_told_to_stop_do_not_wait_for_a_server_that_is_gone_or_hangs(
     tmp_path: Path, signum: signal.Signals, names: tuple[str, ...]
 ) -> None:
@@ -121,14 +121,14 @@ async def test_services_that_are_told_to_stop_do_not_wait_for_room_on_the_disk(t
             async with asyncio.timeout(PATIENCE_S):
                 while not stuck(tmp_path):  # noqa: ASYNC110 - nobody tells of a line in a file
                     await asyncio.sleep(0.05)
-            assert await stopped(processes) == dict.fromkeys(SERVICES, 0)
+            assert await stopped(processes) == dict.fromkeys(CORE, 0)
     finally:
         await server.kill()
 
 
 def stuck(folder: Path) -> bool:
     """Say whether a service waits for room."""
-    return any(b'"event": "bus_unavailable"' in (folder / f"{name}.log").read_bytes() for name in SERVICES)
+    return any(b'"event": "bus_unavailable"' in (folder / f"{name}.log").read_bytes() for name in CORE)
 
 
 async def submit(bus: Bus, job_id: str, command: tuple[str, ...] = ("true",), size: int = 0) -> None:

@@ -16,9 +16,8 @@ from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
 from penstock_bus.nats import NatsBus
 from penstock_log import AnyEvent
+from penstock_log.services import CORE
 from penstock_testing import check_replay
-
-SERVICES = ("autoscaler", "executor", "gateway", "matcher", "profiler", "ranker", "tuner")
 
 
 def decider_of(service: str) -> Decider[Any]:
@@ -32,7 +31,7 @@ def test_the_recorded_history_has_every_kind_of_fact() -> None:
     assert {type(fact) for fact in facts()} == set(get_args(AnyEvent))
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", CORE)
 def test_a_snapshot_anywhere_in_the_history_changes_nothing(service: str) -> None:
     decider, history = decider_of(service), log()
     whole = Fold(decider)
@@ -48,14 +47,14 @@ def test_a_snapshot_anywhere_in_the_history_changes_nothing(service: str) -> Non
         assert after.encoded() == whole.encoded(), f"a snapshot after {cut} commits changes the state"
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", CORE)
 @settings(max_examples=30, deadline=None)
 @given(history=st.permutations(facts()))
 def test_no_order_of_facts_is_refused_and_all_replay_alike(service: str, history: list[AnyEvent]) -> None:
     check_replay(decider_of(service), log(history))
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", CORE)
 async def test_deleting_all_snapshots_and_restarting_gives_the_same_state(
     service: str, nats_bus: NatsBus, memory_bus: MemoryBus
 ) -> None:

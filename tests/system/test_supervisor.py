@@ -24,9 +24,8 @@ from penstock_cli.app import app
 from penstock_cli.local import data_folder, supervisor
 from penstock_cli.local.data_folder import UpError, UpOptions
 from penstock_log import Commit, JobHeld, subjects
+from penstock_log.services import CORE
 from penstock_testing import eventually
-
-SERVICES = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "executor")
 
 
 def options(tmp_path: Path, **more: object) -> UpOptions:
@@ -82,8 +81,8 @@ async def test_all_services_are_ready_and_end_with_it(tmp_path: Path) -> None:
         assert "Single node, not HA" in said[0]
         written = record(tmp_path)
         assert written.ready
-        assert sorted(written.processes) == sorted(["nats", *(f"{service}-1" for service in SERVICES)])
-        for service in SERVICES:
+        assert sorted(written.processes) == sorted(["nats", *(f"{service}-1" for service in CORE)])
+        for service in CORE:
             assert await ready(written.url, service)
     assert data_folder.read(tmp_path / "data") is None
     for process in written.processes.values():
@@ -92,7 +91,7 @@ async def test_all_services_are_ready_and_end_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_second_up_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    few = options(tmp_path, replicas=dict.fromkeys(CORE, 0))
     async with running(few):
         with pytest.raises(UpError, match=rf"in use by the supervisor with process id {os.getpid()}; stop it with"):
             await supervisor.up(few, lambda _: None, asyncio.Event())
@@ -101,7 +100,7 @@ async def test_a_second_up_on_the_same_folder_is_refused(tmp_path: Path) -> None
 
 
 async def test_what_is_killed_comes_back_the_server_and_what_forks_the_services_too(tmp_path: Path) -> None:
-    replicas = {service: 0 for service in SERVICES if service != "ranker"}
+    replicas = {service: 0 for service in CORE if service != "ranker"}
     async with running(options(tmp_path, replicas=replicas)):
         for name, victim in (("ranker-1", own), ("nats", own), ("ranker-1", parent)):
             before = record(tmp_path).processes[name]
@@ -112,7 +111,7 @@ async def test_what_is_killed_comes_back_the_server_and_what_forks_the_services_
 
 
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    async with running(options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))):
+    async with running(options(tmp_path, replicas=dict.fromkeys(CORE, 0))):
         port = int(record(tmp_path).url.rpartition(":")[2])
         other = UpOptions(data_dir=str(tmp_path / "other"), port=port)
         with pytest.raises(UpError, match=f"port {port} is taken: .*choose another one with --port"):
@@ -130,7 +129,7 @@ async def test_a_service_with_wrong_settings_stops_it_with_the_place_to_look(tmp
 
 
 async def test_detached_it_is_ready_on_return_and_down_waits_for_its_end(tmp_path: Path) -> None:
-    chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
+    chosen = options(tmp_path, replicas={service: 0 for service in CORE if service != "tuner"})
     written = await supervisor.detach(chosen)
     assert await ready(written.url, "tuner")
     assert await supervisor.down(chosen.data_dir)
@@ -140,7 +139,7 @@ async def test_detached_it_is_ready_on_return_and_down_waits_for_its_end(tmp_pat
 
 async def test_detached_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PATIENT_S", 0.0)
-    chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
+    chosen = options(tmp_path, replicas={service: 0 for service in CORE if service != "tuner"})
     said: list[str] = []
     await supervisor.detach(chosen, said.append)
     await supervisor.down(chosen.data_dir)
@@ -155,7 +154,7 @@ async def test_detached_its_failure_is_told(tmp_path: Path) -> None:
 
 
 async def test_its_children_do_not_outlive_a_killed_supervisor_and_it_starts_again(tmp_path: Path) -> None:
-    chosen = options(tmp_path, replicas={service: 0 for service in SERVICES if service != "tuner"})
+    chosen = options(tmp_path, replicas={service: 0 for service in CORE if service != "tuner"})
     first = await supervisor.detach(chosen)
     os.kill(first.pid, signal.SIGKILL)
     await eventually(lambda: data_folder.holder(chosen.folder) is None)
@@ -171,7 +170,7 @@ async def test_down_on_a_folder_that_nobody_runs_says_so(tmp_path: Path) -> None
 
 
 async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left(tmp_path: Path) -> None:
-    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    few = options(tmp_path, replicas=dict.fromkeys(CORE, 0))
     (tmp_path / "data").mkdir(mode=0o755)
     async with running(few) as said:
         data, url = tmp_path / "data", record(tmp_path).url
@@ -203,7 +202,7 @@ async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left
 
 
 async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_path: Path) -> None:
-    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    few = options(tmp_path, replicas=dict.fromkeys(CORE, 0))
     store = tmp_path / "data/nats/jetstream"
     async with running(few):
         passwords = json.loads((tmp_path / "data/nats/passwords.json").read_text())
@@ -220,7 +219,7 @@ async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_p
 
 
 async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_path: Path) -> None:
-    few = options(tmp_path, replicas=dict.fromkeys(SERVICES, 0))
+    few = options(tmp_path, replicas=dict.fromkeys(CORE, 0))
     data = str(tmp_path / "data")
 
     async def purge(*words: str, code: int = 0) -> str:

@@ -9,7 +9,8 @@ import msgspec
 
 from docgen.vocabulary import EVENTS, by_kind, summary, tag
 from penstock_log import Commit, JobSpec, SweepSpec
-from penstock_log.subjects import INBOX_JOBS, INBOX_SWEEPS, WRITERS, entity
+from penstock_log.services import WRITERS
+from penstock_log.subjects import INBOX_JOBS, INBOX_SWEEPS, entity
 
 REF = "#/components/schemas/{name}"
 

@@ -8,7 +8,8 @@ import msgspec
 
 from docgen.vocabulary import EVENTS, by_kind, fields, structs_of, summary, tag
 from penstock_log import codec
-from penstock_log.subjects import EXTENSIONS, STREAM_SUBJECTS, WRITERS, entity
+from penstock_log.services import WRITERS
+from penstock_log.subjects import EXTENSIONS, STREAM_SUBJECTS, entity
 
 HEAD: Final = """\
 # Events

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock_log import AnyEvent, tag_of
 from penstock_log.facts import Event
-from penstock_log.subjects import WRITERS
+from penstock_log.services import WRITERS
 
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)
 
@@ -19,12 +19,12 @@ def kind_of(event: type[Event]) -> str:
     """Return the entity kind whose subject the fact goes to: its tag begins with it."""
     kind = tag_of(event).partition(".")[0]
     if kind not in WRITERS:
-        raise ValueError(f"the tag of {event.__name__} begins with {kind}, which is no entity kind of subjects.WRITERS")
+        raise ValueError(f"the tag of {event.__name__} begins with {kind}, an entity kind of no service")
     return kind
 
 
 def by_kind() -> dict[str, list[type[Event]]]:
-    """Return the facts of each entity kind, in the order of :data:`penstock_log.subjects.WRITERS`."""
+    """Return the facts of each entity kind, in the order of :data:`penstock_log.services.WRITERS`."""
     return {kind: [event for event in EVENTS if kind_of(event) == kind] for kind in WRITERS}
 
 

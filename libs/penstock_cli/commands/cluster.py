@@ -285,9 +285,9 @@ def _were(number: int, noun: str) -> str:
 async def _services(client: Client, replicas: Iterable[views.ReplicaView]) -> AsyncIterator[Finding]:
     from penstock_bus.health import heard
     from penstock_bus.port import BusError, NoResponders, ServiceError
-    from penstock_log import subjects
+    from penstock_log import services, subjects
 
-    for service in sorted(set(subjects.WRITERS.values())):
+    for service in sorted(services.CORE):
         mine = [replica for replica in replicas if replica.service == service]
         try:
             vitals = heard(await client.bus.request(subjects.query("ready", service), b"", 2.0))

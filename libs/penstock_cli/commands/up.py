@@ -20,6 +20,7 @@ from penstock_cli import render
 from penstock_cli.invocation import Exit, Failure, bad_input, tell
 from penstock_cli.local.data_folder import UpOptions
 from penstock_cli.value_formats import size
+from penstock_log.services import LOGINS
 
 if TYPE_CHECKING:
     from penstock_bus.nats.link import Link
@@ -112,9 +113,7 @@ def down(data: Data = "penstock-data") -> None:
 
 def service(
     ctx: typer.Context,
-    name: Annotated[
-        str, typer.Argument(help="gateway, profiler, ranker, autoscaler, matcher, tuner, executor or shadow.")
-    ],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(LOGINS[:-1])} or {LOGINS[-1]}.")],
     data: Annotated[str, typer.Option("--data", help="Join the `penstock up` of this data folder.")] = "",
 ) -> None:
     """
@@ -122,11 +121,8 @@ def service(
 
     Settings come from the environment and penstock.toml.
     """
-    from penstock_bus import access
-
-    known = sorted(access.LOGINS)
-    if name not in known:
-        bad_input(f"there is no service {name!r}; expected one of {', '.join(known)}")
+    if name not in LOGINS:
+        bad_input(f"there is no service {name!r}; expected one of {', '.join(sorted(LOGINS))}")
     become(name, environment_of(name, Path(data)) if data else login_of(name, DATA, ctx.obj["url"]))
 
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus.access import write_private
+from penstock_log.services import CORE
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
@@ -183,8 +184,6 @@ def _taken(folder: Path, lock: int) -> str:
     )
 
 
-DECIDING: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner")
-SERVICES: Final = (*DECIDING, "executor")
 FIRST: Final = 1
 
 
@@ -249,9 +248,9 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
             If ``replicas`` names a service that does not exist.
         """
         for service in self.replicas:
-            if service not in SERVICES:
-                raise UpError(f"there is no service {service!r}; expected one of {', '.join(SERVICES)}")
-        return [(name, number) for name in SERVICES for number in range(FIRST, FIRST + self.replicas.get(name, 1))]
+            if service not in CORE:
+                raise UpError(f"there is no service {service!r}; expected one of {', '.join(CORE)}")
+        return [(name, number) for name in CORE for number in range(FIRST, FIRST + self.replicas.get(name, 1))]
 
 
 def environment(options: UpOptions, service: str, number: int, *, url: str, password: str) -> dict[str, str]:

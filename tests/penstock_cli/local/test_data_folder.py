@@ -16,9 +16,10 @@ from penstock_bus.health import Vitals
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import EX_CONFIG
 from penstock_cli.local import data_folder, supervisor
-from penstock_cli.local.data_folder import SERVICES, UpError, UpOptions, environment
+from penstock_cli.local.data_folder import UpError, UpOptions, environment
 from penstock_cli.local.supervisor import FIRST_S, MOST_S, STEADY_S, Backoff, Child, Readiness
 from penstock_log import subjects
+from penstock_log.services import CORE
 from penstock_testing import eventually
 
 
@@ -103,7 +104,7 @@ async def test_without_room_for_its_record_it_runs_all_the_same(tmp_path: Path) 
     (tmp_path / "penstock.json.new").mkdir()  # where the record would be written
     said: list[str] = []
     stopping = asyncio.Event()
-    options = UpOptions(data_dir=str(tmp_path), port=-1, replicas=dict.fromkeys(SERVICES, 0))
+    options = UpOptions(data_dir=str(tmp_path), port=-1, replicas=dict.fromkeys(CORE, 0))
     up = asyncio.create_task(supervisor.up(options, said.append, stopping))
     await eventually(lambda: bool(said) or up.done())
     stopping.set()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from penstock_cli.local.data_folder import SERVICES, process
+from penstock_cli.local.data_folder import process
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_testing import eventually
 
@@ -155,16 +155,17 @@ async def test_what_was_forked_for_nobody_ends_with_the_template(forge: Forge) -
     assert is_gone(int(forge.said("one").split()[0]))
 
 
-PRELOADED = f"""
+PRELOADED = """
 import sys
 from runpy import run_module
 from penstock_cli.local.service_template import preload
+from penstock_log.services import CORE
 from penstock_policies import matching
-preload({SERVICES})
-before = {{*sys.modules}}
-for service in {SERVICES}:
-    run_module(f"penstock_{{service}}")  # without becoming it
-print(*sorted({{*sys.modules}} - before), "numba" in before, matching.are_kept())
+preload(CORE)
+before = {*sys.modules}
+for service in CORE:
+    run_module(f"penstock_{service}")  # without becoming it
+print(*sorted({*sys.modules} - before), "numba" in before, matching.are_kept())
 """
 
 

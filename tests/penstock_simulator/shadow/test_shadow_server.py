@@ -13,11 +13,12 @@ import pytest
 from shadow_cases import node, placed, started, submitted
 
 from penstock_bus import Append, Unauthorized
-from penstock_bus.access import ADMIN, CLIENT, SERVICES, SHADOW
+from penstock_bus.access import ADMIN, CLIENT, SHADOW
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_bus.shell import Shell
 from penstock_log import AnyEvent, Commit, JobCancelled, RoundDecided, codec, subjects
+from penstock_log.services import CORE
 from penstock_simulator.shadow.plan import ShadowSettings, status_of
 from penstock_simulator.shadow.runner import run
 from penstock_simulator.shadow.shadow_score import score_of
@@ -63,7 +64,7 @@ async def test_a_shadow_may_write_nothing_of_the_log_and_asks_nobody_for_anythin
         assert await bus.last_seq() == 0
 
 
-@pytest.mark.parametrize("user", [CLIENT, *SERVICES])
+@pytest.mark.parametrize("user", [CLIENT, *CORE])
 async def test_nobody_else_may_speak_for_a_shadow(server: Server, user: str) -> None:
     async with as_user(server, user) as bus:
         with pytest.raises(Unauthorized):

@@ -1,0 +1,49 @@
+"""
+The services of Penstock: the one list that everything else reads.
+
+Passwords and permissions, the processes of ``penstock up``, ``penstock service``, ``doctor`` and the gateway's status
+come from :data:`SERVICES`. A new service needs a package ``penstock_NAME``, a line here, and an entry in
+``compose.yaml`` (a test compares both).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Service(NamedTuple):
+    """
+    A service and what it may do; ``penstock_NAME`` is its package, and its user has its name.
+
+    Attributes
+    ----------
+    writes : tuple of str
+        Kinds of entities whose facts it alone writes.
+    asks : bool
+        Whether it gives commands and submits jobs, as people do.
+    core : bool
+        Whether it belongs to every cluster: ``penstock up`` runs it, and it is missed where it is not heard.
+    """
+
+    name: str
+    writes: tuple[str, ...] = ()
+    asks: bool = False
+    core: bool = True
+
+
+SERVICES: Final = (
+    Service("gateway", writes=("job", "request", "policy")),
+    Service("profiler", writes=("profile",)),
+    Service("ranker", writes=("rank",)),
+    Service("autoscaler", writes=("scale",)),
+    Service("matcher", writes=("round",)),
+    Service("tuner", writes=("sweep",)),
+    Service("executor", writes=("run", "node")),
+    Service("shadow", core=False),
+)
+"""In the order in which they start."""
+
+LOGINS: Final = tuple(service.name for service in SERVICES)
+CORE: Final = tuple(service.name for service in SERVICES if service.core)
+WRITERS: Final = {kind: service.name for service in SERVICES for kind in service.writes}
+"""Entity kind → the one service that may write its facts."""
