@@ -9,13 +9,16 @@ can tell apart. :func:`read` reads the live log from its beginning to where it e
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -44,6 +47,62 @@ LogFile = Annotated[
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Job id, or a unique beginning of it.")]
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """
+    Options of a command, as :func:`flattened` gives them to it; each field is annotated as Typer has it.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Weather(CommandOptions):
+    ...     place: Annotated[str, typer.Argument()]
+    ...     days: Annotated[int, typer.Option("--days", "-d")] = 1
+    ...     kinds: Annotated[list[str] | None, typer.Option("--kind")] = None
+    ...     wind: Annotated[bool | None, typer.Option("--wind/--no-wind")] = None
+    >>> list(Weather("here").words()), list(Weather("here", 2, ["rain", "snow"], False).words())
+    (['here'], ['here', '--days', '2', '--kind', 'rain', '--kind', 'snow', '--no-wind'])
+    """
+
+    def words(self) -> Iterator[str]:
+        """Yield the arguments that ask for this again; whatever has its default was not typed."""
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):
+            value, info = getattr(self, field.name), get_args(hints[field.name])[-1]
+            names = info.default if isinstance(info.default, str) else f"--{field.name.replace('_', '-')}"
+            yes, _, no = names.partition("/")
+            if field.default is MISSING and isinstance(info, typer.models.ArgumentInfo):
+                yield str(value)
+            elif isinstance(value, bool):
+                yield from [yes if value else no] if value is not field.default else []
+            elif isinstance(value, list | tuple):
+                yield from (word for item in value for word in (yes, str(item)))
+            elif value != field.default:
+                yield from (yes, f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for Typer that has, for each parameter of :class:`CommandOptions`, its fields as parameters."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, type[CommandOptions]] = {
+        one.name: one.annotation
+        for one in parameters
+        if inspect.isclass(one.annotation) and issubclass(one.annotation, CommandOptions)
+    }
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **made)
+
+    flat: list[inspect.Parameter] = []
+    for one in parameters:
+        found = inspect.signature(groups[one.name], eval_str=True).parameters.values() if one.name in groups else [one]
+        flat += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in found]
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined] # what Typer reads
+    return run
 
 
 def call(ctx: typer.Context, use: Callable[[Client], Awaitable[T]]) -> T:

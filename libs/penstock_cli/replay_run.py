@@ -8,7 +8,7 @@ and nodes are known. :func:`run_replay` runs it under each policy, and shows and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -18,8 +18,9 @@ import typer
 
 from penstock_cli import invocation, render, simulation_run
 from penstock_cli.invocation import Exit, bad_input, call, tell
+from penstock_cli.simulation_arguments import ReplayArguments, ReportOptions
 from penstock_cli.simulation_plan import told
-from penstock_cli.simulation_run import ComputationProgress, ReportOptions
+from penstock_cli.simulation_run import ComputationProgress
 from penstock_cli.value_formats import clock, moment, span
 from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_simulator.engine.policies import POLICIES, choose
@@ -27,7 +28,7 @@ from penstock_simulator.replay import replay as cluster_replay
 from penstock_simulator.replay import report
 from penstock_simulator.replay.history import ClusterHistory, HistoryFold, of_deliveries
 from penstock_simulator.replay.past_outcome import without_ends
-from penstock_simulator.replay.replay import CONFIGURED, Replay
+from penstock_simulator.replay.replay import Replay
 from penstock_simulator.replay.replay import replay as run_again
 from penstock_simulator.replay.report import ReplayDocument, unknown
 from penstock_simulator.replay.score import ReplayCheck, ReplayScore, check, score, without_intervals
@@ -37,9 +38,6 @@ from penstock_simulator.traces import log_file
 from penstock_simulator.traces.columns import TraceSource
 from penstock_simulator.traces.log_file import facts
 from penstock_simulator.virtual_cluster import SimulatedNodes
-
-__all__ = ["CONFIGURED", "ReplayArguments", "ReportOptions", "run_replay"]
-
 
 _INTERRUPTED: Final = (
     "no verdict: Ctrl-C came before the replay of what was recorded, so nobody knows how far this one is off"
@@ -162,50 +160,6 @@ _DATED_S: Final = 1e8
 
 
 @dataclass(frozen=True)
-class ReplayArguments:
-    """What was typed; see the options of ``penstock replay``."""
-
-    policies: tuple[str, ...]
-    log: Path | None = None
-    from_: str | None = None
-    to: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    config: Path | None = None
-    cluster: str = ""
-    without: tuple[str, ...] = ()
-    recorded: str = CONFIGURED
-    seed: int = 0
-
-    def words(self) -> Iterator[str]:
-        """Yield the arguments that ask for this again."""
-        given = {"--log": self.log, "--from": self.from_, "--to": self.to, "--config": self.config}
-        for option, value in {**given, "--cluster": self.cluster, "--seed": self.seed}.items():
-            if value:
-                yield from (option, str(value))
-        if self.recorded != CONFIGURED:
-            yield from ("--recorded", self.recorded)
-        for policy in self.policies:
-            yield from ("--policy", policy)
-        for name in self.without:
-            yield from ("--without", name)
-        for name, value in self.settings.items():
-            yield from ("--set", f"{name}={value}")
-
-    @property
-    def described(self) -> dict[str, str]:
-        """What was set otherwise than by default, in words."""
-        file = self.config.name if self.config is not None else None
-        given = {"from": self.from_, "to": self.to, "config": file, "seed": str(self.seed)}
-        return {**{name: text for name, text in given.items() if text}, **self.settings}
-
-    @property
-    def nodes(self) -> str:
-        """The nodes of the replay, in words."""
-        less = f" without {', '.join(self.without)}" if self.without else ""
-        return f"its own nodes{f' {self.cluster}' if self.cluster else ''}{less}"
-
-
-@dataclass(frozen=True)
 class ReplayPlan:
     """A replay that can start."""
 
@@ -220,11 +174,11 @@ class ReplayPlan:
     @property
     def is_as_recorded(self) -> bool:
         """Whether nothing is asked for that the cluster did not have."""
-        return not self.asked.settings and not self.asked.without and self.added is None
+        return not self.asked.chosen and not self.asked.without and self.added is None
 
     def as_recorded(self) -> ReplayPlan:
         """Return the plan without what the cluster did not have."""
-        return replace(self, asked=replace(self.asked, settings={}, without=()), added=None)
+        return replace(self, asked=replace(self.asked, settings=None, left_out=None), added=None)
 
     def run(self, policy: str, patience: ComputationProgress, wanted: ReportOptions) -> Replay:
         """Run the log again under one policy."""
@@ -248,7 +202,7 @@ class ReplayPlan:
     def settings(self, policy: str) -> Mapping[str, object]:
         """Return what ranker and matcher are told: the file's, but for what makes the policy, and what was typed."""
         own = POLICIES[policy].settings
-        return {**{name: value for name, value in self.configured.items() if name not in own}, **self.asked.settings}
+        return {**{name: value for name, value in self.configured.items() if name not in own}, **self.asked.chosen}
 
 
 def plan(ctx: typer.Context, asked: ReplayArguments) -> ReplayPlan:
@@ -256,7 +210,7 @@ def plan(ctx: typer.Context, asked: ReplayArguments) -> ReplayPlan:
     configured, autoscaler = _configured(asked.config) if asked.config is not None else ({}, SizingSettings())
     with told():
         for policy in (*asked.policies, asked.recorded):
-            choose(policy, {**configured, **asked.settings})
+            choose(policy, {**configured, **asked.chosen})
     history = _history(ctx, asked.log)
     where = str(asked.log) if asked.log is not None else "the log"
     if not history.replayable():

@@ -7,7 +7,7 @@ The counting engine is chosen where it will do, because it is many times faster.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +58,7 @@ def check_names(asked: SimulationArguments) -> None:
         bad_input(f"no policy is named; expected --policy with some of {', '.join(POLICIES)}")
     for policy in asked.policies:
         _check_known("policy", policy, POLICIES)
-    for name in asked.settings:
+    for name in asked.chosen:
         _check_known("setting", name, sorted({*COUNTED, *DECIDED, *SIZED}))
         if name in {*SIZED} - {*COUNTED, *DECIDED} and not sizing_option(asked):
             bad_input(f"--set {name} is of policy {_ANY_SIZED}, none of which is named; add one, or leave it out")
@@ -113,7 +113,7 @@ def _told_deciders(asked: SimulationArguments) -> Iterator[str]:
     """Yield what only the deciders know, for the policies that they run."""
     known = (*fast.POLICIES, *fast.SIZED)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
-    yield from (f"--set {name}" for name in asked.settings if name not in COUNTED and name not in SIZED)
+    yield from (f"--set {name}" for name in asked.chosen if name not in COUNTED and name not in SIZED)
     if asked.placement in PLACED:
         yield f"--placement {asked.placement}"
 
@@ -144,7 +144,7 @@ def _only_counted(asked: SimulationArguments) -> Iterator[str]:
         yield f"--placement {asked.placement}"
     known = (*virtual.POLICIES, *fast.SIZED)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
-    yield from (f"--set {name}" for name in asked.settings if name not in DECIDED and name not in SIZED)
+    yield from (f"--set {name}" for name in asked.chosen if name not in DECIDED and name not in SIZED)
 
 
 Progress = Callable[[int], bool]
@@ -319,16 +319,16 @@ def decided_settings(asked: SimulationArguments) -> dict[str, str]:
     """Return what ranker and matcher are told."""
     samples = {"prior_file": str(asked.gpu_time_samples)} if asked.gpu_time_samples else {}
     placed = {"placement": asked.placement} if asked.placement in PLACED else {}
-    own = {name: value for name, value in asked.settings.items() if name in DECIDED}
+    own = {name: value for name, value in asked.chosen.items() if name in DECIDED}
     return {**own, **samples, **placed}
 
 
 def counted_settings(asked: SimulationArguments, policy: str) -> Mapping[str, str]:
     """Return what the counting engine is told of a policy; with one that sizes jobs beside it, each is told its own."""
     if not sizing_option(asked):
-        return asked.settings
+        return asked.chosen
     mine = SIZED if policy in fast.SIZED else COUNTED
-    return {name: value for name, value in asked.settings.items() if name in mine}
+    return {name: value for name, value in asked.chosen.items() if name in mine}
 
 
 def _made_up(recipe: Recipe, seed: int) -> Trace:
@@ -411,21 +411,3 @@ def _check_parts(found: SimulationPlan, given: VirtualClusterQuotas) -> None:
 
 def _room(nodes: SimulatedNodes, engine: Engine) -> int:
     return nodes.gpus if engine == "counted" else max(map(nodes.of_kind, nodes.kinds))
-
-
-def several(named: Sequence[int], count: int) -> tuple[int, ...]:
-    """
-    Return the seeds that ``--seed`` and ``--seeds`` ask for; none where neither does.
-
-    Examples
-    --------
-    >>> several([], 1), several([7], 1), several([], 3), several([7], 3), several([1, 5, 1], 1)
-    ((), (7,), (0, 1, 2), (7, 8, 9), (1, 5))
-    """
-    seeds = tuple(dict.fromkeys(named))
-    if count == 1:
-        return seeds
-    if len(seeds) > 1:
-        bad_input(f"--seeds {count} counts from one --seed, and {len(seeds)} are named; leave one of them out")
-    first = seeds[0] if seeds else 0
-    return tuple(range(first, first + count))

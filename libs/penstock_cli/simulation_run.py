@@ -15,20 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Exit, Failure, Output, bad_input, tell
+from penstock_cli.invocation import Exit, Failure, tell
 from penstock_cli.render import count, seen
-from penstock_cli.simulation_arguments import SimulationArguments
+from penstock_cli.simulation_arguments import ReportOptions, SimulationArguments
 from penstock_cli.simulation_plan import SimulationPlan, plan, sizing_option
 from penstock_cli.value_formats import span
 from penstock_policies.kernels import Kernels
@@ -36,9 +34,6 @@ from penstock_simulator.outcome import Outcome
 from penstock_simulator.report import device_timeline, page, policy_comparison
 from penstock_simulator.report.picture import ReportAddition
 from penstock_simulator.report.policy_comparison import Comparison, SeedComparison
-
-__all__ = ["ReportOptions", "SimulationArguments", "simulate"]
-
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -195,30 +190,6 @@ def _run(planned: SimulationPlan, policy: str, seed: int) -> Outcome | None:
 
 _WIDTH: Final = 100
 """Of charts where standard output is no terminal."""
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """What is to become of the results."""
-
-    output: Output = "table"
-    out: Path | None = None
-    gantt: bool = False
-
-    def words(self) -> list[str]:
-        """Return the arguments that ask for this again."""
-        return [
-            *(["-o", self.output] if self.output != "table" else []),
-            *(["--out", str(self.out)] if self.out is not None else []),
-            *(["--gantt"] if self.gantt else []),
-        ]
-
-    def check(self) -> None:
-        """End with a message if it makes no sense."""
-        if self.gantt and self.output == "json":
-            bad_input("--gantt is for people and -o json for programs; leave one of them out")
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            bad_input(f"--out {self.out} is a file; expected a folder, which is made if there is none")
 
 
 def show(comparison: Comparison, *, wide: bool = False) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -55,13 +55,13 @@ def widths(text: str) -> dict[str, int]:
     return {"gpus": least, "min_gpus": least, "max_gpus": most}
 
 
-def batch(text: str, table: dict[str, int | str]) -> dict[str, object]:
+def batch(text: str, table: Mapping[str, int | str]) -> dict[str, object]:
     """
     Return the fields that say which batch: always the same, or between two.
 
     Parameters
     ----------
-    table : dict
+    table : mapping
         What else was typed of how it may change.
 
     Examples

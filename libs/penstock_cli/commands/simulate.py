@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Out, PolicyCommand, bad_input
-from penstock_cli.simulation_arguments import SimulationArguments
+from penstock_cli.invocation import Out, PolicyCommand, bad_input, flattened
+from penstock_cli.simulation_arguments import ReportOptions, SimulationArguments
 from penstock_cli.value_formats import span
 
 if TYPE_CHECKING:
@@ -26,82 +26,6 @@ if TYPE_CHECKING:
 
 
 SWEEP: Final = "--sweep"
-
-Trace = Annotated[
-    Path,
-    typer.Argument(
-        metavar="TRACE", help="A file, compressed (.gz, .xz, .bz2) or not; or a recipe (.toml), made up for each seed."
-    ),
-]
-Format = Annotated[
-    str, typer.Option("--format", help="Of TRACE: tiresias, philly, csv, … or auto: told by its content.")
-]
-Cluster = Annotated[
-    str, typer.Option("--cluster", help="NODESxGPUS, such as 3x4 or 2x8@fast+4x4@slow, or a TOML file.")
-]
-Policies = Annotated[
-    list[str],
-    typer.Option("--policy", "-p", help="Repeatable, or with commas; the first is what others are compared with."),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="NAME=VALUE of the policy, such as thresholds_gpu_s=3250,7200; repeatable."),
-]
-Placement = Annotated[
-    str,
-    typer.Option(
-        "--placement",
-        help="count; best-fit, consolidate, first-fit: the matcher's; yarn, with --compat.",
-        show_default="count",
-    ),
-]
-Speedups = Annotated[
-    Path | None, typer.Option("--speedups", help="TOML or JSON: how fast each model is on each device kind.")
-]
-Overhead = Annotated[float, typer.Option("--overhead-s", min=0, help="Seconds that a run needs before it advances.")]
-Seed = Annotated[
-    list[int] | None,
-    typer.Option("--seed", min=0, help="Of failures, errors and recipes; repeatable: mean and spread over all."),
-]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from --seed on.")]
-Quota = Annotated[Path | None, typer.Option("--quota", help="TOML: table [gpus] with each virtual cluster's GPUs.")]
-Borrow = Annotated[
-    bool | None,
-    typer.Option("--borrow/--no-borrow", help="Whether idle GPUs of other virtual clusters are lent; else as --quota."),
-]
-Scaling = Annotated[Path | None, typer.Option("--scaling", help="TOML or JSON for elastic: model → GPUs → throughput.")]
-Profiles = Annotated[
-    Path | None,
-    typer.Option(
-        "--profiles", help="TOML or JSON for elastic: model → times by batch and by GPUs; then batches count."
-    ),
-]
-Window = Annotated[
-    float, typer.Option("--window-s", min=0, help="Count the jobs that end within so long of the first submission.")
-]
-Compat = Annotated[str, typer.Option("--compat", help="Follow a published simulator to the second: tiresias-2019.")]
-Samples = Annotated[
-    Path | None, typer.Option("--gpu-time-samples", help="GPU-seconds, one a line: what 2d-gittins knows of lengths.")
-]
-Engine = Annotated[
-    Literal["auto", "counted", "deciders"],
-    typer.Option(
-        "--engine", help="counted: devices only, fast; deciders: the production code; auto: counted where it will do."
-    ),
-]
-Log = Annotated[
-    Path | None, typer.Option("--log", help="Write the events that a cluster would have written; one policy only.")
-]
-Folder = Annotated[
-    Path | None, typer.Option("--out", help="Folder for report.html, plots, and a CSV of the jobs under each policy.")
-]
-Gantt = Annotated[bool, typer.Option("--gantt", help="Show who held which GPU when, in letters.")]
-Processes = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Run so many policies at a time.")]
-Mtbf = Annotated[float, typer.Option("--mtbf-s", min=0, help="Mean time between failures of a node; 0: none fail.")]
-Repair = Annotated[float, typer.Option("--repair-s", min=0, help="Until a failed node is back.")]
-LengthError = Annotated[
-    float, typer.Option("--length-error", min=0, help="Spread of declared lengths: sigma of a lognormal factor.")
-]
 
 
 def simulate_sweep(
@@ -166,35 +90,8 @@ def register(app: typer.Typer) -> None:
     app.command("sim", cls=SweepOrTrace)(sim)
 
 
-def sim(
-    trace: Trace,
-    *,
-    cluster: Cluster,
-    policy: Policies,
-    format_: Format = "auto",
-    settings: Sets = None,
-    placement: Placement = "",
-    speedups: Speedups = None,
-    overhead_s: Overhead = 0.0,
-    seed: Seed = None,
-    seeds: Seeds = 1,
-    compat: Compat = "",
-    gpu_time_samples: Samples = None,
-    engine: Engine = "auto",
-    mtbf_s: Mtbf = 0.0,
-    repair_s: Repair = 600.0,
-    length_error: LengthError = 0.0,
-    quota: Quota = None,
-    borrow: Borrow = None,
-    scaling: Scaling = None,
-    profiles: Profiles = None,
-    window_s: Window = 0.0,
-    log: Log = None,
-    out: Folder = None,
-    gantt: Gantt = False,
-    processes: Processes = 1,
-    output: Out = "table",
-) -> None:
+@flattened
+def sim(asked: SimulationArguments, wanted: ReportOptions) -> None:
     """
     Simulate a trace under one policy or several, or a sweep.
 
@@ -202,37 +99,9 @@ def sim(
 
     Or: penstock sim --sweep sweep.toml --curves curves.csv --gpus 16 (as penstock sweep sim does; see its --help)
     """
-    from penstock_cli import simulation_run
-    from penstock_cli.simulation_plan import several
-    from penstock_cli.value_formats import pairs, words
+    from penstock_cli.simulation_run import simulate
 
-    simulation_run.simulate(
-        SimulationArguments(
-            trace=trace,
-            format=format_,
-            cluster=cluster,
-            policies=tuple(dict.fromkeys(words(policy))),
-            settings=pairs(settings or (), "--set"),
-            placement=placement,
-            speedups=speedups,
-            overhead_s=overhead_s,
-            seeds=several(seed or [], seeds),
-            compat=compat,
-            gpu_time_samples=gpu_time_samples,
-            engine=engine,
-            mtbf_s=mtbf_s,
-            repair_s=repair_s,
-            length_error=length_error,
-            quota=quota,
-            borrow=borrow,
-            scaling=scaling,
-            profiles=profiles,
-            window_s=window_s,
-            log=log,
-            processes=processes,
-        ),
-        simulation_run.ReportOptions(output=output, out=out, gantt=gantt),
-    )
+    simulate(asked, wanted)
 
 
 _COLUMNS: Final = ("TARGET", "BEST", "USED", "GOODPUT", "MOVING", "STARTING", "TRIALS", "RUNS", "MOVED")

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -21,11 +22,12 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
+from penstock import submission
 from penstock.client import Client
-from penstock_cli import render, value_formats, view_lines
+from penstock_cli import render, spec_file, value_formats, view_lines
 from penstock_cli.commands.jobs import stream
-from penstock_cli.invocation import AnswerOut, Exit, bad_input, call, require_script, tell
-from penstock_log import JobSpec, JobState, views
+from penstock_cli.invocation import AnswerOut, CommandOptions, Exit, bad_input, call, flattened, require_script, tell
+from penstock_log import JobSpec, JobState, views, workload
 from penstock_log.workload import ARRAY_INDEX
 
 COMMAND = "penstock.command"
@@ -51,95 +53,137 @@ def register(app: typer.Typer) -> None:
     app.command("run", cls=DashedCommand)(run)
 
 
-Name = Annotated[str, typer.Option("--name", "-n", help="Instead of the script's name.")]
-Gpus = Annotated[
-    str, typer.Option("--gpus", "-g", metavar="N|MIN..MAX", help="Devices, all of one kind and all at once; or 1..8.")
-]
-Batch = Annotated[
-    str,
-    typer.Option("--batch", metavar="N|MIN..MAX", help="Examples of a step over all devices: 256, or between 64..512."),
-]
-BatchStep = Annotated[int | None, typer.Option("--batch-step", min=1, help="Between two batch sizes that are tried.")]
-BatchBase = Annotated[
-    int | None, typer.Option("--batch-base", min=1, help="For which the script's learning rate is meant.")
-]
-PerGpuMax = Annotated[int | None, typer.Option("--per-gpu-max", min=1, help="Most examples that one device holds.")]
-LrRule = Annotated[
-    Literal["keep", "linear", "sqrt", "callback"] | None,
-    typer.Option("--lr-rule", help="What becomes of the learning rate at another batch size."),
-]
-Kinds = Annotated[list[str] | None, typer.Option("--kind", "-k", help="Accepted device kind; repeatable.")]
-Memory = Annotated[str, typer.Option("--memory", help="Least memory of each device, such as 8GiB.")]
-Cpus = Annotated[
-    float | None, typer.Option("--cpus", min=0.0, help="Processors of the host for each device; else its share.")
-]
-HostMemory = Annotated[
-    str, typer.Option("--host-memory", help="The host's memory for each device, such as 32GiB; else its share.")
-]
-Pool = Annotated[str, typer.Option("--pool", help="Set of nodes.")]
-Retries = Annotated[int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")]
-Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE hyper-parameter; repeatable.")]
-Env = Annotated[
-    list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
-]
-Id = Annotated[str, typer.Option("--id", help="Wished id: the same job under the same id is submitted once.")]
-Team = Annotated[str, typer.Option("--team", help="Whom the work is for.")]
-Model = Annotated[str, typer.Option("--model", help="Names the workload, whatever the other arguments are.")]
-Profile = Annotated[
-    Literal["auto", "on", "off"] | None,
-    typer.Option("--profile", help="on or off: sample its workload first, or never; auto: if it has a --model."),
-]
-Sharing = Annotated[
-    Literal["exclusive", "lane", "fraction"] | None,
-    typer.Option("--sharing", help="lane: take turns with others on its devices; fraction: have a part of one."),
-]
-Fraction = Annotated[
-    float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Such as 0.5; implies --sharing fraction.")
-]
-LaneMemory = Annotated[
-    str,
-    typer.Option("--lane-memory", help="P,F,E: kept, of the framework, and in an iteration; implies --sharing lane."),
-]
-ShareWith = Annotated[
-    Literal["user", "team", "anyone"] | None, typer.Option("--share-with", help="Whose jobs may be beside it.")
-]
-Priority = Annotated[
-    int | None, typer.Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
-]
-Cwd = Annotated[str, typer.Option("--cwd", "-D", help="Working directory; by default this one.")]
+@dataclass(frozen=True)
+class JobOptions(CommandOptions):
+    """What can be typed of a job beside its file."""
+
+    name: Annotated[str, typer.Option("--name", "-n", help="Instead of the script's name.")] = ""
+    gpus: Annotated[
+        str,
+        typer.Option("--gpus", "-g", metavar="N|MIN..MAX", help="Devices, all of one kind and all at once; or 1..8."),
+    ] = ""
+    batch: Annotated[
+        str,
+        typer.Option(
+            "--batch", metavar="N|MIN..MAX", help="Examples of a step over all devices: 256, or between 64..512."
+        ),
+    ] = ""
+    batch_step: Annotated[
+        int | None, typer.Option("--batch-step", min=1, help="Between two batch sizes that are tried.")
+    ] = None
+    batch_base: Annotated[
+        int | None, typer.Option("--batch-base", min=1, help="For which the script's learning rate is meant.")
+    ] = None
+    per_gpu_max: Annotated[
+        int | None, typer.Option("--per-gpu-max", min=1, help="Most examples that one device holds.")
+    ] = None
+    lr_rule: Annotated[
+        Literal["keep", "linear", "sqrt", "callback"] | None,
+        typer.Option("--lr-rule", help="What becomes of the learning rate at another batch size."),
+    ] = None
+    kind: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Accepted device kind; repeatable.")] = None
+    memory: Annotated[str, typer.Option("--memory", help="Least memory of each device, such as 8GiB.")] = ""
+    cpus: Annotated[
+        float | None, typer.Option("--cpus", min=0.0, help="Processors of the host for each device; else its share.")
+    ] = None
+    host_memory: Annotated[
+        str, typer.Option("--host-memory", help="The host's memory for each device, such as 32GiB; else its share.")
+    ] = ""
+    pool: Annotated[str, typer.Option("--pool", help="Set of nodes.")] = ""
+    retries: Annotated[
+        int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")
+    ] = None
+    param: Annotated[
+        list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE hyper-parameter; repeatable.")
+    ] = None
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
+    ] = None
+    job_id: Annotated[
+        str, typer.Option("--id", help="Wished id: the same job under the same id is submitted once.")
+    ] = ""
+    team: Annotated[str, typer.Option("--team", help="Whom the work is for.")] = ""
+    model: Annotated[str, typer.Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
+    profile: Annotated[
+        Literal["auto", "on", "off"] | None,
+        typer.Option("--profile", help="on or off: sample its workload first, or never; auto: if it has a --model."),
+    ] = None
+    sharing: Annotated[
+        Literal["exclusive", "lane", "fraction"] | None,
+        typer.Option("--sharing", help="lane: take turns with others on its devices; fraction: have a part of one."),
+    ] = None
+    fraction: Annotated[
+        float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Such as 0.5; implies --sharing fraction.")
+    ] = None
+    lane_memory: Annotated[
+        str,
+        typer.Option(
+            "--lane-memory", help="P,F,E: kept, of the framework, and in an iteration; implies --sharing lane."
+        ),
+    ] = ""
+    share_with: Annotated[
+        Literal["user", "team", "anyone"] | None, typer.Option("--share-with", help="Whose jobs may be beside it.")
+    ] = None
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
+    ] = None
+    cwd: Annotated[str, typer.Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
+
+    def given(self, command: Sequence[str]) -> dict[str, Any]:
+        """Return what was typed as fields of the specification, with the command behind ``--``."""
+        found = {
+            **self._sharing(),
+            "command": command,
+            "name": self.name,
+            "id": self.job_id,
+            "team": self.team,
+            "model": self.model,
+            "profile": self.profile,
+            "pool": self.pool,
+            "cwd": submission.absolute(self.cwd) if self.cwd else "",
+            "retries": self.retries,
+            "kinds": value_formats.words(self.kind or []),
+            "memory_bytes": value_formats.size(self.memory) if self.memory else None,
+            "cpus": self.cpus,
+            "host_memory_bytes": value_formats.size(self.host_memory) if self.host_memory else None,
+            "params": value_formats.parameters(self.param or []),
+            "env": value_formats.environment(self.env or []),
+        }
+        return {field: value for field, value in found.items() if value not in (None, "", (), {})} | self._sizes()
+
+    def _sizes(self) -> dict[str, Any]:
+        """Return how many devices the job has and with which batch, or between which both may be chosen."""
+        of_batch = {
+            "step": self.batch_step,
+            "base": self.batch_base,
+            "per_gpu_max": self.per_gpu_max,
+            "lr": self.lr_rule,
+        }
+        table = {name: value for name, value in of_batch.items() if value is not None}
+        return {**(value_formats.widths(self.gpus) if self.gpus else {}), **value_formats.batch(self.batch, table)}
+
+    def _sharing(self) -> dict[str, Any]:
+        """Return how the job shares devices; a fraction or the memory of a lane says which way it is."""
+        implied = "lane" if self.lane_memory else "fraction" if self.fraction is not None else None
+        return {
+            "sharing": self.sharing or implied,
+            "fraction": self.fraction,
+            "memory": value_formats.need(self.lane_memory) if self.lane_memory else None,
+            "share_with": self.share_with,
+            "priority": self.priority,
+        }
+
+
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a job that could never start at present.")]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")]
 
 
+@flattened
 def submit(
     ctx: typer.Context,
+    job: JobOptions,
     files: Files = None,
     *,
-    name: Name = "",
-    gpus: Gpus = "",
-    batch: Batch = "",
-    batch_step: BatchStep = None,
-    batch_base: BatchBase = None,
-    per_gpu_max: PerGpuMax = None,
-    lr_rule: LrRule = None,
-    kind: Kinds = None,
-    memory: Memory = "",
-    cpus: Cpus = None,
-    host_memory: HostMemory = "",
-    pool: Pool = "",
-    retries: Retries = None,
-    param: Params = None,
-    env: Env = None,
-    job_id: Id = "",
-    team: Team = "",
-    model: Model = "",
-    profile: Profile = None,
-    sharing: Sharing = None,
-    fraction: Fraction = None,
-    lane_memory: LaneMemory = "",
-    share_with: ShareWith = None,
-    priority: Priority = None,
-    cwd: Cwd = "",
     strict: Strict = False,
     check: Check = True,
     hold: Annotated[bool, typer.Option("--hold", help="Accept it, start it on `penstock release`.")] = False,
@@ -156,8 +200,8 @@ def submit(
     Flags win over the file. Prints the job's id. With --wait the exit code is the job's own; 1 where it has none, 130
     where it was cancelled.
     """
-
-    spec = _spec(ctx, files, _fields(locals()), check=check)
+    given = job.given(ctx.meta.get(COMMAND, ())) | ({"hold": True} if hold else {})
+    spec = _spec(files or [], given, "submit", check=check)
     if dry_run:
         show_dry_run(ctx, spec, output)
     else:
@@ -165,112 +209,27 @@ def submit(
         submit_jobs(ctx, expand(spec, indices), strict=strict, wait=wait, output=output)
 
 
+@flattened
 def run(
-    ctx: typer.Context,
-    files: Files = None,
-    *,
-    name: Name = "",
-    gpus: Gpus = "",
-    batch: Batch = "",
-    batch_step: BatchStep = None,
-    batch_base: BatchBase = None,
-    per_gpu_max: PerGpuMax = None,
-    lr_rule: LrRule = None,
-    kind: Kinds = None,
-    memory: Memory = "",
-    cpus: Cpus = None,
-    host_memory: HostMemory = "",
-    pool: Pool = "",
-    retries: Retries = None,
-    param: Params = None,
-    env: Env = None,
-    job_id: Id = "",
-    team: Team = "",
-    model: Model = "",
-    profile: Profile = None,
-    sharing: Sharing = None,
-    fraction: Fraction = None,
-    lane_memory: LaneMemory = "",
-    share_with: ShareWith = None,
-    priority: Priority = None,
-    cwd: Cwd = "",
-    strict: Strict = False,
-    check: Check = True,
+    ctx: typer.Context, job: JobOptions, files: Files = None, *, strict: Strict = False, check: Check = True
 ) -> None:
     """
     Submit a job and show its output until it ends.
 
     Ctrl-C cancels it. The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
-
-    submit_and_watch(ctx, _spec(ctx, files, _fields(locals()), check=check), strict=strict)
-
-
-def _fields(typed_in: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given, as fields of the specification."""
-    memory = typed_in["memory"]
-    found = {
-        **_sharing(typed_in),
-        "command": typed_in["ctx"].meta.get(COMMAND, ()),
-        "name": typed_in["name"],
-        "id": typed_in["job_id"],
-        "team": typed_in["team"],
-        "model": typed_in["model"],
-        "profile": typed_in["profile"],
-        "pool": typed_in["pool"],
-        "cwd": typed_in["cwd"],
-        "retries": typed_in["retries"],
-        "kinds": value_formats.words(typed_in["kind"] or []),
-        "memory_bytes": value_formats.size(memory) if memory else None,
-        "cpus": typed_in["cpus"],
-        "host_memory_bytes": value_formats.size(typed_in["host_memory"]) if typed_in["host_memory"] else None,
-        "params": value_formats.parameters(typed_in["param"] or []),
-        "env": value_formats.environment(typed_in["env"] or []),
-        "hold": typed_in.get("hold") or None,
-    }
-    return {field: value for field, value in found.items() if value not in (None, "", (), {})} | _sizes(typed_in)
+    spec = _spec(files or [], job.given(ctx.meta.get(COMMAND, ())), "run", check=check)
+    submit_and_watch(ctx, spec, strict=strict)
 
 
-def _sizes(typed_in: dict[str, Any]) -> dict[str, Any]:
-    """Return how many devices the job has and with which batch, or between which both may be chosen."""
-    told = {
-        "step": typed_in["batch_step"],
-        "base": typed_in["batch_base"],
-        "per_gpu_max": typed_in["per_gpu_max"],
-        "lr": typed_in["lr_rule"],
-    }
-    table = {name: value for name, value in told.items() if value is not None}
-    widths = value_formats.widths(typed_in["gpus"]) if typed_in["gpus"] else {}
-    return {**widths, **value_formats.batch(typed_in["batch"], table)}
-
-
-def _sharing(typed_in: dict[str, Any]) -> dict[str, Any]:
-    """Return how the job shares devices; a fraction or the memory of a lane says which way it is."""
-    lane_memory, fraction = typed_in["lane_memory"], typed_in["fraction"]
-    implied = "lane" if lane_memory else "fraction" if fraction is not None else None
-    return {
-        "sharing": typed_in["sharing"] or implied,
-        "fraction": fraction,
-        "memory": value_formats.need(lane_memory) if lane_memory else None,
-        "share_with": typed_in["share_with"],
-        "priority": typed_in["priority"],
-    }
-
-
-def _spec(ctx: typer.Context, files: list[str] | None, fields: dict[str, Any], *, check: bool) -> Any:
-    from penstock import submission
-    from penstock_cli import spec_file
-
-    verb = "run" if ctx.command.name == "run" else "submit"
-    _require_job_file(files or [], verb)
-    if not files and not fields.get("command"):
+def _spec(files: list[str], given: dict[str, Any], verb: str, *, check: bool) -> JobSpec:
+    _require_job_file(files, verb)
+    if not files and not given.get("command"):
         bad_input(f"there is no job; give a file, or a command behind --: penstock {verb} -- python train.py")
-    if "cwd" in fields:
-        fields["cwd"] = submission.absolute(fields["cwd"])
-    if not files and "name" not in fields:
-        fields["name"] = submission.name_from(fields["command"])
+    if not files and "name" not in given:
+        given["name"] = submission.name_from(given["command"])
     source = spec_file.read(files[0], sys.stdin.read) if files else spec_file.EMPTY
-    spec = spec_file.job(source, fields)
+    spec = spec_file.job(source, given)
     if check:
         require_script(spec, verb)
     return spec
@@ -278,9 +237,6 @@ def _spec(ctx: typer.Context, files: list[str] | None, fields: dict[str, Any], *
 
 def _require_job_file(words: list[str], verb: str) -> None:
     """End with a message where what was typed is rather a command; it says how that is submitted."""
-    from penstock_cli import spec_file
-    from penstock_log import workload
-
     if not words or (len(words) == 1 and spec_file.is_format(words[0])):
         return
     first = Path(words[0])

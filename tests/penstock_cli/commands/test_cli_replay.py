@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -146,7 +147,7 @@ def test_a_folder_takes_the_page_with_its_sections(replay: Run, tmp_path: Path) 
     assert "srtf against what really happened" in page
     assert "Change of the average JCT</h2>" in page
     assert (tmp_path / "out/changes.svg").exists()
-    assert "--policy srtf --set min_run_s=1 --out" in page
+    assert re.search(r"penstock replay --policy srtf --set min_run_s=1 --log \S+ --recorded fifo-backfill --out", page)
     assert json.loads((tmp_path / "out/summary.json").read_text())["changes"]["srtf"]["all"]["jobs"] == JOBS
     assert {path.name for path in (tmp_path / "out").glob("jobs-*")} == {"jobs-as-it-was.csv", "jobs-srtf.csv"}
 

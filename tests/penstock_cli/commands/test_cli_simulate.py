@@ -362,7 +362,7 @@ def test_counting_will_do_unless_something_needs_the_deciders() -> None:
     assert engine() == "counted"
     assert engine(engine="deciders") == "deciders"
     assert engine(policies=("fifo", "allox")) == "deciders"
-    assert engine(settings={"window": "64"}) == "deciders"
+    assert engine(settings=["window=64"]) == "deciders"
     assert engine("1x4@fast+1x4@slow") == "deciders"
     assert engine(placement="best-fit") == "deciders"
     assert engine(log=Path("log")) == "deciders"
