@@ -209,11 +209,11 @@ class PolicyCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write what each queue policy does behind the options."""
-        from penstock_policies.queue_policies import ORDERS
+        from penstock_policies.queue_policies import QUEUE_POLICIES
 
         super().format_epilog(ctx, formatter)
         with formatter.section("Queue policies"):
-            formatter.write_dl([(name, policy.says) for name, policy in ORDERS.items()])
+            formatter.write_dl([(name, policy.says) for name, policy in QUEUE_POLICIES.items()])
 
 
 def tell(message: str) -> None:

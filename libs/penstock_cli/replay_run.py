@@ -23,7 +23,7 @@ from penstock_cli.simulation_plan import told
 from penstock_cli.simulation_run import ComputationProgress
 from penstock_cli.value_formats import clock, moment, span
 from penstock_scheduler.sizing.problem import SizingSettings
-from penstock_simulator.engine.policies import POLICIES, choose
+from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
 from penstock_simulator.replay import replay as cluster_replay
 from penstock_simulator.replay import report
 from penstock_simulator.replay.history import ClusterHistory, HistoryFold, of_deliveries
@@ -201,7 +201,7 @@ class ReplayPlan:
 
     def settings(self, policy: str) -> Mapping[str, object]:
         """Return what ranker and matcher are told: the file's, but for what makes the policy, and what was typed."""
-        own = POLICIES[policy].settings
+        own = SIMULATED_POLICIES[policy].settings
         return {**{name: value for name, value in self.configured.items() if name not in own}, **self.asked.chosen}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from penstock_cli.invocation import bad_input
 from penstock_cli.simulation_arguments import Engine, SimulationArguments
 from penstock_policies.job_lengths import read_prior
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.placement import PLACEMENTS as PLACED
 from penstock_scheduler.pool.pool_settings import MatcherSettings
@@ -36,31 +36,31 @@ from penstock_simulator.traces.generator import Recipe, generate
 from penstock_simulator.traces.generator import speedups as speeds_of
 from penstock_simulator.virtual_cluster import SimulatedNodes, VirtualClusterQuotas
 
-__all__ = ["POLICIES", "Progress", "SimulationPlan", "plan", "told"]
+__all__ = ["ALL_POLICIES", "Progress", "SimulationPlan", "plan", "told"]
 
 
-POLICIES: Final = tuple(dict.fromkeys((*fast.POLICIES, *virtual.POLICIES, *fast.SIZED)))
+ALL_POLICIES: Final = tuple(dict.fromkeys((*fast.FAST_POLICIES, *virtual.SIMULATED_POLICIES, *fast.SIZED_POLICIES)))
 PLACEMENTS: Final = tuple(dict.fromkeys((*fast.PLACEMENTS, *PLACED)))
 COUNTED: Final = FastSettings.__struct_fields__
 DECIDED: Final = (*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__)
-SIZED: Final = FastSizingSettings.__struct_fields__
-_ANY_SIZED: Final = " or ".join((", ".join(fast.SIZED[:-1]), fast.SIZED[-1]))
+SIZED_SETTINGS: Final = FastSizingSettings.__struct_fields__
+_ANY_SIZED: Final = " or ".join((", ".join(fast.SIZED_POLICIES[:-1]), fast.SIZED_POLICIES[-1]))
 
 
 def sizing_option(asked: SimulationArguments) -> list[str]:
     """Return the policies asked for that may give jobs other sizes."""
-    return [policy for policy in asked.policies if policy in fast.SIZED]
+    return [policy for policy in asked.policies if policy in fast.SIZED_POLICIES]
 
 
 def check_names(asked: SimulationArguments) -> None:
     """End with a message where a name is not known."""
     if not asked.policies:
-        bad_input(f"no policy is named; expected --policy with some of {', '.join(POLICIES)}")
+        bad_input(f"no policy is named; expected --policy with some of {', '.join(ALL_POLICIES)}")
     for policy in asked.policies:
-        _check_known("policy", policy, POLICIES)
+        _check_known("policy", policy, ALL_POLICIES)
     for name in asked.chosen:
-        _check_known("setting", name, sorted({*COUNTED, *DECIDED, *SIZED}))
-        if name in {*SIZED} - {*COUNTED, *DECIDED} and not sizing_option(asked):
+        _check_known("setting", name, sorted({*COUNTED, *DECIDED, *SIZED_SETTINGS}))
+        if name in {*SIZED_SETTINGS} - {*COUNTED, *DECIDED} and not sizing_option(asked):
             bad_input(f"--set {name} is of policy {_ANY_SIZED}, none of which is named; add one, or leave it out")
     if asked.placement:
         _check_known("placement", asked.placement, PLACEMENTS)
@@ -111,9 +111,9 @@ def choose_engine(
 
 def _told_deciders(asked: SimulationArguments) -> Iterator[str]:
     """Yield what only the deciders know, for the policies that they run."""
-    known = (*fast.POLICIES, *fast.SIZED)
+    known = (*fast.FAST_POLICIES, *fast.SIZED_POLICIES)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
-    yield from (f"--set {name}" for name in asked.chosen if name not in COUNTED and name not in SIZED)
+    yield from (f"--set {name}" for name in asked.chosen if name not in COUNTED and name not in SIZED_SETTINGS)
     if asked.placement in PLACED:
         yield f"--placement {asked.placement}"
 
@@ -142,9 +142,9 @@ def _only_counted(asked: SimulationArguments) -> Iterator[str]:
         yield f"--compat {asked.compat}"
     if asked.placement and asked.placement not in PLACED:
         yield f"--placement {asked.placement}"
-    known = (*virtual.POLICIES, *fast.SIZED)
+    known = (*virtual.SIMULATED_POLICIES, *fast.SIZED_POLICIES)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
-    yield from (f"--set {name}" for name in asked.chosen if name not in DECIDED and name not in SIZED)
+    yield from (f"--set {name}" for name in asked.chosen if name not in DECIDED and name not in SIZED_SETTINGS)
 
 
 Progress = Callable[[int], bool]
@@ -195,7 +195,7 @@ class SimulationPlan:
         """Simulate one policy; ``progress`` is told how many jobs have ended, where the engine counts them."""
         one = self.seeds[0] if seed is None else seed
         with told():
-            if self.engine == "counted" or policy in fast.SIZED:
+            if self.engine == "counted" or policy in fast.SIZED_POLICIES:
                 return self.seeded(one)._counted(policy, progress)
             return self.seeded(one)._decided(policy, one, progress)
 
@@ -246,7 +246,9 @@ class SimulationPlan:
     def notes(self) -> list[str]:
         """What readers of the figures have to know, each one sentence."""
         found = []
-        learning = [policy for policy in self.asked.policies if policy in ORDERS and ORDERS[policy].learns]
+        learning = [
+            policy for policy in self.asked.policies if policy in QUEUE_POLICIES and QUEUE_POLICIES[policy].learns
+        ]
         if self.engine == "counted" and self.samples is None:
             found += [
                 f"{policy} knows how long the jobs of this very trace are; --gpu-time-samples tells it of others"
@@ -327,7 +329,7 @@ def counted_settings(asked: SimulationArguments, policy: str) -> Mapping[str, st
     """Return what the counting engine is told of a policy; with one that sizes jobs beside it, each is told its own."""
     if not sizing_option(asked):
         return asked.chosen
-    mine = SIZED if policy in fast.SIZED else COUNTED
+    mine = SIZED_SETTINGS if policy in fast.SIZED_POLICIES else COUNTED
     return {name: value for name, value in asked.chosen.items() if name in mine}
 
 
@@ -388,7 +390,7 @@ def _check_fits(found: SimulationPlan) -> None:
         if not found.quotas.borrow:
             _check_parts(found, found.quotas)
     room, largest = _room(nodes, found.engine), int(trace.num_gpus.max())
-    if largest > room and not set(found.asked.policies) <= {*fast.SIZED} - {"fixed"}:
+    if largest > room and not set(found.asked.policies) <= {*fast.SIZED_POLICIES} - {"fixed"}:
         too_large = int((trace.num_gpus > room).sum())
         bad_input(
             f"{too_large:,} of {len(trace):,} jobs can never start: the largest asks for {largest:,} GPUs at once and "

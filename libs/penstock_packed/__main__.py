@@ -21,7 +21,7 @@ from penstock_packed import device
 from penstock_packed.device import CpuDevice, TurnDevice
 from penstock_packed.host import MemberOutcome, PackedHost
 from penstock_packed.request_server import RequestServer
-from penstock_sharing.lanes import POLICIES, LaneRules
+from penstock_sharing.lanes import TURN_POLICIES, LaneRules
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m penstock_packed", description="Run many small jobs in one process."
     )
     parser.add_argument("file", type=Path, help="defines members(host)")
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="fair", help="whose turn it is among trials")
+    parser.add_argument("--policy", choices=sorted(TURN_POLICIES), default="fair", help="whose turn it is among trials")
     parser.add_argument(
         "--lanes", type=_at_least(int, 0), default=0, help="turns at a time; by default 1 on a processor, 2 on a GPU"
     )

@@ -37,7 +37,7 @@ from penstock_sharing.lanes import (
     TurnGranted,
     differs,
 )
-from penstock_sharing.lanes.turn_policy import POLICIES, MemberStanding, Name, TurnQueue
+from penstock_sharing.lanes.turn_policy import TURN_POLICIES, MemberStanding, Name, TurnQueue
 
 R = TypeVar("R")
 
@@ -276,7 +276,7 @@ class TrialQueue:
     """
 
     def __init__(self, policy: Name, patience_s: float | None) -> None:
-        self._asking = TurnQueue(POLICIES[policy], None)
+        self._asking = TurnQueue(TURN_POLICIES[policy], None)
         self._patience_s = patience_s
         self._since: dict[str, tuple[float, MemberStanding]] = {}  # who has asked longest comes first
         self._passed: dict[str, MemberStanding] = {}

@@ -1,7 +1,7 @@
 """
 Registry of queue policies: in which order a pool's jobs are served.
 
-:data:`ORDERS` has one :class:`QueuePolicy` for each name, and a policy is added here and nowhere else: the
+:data:`QUEUE_POLICIES` has one :class:`QueuePolicy` for each name, and a policy is added here and nowhere else: the
 ranker, the simulator's event engine, the compiled fast path, the colours of reports, the help of the command line and
 the tables of the documents read it here. A policy says four things:
 
@@ -241,7 +241,7 @@ class QueuePolicy:
         return "Gittins index, highest first; in the last queue the time of entering it"
 
     @cached_property
-    def manner(self) -> DispatchMode:
+    def mode(self) -> DispatchMode:
         """How it is walked."""
         makes_way: Literal["queue", "position"] = "position" if self.within_queue else "queue"
         return DispatchMode(backfills=self.backfills, preempts=makes_way if self.preempts else "never")
@@ -277,9 +277,9 @@ def policy_named(name: str) -> QueuePolicy:
     ValueError
         If there is none of this name.
     """
-    found = ORDERS.get(name)
+    found = QUEUE_POLICIES.get(name)
     if found is None:
-        raise ValueError(f"order is {name!r}: expected one of {', '.join(ORDERS)}")
+        raise ValueError(f"order is {name!r}: expected one of {', '.join(QUEUE_POLICIES)}")
     return found
 
 
@@ -373,7 +373,7 @@ def rank(
     Examples
     --------
     >>> jobs = columns(gpus=[1, 2, 1], submitted_s=[0.0, 1.0, 2.0], executed_s=[5.0, 1.0, 0.0])
-    >>> rank(ORDERS["2d-las"], jobs, [4.0])[2].tolist()
+    >>> rank(QUEUE_POLICIES["2d-las"], jobs, [4.0])[2].tolist()
     [1, 2, 0]
     """
     if order.demotes_by == "nothing":
@@ -395,7 +395,7 @@ def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
     >>> [newcomer(name, job, 7.0) for name in ("fifo", "srtf", "srsf", "2d-gittins")]
     [7.0, 60.0, 120.0, -1.0]
     """
-    known = ORDERS.get(order)
+    known = QUEUE_POLICIES.get(order)
     if known is None:
         return now_s
     standing: JobFigures[float] = JobFigures(
@@ -424,7 +424,7 @@ class DispatchMode(msgspec.Struct, frozen=True):
     in_order : bool
         Whether positions bind although jobs make way for lower queues.
     order : str
-        Name of the order: one of :data:`penstock_policies.queue_policies.ORDERS`.
+        Name of the order: one of :data:`penstock_policies.queue_policies.QUEUE_POLICIES`.
     """
 
     backfills: bool = True
@@ -438,7 +438,7 @@ class DispatchMode(msgspec.Struct, frozen=True):
         return self.in_order or self.preempts != "queue"
 
 
-ORDERS: Final[dict[str, QueuePolicy]] = {
+QUEUE_POLICIES: Final[dict[str, QueuePolicy]] = {
     "fifo": QueuePolicy(
         "First come, first served: behind a job that does not fit nobody starts, and nobody is preempted.",
         key=BY_SUBMISSION,

@@ -79,9 +79,9 @@ class QueueLadder:
     name: str = BY_QUEUE.order
 
     @property
-    def manner(self) -> DispatchMode:
+    def mode(self) -> DispatchMode:
         """How it is walked, and what it is called."""
-        return msgspec.structs.replace(self.order.manner, order=self.name)
+        return msgspec.structs.replace(self.order.mode, order=self.name)
 
     @property
     def limits(self) -> Sequence[float]:
@@ -148,8 +148,8 @@ class PoolRanking:
 
     Examples
     --------
-    >>> from penstock_policies.queue_policies import ORDERS
-    >>> ranking = PoolRanking(QueueLadder(ORDERS["2d-las"], [4.0]))
+    >>> from penstock_policies.queue_policies import QUEUE_POLICIES
+    >>> ranking = PoolRanking(QueueLadder(QUEUE_POLICIES["2d-las"], [4.0]))
     >>> for name in ("a", "b"):
     ...     ranking.add(name, gpus=2, submitted_s=0.0)
     >>> ranking.settle(0.0)

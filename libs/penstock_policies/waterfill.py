@@ -3,7 +3,7 @@ Water-filling: how many devices each trial of a group gets, after Fluid (MLSys 2
 
 The order to read: :func:`run_time_s` and :func:`packing_c` say how long a trial takes on a width, a share of one device
 or several devices, and how many trials are worth packing on one. :func:`allot` and :func:`fill` say which width each
-trial gets. :class:`IdleRoom` says whether there is room for a width, with packed trials side by side on one device.
+trial gets. :class:`IdleDevices` says whether there is room for a width, with packed trials side by side on one device.
 :func:`worth_resizing` and :func:`resized` say when a running trial is worth stopping and resuming on another width.
 :class:`Mechanisms` switches each mechanism off alone.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "IdleRoom",
+    "IdleDevices",
     "Mechanisms",
     "allot",
     "fill",
@@ -267,7 +267,7 @@ def hand_out(h1_s: Floats, widths: Floats, gpus: int, max_gpus_d: int, *, alpha:
     return wide
 
 
-class IdleRoom:
+class IdleDevices:
     """
     Devices: idle ones, and places on devices that hold packed trials of one width.
 
@@ -278,7 +278,7 @@ class IdleRoom:
 
     Examples
     --------
-    >>> room = IdleRoom(2)
+    >>> room = IdleDevices(2)
     >>> room.take(0.5), room.take(0.5), room.take(1.0), room.take(0.5)
     (True, True, True, False)
     """

@@ -57,7 +57,7 @@ class Admission(msgspec.Struct):
     preempted : list of (victim, for whom)
     keeps : dict of str to str
         Jobs that keep devices until they have all of theirs → the kind.
-    patient : dict of str to str
+    reserved : dict of str to str
         Those of them that have waited for their patience → the kind that they stay with.
     kept, awaited : list of Located
         Free devices that these keep, and stopping ones.
@@ -71,7 +71,7 @@ class Admission(msgspec.Struct):
     singles: list[RankedJob] = []
     preempted: list[tuple[PreemptibleRun, RankedJob]] = []
     keeps: dict[str, str] = {}
-    patient: dict[str, str] = {}
+    reserved: dict[str, str] = {}
     kept: list[Located] = []
     awaited: list[Located] = []
     wake_s: float = math.inf
@@ -86,8 +86,8 @@ def admit(
     waiting: Sequence[RankedJob],
     running: RunColumns | Iterable[PreemptibleRun] | Callable[[], RunColumns],
     supply: DeviceSupply,
-    outlook: RoundContext,
-    stays: Mapping[str, str] = _NONE,
+    context: RoundContext,
+    reserved_before: Mapping[str, str] = _NONE,
 ) -> Admission:
     """
     Walk the waiting jobs and decide who gets devices.
@@ -101,10 +101,10 @@ def admit(
     supply : DeviceSupply
         ``free`` and ``coming`` are changed: what is taken or kept is gone, but a single's device is back for the
         matching to give out.
-    outlook : RoundContext
+    context : RoundContext
         Gangs prefer the fastest kind that holds them.
-    stays : mapping of str to str
-        What :attr:`Admission.patient` was in the round before.
+    reserved_before : mapping of str to str
+        What :attr:`Admission.reserved` was in the round before.
 
     Notes
     -----
@@ -112,8 +112,8 @@ def admit(
     """
     if supply.sharing is None and _each_finds_one(waiting, supply.free):
         return Admission(singles=list(waiting))
-    walk = _Walk(supply, outlook, running, stays)
-    binds, backfills = outlook.manner.positions_bind, outlook.manner.backfills
+    walk = _Walk(supply, context, running, reserved_before)
+    binds, backfills = context.mode.positions_bind, context.mode.backfills
     for ranked in waiting:
         lent = len(walk.lent)
         served = not walk.passes(ranked) and walk.visit(ranked)
@@ -145,36 +145,40 @@ class _Walk:
     def __init__(
         self,
         supply: DeviceSupply,
-        outlook: RoundContext,
+        context: RoundContext,
         running: RunColumns | Iterable[PreemptibleRun] | Callable[[], RunColumns],
-        stays: Mapping[str, str],
+        reserved_before: Mapping[str, str],
     ) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
-        self.speed, self.together, self.first_fit = outlook.speed, outlook.together, outlook.first_fit
-        self.now_s, self.rules = outlook.now_s, outlook.rules
-        self.outlook, self.running, self.stays = outlook, running, stays
+        self.speed, self.together, self.first_fit = context.speed, context.together, context.first_fit
+        self.now_s, self.rules = context.now_s, context.rules
+        self.context, self.running, self.reserved_before = context, running, reserved_before
         self.sharing = supply.sharing
         self.lent: list[Located] = []
         self.found = Admission()
         self.first_left: RankedJob | None = None
         self.closed_to: RankedJob | None = None  # while nothing has changed since
-        self.first_sharer_left: RankedJob | None = None
+        self.first_sharing_left: RankedJob | None = None
         # Demands that got nothing: what is free shrinks on the way down the ranks, so equal ones get nothing either.
-        self.futile: set[tuple[object, ...]] = set()
+        self.found_nothing: set[tuple[object, ...]] = set()
 
     @cached_property
     def victims(self) -> PreemptionCandidates:
         """The runs that may be preempted; where all find free devices, nobody asks for them."""
-        return PreemptionCandidates(self.running() if callable(self.running) else self.running, self.outlook)
+        return PreemptionCandidates(self.running() if callable(self.running) else self.running, self.context)
 
     def passes(self, ranked: RankedJob) -> bool:
         """Say whether there is nothing to look at: a job before this one found nothing free and nobody to preempt."""
         closed_to = self.closed_to
-        return closed_to is not None and closed_to < ranked and not (ranked.job_id in self.stays or self.shares(ranked))
+        return (
+            closed_to is not None
+            and closed_to < ranked
+            and not (ranked.job_id in self.reserved_before or self.shares(ranked))
+        )
 
     def visit(self, ranked: RankedJob) -> bool:
         """Give the job what it can get; return whether that is all of its devices, now or when others have stopped."""
-        if self.sharing is not None and ranked.job_id in self.sharing.tenants:
+        if self.sharing is not None and ranked.job_id in self.sharing.demands:
             served, self.closed_to = self._share(ranked, self.sharing), None
         elif self._open_to(ranked):
             served, self.closed_to = self._serve(ranked), None
@@ -188,7 +192,7 @@ class _Walk:
 
     def shares(self, ranked: RankedJob) -> bool:
         """Say whether a job shares its devices with others."""
-        return self.sharing is not None and ranked.job_id in self.sharing.tenants
+        return self.sharing is not None and ranked.job_id in self.sharing.demands
 
     def finish(self) -> None:
         """Give back what was only lent, and say when a run will be ripe for whom nothing was found."""
@@ -199,19 +203,19 @@ class _Walk:
     def _open_to(self, ranked: RankedJob) -> bool:
         """Say whether the job could get anything at all: free devices, or a run that ranks lower."""
         some = len(self.free) > 0 or len(self.coming) > 0
-        return some or self.victims.below(ranked) or ranked.job_id in self.stays
+        return some or self.victims.below(ranked) or ranked.job_id in self.reserved_before
 
     def _serve(self, ranked: RankedJob) -> bool:
         spec = ranked.job.spec
         demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue, spec.cpus, spec.host_memory_bytes)
-        if demand not in self.futile:
+        if demand not in self.found_nothing:
             if self._start(ranked) or self._keep_stopping(ranked) or self._preempt_for(ranked):
                 return True
-            self.futile.add(demand)
+            self.found_nothing.add(demand)
         if spec.gpus > 1:
-            self._keep_patiently(ranked)
+            self._reserve_kind(ranked)
         elif asks(spec):
-            self._keep_host(ranked)
+            self._reserve_host(ranked)
         return False
 
     def _start(self, ranked: RankedJob) -> bool:
@@ -250,10 +254,10 @@ class _Walk:
     def _outlast(self, ranked: RankedJob, asking: RankedJob, sharing: SharedPlacement) -> bool:
         """Keep what others leave for a job, or have them leave; a gang of lanes waits until one node has room."""
         if ranked.job.spec.gpus > 1:
-            return self._keep_room(asking, sharing)
-        if sharing.awaits(ranked) or self._keep_stopping(asking) or self._make_room(ranked, sharing):
+            return self._reserve_shared(asking, sharing)
+        if sharing.awaits(ranked) or self._keep_stopping(asking) or self._preempt_members(ranked, sharing):
             return True
-        return self._preempt_for(asking) or self._keep_room(ranked, sharing)
+        return self._preempt_for(asking) or self._reserve_shared(ranked, sharing)
 
     def _open(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:
         """Start a job that shares on free devices of one node."""
@@ -278,22 +282,22 @@ class _Walk:
             self.found.joined.append((ranked, opened[0][1].kind, [*joined, *opened]))
         return bool(opened)
 
-    def _make_room(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:
+    def _preempt_members(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:
         """Preempt some of those that share a device, so that a job can join the others there."""
-        chosen = sharing.make_room(ranked, self.outlook)
-        self.found.preempted += [(sharer.run, ranked) for sharer in chosen]
+        chosen = sharing.preempt_members(ranked, self.context)
+        self.found.preempted += [(member.run, ranked) for member in chosen]
         return bool(chosen)
 
-    def _keep_room(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:
+    def _reserve_shared(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:
         """Let nobody else onto devices that have most room for a job whose patience is over; it has to wait."""
-        sharing.miss(ranked)
-        if self.first_sharer_left is None and ranked.job.spec.gpus == 1:  # who comes behind has fewer to make way
-            self.first_sharer_left = ranked
-            self.found.wake_s = min(self.found.wake_s, sharing.ripe_s(ranked, self.outlook))
+        sharing.count_miss(ranked)
+        if self.first_sharing_left is None and ranked.job.spec.gpus == 1:  # who comes behind has fewer to make way
+            self.first_sharing_left = ranked
+            self.found.wake_s = min(self.found.wake_s, sharing.ripe_s(ranked, self.context))
         until_s = ranked.job.pending_since_s + self.rules.patience_s
         if until_s > self.now_s:
             self.found.wake_s = min(self.found.wake_s, until_s)
-        elif free := sharing.keep(ranked, self.free):
+        elif free := sharing.reserve(ranked, self.free):
             self.free.take(free)
             self.found.kept += free
             self.found.keeps[ranked.job_id] = free[0][1].kind
@@ -323,7 +327,7 @@ class _Walk:
             self.sharing.close(device for victim in chosen.runs for device in victim.devices)
         self.found.preempted += [(victim, ranked) for victim in chosen.runs]
         self._keep_with(ranked, kind, [device for victim in chosen.runs for device in victim.devices])
-        self.futile.clear()  # a gang that is preempted may leave more than was needed
+        self.found_nothing.clear()  # a gang that is preempted may leave more than was needed
         return True
 
     def _enough(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
@@ -376,13 +380,13 @@ class _Walk:
         job = ranked.job
         return among.choose(job.spec, kind, count, together=self.together(job), first_fit=self.first_fit)
 
-    def _keep_patiently(self, ranked: RankedJob) -> None:
+    def _reserve_kind(self, ranked: RankedJob) -> None:
         kind = self._stay(ranked) or self._settle(ranked)
         if kind:
-            self.found.patient[ranked.job_id] = kind
+            self.found.reserved[ranked.job_id] = kind
             self._keep_free(ranked, kind, self.free.count(ranked.job.spec, kind))
 
-    def _keep_host(self, ranked: RankedJob) -> None:
+    def _reserve_host(self, ranked: RankedJob) -> None:
         """Keep what is free of one node for a job that waits for room on a host, once its patience is over."""
         until_s = ranked.job.pending_since_s + self.rules.patience_s
         if until_s > self.now_s:
@@ -393,7 +397,7 @@ class _Walk:
             self.found.keeps[ranked.job_id] = devices[0][1].kind
 
     def _stay(self, ranked: RankedJob) -> str:
-        kind = self.stays.get(ranked.job_id, "")
+        kind = self.reserved_before.get(ranked.job_id, "")
         return kind if kind and self._could_hold(ranked, kind) else ""
 
     def _settle(self, ranked: RankedJob) -> str:
@@ -408,4 +412,4 @@ class _Walk:
 
     def _could_hold(self, ranked: RankedJob, kind: str) -> bool:
         spec = ranked.job.spec
-        return kind not in self.found.patient.values() and self.whole.count(spec, kind) >= spec.gpus
+        return kind not in self.found.reserved.values() and self.whole.count(spec, kind) >= spec.gpus

@@ -46,7 +46,7 @@ class AssignmentRule(Protocol):
     """Decides which one-device jobs start now, and where; takes their devices from ``supply.free``."""
 
     def __call__(
-        self, singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outlook: RoundContext
+        self, singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, context: RoundContext
     ) -> MatchedJobs:
         """Return the jobs that start, and those that wait for a better device."""
         ...
@@ -67,12 +67,12 @@ class AssignmentPolicy:
     knows_speeds: bool = True
 
 
-def first_fit(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outlook: RoundContext) -> MatchedJobs:  # noqa: ARG001 - one form
+def first_fit(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, context: RoundContext) -> MatchedJobs:  # noqa: ARG001 - one form
     """Start each job in rank order on the first idle kind that it fits, by name."""
-    return _in_order(singles, supply, outlook, lambda _, kinds: min(kinds))
+    return _in_order(singles, supply, context, lambda _, kinds: min(kinds))
 
 
-def load_balance(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outlook: RoundContext) -> MatchedJobs:
+def load_balance(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, context: RoundContext) -> MatchedJobs:
     """
     Start each job in rank order on the idle kind whose devices have the least left to do, on the average.
 
@@ -87,31 +87,31 @@ def load_balance(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy,
 
     def choose(ranked: RankedJob, kinds: Sequence[str]) -> str:
         kind = min(kinds, key=lambda kind: (load_s[kind] / sizes[kind], kind))
-        load_s[kind] += outlook.remaining([ranked.job])[0]
+        load_s[kind] += context.remaining([ranked.job])[0]
         return kind
 
-    return _in_order(singles, supply, outlook, choose)
+    return _in_order(singles, supply, context, choose)
 
 
 def _in_order(
     singles: Sequence[RankedJob],
     supply: DeviceSupply,
-    outlook: RoundContext,
+    context: RoundContext,
     choose: Callable[[RankedJob, Sequence[str]], str],
 ) -> MatchedJobs:
-    found, futile = MatchedJobs(), set()
+    found, found_nothing = MatchedJobs(), set()
     for ranked in singles:
         if not len(supply.free):
             break
         spec = ranked.job.spec
-        if (spec.kinds, spec.memory_bytes) in futile:
+        if (spec.kinds, spec.memory_bytes) in found_nothing:
             continue
         kinds = list(supply.free.kinds(spec))
         if not kinds:
-            futile.add((spec.kinds, spec.memory_bytes))
+            found_nothing.add((spec.kinds, spec.memory_bytes))
             continue
         kind = choose(ranked, kinds)
-        devices = supply.free.choose(spec, kind, 1, first_fit=outlook.first_fit)
+        devices = supply.free.choose(spec, kind, 1, first_fit=context.first_fit)
         supply.free.take(devices)
         found.starts.append((ranked, kind, devices))
     return found
@@ -154,7 +154,7 @@ class MatchedJobs(msgspec.Struct):
     later: dict[str, DeferredJob] = {}
 
 
-def match(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outlook: RoundContext) -> MatchedJobs:
+def match(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, context: RoundContext) -> MatchedJobs:
     """
     Decide which one-device jobs start now.
 
@@ -171,9 +171,9 @@ def match(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outloo
     -----
     One matching of at most ``window`` jobs at a time until no device is idle, :data:`LOOKED_AT` jobs at most.
     """
-    walk, at, solved = _Walk(supply, busy, outlook), 0, 0
+    walk, at, solved = _Walk(supply, busy, context), 0, 0
     while at < len(singles) and solved < LOOKED_AT and len(supply.free):
-        part = _window(singles, at, max(at, len(supply.free)), outlook)
+        part = _window(singles, at, max(at, len(supply.free)), context)
         at += len(part)
         if walk.is_of_use_to(part):
             walk.visit(part)
@@ -181,9 +181,9 @@ def match(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outloo
     return walk.found
 
 
-def _window(singles: Sequence[RankedJob], at: int, least: int, outlook: RoundContext) -> Sequence[RankedJob]:
-    first, rules = singles[at], outlook.rules
-    impatient = outlook.now_s - first.job.pending_since_s >= rules.patience_s
+def _window(singles: Sequence[RankedJob], at: int, least: int, context: RoundContext) -> Sequence[RankedJob]:
+    first, rules = singles[at], context.rules
+    impatient = context.now_s - first.job.pending_since_s >= rules.patience_s
     size = min(rules.window, least) if impatient else rules.window
     end = at + 1
     while end < min(len(singles), at + size) and singles[end].queue == first.queue:
@@ -194,29 +194,29 @@ def _window(singles: Sequence[RankedJob], at: int, least: int, outlook: RoundCon
 class _Walk:
     """The windows of one round, one after the other."""
 
-    def __init__(self, supply: DeviceSupply, busy: Busy, outlook: RoundContext) -> None:
-        self.free, self.busy, self.outlook = supply.free, busy, outlook
+    def __init__(self, supply: DeviceSupply, busy: Busy, context: RoundContext) -> None:
+        self.free, self.busy, self.context = supply.free, busy, context
         self.classes = list(supply.whole.classes())
         self.found = MatchedJobs()
         self.begun: list[tuple[int, float]] = []  # class and length of what has started
         self.machines: DeviceSchedule | None = None
-        self.futile: set[tuple[object, ...]] = set()  # what finds no idle device, which are only ever fewer
+        self.found_nothing: set[tuple[object, ...]] = set()  # what finds no idle device, which are only ever fewer
 
     def is_of_use_to(self, part: Sequence[RankedJob]) -> bool:
         """Say whether any of the jobs fits any idle device."""
         for ranked in part:
             wanted = (ranked.job.spec.kinds, ranked.job.spec.memory_bytes)
-            if wanted not in self.futile:
+            if wanted not in self.found_nothing:
                 if self.free.kinds(ranked.job.spec):
                     return True
-                self.futile.add(wanted)
+                self.found_nothing.add(wanted)
         return False
 
     def visit(self, part: Sequence[RankedJob]) -> None:
         if len(self.classes) == 1 and len(part) <= len(self.free):  # however long they are, and nothing is solved later
             self._start_on(self.classes[0], [ranked for ranked in part if fits(ranked.job.spec, self.classes[0])])
             return
-        lengths = lengths_us([ranked.job for ranked in part], self.classes, self.outlook)
+        lengths = lengths_us([ranked.job for ranked in part], self.classes, self.context)
         fastest = self._each_on_its_fastest(lengths)
         if fastest is not None:
             self._start(part, lengths, [(row, column) for row, column in enumerate(fastest) if column >= 0])
@@ -247,14 +247,14 @@ class _Walk:
         idle = self.free.classes().get(self.classes[column], 0)
         return [(row, column) for row in sorted(rows[:idle].tolist())]
 
-    def _start(self, part: Sequence[RankedJob], lengths: Ints, seats: Sequence[tuple[int, int]]) -> None:
-        for row, column in seats:
+    def _start(self, part: Sequence[RankedJob], lengths: Ints, starts: Sequence[tuple[int, int]]) -> None:
+        for row, column in starts:
             self._start_on(self.classes[column], [part[row]])
             self.begun.append((column, float(lengths[row, column]) / 1e6))
 
     def _start_on(self, like: Device, jobs: Sequence[RankedJob]) -> None:
         for ranked in jobs:
-            devices = self.free.choose_like(like, first_fit=self.outlook.first_fit)
+            devices = self.free.choose_like(like, first_fit=self.context.first_fit)
             if not devices:
                 return  # a host has less room left than devices: they wait for the next round
             self.free.take(devices)
@@ -340,8 +340,8 @@ class DeviceSchedule:
         unit = _unit(lengths_us, ready_us)
         found = assign(_coarse(lengths_us, unit), [ready // unit for ready in ready_us])
         starts = begins_us(lengths_us, ready_us, found)
-        seats = _seats(lengths_us, found.kind, starts)
-        return SolvedWindow(found.kind[seats], found.machine[seats], starts[seats], found.gap_us)
+        rows = _fair_rows(lengths_us, found.kind, starts)
+        return SolvedWindow(found.kind[rows], found.machine[rows], starts[rows], found.gap_us)
 
     def occupy(self, lengths_us: Ints, found: SolvedWindow) -> None:
         """Put a schedule's jobs on their devices."""
@@ -387,19 +387,19 @@ class DeviceSchedule:
         return saved
 
 
-def lengths_us(jobs: Sequence[Job], classes: Sequence[Device], outlook: RoundContext) -> Ints:
+def lengths_us(jobs: Sequence[Job], classes: Sequence[Device], context: RoundContext) -> Ints:
     """Return the (J, T) processing times, :data:`IMPOSSIBLE_US` where a job does not fit."""
     rows: dict[tuple[object, ...], int] = {}
     speeds: list[list[float]] = []  # of each workload that accepts the same devices; 0 where it does not fit
     of_job = []
     for job in jobs:
-        alike = (outlook.workload(job), job.spec.kinds, job.spec.memory_bytes)
+        alike = (context.workload(job), job.spec.kinds, job.spec.memory_bytes)
         row = rows.setdefault(alike, len(speeds))
         if row == len(speeds):
-            speeds.append([outlook.speed(job, like.kind) if fits(job.spec, like) else 0.0 for like in classes])
+            speeds.append([context.speed(job, like.kind) if fits(job.spec, like) else 0.0 for like in classes])
         of_job.append(row)
     speed = np.array(speeds, dtype=np.float64).reshape(len(speeds), len(classes))[of_job]
-    service_s = np.asarray(outlook.remaining(jobs), dtype=np.float64)[:, None]
+    service_s = np.asarray(context.remaining(jobs), dtype=np.float64)[:, None]
     fitting = speed > 0
     return np.where(fitting, _whole_us(service_s / np.where(fitting, speed, 1.0)), IMPOSSIBLE_US)
 
@@ -435,16 +435,16 @@ def begins_us(lengths_us: Ints, ready_us: Sequence[Ints], found: _Schedule) -> I
     return starts
 
 
-def _seats(lengths_us: Ints, kind: Ints, starts_us: Ints) -> Ints:
+def _fair_rows(lengths_us: Ints, kind: Ints, starts_us: Ints) -> Ints:
     """Return whose place each job takes: of jobs that are alike, the higher ranked start, and then end, earlier."""
     rows = np.arange(kind.size)
     never = np.iinfo(np.int64).max
     starts = np.where(kind < 0, never, starts_us)
     lengths = np.where(kind < 0, never, lengths_us[rows, kind])
     _, group = np.unique(lengths_us, axis=0, return_inverse=True)
-    seats = rows.copy()
-    seats[np.lexsort((rows, group.ravel()))] = np.lexsort((rows, lengths, starts, group.ravel()))
-    return seats
+    taken = rows.copy()
+    taken[np.lexsort((rows, group.ravel()))] = np.lexsort((rows, lengths, starts, group.ravel()))
+    return taken
 
 
 def _most(lengths: Ints, ready: Sequence[Ints]) -> int:
@@ -499,7 +499,7 @@ PRICED: Final = 256
 """Most waiting jobs that the prices are worked out on."""
 
 
-def prices_s(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, outlook: RoundContext) -> dict[str, float]:
+def prices_s(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, context: RoundContext) -> dict[str, float]:
     """
     Return, for each kind, what one more idle device would take off the completion times of these jobs, seconds.
 
@@ -510,7 +510,7 @@ def prices_s(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, out
     if not first or not classes:
         return {}
     machines = DeviceSchedule(classes, supply.free, busy())
-    saved_us = machines.savings_us(lengths_us([ranked.job for ranked in first], classes, outlook))
+    saved_us = machines.savings_us(lengths_us([ranked.job for ranked in first], classes, context))
     prices: dict[str, float] = {}
     for like, us in zip(classes, saved_us.tolist(), strict=True):
         prices[like.kind] = max(prices.get(like.kind, 0.0), us / 1e6)

@@ -51,7 +51,7 @@ class Candidates(msgspec.Struct, frozen=True):
     singles: Callable[[int], list[RankedJob]]
 
 
-def candidates(moment: PoolMoment, supply: DeviceSupply, outlook: RoundContext) -> Candidates:
+def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) -> Candidates:
     """
     Return the waiting jobs that could get devices in this round.
 
@@ -60,17 +60,17 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, outlook: RoundContext) 
     O(demands), and a walk over those that are returned and those whose time to start has not come. With fairness
     (``alpha`` below 1) or quotas it returns all jobs that could start, because it depends on who else waits.
     """
-    pool, roster = moment.pool, moment.pool.roster
+    pool, index = moment.pool, moment.pool.index
     out = _Out(moment)
-    view = _View(roster, supply, outlook, out.jobs)
-    groups = [group for demand, group in roster.groups.items() if demand not in out.demands]
+    view = _View(index, supply, context, out.jobs)
+    groups = [group for demand, group in index.groups.items() if demand not in out.demands]
     keys: set[Key] = set()
     wake_s = out.wake_s
-    all_in = fair = bool(outlook.rules.quotas) or (pool.alpha(outlook.rules) < 1.0 and view.acts(groups))
+    all_in = fair = bool(context.rules.quotas) or (pool.alpha(context.rules) < 1.0 and view.acts(groups))
     if fair:
         keys.update(*map(view.members, groups))
     else:
-        all_in = outlook.manner.backfills
+        all_in = context.mode.backfills
         for group in groups:
             some = view.able(group)
             all_in = all_in and some >= len(group.keys)
@@ -78,33 +78,33 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, outlook: RoundContext) 
             if group.spec.gpus > 1 and any(supply.free.kinds(group.spec)):
                 keys.update(view.impatient(group, some))
                 wake_s = min(wake_s, view.patient_until_s(group))
-    if roster.sharing.waiting:
+    if index.sharing.waiting:
         keys.update(pool_view.waiting(pool, view.members))
     ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
-    keys.update(key for job_id in pool.staying if (key := out.startable(job_id)) is not None)
+    keys.update(key for job_id in pool.reservations if (key := out.startable(job_id)) is not None)
 
     def singles(most: int) -> list[RankedJob]:
-        alone = (key for key in ahead if key[3] not in roster.sharing.tenants)
-        first = sorted(key for key in alone if _is_single(roster.entries[key[3]].ranked.job.spec))
+        alone = (key for key in ahead if key[3] not in index.sharing.demands)
+        first = sorted(key for key in alone if _is_single(index.entries[key[3]].ranked.job.spec))
         others = (key for key in view.singles(groups) if key not in ahead)
-        return roster.ranked(islice(chain(first, others), most))
+        return index.ranked(islice(chain(first, others), most))
 
     in_order = sorted(keys) if not ahead else [*sorted(ahead), *sorted(keys - ahead)]
-    return Candidates(roster.ranked(in_order), wake_s, all_in, singles)
+    return Candidates(index.ranked(in_order), wake_s, all_in, singles)
 
 
 class _Out:
     """The jobs that nothing could start now, and the demands that nothing ever could."""
 
     def __init__(self, moment: PoolMoment) -> None:
-        roster = self._roster = moment.pool.roster
-        entries = roster.entries
-        own = dict.fromkeys(roster.delayed)
-        if len(roster.fresh):
-            fresh = roster.fresh.irange((moment.now_s - moment.rules.await_profile_s, ""))
+        index = self._index = moment.pool.index
+        entries = index.entries
+        own = dict.fromkeys(index.delayed)
+        if len(index.fresh):
+            fresh = index.fresh.irange((moment.now_s - moment.rules.await_profile_s, ""))
             own.update(dict.fromkeys(job_id for _, job_id in fresh))
-        groups = roster.groups.items()
-        heads = {demand: group.keys[0][3] for demand, group in groups if demand not in roster.possible}
+        groups = index.groups.items()
+        heads = {demand: group.keys[0][3] for demand, group in groups if demand not in index.possible}
         own.update(dict.fromkeys(heads.values()))
         found = wait_causes.hindered([entries[job_id].ranked for job_id in own], moment) if own else HinderedJobs()
         self.jobs = found.reasons.keys()
@@ -113,21 +113,21 @@ class _Out:
             for demand, job_id in heads.items()
             if (reason := found.reasons.get(job_id)) is not None and reason.cause not in _PASSING
         }
-        roster.possible.update(heads.keys() - self.demands)
+        index.possible.update(heads.keys() - self.demands)
         self.wake_s = found.wake_s
 
     def startable(self, job_id: str) -> Key | None:
         """Return a job's key; None if it does not wait here, or could not start."""
-        entry = self._roster.entries.get(job_id)
+        entry = self._index.entries.get(job_id)
         if entry is None or entry.phase != "waiting" or job_id in self.jobs or entry.demand in self.demands:
             return None
         return entry.key
 
 
 class _View(msgspec.Struct, frozen=True, dict=True):
-    roster: PoolIndex
+    index: PoolIndex
     supply: DeviceSupply
-    outlook: RoundContext
+    context: RoundContext
     out: Collection[str]
 
     def acts(self, groups: Sequence[DemandGroup]) -> bool:
@@ -148,47 +148,47 @@ class _View(msgspec.Struct, frozen=True, dict=True):
         taken = self.preemptible(group) + self.left_over(group)
         if taken:  # of whatever kind they are
             some = (sum(free.values()) + sum(coming.values()) + taken) // group.spec.gpus
-        return some + (not self.outlook.manner.backfills or asks(group.spec))  # which may keep a host in time
+        return some + (not self.context.mode.backfills or asks(group.spec))  # which may keep a host in time
 
     def preemptible(self, group: DemandGroup) -> int:
         """Return how many devices runs hold that the first of a demand may preempt."""
         first = group.keys[0]
-        if first[0] < 0 or self.outlook.manner.preempts == "never":
+        if first[0] < 0 or self.context.mode.preempts == "never":
             return 0
-        if self.outlook.manner.preempts == "position":
-            return self.roster.below.total()
-        return sum(count for queue, count in self.roster.below.items() if queue > first[0])
+        if self.context.mode.preempts == "position":
+            return self.index.below.total()
+        return sum(count for queue, count in self.index.below.items() if queue > first[0])
 
     def left_over(self, group: DemandGroup) -> int:
         """Return how many devices others may leave to a demand, of runs of several that they alone may preempt."""
         first = group.keys[0]
-        if self.outlook.manner.preempts != "queue":
+        if self.context.mode.preempts != "queue":
             return 0
         return sum(count for queue, count in self.of_several.items() if queue <= first[0] or first[0] < 0)
 
     @cached_property
     def of_several(self) -> Mapping[int, int]:
         """Queue → devices of its runs that have several, for runs that somebody may preempt."""
-        firsts = (group.keys[0][0] for group in self.roster.groups.values())
+        firsts = (group.keys[0][0] for group in self.index.groups.values())
         bound = min((queue for queue in firsts if queue >= 0), default=math.inf)
-        return {queue: count for queue, count in self.roster.of_several.items() if queue > bound and count}
+        return {queue: count for queue, count in self.index.of_several.items() if queue > bound and count}
 
     def impatient(self, group: DemandGroup, some: int) -> Iterator[Key]:
         """Return the first jobs behind those that could get devices whose patience is over, one for each kind."""
-        now_s, patience_s = self.outlook.now_s, self.outlook.rules.patience_s  # summed as for the time to wake
+        now_s, patience_s = self.context.now_s, self.context.rules.patience_s  # summed as for the time to wake
         if not group.since or group.since[0][0] + patience_s > now_s:
             return iter(())
-        entries = self.roster.entries
+        entries = self.index.entries
         behind = islice(self.members(group), some, None)
         over = (key for key in behind if entries[key[3]].since_s + patience_s <= now_s)
         return islice(over, len(self.supply.whole.kinds(group.spec)))
 
     def patient_until_s(self, group: DemandGroup) -> float:
         """Return when the patience of the next gang is over."""
-        patience_s = self.outlook.rules.patience_s
-        still = group.since.irange((self.outlook.now_s - patience_s, ""))
+        patience_s = self.context.rules.patience_s
+        still = group.since.irange((self.context.now_s - patience_s, ""))
         waited = (since_s + patience_s for since_s, _ in still)
-        return next((until_s for until_s in waited if until_s > self.outlook.now_s), math.inf)
+        return next((until_s for until_s in waited if until_s > self.context.now_s), math.inf)
 
     def singles(self, groups: Sequence[DemandGroup]) -> Iterator[Key]:
         """Return the one-device jobs in rank order."""

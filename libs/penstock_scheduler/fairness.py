@@ -207,11 +207,11 @@ class FairnessProgress(msgspec.Struct):
 
     Examples
     --------
-    >>> book = FairnessProgress()
+    >>> progress = FairnessProgress()
     >>> for user in ("ann", "bob"):
-    ...     book.arrive(user, 0.0)
-    >>> book.start("j1", "ann", 0.5, 0.0)
-    >>> round(book.standing("ann", 10.0).progress_s, 2), book.standing("bob", 10.0).progress_s
+    ...     progress.arrive(user, 0.0)
+    >>> progress.start("j1", "ann", 0.5, 0.0)
+    >>> round(progress.standing("ann", 10.0).progress_s, 2), progress.standing("bob", 10.0).progress_s
     (5.0, 0.0)
     """
 

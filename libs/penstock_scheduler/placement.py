@@ -69,7 +69,7 @@ class FreeDevices:
     ) -> None:
         self.hosts = HostUsage(hosts) if hosts is not None else None
         self._limits: dict[tuple[object, ...], dict[str, int]] = {}  # until anything is taken or given
-        self._shelves: dict[Device, _Shelf] = {}  # by class
+        self._buckets: dict[Device, _Bucket] = {}  # by class
         self._size = 0
         self._paths = paths or {}
         self._standing: defaultdict[Path, int] = defaultdict(int)  # by domain
@@ -85,8 +85,8 @@ class FreeDevices:
     def by_node(self) -> dict[str, list[Device]]:
         """Return the devices by node id, both in order: what another ``FreeDevices`` is made of."""
         found: defaultdict[str, list[Device]] = defaultdict(list)
-        for shelf in self._shelves.values():
-            for node_id, held in shelf.held.items():
+        for bucket in self._buckets.values():
+            for node_id, held in bucket.held.items():
                 found[node_id] += held.values()
         return {node_id: sorted(found[node_id], key=lambda device: device.index) for node_id in sorted(found)}
 
@@ -95,14 +95,14 @@ class FreeDevices:
         found: dict[str, int] = {}
         if self.is_tight(spec):
             return {kind: count for kind in self._kinds_of(spec) if (count := self._count_within(spec, kind))}
-        for like, shelf in self._shelves.items():
-            if shelf.count and fits(spec, like):
-                found[like.kind] = found.get(like.kind, 0) + shelf.count
+        for like, bucket in self._buckets.items():
+            if bucket.count and fits(spec, like):
+                found[like.kind] = found.get(like.kind, 0) + bucket.count
         return dict(sorted(found.items())) if len(found) > 1 else found
 
     def classes(self) -> dict[Device, int]:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
-        held = {like: shelf.count for like, shelf in self._shelves.items() if shelf.count}
+        held = {like: bucket.count for like, bucket in self._buckets.items() if bucket.count}
         if self.hosts is not None and self.hosts.beyond:
             held = {like: count for like in held if (count := self._for_others(like))}
         if len(held) < 2:
@@ -113,13 +113,13 @@ class FreeDevices:
         """Return how many free devices of one kind the job fits."""
         if self.is_tight(spec):
             return self._count_within(spec, kind)
-        return sum([shelf.count for shelf in self._fitting(spec, kind)])
+        return sum([bucket.count for bucket in self._fitting(spec, kind)])
 
     def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
         """Return the free devices of one kind that the job fits, by node: the smallest memory that will do first."""
         found: defaultdict[str, list[Device]] = defaultdict(list)
-        for shelf in self._fitting(spec, kind):
-            for node_id, held in shelf.held.items():
+        for bucket in self._fitting(spec, kind):
+            for node_id, held in bucket.held.items():
                 found[node_id] += held.values()
         limits = self._limited(spec, kind) if self.is_tight(spec) else _NO_LIMITS
         some = {
@@ -147,35 +147,37 @@ class FreeDevices:
         One node with just enough is best, in the domains with the fewest free devices. Within a node, the smallest
         memory that will do comes first. Equal choices go by node id and device number.
         """
-        if count < 1 or not (shelves := self._fitting(spec, kind)):
+        if count < 1 or not (buckets := self._fitting(spec, kind)):
             return []
-        rooms, limits = shelves[0].rooms if len(shelves) == 1 else _rooms_of(shelves), _NO_LIMITS
+        nodes_by_free, limits = buckets[0].nodes_by_free if len(buckets) == 1 else _merged(buckets), _NO_LIMITS
         if self.is_tight(spec):
             limits = self._limited(spec, kind)
-            rooms = _by_room(limits) if asks(spec) else _with(rooms, limits)
-        enough = min([room for room in rooms if room >= count], default=0)
+            nodes_by_free = _by_free(limits) if asks(spec) else _with(nodes_by_free, limits)
+        enough = min([free for free in nodes_by_free if free >= count], default=0)
         if first_fit:
-            nodes = _first_nodes(rooms, count)
+            nodes = _first_nodes(nodes_by_free, count)
         elif enough:
-            nodes = [self._tightest(rooms[enough])]
+            nodes = [self._tightest(nodes_by_free[enough])]
         else:
             spread = consolidates(spec.skew) if together is None else together
-            by_node = {node_id: room for room, held in rooms.items() for node_id in held}
+            by_node = {node_id: free for free, held in nodes_by_free.items() for node_id in held}
             nodes = (fewest if spread else holes)(by_node, count, self._paths)
-        return _first(shelves, nodes, count, limits)
+        return _first(buckets, nodes, count, limits)
 
     def choose_like(self, like: Device, *, first_fit: bool = False) -> list[Located]:
         """Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so."""
-        shelf = self._shelves.get(like)
-        if shelf is None or not shelf.count:
+        bucket = self._buckets.get(like)
+        if bucket is None or not bucket.count:
             return []
-        rooms = shelf.rooms
+        nodes_by_free = bucket.nodes_by_free
         if self.hosts is not None and self.hosts.beyond:
-            rooms = _with(rooms, self._limits_of([shelf]))
-            if not rooms:
+            nodes_by_free = _with(nodes_by_free, self._limits_of([bucket]))
+            if not nodes_by_free:
                 return []
-        node_id = min(map(min, rooms.values())) if first_fit else self._tightest(rooms[min(rooms)])
-        held = shelf.held[node_id]
+        node_id = (
+            min(map(min, nodes_by_free.values())) if first_fit else self._tightest(nodes_by_free[min(nodes_by_free)])
+        )
+        held = bucket.held[node_id]
         return [(node_id, held[min(held)])]
 
     def take(self, devices: Iterable[Located], spec: JobSpec | None = None) -> None:
@@ -186,7 +188,7 @@ class FreeDevices:
             self.charge(devices, spec)
         for node_id, device in devices:
             like = device_class(device)
-            held = self._shelves[like].held[node_id]
+            held = self._buckets[like].held[node_id]
             before.setdefault((node_id, like), len(held))
             del held[device.index]
         self._move(before)
@@ -199,10 +201,10 @@ class FreeDevices:
             self.hosts.release((node_id, device.index) for node_id, device in devices)
         for node_id, device in devices:
             like = device_class(device)
-            shelf = self._shelves.get(like)
-            if shelf is None:
-                shelf = self._shelves[like] = _Shelf()
-            held = shelf.held.setdefault(node_id, {})
+            bucket = self._buckets.get(like)
+            if bucket is None:
+                bucket = self._buckets[like] = _Bucket()
+            held = bucket.held.setdefault(node_id, {})
             before.setdefault((node_id, like), len(held))
             held[device.index] = device
         self._move(before)
@@ -220,7 +222,7 @@ class FreeDevices:
 
     def kinds_without_hosts(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job would fit if hosts had room for all."""
-        return {kind: sum(shelf.count for shelf in self._fitting(spec, kind)) for kind in self._kinds_of(spec)}
+        return {kind: sum(bucket.count for bucket in self._fitting(spec, kind)) for kind in self._kinds_of(spec)}
 
     def left_of(self, node_id: str) -> HostAmount:
         """Return what is left of a node's processors and memory."""
@@ -236,10 +238,10 @@ class FreeDevices:
         return [(node_id, device) for device in held[node_id]]
 
     def _kinds_of(self, spec: JobSpec) -> list[str]:
-        return sorted({like.kind for like, shelf in self._shelves.items() if shelf.count and fits(spec, like)})
+        return sorted({like.kind for like, bucket in self._buckets.items() if bucket.count and fits(spec, like)})
 
     def _free_on(self, node_id: str) -> int:
-        return sum(len(shelf.held.get(node_id, ())) for shelf in self._shelves.values())
+        return sum(len(bucket.held.get(node_id, ())) for bucket in self._buckets.values())
 
     def _limited(self, spec: JobSpec, kind: str) -> dict[str, int]:
         """
@@ -248,40 +250,40 @@ class FreeDevices:
         """
         return self._limits_of(self._fitting(spec, kind), spec)
 
-    def _limits_of(self, shelves: Sequence[_Shelf], spec: JobSpec | None = None) -> dict[str, int]:
+    def _limits_of(self, buckets: Sequence[_Bucket], spec: JobSpec | None = None) -> dict[str, int]:
         hosts = self.hosts
         if hosts is None:
             return {}
         asking = spec is not None and asks(spec)
-        key = (*map(id, shelves), spec.cpus if spec else 0.0, spec.host_memory_bytes if spec else 0)
+        key = (*map(id, buckets), spec.cpus if spec else 0.0, spec.host_memory_bytes if spec else 0)
         if (known := self._limits.get(key)) is not None:
             return known
-        nodes = dict.fromkeys(node_id for shelf in shelves for node_id in shelf.held) if asking else hosts.beyond
+        nodes = dict.fromkeys(node_id for bucket in buckets for node_id in bucket.held) if asking else hosts.beyond
         limits: dict[str, int] = {}
         for node_id in nodes:
-            count = sum(len(shelf.held.get(node_id, ())) for shelf in shelves)
-            room = min(count, hosts.room(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
-            if asking or room < count:
-                limits[node_id] = room
+            count = sum(len(bucket.held.get(node_id, ())) for bucket in buckets)
+            free = min(count, hosts.room(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
+            if asking or free < count:
+                limits[node_id] = free
         self._limits[key] = limits
         return limits
 
     def _count_within(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job can have as far as hosts have room."""
-        shelves = self._fitting(spec, kind)
-        limits = self._limits_of(shelves, spec)
+        buckets = self._fitting(spec, kind)
+        limits = self._limits_of(buckets, spec)
         if asks(spec):
             return sum(limits.values())
-        return sum(shelf.count for shelf in shelves) - self._withheld(shelves, limits)
+        return sum(bucket.count for bucket in buckets) - self._withheld(buckets, limits)
 
     def _for_others(self, like: Device) -> int:
         """Return how many free devices of a class jobs that ask for nothing can have."""
-        shelf = self._shelves[like]
-        return shelf.count - self._withheld([shelf], self._limits_of([shelf]))
+        bucket = self._buckets[like]
+        return bucket.count - self._withheld([bucket], self._limits_of([bucket]))
 
-    def _withheld(self, shelves: Sequence[_Shelf], limits: Mapping[str, int]) -> int:
+    def _withheld(self, buckets: Sequence[_Bucket], limits: Mapping[str, int]) -> int:
         """Return how many devices of limited nodes nobody can have."""
-        held = sum(len(shelf.held.get(node_id, ())) for node_id in limits for shelf in shelves)
+        held = sum(len(bucket.held.get(node_id, ())) for node_id in limits for bucket in buckets)
         return held - sum(limits.values())
 
     def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
@@ -289,16 +291,16 @@ class FreeDevices:
         if self._limits:
             self._limits.clear()
         for (node_id, like), had in before.items():
-            more = self._shelves[like].move(node_id, had)
+            more = self._buckets[like].move(node_id, had)
             self._size += more
             if self._paths:
                 path = self._paths.get(node_id, ())
                 for level in range(len(path)):
                     self._standing[path[: level + 1]] += more
 
-    def _fitting(self, spec: JobSpec, kind: str) -> list[_Shelf]:
-        shelves = self._shelves.items()
-        return [shelf for like, shelf in shelves if shelf.count and like.kind == kind and fits(spec, like)]
+    def _fitting(self, spec: JobSpec, kind: str) -> list[_Bucket]:
+        buckets = self._buckets.items()
+        return [bucket for like, bucket in buckets if bucket.count and like.kind == kind and fits(spec, like)]
 
     def _tightest(self, nodes: Collection[str]) -> str:
         """Return the node whose domains have the fewest free devices, inner ones first."""
@@ -311,7 +313,7 @@ class FreeDevices:
         return (self._standing[path[:level]] for level in range(len(path), 0, -1))
 
 
-class _Shelf:
+class _Bucket:
     """
     The free devices of one class.
 
@@ -319,84 +321,84 @@ class _Shelf:
     ----------
     held : dict of str to dict of int to Device
         Node → number, for nodes with any.
-    rooms : dict of int to set of str
+    nodes_by_free : dict of int to set of str
         How many → nodes.
     """
 
-    __slots__ = ("count", "held", "rooms")
+    __slots__ = ("count", "held", "nodes_by_free")
 
     def __init__(self) -> None:
         self.held: dict[str, dict[int, Device]] = {}
-        self.rooms: dict[int, set[str]] = {}
+        self.nodes_by_free: dict[int, set[str]] = {}
         self.count = 0
 
     def move(self, node_id: str, before: int) -> int:
         """Note that a node had another number of devices; return how many more there are now."""
-        rooms, after = self.rooms, len(self.held[node_id])
+        nodes_by_free, after = self.nodes_by_free, len(self.held[node_id])
         if before:
-            nodes = rooms[before]
+            nodes = nodes_by_free[before]
             nodes.remove(node_id)
             if not nodes:
-                del rooms[before]
+                del nodes_by_free[before]
         if not after:
             del self.held[node_id]
-        elif after in rooms:
-            rooms[after].add(node_id)
+        elif after in nodes_by_free:
+            nodes_by_free[after].add(node_id)
         else:
-            rooms[after] = {node_id}
+            nodes_by_free[after] = {node_id}
         self.count += after - before
         return after - before
 
 
-def _rooms_of(shelves: Iterable[_Shelf]) -> dict[int, set[str]]:
-    """Return how many devices nodes have on several shelves together → nodes."""
+def _merged(buckets: Iterable[_Bucket]) -> dict[int, set[str]]:
+    """Return how many devices nodes have in several buckets together → nodes."""
     by_node: Counter[str] = Counter()
-    for shelf in shelves:
-        for room, nodes in shelf.rooms.items():
+    for bucket in buckets:
+        for free, nodes in bucket.nodes_by_free.items():
             for node_id in nodes:
-                by_node[node_id] += room
-    return _by_room(by_node)
+                by_node[node_id] += free
+    return _by_free(by_node)
 
 
-def _with(rooms: Mapping[int, set[str]], limits: Mapping[str, int]) -> dict[int, set[str]]:
-    """Return rooms with those nodes moved that can give less than they have."""
+def _with(nodes_by_free: Mapping[int, set[str]], limits: Mapping[str, int]) -> dict[int, set[str]]:
+    """Return the same with those nodes moved that can give less than they have."""
     if not limits:
-        return dict(rooms)
-    found = {room: nodes - limits.keys() for room, nodes in rooms.items()}
-    for room, nodes in _by_room(limits).items():
-        found[room] = found.get(room, set()) | nodes
-    return {room: nodes for room, nodes in found.items() if nodes}
+        return dict(nodes_by_free)
+    found = {free: nodes - limits.keys() for free, nodes in nodes_by_free.items()}
+    for free, nodes in _by_free(limits).items():
+        found[free] = found.get(free, set()) | nodes
+    return {free: nodes for free, nodes in found.items() if nodes}
 
 
-def _by_room(by_node: Mapping[str, int]) -> dict[int, set[str]]:
+def _by_free(by_node: Mapping[str, int]) -> dict[int, set[str]]:
     """Return how many devices nodes have → nodes, of those that have any."""
-    rooms: dict[int, set[str]] = {}
-    for node_id, room in by_node.items():
-        if room:
-            rooms.setdefault(room, set()).add(node_id)
-    return rooms
+    nodes_by_free: dict[int, set[str]] = {}
+    for node_id, free in by_node.items():
+        if free:
+            nodes_by_free.setdefault(free, set()).add(node_id)
+    return nodes_by_free
 
 
 def _first(
-    shelves: Sequence[_Shelf], nodes: Iterable[str], count: int, limits: Mapping[str, int] = _NO_LIMITS
+    buckets: Sequence[_Bucket], nodes: Iterable[str], count: int, limits: Mapping[str, int] = _NO_LIMITS
 ) -> list[Located]:
     """Return so many devices of some nodes, the smallest of each first; no more of one than its limit."""
     chosen: list[Located] = []
     for node_id in nodes:
-        devices = [device for shelf in shelves for device in shelf.held.get(node_id, {}).values()]
+        devices = [device for bucket in buckets for device in bucket.held.get(node_id, {}).values()]
         devices.sort(key=_SMALLEST)
         some = min(count - len(chosen), limits.get(node_id, len(devices)))
         chosen += [(node_id, device) for device in devices[:some]]
     return chosen
 
 
-def _first_nodes(rooms: Mapping[int, Collection[str]], count: int) -> list[str]:
+def _first_nodes(nodes_by_free: Mapping[int, Collection[str]], count: int) -> list[str]:
     """Return the first node that has enough devices, else the first ones that have enough together."""
-    enough = [min(nodes) for room, nodes in rooms.items() if room >= count]
+    enough = [min(nodes) for free, nodes in nodes_by_free.items() if free >= count]
     if enough:
         return [min(enough)]
-    in_order = sorted((node_id, room) for room, nodes in rooms.items() for node_id in nodes)
-    before = accumulate((room for _, room in in_order), initial=0)
+    in_order = sorted((node_id, free) for free, nodes in nodes_by_free.items() for node_id in nodes)
+    before = accumulate((free for _, free in in_order), initial=0)
     return [node_id for (node_id, _), have in zip(in_order, before, strict=False) if have < count]
 
 

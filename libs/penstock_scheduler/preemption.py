@@ -117,7 +117,7 @@ class PreemptionCandidates:
     ----------
     running : RunColumns, or iterable of PreemptibleRun
         In any order; samples and runs that are stopping already left out.
-    outlook : RoundContext
+    context : RoundContext
 
     Notes
     -----
@@ -125,10 +125,10 @@ class PreemptionCandidates:
     taking them is O(1) each.
     """
 
-    def __init__(self, running: RunColumns | Iterable[PreemptibleRun], outlook: RoundContext) -> None:
-        self._preempts = outlook.manner.preempts
-        every = running if isinstance(running, RunColumns) else run_columns.of(running, outlook)
-        waste_s, worthwhile = self._weigh(every, outlook)
+    def __init__(self, running: RunColumns | Iterable[PreemptibleRun], context: RoundContext) -> None:
+        self._preempts = context.mode.preempts
+        every = running if isinstance(running, RunColumns) else run_columns.of(running, context)
+        waste_s, worthwhile = self._weigh(every, context)
         found = every.only(worthwhile) if len(every) else every
         loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
         self._looked = _Looked(found, loss_gpu_s)
@@ -206,16 +206,16 @@ class PreemptionCandidates:
             return False
         return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.head.run)
 
-    def _weigh(self, every: RunColumns, outlook: RoundContext) -> tuple[Floats, Bools]:
+    def _weigh(self, every: RunColumns, context: RoundContext) -> tuple[Floats, Bools]:
         """Return what stopping each run would waste, and whether that is worth it; note when the others are ripe."""
         if not len(every):
             self._unripe = every.queue, every.started_s
             return every.left_s, every.saves
-        ripe_s = every.started_s + np.maximum(outlook.rules.min_run_s, every.overhead_s / outlook.rules.overhead_share)
+        ripe_s = every.started_s + np.maximum(context.rules.min_run_s, every.overhead_s / context.rules.overhead_share)
         runs = every.started_s > 0
-        unripe = runs & (ripe_s > outlook.now_s)
+        unripe = runs & (ripe_s > context.now_s)
         self._unripe = every.queue[unripe], ripe_s[unripe]
-        unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, outlook.now_s - every.saved_s))
+        unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, context.now_s - every.saved_s))
         waste_s = every.switch_s + unsaved_s
         lent = every.queue >= BORROWED  # what it runs on is not its own, whatever it loses
         return waste_s, runs & ~unripe & (lent | (every.left_s > waste_s))

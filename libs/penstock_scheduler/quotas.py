@@ -94,7 +94,7 @@ def coverage(
     waiting: Sequence[RankedJob],
     running: Sequence[RankedJob],
     quotas: Mapping[str, int],
-    manner: DispatchMode,
+    mode: DispatchMode,
     parts: Mapping[str, float] = _WHOLE,
 ) -> QuotaCoverage:
     """
@@ -108,7 +108,7 @@ def coverage(
         Runs that are not stopping.
     quotas : mapping of str to int
         Team → devices.
-    manner : DispatchMode
+    mode : DispatchMode
         How the pool's order is walked.
     parts : mapping of str to float
         Job that shares → the number of devices that it counts as.
@@ -127,7 +127,7 @@ def coverage(
     ['j2']
     """
     left, closed, borrowers = {team: float(quota) for team, quota in quotas.items()}, set[str](), list[str]()
-    for ranked, runs in _in_turn(waiting, running, manner):
+    for ranked, runs in _in_turn(waiting, running, mode):
         team, gpus = ranked.job.spec.team, parts.get(ranked.job_id, ranked.job.spec.gpus)
         if ranked.sample:
             continue
@@ -135,7 +135,7 @@ def coverage(
             left[team] -= gpus
         else:
             borrowers.append(ranked.job_id)
-            if not runs and not manner.backfills:
+            if not runs and not mode.backfills:
                 closed.add(team)
     held: defaultdict[str, float] = defaultdict(float)
     for ranked in running:
@@ -144,32 +144,32 @@ def coverage(
     return QuotaCoverage(frozenset(borrowers), quotas, held, covered)
 
 
-def reclaiming(outlook: RoundContext) -> RoundContext:
+def reclaiming(context: RoundContext) -> RoundContext:
     """Return a context in which borrowers make way for covered jobs, although nobody else makes way."""
-    if outlook.manner.preempts != "never":
-        return outlook
-    return msgspec.structs.replace(outlook, manner=DispatchMode(outlook.manner.backfills, "queue", in_order=True))
+    if context.mode.preempts != "never":
+        return context
+    return msgspec.structs.replace(context, mode=DispatchMode(context.mode.backfills, "queue", in_order=True))
 
 
 def _in_turn(
-    waiting: Iterable[RankedJob], running: Iterable[RankedJob], manner: DispatchMode
+    waiting: Iterable[RankedJob], running: Iterable[RankedJob], mode: DispatchMode
 ) -> Iterable[tuple[RankedJob, bool]]:
     """Return all jobs in the order in which quotas cover them, and whether each runs."""
     both = [*((ranked, True) for ranked in running), *((ranked, False) for ranked in waiting)]
-    match manner.preempts:
+    match mode.preempts:
         case "position":
             return sorted(both, key=lambda each: (each[0][:3], not each[1]))
-        case "queue" if not manner.in_order:
+        case "queue" if not mode.in_order:
             return sorted(both, key=lambda each: (each[0].queue, not each[1], each[0][1:3]))
         case _:
             return sorted(both, key=lambda each: (not each[1], each[0][:3]))
 
 
-def of_pool(pool: PoolView, ready: Sequence[RankedJob], outlook: RoundContext) -> QuotaCoverage:
+def of_pool(pool: PoolView, ready: Sequence[RankedJob], context: RoundContext) -> QuotaCoverage:
     """Return the quota coverage of the pool's jobs."""
-    going_on = [run.ranked for run in pool.roster.runs() if can_be_stopped(run.ranked.job)]
-    ranked = [pool.ranked_by(one, outlook.now_s) for one in going_on]
-    return coverage(ready, ranked, outlook.rules.quotas, outlook.manner, pool.roster.sharing.parts())
+    going_on = [run.ranked for run in pool.index.runs() if can_be_stopped(run.ranked.job)]
+    ranked = [pool.ranked_by(one, context.now_s) for one in going_on]
+    return coverage(ready, ranked, context.rules.quotas, context.mode, pool.index.sharing.parts())
 
 
 def reasons(left: Sequence[RankedJob], covered: QuotaCoverage) -> dict[str, WaitCause]:

@@ -49,7 +49,7 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
     pool: PoolView
     looked_at: Candidates
     supply: DeviceSupply
-    outlook: RoundContext
+    context: RoundContext
     covered: QuotaCoverage
     ready: list[RankedJob]
 
@@ -61,13 +61,13 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def ends(self) -> list[tuple[str, Shape, float]]:
         """The runs that go on: their jobs, their devices, and in how many seconds they are expected to end."""
-        roster = self.pool.roster
-        leased = (roster.entries[key[3]] for key in roster.leased)
-        going_on = [entry for entry in leased if not entry.stopping and entry.tenant is None]
-        terms = self.pool.terms(self.outlook)
-        ends_s = roster.leases.ends_s([entry.ranked.job_id for entry in going_on], terms)
+        index = self.pool.index
+        granted = (index.entries[key[3]] for key in index.granted)
+        going_on = [entry for entry in granted if not entry.stopping and entry.sharing is None]
+        terms = self.pool.terms(self.context)
+        ends_s = index.grants.ends_s([entry.ranked.job_id for entry in going_on], terms)
         found = [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
-        return [*found, *pool_view.ends(self.pool, self.sharers)]
+        return [*found, *pool_view.ends(self.pool, self.sharing)]
 
     @cached_property
     def first(self) -> pool_view.Place | None:
@@ -75,9 +75,9 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
         return min((ranked[:2] for ranked in self.ready if not ranked.sample), default=None)
 
     @cached_property
-    def sharers(self) -> pool_view.SharingForecast:
+    def sharing(self) -> pool_view.SharingForecast:
         """The forecast of the runs that share devices."""
-        return pool_view.SharingForecast(self.pool, self.outlook, self.covered.borrowers, self.first)
+        return pool_view.SharingForecast(self.pool, self.context, self.covered.borrowers, self.first)
 
 
 class _Draft(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class _Draft(msgspec.Struct, frozen=True):
     admitted: Admission
     matched: MatchedJobs
     supply: DeviceSupply
-    outlook: RoundContext
+    context: RoundContext
     busy: Busy
 
     @property
@@ -109,7 +109,7 @@ class _Draft(msgspec.Struct, frozen=True):
     def served(self) -> set[str]:
         """The jobs that start now, or once others have stopped."""
         found = self.admitted
-        keeping = found.keeps.keys() - found.patient.keys()
+        keeping = found.keeps.keys() - found.reserved.keys()
         return {ranked.job_id for ranked, _, _ in self.started} | {job.job_id for _, job in found.preempted} | keeping
 
     @property
@@ -132,17 +132,17 @@ def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundD
     Looks at the jobs that could get devices, at those whose time to start has not come, and at those that it explains.
     A matching where a device is idle and jobs wait; a look at every run where one may be preempted.
     """
-    roster, evicted = pool.roster, pool.evicted()
-    if not len(roster.waiting) and not evicted:
+    index, evicted = pool.index, pool.evicted()
+    if not len(index.waiting) and not evicted:
         return None, math.inf
-    outlook, supply = pool.outlook(now_s, rules), pool.supply()
+    context, supply = pool.context(now_s, rules), pool.supply()
     covered = NO_QUOTAS
-    scene = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
-    moment = wait_causes.PoolMoment(pool, scene, now_s, rules)
-    looked_at = candidates(moment, supply, outlook)
+    aftermath = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
+    moment = wait_causes.PoolMoment(pool, aftermath, now_s, rules)
+    looked_at = candidates(moment, supply, context)
     if rules.quotas:
-        covered, outlook = quotas.of_pool(pool, looked_at.ready, outlook), quotas.reclaiming(outlook)
-    field = _Field(pool, looked_at, supply, outlook, covered, _ready(pool, looked_at.ready, covered))
+        covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
+    field = _Field(pool, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
     draft, left_out = _draft(field)
     try:
         return _decided(moment, field, draft, left_out, evicted)
@@ -152,10 +152,10 @@ def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundD
 
 def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:
     """Return the jobs of a pool that no quota covers, without those that nothing could start."""
-    outlook, supply = pool.outlook(now_s, rules), pool.supply()
-    scene = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.manner.backfills)
-    looked_at = candidates(wait_causes.PoolMoment(pool, scene, now_s, rules), supply, outlook)
-    return quotas.of_pool(pool, looked_at.ready, outlook).borrowers
+    context, supply = pool.context(now_s, rules), pool.supply()
+    aftermath = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
+    looked_at = candidates(wait_causes.PoolMoment(pool, aftermath, now_s, rules), supply, context)
+    return quotas.of_pool(pool, looked_at.ready, context).borrowers
 
 
 def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> list[RankedJob]:
@@ -175,8 +175,8 @@ def _decided(
     placements, preemptions = _placements(field.pool, draft), _preemptions(field, draft.admitted, evicted)
     waits = _waits(moment, field, draft, left_out)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
-    keeps = draft.admitted.patient
-    quiet = not placements and not preemptions and keeps == pool.staying
+    keeps = draft.admitted.reserved
+    quiet = not placements and not preemptions and keeps == pool.reservations
     if quiet and (due_s := _due_s(pool, waits, rules)) > now_s:
         return None, min(next_s, due_s)
     prices = _prices(draft, looked_at.singles(assignment.PRICED) if rules.max_waits else ())
@@ -194,10 +194,10 @@ def _decided(
 
 def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out of it."""
-    pool, supply, outlook = field.pool, field.supply, field.outlook
-    alpha = pool.alpha(outlook.rules)
+    pool, supply, context = field.pool, field.supply, field.context
+    alpha = pool.alpha(context.rules)
     left_out: Mapping[str, int] = {}
-    if alpha < 1.0 and not (len(supply.free) > 0 or pool.roster.sharing.waiting or len(field.victims) > 0):
+    if alpha < 1.0 and not (len(supply.free) > 0 or pool.index.sharing.waiting or len(field.victims) > 0):
         alpha = 1.0  # where nothing can start, all are in
     if alpha >= 1.0 and not field.covered.borrowers:
         return _try(field, field.ready), left_out
@@ -212,8 +212,8 @@ def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
 
 def _turns(field: _Field, alpha: float) -> Iterator[FairnessTry]:
     """Yield the tries: the jobs that quotas cover, the least-progressed users' first; borrowers only after them."""
-    pool, now_s = field.pool, field.outlook.now_s
-    exempt = {*pool.promised, *pool.staying}
+    pool, now_s = field.pool, field.context.now_s
+    exempt = {*pool.promised, *pool.reservations}
     own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]
     if own and len(own) < len(field.ready):
         yield from fairness.turns(own, pool.progress, exempt, alpha, now_s)
@@ -221,22 +221,22 @@ def _turns(field: _Field, alpha: float) -> Iterator[FairnessTry]:
 
 
 def _try(field: _Field, entering: Sequence[RankedJob]) -> _Draft:
-    outlook = field.outlook
+    context = field.context
     supply = field.supply
-    if field.pool.roster.sharing:
-        supply = pool_view.supply(field.pool, supply, outlook, field.sharers)
-    admitted = admit(entering, lambda: field.victims, supply, outlook, field.pool.staying)
+    if field.pool.index.sharing:
+        supply = pool_view.supply(field.pool, supply, context, field.sharing)
+    admitted = admit(entering, lambda: field.victims, supply, context, field.pool.reservations)
 
     def busy() -> dict[Device, list[float]]:
         return _busy(field, admitted)
 
-    matched = ASSIGNMENTS[outlook.rules.assign].assign(_rivals(field, admitted), supply, busy, outlook)
-    return _Draft(admitted, matched, supply, outlook, busy)
+    matched = ASSIGNMENTS[context.rules.assign].assign(_rivals(field, admitted), supply, busy, context)
+    return _Draft(admitted, matched, supply, context, busy)
 
 
 def _rivals(field: _Field, admitted: Admission) -> Sequence[RankedJob]:
     """Return the jobs that are matched with each other: those that could start now, and the first that wait."""
-    if not len(field.supply.free) or field.looked_at.all_in or field.outlook.manner.positions_bind:
+    if not len(field.supply.free) or field.looked_at.all_in or field.context.mode.positions_bind:
         return admitted.singles
     first = field.looked_at.singles(assignment.LOOKED_AT)
     known = {ranked.job_id for ranked in first}
@@ -245,19 +245,19 @@ def _rivals(field: _Field, admitted: Admission) -> Sequence[RankedJob]:
 
 def _victims(field: _Field) -> RunColumns:
     """Return the runs that some waiting job may preempt, and when each is expected to end."""
-    pool, outlook, roster = field.pool, field.outlook, field.pool.roster
+    pool, context, index = field.pool, field.context, field.pool.index
     first = field.first
-    if first is None or outlook.manner.preempts == "never":
+    if first is None or context.mode.preempts == "never":
         return run_columns.NONE
-    if not field.covered.borrowers and not roster.has_below(first[0], outlook.manner):
+    if not field.covered.borrowers and not index.has_below(first[0], context.mode):
         return run_columns.NONE
-    every, stoppable = roster.leases.runs(pool.terms(outlook))
+    every, stoppable = index.grants.runs(pool.terms(context))
     if field.covered.borrowers:
-        every = every.borrowing(roster.leases.rows_of(list(field.covered.borrowers)))
-    if roster.sharing.runs:
-        every, stoppable = co_preemption.beside(every, stoppable, roster.sharing.ties, field.sharers.behind())
+        every = every.borrowing(index.grants.rows_of(list(field.covered.borrowers)))
+    if index.sharing.runs:
+        every, stoppable = co_preemption.beside(every, stoppable, index.sharing.ties, field.sharing.behind())
     below = every.queue > first[0]
-    if outlook.manner.preempts == "position":
+    if context.mode.preempts == "position":
         below |= (every.queue == first[0]) & (every.position > first[1])
     return every.only(below & stoppable)
 
@@ -272,19 +272,19 @@ def _waits(moment: PoolMoment, field: _Field, draft: _Draft, left_out: Mapping[s
         return ()
     hindered = wait_causes.hindered(left, moment)
     own = {**_kept_back(field, draft, left, left_out), **hindered.reasons}
-    reasons = wait_causes.KnownCauses(own, draft.matched.later, _scene_after(moment.scene, pool.roster.runs(), draft))
+    reasons = wait_causes.KnownCauses(own, draft.matched.later, _aftermath(moment.aftermath, pool.index.runs(), draft))
     return wait_causes.waits(left, reasons, rules.max_waits)
 
 
 def _left(pool: PoolView, started: Collection[str], most: int) -> Iterator[RankedJob]:
     """Yield the first waiting jobs that do not start: those for whom others were preempted, the others, held ones."""
-    roster = pool.roster
-    ahead = [key for job_id in pool.promised if (key := roster.key_of_waiting(job_id)) is not None]
+    index = pool.index
+    ahead = [key for job_id in pool.promised if (key := index.key_of_waiting(job_id)) is not None]
     known = {key[3] for key in ahead}
-    others = chain(sorted(ahead), (key for key in roster.waiting if key[3] not in known))
-    open_to = list(islice((k for k in others if k[3] not in started and k[3] not in roster.held), most))
-    held = islice((key for key in roster.waiting if key[3] in roster.held), most - len(open_to)) if roster.held else ()
-    yield from roster.ranked(chain(open_to, held))
+    others = chain(sorted(ahead), (key for key in index.waiting if key[3] not in known))
+    open_to = list(islice((k for k in others if k[3] not in started and k[3] not in index.held), most))
+    held = islice((key for key in index.waiting if key[3] in index.held), most - len(open_to)) if index.held else ()
+    yield from index.ranked(chain(open_to, held))
 
 
 def _kept_back(
@@ -303,9 +303,9 @@ def _kept_back(
     beyond = [ranked for ranked in left if ranked.job_id in field.covered.borrowers]
     teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(field, team)]
     beyond = [ranked for ranked in beyond if ranked.job.spec.team in teams]
-    if len(field.pool.roster) * (bool(behind) + len(teams)) <= TRIED_JOBS:
+    if len(field.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
         behind, beyond = _tried(field, draft, behind, beyond)
-    alpha = field.outlook.rules.alpha
+    alpha = field.context.rules.alpha
     return {
         **{ranked.job_id: _behind(left_out[ranked.job.spec.user], alpha) for ranked in behind},
         **quotas.reasons(beyond, field.covered),
@@ -340,21 +340,21 @@ def _served(field: _Field, entering: Sequence[RankedJob] | None) -> set[str]:
 
 def _helps(field: _Field, team: str) -> bool:
     """Say whether a team could get any device with a larger quota: idle, borrowed, or of a run that makes way."""
-    if field.pool.manner.preempts != "never":
+    if field.pool.mode.preempts != "never":
         return True
-    roster, borrowers = field.pool.roster, field.covered.borrowers
-    lent = (roster.entries[key[3]].ranked for key in roster.leased if key[3] in borrowers)
-    return len(roster.free) > 0 or any(ranked.job.spec.team != team for ranked in lent)
+    index, borrowers = field.pool.index, field.covered.borrowers
+    lent = (index.entries[key[3]].ranked for key in index.granted if key[3] in borrowers)
+    return len(index.free) > 0 or any(ranked.job.spec.team != team for ranked in lent)
 
 
 def _with_quota(field: _Field, team: str) -> _Field:
     """Return a round with a quota that covers all jobs of a team."""
-    pool, outlook = field.pool, field.outlook
-    rules = msgspec.structs.replace(outlook.rules, quotas={**outlook.rules.quotas, team: _ALL})
-    outlook = msgspec.structs.replace(outlook, rules=rules)
-    covered = quotas.of_pool(pool, field.looked_at.ready, outlook)
+    pool, context = field.pool, field.context
+    rules = msgspec.structs.replace(context.rules, quotas={**context.rules.quotas, team: _ALL})
+    context = msgspec.structs.replace(context, rules=rules)
+    covered = quotas.of_pool(pool, field.looked_at.ready, context)
     ready = _ready(pool, field.looked_at.ready, covered)
-    return _Field(pool, field.looked_at, pool.supply(), outlook, covered, ready)
+    return _Field(pool, field.looked_at, pool.supply(), context, covered, ready)
 
 
 def _behind(others: int, alpha: float) -> WaitCause:
@@ -376,7 +376,7 @@ def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
 
 
 def _placements(pool: PoolView, draft: _Draft) -> tuple[Placement, ...]:
-    tenants = pool.roster.sharing.tenants
+    demands = pool.index.sharing.demands
     return tuple(
         [
             Placement(
@@ -384,7 +384,7 @@ def _placements(pool: PoolView, draft: _Draft) -> tuple[Placement, ...]:
                 epoch=ranked.job.epoch + 1,
                 kind=kind,
                 slots=slots(devices),
-                need=tenants[ranked.job_id].need if ranked.job_id in tenants else None,
+                need=demands[ranked.job_id].need if ranked.job_id in demands else None,
             )
             for ranked, kind, devices in draft.started
         ]
@@ -413,13 +413,13 @@ def _eviction(pool: PoolView, run: PreemptibleRun) -> str:
     return demand.reason or f"it is to go on on {demand.gpus} device{'s' if demand.gpus > 1 else ''}"
 
 
-def _scene_after(scene: RoundAftermath, runs: Sequence[PreemptibleRun], draft: _Draft) -> RoundAftermath:
+def _aftermath(aftermath: RoundAftermath, runs: Sequence[PreemptibleRun], draft: _Draft) -> RoundAftermath:
     new = [
         PreemptibleRun(ranked._replace(queue=ranked.own_queue), kind, tuple(devices))
         for ranked, kind, devices in draft.started
     ]
     return msgspec.structs.replace(
-        scene,
+        aftermath,
         idle=draft.supply.free,
         running=[*(run for run in runs if run.devices), *new],
         kept=draft.admitted.keeps,
@@ -433,7 +433,7 @@ def _prices(draft: _Draft, singles: Sequence[RankedJob]) -> dict[str, float]:
         return {}
     given = [device for _, _, devices in draft.matched.starts for device in devices]
     supply.free.give(given)  # as it was before the matching
-    prices = assignment.prices_s(singles, supply, draft.busy, draft.outlook)
+    prices = assignment.prices_s(singles, supply, draft.busy, draft.context)
     supply.free.take(given)
     return prices
 

@@ -154,7 +154,7 @@ class RoundContext(msgspec.Struct, frozen=True):
     ----------
     prior_s : float
         Service that a job is expected to need while nothing is known, seconds at speed 1.
-    manner : DispatchMode
+    mode : DispatchMode
         How the pool's order is walked.
     workload : callable
         Gives a job's workload; jobs of one workload are equally fast on each kind.
@@ -166,7 +166,7 @@ class RoundContext(msgspec.Struct, frozen=True):
     rules: RoundRules
     prior_s: float = 60.0
     cost: CostOf = lambda _: PreemptionCost()
-    manner: DispatchMode = BY_QUEUE
+    mode: DispatchMode = BY_QUEUE
     together: Together = lambda job: workload.consolidates(job.spec.skew)
     workload: Callable[[Job], str] = lambda job: job.id
 

@@ -86,7 +86,7 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
         return found
 
 
-def impossible_cause(spec: JobSpec, scene: RoundAftermath) -> WaitCause | None:
+def impossible_cause(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause | None:
     """
     Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn.
 
@@ -96,24 +96,24 @@ def impossible_cause(spec: JobSpec, scene: RoundAftermath) -> WaitCause | None:
     >>> impossible_cause(JobSpec(name="a", command=("true",)), empty)[:2]
     ('no_nodes', 'pool `lab` has no node')
     """
-    if _largest(spec, scene.whole) >= spec.gpus:
+    if _largest(spec, aftermath.whole) >= spec.gpus:
         return None
-    if not scene.nodes:
+    if not aftermath.nodes:
         remedy = "start an executor in it, or choose another pool"
-        return WaitCause("no_nodes", f"pool `{scene.pool}` has no node", remedy)
-    if not any(node.usable for node in scene.nodes):
-        evidence = f"{_count(len(scene.nodes), 'node')} of pool `{scene.pool}`, all drained"
-        return WaitCause("no_nodes", evidence, _resume(_lacking(spec, scene) or scene.nodes[:3]))
-    present = FreeDevices({node.id: node.devices for node in scene.nodes}, hosts=scene.nodes)
+        return WaitCause("no_nodes", f"pool `{aftermath.pool}` has no node", remedy)
+    if not any(node.usable for node in aftermath.nodes):
+        evidence = f"{_count(len(aftermath.nodes), 'node')} of pool `{aftermath.pool}`, all drained"
+        return WaitCause("no_nodes", evidence, _resume(_lacking(spec, aftermath) or aftermath.nodes[:3]))
+    present = FreeDevices({node.id: node.devices for node in aftermath.nodes}, hosts=aftermath.nodes)
     if _largest(spec, present) >= spec.gpus:
-        return _drained(spec, scene)
+        return _drained(spec, aftermath)
     if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
-        return WaitCause("never_fits", *_too_much_of_a_host(spec, scene))
-    remedy = _relaxed(spec, scene.whole) or _bare(spec, scene.whole)
-    return WaitCause("never_fits", _largest_text(spec, present, scene.pool), remedy)
+        return WaitCause("never_fits", *_too_much_of_a_host(spec, aftermath))
+    remedy = _relaxed(spec, aftermath.whole) or _bare(spec, aftermath.whole)
+    return WaitCause("never_fits", _largest_text(spec, present, aftermath.pool), remedy)
 
 
-def capacity_cause(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause:
+def capacity_cause(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause:
     """
     Return why a job that could fit finds no devices; ``ahead`` is how many waiting jobs stand before it.
 
@@ -122,28 +122,30 @@ def capacity_cause(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCaus
     ValueError
         If devices for it are idle: then it does not wait for capacity.
     """
-    idle = scene.idle.kinds(spec)
+    idle = aftermath.idle.kinds(spec)
     if any(count >= spec.gpus for count in idle.values()):
         raise ValueError(f"{idle} idle devices hold the job's {spec.gpus}; expected a job that finds none")
     place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
     if idle:
         free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
         return WaitCause("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}")
-    there = scene.whole.kinds_without_hosts(spec)  # all that its runs are counted for, also where hosts bind it
-    use = (_use(kind, there[kind], scene) for kind in scene.whole.kinds(spec))
+    there = aftermath.whole.kinds_without_hosts(spec)  # all that its runs are counted for, also where hosts bind it
+    use = (_use(kind, there[kind], aftermath) for kind in aftermath.whole.kinds(spec))
     return WaitCause("capacity", "; ".join(use) + place)
 
 
-def host(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause | None:
+def host(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
     """Return why a job waits for room on hosts whose devices are idle; None where it does not wait for that."""
-    idle = scene.idle.kinds_without_hosts(spec) if scene.idle.is_tight(spec) else {}
+    idle = aftermath.idle.kinds_without_hosts(spec) if aftermath.idle.is_tight(spec) else {}
     idle = {kind: count for kind, count in idle.items() if count >= spec.gpus}
-    if not idle or any(count >= spec.gpus for count in scene.idle.kinds(spec).values()):
+    if not idle or any(count >= spec.gpus for count in aftermath.idle.kinds(spec).values()):
         return None
-    nodes = {node_id for kind in idle for node_id, device in scene.idle if device.kind == kind and fits(spec, device)}
-    most = max(nodes, key=lambda node_id: (scene.idle.left_of(node_id).memory_bytes, node_id))
-    left = scene.idle.left_of(most)
-    share = next((share_of(node) for node in scene.nodes if node.id == most), NOTHING)
+    nodes = {
+        node_id for kind in idle for node_id, device in aftermath.idle if device.kind == kind and fits(spec, device)
+    }
+    most = max(nodes, key=lambda node_id: (aftermath.idle.left_of(node_id).memory_bytes, node_id))
+    left = aftermath.idle.left_of(most)
+    share = next((share_of(node) for node in aftermath.nodes if node.id == most), NOTHING)
     need = need_of(spec, share)
     for_memory = left.holds(need._replace(cpus=0)) <= left.holds(need._replace(memory_bytes=0))
     has = f"{gibibytes(max(0, left.memory_bytes))} and {left.cpus / 1000:g} cpus of `{most}` are left"
@@ -154,9 +156,9 @@ def host(spec: JobSpec, scene: RoundAftermath, ahead: int) -> WaitCause | None:
     return WaitCause("host_memory" if for_memory else "host_cpus", evidence)
 
 
-def _too_much_of_a_host(spec: JobSpec, scene: RoundAftermath) -> tuple[str, str]:
+def _too_much_of_a_host(spec: JobSpec, aftermath: RoundAftermath) -> tuple[str, str]:
     """Return the demand for which no node has room, and the smaller one with which the job would fit."""
-    able = [node for node in scene.nodes if any(fits(spec, device) for device in node.devices)]
+    able = [node for node in aftermath.nodes if any(fits(spec, device) for device in node.devices)]
     memory_bytes = max((node.host_memory_bytes for node in able), default=0)
     cpus = max((node.cpus for node in able), default=0.0)
     wants = []
@@ -165,8 +167,10 @@ def _too_much_of_a_host(spec: JobSpec, scene: RoundAftermath) -> tuple[str, str]
     if spec.cpus:
         wants.append(f"{spec.cpus:g} cpus")
     each = " for each of its devices" if spec.gpus > 1 else ""
-    has = f"the largest node of pool `{scene.pool}` with such devices has {gibibytes(memory_bytes)} and {cpus:g} cpus"
-    return f"needs {' and '.join(wants)}{each}; {has}", _less_of_a_host(spec, scene.whole)
+    has = (
+        f"the largest node of pool `{aftermath.pool}` with such devices has {gibibytes(memory_bytes)} and {cpus:g} cpus"
+    )
+    return f"needs {' and '.join(wants)}{each}; {has}", _less_of_a_host(spec, aftermath.whole)
 
 
 def _less_of_a_host(spec: JobSpec, devices: FreeDevices) -> str:
@@ -218,7 +222,7 @@ def _largest_below(parts: Iterable[int], least: int, asked: int) -> list[int]:
     return found if not 0 < least < asked or least in found else [*found, least]
 
 
-def passed_by(idle: Mapping[str, int], scene: RoundAftermath, first: str) -> WaitCause:
+def passed_by(idle: Mapping[str, int], aftermath: RoundAftermath, first: str) -> WaitCause:
     """
     Return why a job waits beside idle devices that would do, where it does not wait for better ones.
 
@@ -230,48 +234,48 @@ def passed_by(idle: Mapping[str, int], scene: RoundAftermath, first: str) -> Wai
         The first of the jobs before it that wait for devices; empty if there is none.
     """
     there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
-    if first and not scene.backfills:
+    if first and not aftermath.backfills:
         return WaitCause("order", f"`{first}` comes before it, and in this order nobody overtakes; idle: {there}")
     return WaitCause("order", f"those before it have the first call on what is idle: {there}")
 
 
-def keeping(spec: JobSpec, scene: RoundAftermath, kind: str) -> WaitCause:
+def keeping(spec: JobSpec, aftermath: RoundAftermath, kind: str) -> WaitCause:
     """Return how many devices of a kind are kept so far for a job that keeps what falls free."""
     evidence = f"what falls free of {kind} is kept for it; it needs {spec.gpus}"
-    if list(scene.kept.values()).count(kind) == 1:
-        busy = sum(device.kind == kind and fits(spec, device) for run in scene.running for _, device in run.devices)
-        free = scene.whole.count(spec, kind) - busy - scene.idle.count(spec, kind)
+    if list(aftermath.kept.values()).count(kind) == 1:
+        busy = sum(device.kind == kind and fits(spec, device) for run in aftermath.running for _, device in run.devices)
+        free = aftermath.whole.count(spec, kind) - busy - aftermath.idle.count(spec, kind)
         evidence += f" and has {max(0, free)} so far"
     return WaitCause("capacity", evidence)
 
 
-def _use(kind: str, count: int, scene: RoundAftermath) -> str:
+def _use(kind: str, count: int, aftermath: RoundAftermath) -> str:
     """Say what holds a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
-    queues: Mapping[int, int] = scene.queues.get(kind, {})
+    queues: Mapping[int, int] = aftermath.queues.get(kind, {})
     parts = ", ".join(
         f"{_count(n, 'job')} of queue {queue}" if queue >= 0 else _count(n, "sample")
         for queue, n in sorted(queues.items())
     )
     text = f"{count} {kind} busy with {parts or 'no job'}"
-    keepers = [job_id for job_id, of in scene.kept.items() if of == kind]
+    keepers = [job_id for job_id, of in aftermath.kept.items() if of == kind]
     return text + (f", or kept free for `{keepers[0]}`" if keepers else "")
 
 
-def _drained(spec: JobSpec, scene: RoundAftermath) -> WaitCause:
-    drained = [n for n in scene.nodes if n.drained and any(fits(spec, d) for d in n.devices)]
+def _drained(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause:
+    drained = [n for n in aftermath.nodes if n.drained and any(fits(spec, d) for d in n.devices)]
     names = ", ".join(f"`{node.id}`" for node in drained[:3])
-    left = _largest(spec, scene.whole)
+    left = _largest(spec, aftermath.whole)
     evidence = f"needs {spec.gpus}, {left} left on nodes that take jobs; drained: {names}"
-    return WaitCause("capacity", evidence, _resume(_lacking(spec, scene)))
+    return WaitCause("capacity", evidence, _resume(_lacking(spec, aftermath)))
 
 
-def _lacking(spec: JobSpec, scene: RoundAftermath) -> list[Node]:
+def _lacking(spec: JobSpec, aftermath: RoundAftermath) -> list[Node]:
     """Return the fewest drained nodes with which the job fits; none if it does not fit even then."""
-    drained = {node.id: node for node in scene.nodes if node.drained}
+    drained = {node.id: node for node in aftermath.nodes if node.drained}
     held = FreeDevices({node_id: node.devices for node_id, node in drained.items()})
     choices: list[list[Node]] = []
     for kind, count in held.kinds(spec).items():
-        missing = spec.gpus - scene.whole.count(spec, kind)
+        missing = spec.gpus - aftermath.whole.count(spec, kind)
         if count >= missing:
             chosen = held.choose(spec, kind, missing, together=True)
             choices.append([drained[node_id] for node_id in sorted({node_id for node_id, _ in chosen})])
@@ -374,7 +378,7 @@ class PoolMoment(msgspec.Struct, frozen=True):
     """A pool as a round finds it."""
 
     pool: PoolView
-    scene: RoundAftermath
+    aftermath: RoundAftermath
     now_s: float
     rules: RoundRules
 
@@ -390,13 +394,13 @@ class KnownCauses:
         Job that nothing could have started → its cause.
     later : mapping of str to DeferredJob
         Job that waits for a better device → its later place.
-    scene : RoundAftermath
+    aftermath : RoundAftermath
         The pool after the round.
     """
 
     hindered: Mapping[str, WaitCause]
     later: Mapping[str, DeferredJob]
-    scene: RoundAftermath
+    aftermath: RoundAftermath
 
 
 def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
@@ -404,12 +408,12 @@ def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
     found = HinderedJobs()
     impossible: dict[tuple[object, ...], WaitCause | None] = {}
     for _, _, job_id, job in waiting:
-        tenant = moment.pool.roster.sharing.tenants.get(job_id)
+        demand = moment.pool.index.sharing.demands.get(job_id)
         spec = job.spec
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, spec.cpus, spec.host_memory_bytes, tenant)
-        if demand not in impossible:
-            impossible[demand] = _impossible(job.spec, tenant, moment)
-        reason, until_s = _hindrance(job, impossible[demand], moment)
+        key = (spec.kinds, spec.memory_bytes, spec.gpus, spec.cpus, spec.host_memory_bytes, demand)
+        if key not in impossible:
+            impossible[key] = _impossible(job.spec, demand, moment)
+        reason, until_s = _hindrance(job, impossible[key], moment)
         if reason is not None:
             found.reasons[job_id] = reason
             found.wake_s = min(found.wake_s, until_s)
@@ -431,32 +435,36 @@ def waits(left: Sequence[RankedJob], reasons: KnownCauses, most: int) -> tuple[W
 
 
 def sharing_impossible_cause(
-    spec: JobSpec, tenant: SharingDemand, scene: RoundAftermath, reserve_share: float
+    spec: JobSpec, demand: SharingDemand, aftermath: RoundAftermath, reserve_share: float
 ) -> WaitCause | None:
     """Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn."""
-    if (found := impossible_cause(spec, scene)) is not None:
+    if (found := impossible_cause(spec, aftermath)) is not None:
         return found
-    wanted = asking(spec, tenant, reserve_share)
-    if max(scene.whole.kinds(wanted).values(), default=0) < tenant.gpus:
-        largest = max(device.memory_bytes for _, device in scene.whole if fits(spec, device))
+    wanted = asking(spec, demand, reserve_share)
+    if max(aftermath.whole.kinds(wanted).values(), default=0) < demand.gpus:
+        largest = max(device.memory_bytes for _, device in aftermath.whole if fits(spec, device))
         evidence = f"needs {gibibytes(wanted.memory_bytes)} of each device with what is kept in reserve; the largest"
         return WaitCause("never_fits", f"{evidence} has {gibibytes(largest)}")
-    if tenant.gpus == 1:
+    if demand.gpus == 1:
         return None
     most = max(
-        (len(held) for kind in scene.whole.kinds(wanted) for held in scene.whole.standing(wanted, kind).values()),
+        (
+            len(held)
+            for kind in aftermath.whole.kinds(wanted)
+            for held in aftermath.whole.standing(wanted, kind).values()
+        ),
         default=0,
     )
-    if most >= tenant.gpus:
+    if most >= demand.gpus:
         return None
-    evidence = f"takes turns on {tenant.gpus} devices of one node and kind; the most that one has is {most}"
+    evidence = f"takes turns on {demand.gpus} devices of one node and kind; the most that one has is {most}"
     return WaitCause("never_fits", evidence, f"ask for at most {_count(most, 'device')}")
 
 
-def _impossible(spec: JobSpec, tenant: SharingDemand | None, moment: PoolMoment) -> WaitCause | None:
-    if tenant is None:
-        return impossible_cause(spec, moment.scene)
-    return sharing_impossible_cause(spec, tenant, moment.scene, moment.rules.lane_reserve_share)
+def _impossible(spec: JobSpec, demand: SharingDemand | None, moment: PoolMoment) -> WaitCause | None:
+    if demand is None:
+        return impossible_cause(spec, moment.aftermath)
+    return sharing_impossible_cause(spec, demand, moment.aftermath, moment.rules.lane_reserve_share)
 
 
 def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tuple[WaitCause | None, float]:
@@ -472,16 +480,16 @@ def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tu
     if until_s > now_s and _is_being_sized(job):
         evidence = f"its first size is being worked out; it waits for that {until_s - now_s:.1f} s more at most"
         return WaitCause("profiling", evidence), until_s
-    if until_s > now_s and _is_being_measured(job, moment.pool, moment.scene):
-        kinds = " and ".join(moment.scene.whole.kinds(job.spec))
+    if until_s > now_s and _is_being_measured(job, moment.pool, moment.aftermath):
+        kinds = " and ".join(moment.aftermath.whole.kinds(job.spec))
         sampled = f"its speeds on {kinds} are being measured by samples, since {sample_plan.why_sampled(job.spec)}"
         evidence = f"{sampled}; it waits for them {until_s - now_s:.1f} s more at most"
         return WaitCause("profiling", evidence), until_s
     return None, math.inf
 
 
-def _is_being_measured(job: Job, pool: PoolView, scene: RoundAftermath) -> bool:
-    return sample_plan.awaits_speeds(job, scene.whole.kinds(job.spec), known=pool.speeds.knows(pool.keys[job.id]))
+def _is_being_measured(job: Job, pool: PoolView, aftermath: RoundAftermath) -> bool:
+    return sample_plan.awaits_speeds(job, aftermath.whole.kinds(job.spec), known=pool.speeds.knows(pool.keys[job.id]))
 
 
 def _is_being_sized(job: Job) -> bool:
@@ -490,7 +498,7 @@ def _is_being_sized(job: Job) -> bool:
 
 
 def sharing_capacity_cause(
-    spec: JobSpec, tenant: SharingDemand, sharing: SharedPlacement, scene: RoundAftermath, ahead: int
+    spec: JobSpec, demand: SharingDemand, sharing: SharedPlacement, aftermath: RoundAftermath, ahead: int
 ) -> WaitCause:
     """
     Return why a job finds neither room on devices that others share nor a device that nobody has.
@@ -501,29 +509,29 @@ def sharing_capacity_cause(
         How many waiting jobs stand before it.
     """
     place = f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"
-    found = sharing.survey(spec, tenant)
-    parts = [f"needs {_wanted(tenant)}", *_most_room(found.most)]
-    parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(found.refusals.items()) if not tenant.alone]
-    whole = sum(scene.whole.kinds(spec).values()) - found.number
+    found = sharing.survey(spec, demand)
+    parts = [f"needs {_wanted(demand)}", *_most_room(found.most)]
+    parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(found.refusals.items()) if not demand.alone]
+    whole = sum(aftermath.whole.kinds(spec).values()) - found.number
     if whole > 0:
         parts.append(f"{_count(whole, 'device')} held by jobs that do not share")
     return WaitCause("capacity", "; ".join([*parts, place]))
 
 
 def _for_devices(job: Job, reasons: KnownCauses, ahead: int, first: str) -> WaitCause:
-    scene, later = reasons.scene, reasons.later.get(job.id)
-    idle = {kind: count for kind, count in scene.idle.kinds(job.spec).items() if count >= job.spec.gpus}
+    aftermath, later = reasons.aftermath, reasons.later.get(job.id)
+    idle = {kind: count for kind, count in aftermath.idle.kinds(job.spec).items() if count >= job.spec.gpus}
     if idle and later is not None:
         return _later_place(later, idle)
     if idle:
-        return passed_by(idle, scene, first)
-    if scene.sharing is not None and (tenant := scene.sharing.tenants.get(job.id)) is not None:
-        return sharing_capacity_cause(job.spec, tenant, scene.sharing, scene, ahead)
-    if reason := host(job.spec, scene, ahead):
+        return passed_by(idle, aftermath, first)
+    if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
+        return sharing_capacity_cause(job.spec, demand, aftermath.sharing, aftermath, ahead)
+    if reason := host(job.spec, aftermath, ahead):
         return reason
-    if job.id in scene.kept:
-        return keeping(job.spec, scene, scene.kept[job.id])
-    return capacity_cause(job.spec, scene, ahead)
+    if job.id in aftermath.kept:
+        return keeping(job.spec, aftermath, aftermath.kept[job.id])
+    return capacity_cause(job.spec, aftermath, ahead)
 
 
 def _later_place(later: DeferredJob, idle: Mapping[str, int]) -> WaitCause:
@@ -532,10 +540,10 @@ def _later_place(later: DeferredJob, idle: Mapping[str, int]) -> WaitCause:
     return WaitCause("later_place", f"{evidence}; {idle[kind]} `{kind}` idle, where it would end later")
 
 
-def _wanted(tenant: SharingDemand) -> str:
-    if tenant.alone:
+def _wanted(demand: SharingDemand) -> str:
+    if demand.alone:
         return "a device of its own until a run has measured its memory"
-    return f"{tenant.needs()} on each of {tenant.gpus} devices of a node" if tenant.gpus > 1 else tenant.needs()
+    return f"{demand.needs()} on each of {demand.gpus} devices of a node" if demand.gpus > 1 else demand.needs()
 
 
 def _most_room(most: SharedDevice | None) -> list[str]:

@@ -88,15 +88,15 @@ def changed(pool: PoolView, *jobs: Job) -> Iterator[PoolView]:
     -----
     O(log J) a job: the pool's index is changed, and changed back.
     """
-    before = [(job, pool.roster.entries.get(job.id)) for job in jobs]
+    before = [(job, pool.index.entries.get(job.id)) for job in jobs]
     for job in jobs:
-        pool.roster.note(job)
+        pool.index.note(job)
     keys = {job.id: job.profile_key or workload.key(job.spec) for job in jobs}
     try:
         yield pool if keys.items() <= pool.keys.items() else msgspec.structs.replace(pool, keys={**pool.keys, **keys})
     finally:
         for job, entry in before:
-            pool.roster.note(entry.ranked.job if entry is not None else _gone(job))
+            pool.index.note(entry.ranked.job if entry is not None else _gone(job))
 
 
 @contextmanager
@@ -125,12 +125,12 @@ def submitted(
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
     job.epoch = int(spec.elastic if sized is None else sized)
-    position = newcomer(pool.manner.order, spec, now_s)
+    position = newcomer(pool.mode.order, spec, now_s)
     rank = JobRank(job_id=TRIED, queue=0, position=position, since_s=None if position == now_s else now_s)
     progress = _with_user(pool.progress, spec.user, now_s, again=instead_of is not None)
-    books = msgspec.structs.replace(pool.books, progress={**pool.books.progress, pool.name: progress})
+    history = msgspec.structs.replace(pool.history, progress={**pool.history.progress, pool.name: progress})
     gone = [_gone(instead_of)] if instead_of is not None else []
-    with _ranked(pool, rank), changed(msgspec.structs.replace(pool, books=books), *gone, job) as tried:
+    with _ranked(pool, rank), changed(msgspec.structs.replace(pool, history=history), *gone, job) as tried:
         yield tried
 
 
@@ -138,12 +138,12 @@ def submitted(
 def decided(pool: PoolView, found: RoundDecided) -> Iterator[PoolView]:
     """Give the pool as it is once a round of it is in the log."""
     touched = {p.job_id for p in found.placements} | {p.job_id for p in found.preemptions}
-    jobs = JobTable({job_id: msgspec.structs.replace(pool.roster.entries[job_id].ranked.job) for job_id in touched})
+    jobs = JobTable({job_id: msgspec.structs.replace(pool.index.entries[job_id].ranked.job) for job_id in touched})
     jobs.apply(found)
     started = {placement.job_id for placement in found.placements}
     promised = {*pool.promised, *(p.for_job for p in found.preemptions)} - started
-    books = msgspec.structs.replace(pool.books, staying={**pool.books.staying, pool.name: found.keeps})
-    with changed(msgspec.structs.replace(pool, promised=promised, books=books), *jobs) as then:
+    history = msgspec.structs.replace(pool.history, reservations={**pool.history.reservations, pool.name: found.keeps})
+    with changed(msgspec.structs.replace(pool, promised=promised, history=history), *jobs) as then:
         yield then
 
 
@@ -219,7 +219,7 @@ class Alternatives:
 
     def __init__(self, pool: PoolView, now_s: float, rules: RoundRules, tries: int = MOST) -> None:
         self._pool, self._now_s, self._rules, self._left = pool, now_s, rules, tries
-        self._whole, self._idle = pool.roster.whole, pool.roster.free
+        self._whole, self._idle = pool.index.whole, pool.index.free
 
     def best(self, job: Job) -> Alternative | None:
         """Return the change with which the job is fastest among those with which it starts at once."""
@@ -322,12 +322,12 @@ def named(pool: PoolView, found: RoundDecided, now_s: float, rules: RoundRules) 
     """
     if not found.waits:
         return found
-    tries = min(rules.max_tries, TRIED_JOBS // max(1, len(pool.roster)))
+    tries = min(rules.max_tries, TRIED_JOBS // max(1, len(pool.index)))
     if tries < 1:
         return found
     with decided(pool, found) as then:
         looking = Alternatives(then, now_s, rules, tries)
-        waits = [_with_best(wait, looking.best(then.roster.entries[wait.job_id].ranked.job)) for wait in found.waits]
+        waits = [_with_best(wait, looking.best(then.index.entries[wait.job_id].ranked.job)) for wait in found.waits]
     return msgspec.structs.replace(found, waits=tuple(waits))
 
 

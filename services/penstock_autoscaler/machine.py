@@ -61,7 +61,7 @@ def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
     return Decider(
         name="autoscaler",
         state=AutoscalerState,
-        schema="autoscaler.3",
+        schema="autoscaler.4",
         apply=apply,
         decide=remembering(settings or SizingSettings()),
         ignores=frozenset({JobFinished, RunWarned, RunMeasured}),
@@ -95,7 +95,7 @@ def _note_ranks(state: AutoscalerState, event: JobsRanked, seq: int) -> None:
         if rank.job_id in pool.jobs:
             moved = moved or rank.job_id in state.ranks
             state.ranks[rank.job_id] = rank
-    pool.manner = DispatchMode(event.backfills, event.preempts)
+    pool.mode = DispatchMode(event.backfills, event.preempts)
     state.note(event.pool, seq, "order" if moved else None)
 
 
@@ -140,9 +140,9 @@ def _learn(state: AutoscalerState, event: Event, seq: int) -> None:
 
 def _note_void(state: AutoscalerState, event: ScaleDecided, changed: Iterable[Job]) -> None:
     """Note demands that changed nothing, so that they are not made again."""
-    told = {job.id for job in changed}
+    changed_ids = {job.id for job in changed}
     for demand in event.demands:
-        if demand.job_id in state.jobs.by_id and demand.job_id not in told:
+        if demand.job_id in state.jobs.by_id and demand.job_id not in changed_ids:
             state.void[demand.job_id] = demand
 
 
@@ -233,7 +233,7 @@ def _pool(
     """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
     wanted = asked(state, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
-    sizing = wanted.sizing(settings, pool.manner)
+    sizing = wanted.sizing(settings, pool.mode)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
     demands = tuple(islice(_demands(state, wanted, sizing, set(dropped)), MOST_DEMANDS))
     if not demands and not dropped:
@@ -254,21 +254,23 @@ def _pool(
 def _demands(
     state: AutoscalerState, wanted: SizingProblem, sizing: SizingDecision, dropped: set[str]
 ) -> Iterator[Demand]:
-    for wish in wanted.order:
-        if not isinstance(wish, SizeRequest) or wish.job_id in wanted.mute or wish.job_id in dropped:
+    for request in wanted.order:
+        if not isinstance(request, SizeRequest) or request.job_id in wanted.mute or request.job_id in dropped:
             continue
-        job, sized = state.jobs[wish.job_id], sizing.jobs[wish.job_id]
-        if job.placement is not None and (not wish.movable or not sized.gpus):
+        job, sized = state.jobs[request.job_id], sizing.jobs[request.job_id]
+        if job.placement is not None and (not request.movable or not sized.gpus):
             continue  # whom a run makes way for altogether is for the matcher to say
         accepted = wanted.kinds[job.id]
-        demand = _demand(state, job, wish, sized, accepted)
-        if (wish.fresh or not _has(job, demand, accepted)) and state.void.get(job.id) != demand:
+        demand = _demand(state, job, request, sized, accepted)
+        if (request.fresh or not _has(job, demand, accepted)) and state.void.get(job.id) != demand:
             yield demand
 
 
-def _demand(state: AutoscalerState, job: Job, wish: SizeRequest, sized: SizeGrant, accepted: Sequence[str]) -> Demand:
+def _demand(
+    state: AutoscalerState, job: Job, request: SizeRequest, sized: SizeGrant, accepted: Sequence[str]
+) -> Demand:
     used = state.shown.stubborn.get(job.id, 0)
-    size = Size(sized.gpus, sized.batch_size) if sized.gpus else _least(job, wish)
+    size = Size(sized.gpus, sized.batch_size) if sized.gpus else _least(job, request)
     reason = sized.reason
     if used:
         reason += f"; its script uses a batch of {used} whatever it is given"
@@ -283,10 +285,10 @@ def _demand(state: AutoscalerState, job: Job, wish: SizeRequest, sized: SizeGran
     )
 
 
-def _least(job: Job, wish: SizeRequest) -> Size:
+def _least(job: Job, request: SizeRequest) -> Size:
     """Return the size that a job asks for while there is no room for it: the smallest possible one."""
-    for gpus in wish.widths:
-        for profile in wish.profiles.values():
+    for gpus in request.widths:
+        for profile in request.profiles.values():
             batch = elastic.best_batch(profile, gpus)
             if batch is not None and not job.is_unfit(size := Size(gpus, batch)):
                 return size
@@ -331,7 +333,7 @@ class AutoscalerPool(msgspec.Struct):
 
     jobs: dict[str, None] = msgspec.field(default_factory=dict)
     elastic: dict[str, None] = msgspec.field(default_factory=dict)
-    manner: DispatchMode = BY_QUEUE
+    mode: DispatchMode = BY_QUEUE
     change: PoolChange = PoolChange()
 
 

@@ -97,7 +97,7 @@ def dry_run(
         estimate: Estimate = (None, "")
         if wait is not None and wait.cause in _WAITS_FOR_DEVICES:
             estimate = expected_start(state, pool, what_if.TRIED, now_s)
-        best = Alternatives(pool, now_s, rules).best(pool.roster.entries[what_if.TRIED].ranked.job)
+        best = Alternatives(pool, now_s, rules).best(pool.index.entries[what_if.TRIED].ranked.job)
     said = wait or Wait(job_id=what_if.TRIED, cause="capacity", evidence="the next round does not start it")
     held = said.cause == "held"
     return DryRunView(
@@ -126,12 +126,12 @@ def as_it_comes(
     settings : SizingSettings, optional
         Settings of the autoscaler.
     """
-    smallest, chosen = pool.roster.entries[what_if.TRIED].ranked.job, settings or SizingSettings()
+    smallest, chosen = pool.index.entries[what_if.TRIED].ranked.job, settings or SizingSettings()
     new = msgspec.structs.replace(smallest, spec=spec, epoch=0)
-    others = (entry.ranked.job for job_id, entry in pool.roster.entries.items() if job_id != new.id)
+    others = (entry.ranked.job for job_id, entry in pool.index.entries.items() if job_id != new.id)
     jobs = [*others, new]
     wanted = asked(_seen(state, pool, jobs), jobs, pool.name, now_s, chosen)
-    sized = wanted.sizing(chosen, pool.manner).jobs.get(new.id)
+    sized = wanted.sizing(chosen, pool.mode).jobs.get(new.id)
     if sized is None or not sized.gpus:
         return smallest
     kinds = (sized.kind,) if len(wanted.kinds[new.id]) > 1 else ()
@@ -199,8 +199,8 @@ def _starts(state: GatewayState, placement: Placement, warnings: tuple[str, ...]
 
 
 def _alone_at_first(pool: PoolView) -> tuple[str, ...]:
-    tenant = pool.roster.sharing.tenants.get(what_if.TRIED)
-    if tenant is None or not tenant.alone:
+    demand = pool.index.sharing.demands.get(what_if.TRIED)
+    if demand is None or not demand.alone:
         return ()
     return ("nobody knows what it needs of a device's memory: it has one to itself until its run has measured it",)
 
@@ -234,7 +234,7 @@ def _seen(state: GatewayState, pool: PoolView, jobs: list[Job]) -> PoolSizeKnowl
         ranks=pool.ranks,
         scaled={key: known.kinds for key in {key_of(job) for job in jobs} if (known := state.scaled.get(key))},
         speeds=state.speeds,
-        costs=state.books.costs,
+        costs=state.history.costs,
         returning={},
         shown=ShownBehaviour(saves={key_of(job): True for job in jobs if job.checkpoint is not None}),
     )

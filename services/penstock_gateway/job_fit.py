@@ -24,7 +24,7 @@ from penstock_scheduler import wait_causes
 from penstock_scheduler.placement import FreeDevices
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.round_types import RoundRules
-from penstock_scheduler.sharing.shared_devices import At, SharingLimits, tenant_of
+from penstock_scheduler.sharing.shared_devices import At, SharingLimits, sharing_demand
 from penstock_scheduler.wait_causes import RoundAftermath, WaitCause, impossible_cause
 
 
@@ -48,12 +48,12 @@ def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
 
 
-def never(job: Job, scene: RoundAftermath) -> WaitCause | None:
+def never(job: Job, aftermath: RoundAftermath) -> WaitCause | None:
     """Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn."""
-    tenant = tenant_of(job, lambda _: None)
-    if tenant is None:
-        return impossible_cause(job.spec, scene)
-    return wait_causes.sharing_impossible_cause(job.spec, tenant, scene, RoundRules().lane_reserve_share)
+    demand = sharing_demand(job, lambda _: None)
+    if demand is None:
+        return impossible_cause(job.spec, aftermath)
+    return wait_causes.sharing_impossible_cause(job.spec, demand, aftermath, RoundRules().lane_reserve_share)
 
 
 Caps = Mapping[str, int]
@@ -90,13 +90,13 @@ def warnings(cluster: Cluster, spec: JobSpec, caps: Caps | None = None) -> tuple
     ``caps`` says how many samples one device of each kind holds, if an elastic job's workload was measured.
     """
     found = list(unknown_kinds(cluster, spec))
-    scene = nodes_of(cluster, spec.pool)
-    reason = never(Job(id="", spec=spec, submitted_s=0.0), scene)
+    aftermath = nodes_of(cluster, spec.pool)
+    reason = never(Job(id="", spec=spec, submitted_s=0.0), aftermath)
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
         remedy = f" ({reason.remedy})" if reason.remedy else ""
         found.append(f"{what}: {reason.evidence}{remedy}")
-    elif too_large := problem(spec, caps or {}, scene.whole.kinds(spec), spec.pool):
+    elif too_large := problem(spec, caps or {}, aftermath.whole.kinds(spec), spec.pool):
         found.append(too_large)
     return tuple(found)
 
@@ -223,7 +223,7 @@ def taken(state: GatewayState, settings: MatcherSettings) -> dict[At, str]:
     found: dict[At, str] = {}
     for name in sorted(pools):
         rules = rules_of(state, name, settings)
-        index = state.pool(name, state.jobs, rules.topology).roster.sharing
+        index = state.pool(name, state.jobs, rules.topology).index.sharing
         shared = index.shared(SharingLimits(rules.lane_reserve_share, rules.most_sharers))
         found |= {at: one.taken() for at, one in shared.items()}
     return found

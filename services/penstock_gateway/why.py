@@ -265,7 +265,7 @@ def _fairness(place: WaitingPosition) -> str:
 
 
 def _what_it_asks_for(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
-    spec, idle, whole = job.spec, pool.roster.free, pool.roster.whole
+    spec, idle, whole = job.spec, pool.index.free, pool.index.whole
     most = max(whole.kinds(spec).values(), default=0)
     if cause not in _NEVER and most >= spec.gpus:
         there = f"there {'is' if most == 1 else 'are'} {most}"
@@ -287,7 +287,7 @@ def _idle(devices: int) -> str:
 
 
 def _what_is_known(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
-    key, accepted = pool.keys[job.id], pool.roster.whole.kinds(job.spec)
+    key, accepted = pool.keys[job.id], pool.index.whole.kinds(job.spec)
     told = sorted(kind for kind in pool.speeds.by_key.get(key, {}) if kind in accepted)
     predicted = [kind for kind in told if kind in pool.speeds.predicted(key)]
     known = [kind for kind in told if kind not in predicted]
@@ -312,18 +312,18 @@ def expected_start(state: GatewayState, pool: PoolView, job_id: str, now_s: floa
     Measured run times count as they are, on whatever kind. Declared ones, and the job's own, are divided by the
     measured speed of the kind. The estimate leaves out jobs behind this one in the order, and preemption.
     """
-    if job_id in pool.roster.sharing.tenants:
+    if job_id in pool.index.sharing.demands:
         return None, "no estimate: it shares devices, and nobody knows when there is room for it"
-    before, spec = _ahead(pool, job_id), pool.roster.entries[job_id].ranked.job.spec
+    before, spec = _ahead(pool, job_id), pool.index.entries[job_id].ranked.job.spec
     finished = _finished(state, spec.pool)
     measured_s = [job.executed_s for job in finished]
-    held = pool.roster.runs()
+    held = pool.index.runs()
     runs = [run.ranked.job for run in held]
     left_s = _left_s([*runs, *before], measured_s, now_s)
-    ready_s = _ready_s(state, pool.roster, held, left_s[: len(runs)])
-    waiting = [*before, pool.roster.entries[job_id].ranked.job]
+    ready_s = _ready_s(state, pool.index, held, left_s[: len(runs)])
+    waiting = [*before, pool.index.entries[job_id].ranked.job]
     queue = [_need(state, job, pool, left) for job, left in zip(waiting, [*left_s[len(runs) :], 0.0], strict=True)]
-    start_s = start_in_s(ready_s, queue, in_order=not pool.manner.backfills)
+    start_s = start_in_s(ready_s, queue, in_order=not pool.mode.backfills)
     silent = sum(math.isinf(left) for left in left_s)
     if math.isinf(start_s):
         declares = "declares" if silent == 1 else "declare"
@@ -331,18 +331,18 @@ def expected_start(state: GatewayState, pool: PoolView, job_id: str, now_s: floa
         return None, f"no estimate: {why}" if silent else ""
     if start_s <= 0:  # it could start as far as this goes, but the round says that it has to wait
         return None, ""
-    own = pool.roster.entries[job_id].key[0]
+    own = pool.index.entries[job_id].key[0]
     demoted = sum(run.ranked.queue > own for run in held)
     return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
 
 
 def _ahead(pool: PoolView, job_id: str) -> list[Job]:
     """Return the waiting jobs of a pool that come before a job, without those that are held or never fit."""
-    own, roster = pool.roster.entries[job_id].key, pool.roster
-    before = takewhile(lambda key: key < own, roster.waiting)
-    jobs = (ranked.job for ranked in roster.ranked(before) if ranked.job_id not in roster.sharing.tenants)
+    own, index = pool.index.entries[job_id].key, pool.index
+    before = takewhile(lambda key: key < own, index.waiting)
+    jobs = (ranked.job for ranked in index.ranked(before) if ranked.job_id not in index.sharing.demands)
     return [
-        job for job in jobs if not job.held and max(roster.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
+        job for job in jobs if not job.held and max(index.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
     ]
 
 
@@ -365,16 +365,16 @@ def _left_s(jobs: Sequence[Job], measured_s: Sequence[float], now_s: float) -> l
 
 
 def _ready_s(
-    state: GatewayState, roster: PoolIndex, running: Sequence[PreemptibleRun], left_s: Sequence[float]
+    state: GatewayState, index: PoolIndex, running: Sequence[PreemptibleRun], left_s: Sequence[float]
 ) -> dict[str, list[float]]:
     ready: defaultdict[str, list[float]] = defaultdict(list)
-    for _, device in roster.free:
+    for _, device in index.free:
         ready[device.kind].append(0.0)
     shared: dict[tuple[str, int], tuple[str, float]] = {}
     for run, left in zip(running, left_s, strict=True):
         in_s = left / _scale(state, run.ranked.job.spec, run.kind) / run.ranked.job.share
         for node_id, device in run.devices:
-            if run.ranked.job_id in roster.sharing.tenants:  # free when the last is gone, if nobody joins
+            if run.ranked.job_id in index.sharing.demands:  # free when the last is gone, if nobody joins
                 last_s = max(in_s, shared.get((node_id, device.index), ("", 0.0))[1])
                 shared[node_id, device.index] = device.kind, last_s
             else:
@@ -386,8 +386,8 @@ def _ready_s(
 
 def _need(state: GatewayState, job: Job, pool: PoolView, left_s: float) -> QueuedNeed:
     """Return what a waiting job asks for; if devices are reserved for it, of their kind."""
-    spec, kept = job.spec, pool.staying.get(job.id)
-    kinds = [kept] if kept else pool.roster.whole.kinds(spec)
+    spec, kept = job.spec, pool.reservations.get(job.id)
+    kinds = [kept] if kept else pool.index.whole.kinds(spec)
     return QueuedNeed(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
 
 

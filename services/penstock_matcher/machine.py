@@ -59,7 +59,7 @@ def decider(settings: MatcherSettings | None = None, heard: Heard | None = None)
     return Decider(
         name="matcher",
         state=MatcherState,
-        schema="matcher.13",
+        schema="matcher.14",
         apply=apply,
         decide=decide_now,
         ignores=frozenset({JobFinished, RunWarned}),
@@ -126,19 +126,19 @@ def _forgotten_s(state: MatcherState, pool: str, forget_s: float) -> dict[str, f
     gone = [node for node in state.cluster.nodes.values() if node.pool == pool and node.gone and not node.drained]
     if not gone:
         return {}
-    leased = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
-    return {node.id: node.gone_s + forget_s for node in gone if node.id not in leased}
+    granted = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
+    return {node.id: node.gone_s + forget_s for node in gone if node.id not in granted}
 
 
 def _silent_s(state: MatcherState, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
     """Return since when each of the pool's nodes has been silent, for nodes whose silence matters."""
     mine = [node for node in state.cluster.nodes.values() if node.pool == pool and node.id in heard]
-    leased: set[str] = set()
+    granted: set[str] = set()
     if any(node.gone == "left" for node in mine):
-        leased = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
-    return {node.id: heard[node.id] for node in mine if _matters(node, leased)}
+        granted = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
+    return {node.id: heard[node.id] for node in mine if _matters(node, granted)}
 
 
-def _matters(node: Node, leased: set[str]) -> bool:
+def _matters(node: Node, granted: set[str]) -> bool:
     """Return whether a node's silence matters: it is up, or has left although a grant on it is open."""
-    return node.present or (node.gone == "left" and node.id in leased)
+    return node.present or (node.gone == "left" and node.id in granted)

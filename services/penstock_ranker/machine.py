@@ -64,7 +64,7 @@ class RankerState(msgspec.Struct, dict=True):
         Pool → GPU-times of its jobs that completed.
     live : dict of str to dict of str to Setting
         Pool → settings that operators have changed.
-    manners : dict of str to DispatchMode
+    modes : dict of str to DispatchMode
         Pool → the dispatch mode, as published.
     seq : int
         Sequence of the last fact that could change a rank.
@@ -74,7 +74,7 @@ class RankerState(msgspec.Struct, dict=True):
     places: dict[str, PublishedPosition] = msgspec.field(default_factory=dict)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     live: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
-    manners: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
+    modes: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
     seq: int = 0
 
 
@@ -94,7 +94,7 @@ def decider(
     return Decider(
         name="ranker",
         state=RankerState,
-        schema="ranker.9",
+        schema="ranker.10",
         apply=apply,
         decide=partial(decide, chosen=chosen),
         ignores=frozenset({JobFinished, RunWarned, WorkloadProfiled}),
@@ -109,13 +109,13 @@ def apply(state: RankerState, event: Event, seq: int) -> None:
     if isinstance(event, PolicySet):
         _set_live(state, event, seq)
         return
-    book: PoolRankings | None = state.__dict__.get("book")
+    rankings: PoolRankings | None = state.__dict__.get("rankings")
     for job in state.jobs.apply(event):
         state.seq = seq
         if job.state in TERMINAL:
-            _conclude(state, job, book)
-        elif job.sample is None and book is not None:
-            book.note(job)
+            _conclude(state, job, rankings)
+        elif job.sample is None and rankings is not None:
+            rankings.note(job)
     if state.jobs.sharers:
         _note_beside(state, event, seq)
 
@@ -124,8 +124,8 @@ def _note_beside(state: RankerState, event: Event, seq: int) -> None:
     """Note the jobs that have another share of a device because another job came or went there."""
     for job in lifecycle.beside(state.jobs, event):
         state.seq = seq
-        if (book := _open_book(state)) is not None:
-            book.note(job)
+        if (rankings := _rankings_of(state)) is not None:
+            rankings.note(job)
 
 
 def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
@@ -137,19 +137,19 @@ def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
     The decision looks only at the jobs whose position changes, and at one more in each pool.
     """
     proposals, wake_s = [], math.inf
-    book: PoolRankings = state.__dict__.get("book") or _new_book(state, chosen)
-    for pool, ranking in sorted(book.rankings.items()):
+    rankings: PoolRankings = state.__dict__.get("rankings") or _new_rankings(state, chosen)
+    for pool, ranking in sorted(rankings.rankings.items()):
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
-        manner = ranking.ladder.manner
-        if ranks or (manner != state.manners.get(pool, BY_QUEUE) and len(ranking)):
+        mode = ranking.ladder.mode
+        if ranks or (mode != state.modes.get(pool, BY_QUEUE) and len(ranking)):
             fact = JobsRanked(
                 at_s=now_s,
                 pool=pool,
                 ranks=ranks,
-                backfills=manner.backfills,
-                preempts=manner.preempts,
-                order=manner.order,
+                backfills=mode.backfills,
+                preempts=mode.preempts,
+                order=mode.order,
             )
             proposals.append(Proposal(subject=subjects.rank(pool), facts=(fact,), cause=state.seq))
     return Decision(proposals=proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
@@ -165,29 +165,29 @@ def _due(state: RankerState, ranking: PoolRanking, now_s: float) -> tuple[tuple[
     return tuple([rank_of(move, state.jobs[move.job_id], now_s, order) for move in ordered]), next_s
 
 
-def _conclude(state: RankerState, job: Job, book: PoolRankings | None) -> None:
+def _conclude(state: RankerState, job: Job, rankings: PoolRankings | None) -> None:
     state.places.pop(job.id, None)
     state.jobs.forget(job.id)
     if job.sample is not None:
         return
-    if book is not None:
-        book.remove(job)
+    if rankings is not None:
+        rankings.remove(job)
     if job.state is JobState.COMPLETED:
         lengths = state.lengths.setdefault(job.spec.pool, Lengths())
-        if lengths.add(job.id, job.attained_gpu_s(job.finished_s)) and book is not None:
-            book.learn(job.spec.pool)
+        if lengths.add(job.id, job.attained_gpu_s(job.finished_s)) and rankings is not None:
+            rankings.learn(job.spec.pool)
 
 
 def _note_ranks(state: RankerState, event: JobsRanked) -> None:
-    state.manners[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
-    book = _open_book(state)
+    state.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
+    rankings = _rankings_of(state)
     for rank in event.ranks:
         job = state.jobs.by_id.get(rank.job_id)
         if job is None or job.sample is not None:
             continue
         place = state.places[job.id] = published(rank, event.at_s, job, state.places.get(job.id))
-        if book is not None:
-            book.put(job, place)
+        if rankings is not None:
+            rankings.put(job, place)
 
 
 def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
@@ -199,19 +199,19 @@ def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
     for job in state.jobs:
         if job.spec.pool == event.pool:
             state.places.pop(job.id, None)
-    state.__dict__.pop("book", None)
+    state.__dict__.pop("rankings", None)
     state.seq = seq
 
 
-def _open_book(state: RankerState) -> PoolRankings | None:
+def _rankings_of(state: RankerState) -> PoolRankings | None:
     """Return the rankings beside the state; None before their first use."""
-    return state.__dict__.get("book")
+    return state.__dict__.get("rankings")
 
 
-def _new_book(state: RankerState, chosen: RankingRules) -> PoolRankings:
+def _new_rankings(state: RankerState, chosen: RankingRules) -> PoolRankings:
     ranked = (job for job in state.jobs if job.sample is None)
-    book = state.__dict__["book"] = PoolRankings(chosen, ranked, state.places, state.lengths, state.live)
-    return book
+    rankings = state.__dict__["rankings"] = PoolRankings(chosen, ranked, state.places, state.lengths, state.live)
+    return rankings
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from penstock_log.spec import Choice, Param, SweepSpec, Uniform
 from penstock_policies import search
 from penstock_policies.search import RunHistory
 from penstock_policies.search.runs import RunSpending, SweepGoodput, TrialUse, account
-from penstock_policies.waterfill import IdleRoom, Mechanisms, fill, resized, run_time_s, widest
+from penstock_policies.waterfill import IdleDevices, Mechanisms, fill, resized, run_time_s, widest
 
 __all__ = ["FILLINGS", "BadCurves", "FillingMethod", "LearningCurves", "SweepOutcome", "TrialModel", "play", "read"]
 
@@ -87,7 +87,7 @@ class _Sweep:
         self.past = RunHistory()
         self.curve_of: dict[int, int] = {}
         self.pace_s: dict[int, float] = {}  # trial → seconds for one unit, as seen
-        self.room = IdleRoom(model.gpus)
+        self.room = IdleDevices(model.gpus)
         self.waiting: list[SimulatedTrialRun] = []
         self.running: dict[int, SimulatedTrialRun] = {}
         self.ends: list[tuple[float, int, int]] = []

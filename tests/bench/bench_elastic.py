@@ -88,9 +88,9 @@ def settled(order: list[SizeRequest], devices: dict[str, int]) -> tuple[list[Siz
     """Return jobs as they are once they have what is decided, and what deciding again takes, milliseconds."""
     found = decide(order, devices, SizingRules())
     after = []
-    for wish in order:
-        each = found.jobs[wish.job_id]
-        after.append(msgspec.structs.replace(wish, now=each.size if each.gpus else None, kind=each.kind))
+    for request in order:
+        each = found.jobs[request.job_id]
+        after.append(msgspec.structs.replace(request, now=each.size if each.gpus else None, kind=each.kind))
     return after, median_ms(lambda: decide(after, devices, SizingRules()), 3)
 
 
@@ -113,16 +113,18 @@ def gaps() -> None:
         (9, {"x": 8, "y": 8}),
         (6, {"x": 4, "y": 4, "z": 3}),
     )
-    for jobs, room in cases:
+    for jobs, capacity in cases:
         found = []
         names = [f"j{at}" for at in range(jobs)]
         for seed in range(100):
-            case = some_curves(seed, jobs, len(room), 8)
-            best, _, first = best_kinds(case, room)
+            case = some_curves(seed, jobs, len(capacity), 8)
+            best, _, first = best_kinds(case, capacity)
             if first:
-                chosen = kind_search.chosen(names, table_of(case), dict(zip(names, first, strict=True)), room)
-                found.append(100 * (1 - score(case, [chosen[name] for name in names], room) / best))
-        print(f"{len(found)} times {jobs} jobs on {list(room.values())}: below the best choice of kinds by", end=" ")
+                chosen = kind_search.chosen(names, table_of(case), dict(zip(names, first, strict=True)), capacity)
+                found.append(100 * (1 - score(case, [chosen[name] for name in names], capacity) / best))
+        print(
+            f"{len(found)} times {jobs} jobs on {list(capacity.values())}: below the best choice of kinds by", end=" "
+        )
         print(
             f"{np.mean(found):.2f} % in the mean, p95 {np.percentile(found, 95):.2f} %, most {max(found):.2f} %;",
             end=" ",

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from penstock_policies.matching import schedule
-from penstock_simulator.engine.policies import POLICIES
+from penstock_simulator.engine.policies import SIMULATED_POLICIES
 from penstock_simulator.engine.simulation import simulate
 from penstock_simulator.trace import Trace
 from penstock_simulator.traces.plain_formats import throughputs
@@ -65,7 +65,7 @@ class Case:
 
 CASES = (
     Case("lengths declared, one queue, endless patience", "allox", {}),
-    Case("lengths unknown, one queue, endless patience", "configured", POLICIES["allox"].settings),
+    Case("lengths unknown, one queue, endless patience", "configured", SIMULATED_POLICIES["allox"].settings),
     Case("the services' defaults: lengths unknown, preemption, patience 30 s", "configured", {}),
 )
 

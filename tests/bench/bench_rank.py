@@ -11,7 +11,7 @@ import numpy as np
 from penstock_bus.decider import Fold
 from penstock_log import AnyEvent, JobSpec, JobSubmitted, Placement, RoundDecided, RunStarted, Slot
 from penstock_policies import gittins, queue_policies
-from penstock_policies.queue_policies import ORDERS, JobFigures, LengthKnowledge
+from penstock_policies.queue_policies import QUEUE_POLICIES, JobFigures, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder
 from penstock_ranker import machine
 from penstock_ranker.machine import RankerSettings
@@ -35,7 +35,7 @@ def pool(rng: np.random.Generator) -> JobFigures[queue_policies.Floats]:
 
 def filled(name: str, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> PoolRanking:
     """Return the structure with the same jobs in it, of which 2,000 run."""
-    ranking = PoolRanking(QueueLadder(ORDERS[name], LIMITS, 4.0), learnt)
+    ranking = PoolRanking(QueueLadder(QUEUE_POLICIES[name], LIMITS, 4.0), learnt)
     figures = zip(jobs.gpus.tolist(), jobs.submitted_s.tolist(), jobs.executed_s.tolist(), strict=True)
     for number, (gpus, submitted_s, executed_s) in enumerate(figures):
         job_id = f"j{number}"
@@ -87,7 +87,7 @@ def main() -> None:
     learnt = LengthKnowledge(LIMITS, samples)
     plain_ms = median_ms(lambda: sorted(zip(jobs.submitted_s.tolist(), range(JOBS), strict=True)))
     print(f"{JOBS} jobs from scratch; ratio to sorting as many pairs, {plain_ms:.1f} ms")
-    for name, order in ORDERS.items():
+    for name, order in QUEUE_POLICIES.items():
         took_ms = median_ms(lambda order=order: queue_policies.rank(order, jobs, LIMITS, learnt))  # type: ignore[misc]
         print(f"  {name}: {took_ms:.1f} ms; ratio {took_ms / plain_ms:.2f}")
     attained = jobs.gpus * jobs.executed_s
@@ -134,7 +134,7 @@ def report_events(name: str, jobs: JobFigures[queue_policies.Floats], learnt: Le
     ranking = filled(name, jobs, learnt)
     built_s = time.process_time() - before
     times = events(ranking, np.random.default_rng(2))
-    scan_us = 1e3 * median_ms(lambda: queue_policies.rank(ORDERS[name], jobs, LIMITS, learnt))
+    scan_us = 1e3 * median_ms(lambda: queue_policies.rank(QUEUE_POLICIES[name], jobs, LIMITS, learnt))
     one_us = statistics.median(times)
     print(f"{name}, {JOBS} jobs, {RUNNING} of them running; building the structure {built_s:.2f} s")
     print(f"  one event: {one_us:.1f} µs, 99 of 100 below {sorted(times)[int(0.99 * len(times))]:.0f} µs", end="; ")

@@ -8,18 +8,18 @@ from matcher_facts import ended, job, matcher, node, profiled, rounds, run_all, 
 
 from penstock_bus.settings import SettingsError, load
 from penstock_log import JobRank, JobsRanked, PolicySet
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
 def ranked(order: str, at_s: float = 2.0, falls_per_s: float = 0.0, **positions: float) -> JobsRanked:
     """These jobs have these positions in queue 0 of such an order."""
-    manner = ORDERS[order].manner
+    mode = QUEUE_POLICIES[order].mode
     ranks = tuple(
         JobRank(job_id=name, queue=0, position=position, since_s=0.0, falls_per_s=falls_per_s)
         for name, position in positions.items()
     )
-    return JobsRanked(pool="default", at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
+    return JobsRanked(pool="default", at_s=at_s, ranks=ranks, backfills=mode.backfills, preempts=mode.preempts)
 
 
 def preempted(facts) -> list[str]:

@@ -14,7 +14,7 @@ from sharing_facts import lane, part
 
 from penstock_bus.settings import load
 from penstock_log import Job, JobRank, JobsRanked, RunEnded
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 
@@ -28,9 +28,9 @@ def preempted(facts: Any) -> dict[str, str]:
 
 
 def under(order: str, *names: str) -> JobsRanked:
-    manner = ORDERS[order].manner
+    mode = QUEUE_POLICIES[order].mode
     ranks = tuple(JobRank(job_id=name, queue=0, position=float(at), since_s=0.0) for at, name in enumerate(names))
-    return JobsRanked(pool="default", at_s=2.0, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
+    return JobsRanked(pool="default", at_s=2.0, ranks=ranks, backfills=mode.backfills, preempts=mode.preempts)
 
 
 def test_what_nobody_claims_is_lent():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock_packed.device_queue import DeviceQueue, PackedTurn, TrialQueue
 from penstock_packed.member import PackedMember
-from penstock_sharing.lanes import POLICIES, LaneRules, MemoryNeed
+from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryNeed
 from penstock_sharing.lanes.turn_policy import MemberStanding
 
 TINY = MemoryNeed(1, 0, 1)
@@ -193,7 +193,7 @@ def test_a_target_is_kept_wherever_one_step_allows_it(arrivals: list[float], len
 
 
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(TURN_POLICIES)),
     lengths=st.lists(st.floats(0.01, 3.0), min_size=2, max_size=6),
     priorities=st.lists(st.integers(0, 3), min_size=6, max_size=6),
     busy=st.booleans(),

@@ -11,7 +11,7 @@ from packed_cases import Count, Echo, Ledger
 from penstock.sessions.session import Session
 from penstock.sessions.setup import ProcessSetup
 from penstock_packed import DeviceLost, LaneRules, MemoryNeed, PackedHost
-from penstock_sharing.lanes import POLICIES
+from penstock_sharing.lanes import TURN_POLICIES
 
 SMALL = MemoryNeed(10, 0, 10)
 
@@ -24,7 +24,7 @@ def failing(error: BaseException, at: int = 3) -> Count:
     return Count(then)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(TURN_POLICIES))
 def test_each_trial_does_all_of_its_steps_in_order(policy: str) -> None:
     host = PackedHost(Ledger(), rules=LaneRules(policy=policy))
     trials = {f"t{n}": Count() for n in range(5)}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from packed_cases import Count, Ledger
 
 from penstock_packed import LaneRules, MemoryNeed, PackedHost
-from penstock_sharing.lanes import POLICIES
+from penstock_sharing.lanes import TURN_POLICIES
 
 CAPACITY = 100
 
@@ -66,7 +66,7 @@ class Planned(Count):
         self.take(-self.held)
 
 
-@given(plans=plans, policy=st.sampled_from(sorted(POLICIES)))
+@given(plans=plans, policy=st.sampled_from(sorted(TURN_POLICIES)))
 @settings(max_examples=25, deadline=None)
 def test_every_member_comes_to_its_end_and_who_keeps_to_its_need_is_never_ended_for_others(
     plans: list[Plan], policy: str

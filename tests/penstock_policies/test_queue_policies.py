@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_policies import queue_policies
-from penstock_policies.queue_policies import ORDERS, LengthKnowledge, columns
+from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge, columns
 from penstock_policies.ranking import PoolRanking, QueueLadder
 
 GPUS, LENGTHS_S = {"j1": 2, "j2": 1, "j3": 2}, {"j1": 2, "j2": 8, "j3": 6}
@@ -18,7 +18,7 @@ GPUS, LENGTHS_S = {"j1": 2, "j2": 1, "j3": 2}, {"j1": 2, "j2": 8, "j3": 6}
 
 def finished(name: str, limits: tuple[float, ...] = (), samples: tuple[float, ...] = ()) -> dict[str, int]:
     """Run the three published jobs on two devices, looking at the order anew each second, and return when each ends."""
-    ranking = PoolRanking(QueueLadder(ORDERS[name], limits), LengthKnowledge(limits, samples))
+    ranking = PoolRanking(QueueLadder(QUEUE_POLICIES[name], limits), LengthKnowledge(limits, samples))
     for job_id, gpus in GPUS.items():
         ranking.add(job_id, gpus=gpus, submitted_s=0.0, length_s=LENGTHS_S[job_id])
     ends: dict[str, int] = {}
@@ -34,7 +34,7 @@ def finished(name: str, limits: tuple[float, ...] = (), samples: tuple[float, ..
             if GPUS[job_id] <= free:
                 free -= GPUS[job_id]
                 ranking.start(job_id, now_s)
-            elif not ORDERS[name].backfills:
+            elif not QUEUE_POLICIES[name].backfills:
                 break
     return ends
 
@@ -75,7 +75,7 @@ def test_every_other_order_finishes_them_too(name):
 def test_each_order_looks_at_what_its_name_says(name, first):
     table = columns([4, 2, 1], [0.0, 1.0, 2.0], [6.0, 4.0, 3.0], length_s=[8.0, 19.0, 8.0])
     limits = [4.0] if name == "las" else [10.0]
-    assert queue_policies.rank(ORDERS[name], table, limits)[2].tolist() == first
+    assert queue_policies.rank(QUEUE_POLICIES[name], table, limits)[2].tolist() == first
 
 
 @pytest.mark.parametrize("name", ["srtf", "srsf"])
@@ -83,13 +83,15 @@ def test_jobs_of_unknown_length_come_last_and_among_them_the_first_to_come(name)
     table = columns(
         [1, 1, 1], [0.0, 1.0, 2.0], [0.0, 0.0, 0.0], length_s=[queue_policies.UNKNOWN_S, queue_policies.UNKNOWN_S, 1e6]
     )
-    assert queue_policies.rank(ORDERS[name], table)[2].tolist() == [2, 0, 1]
+    assert queue_policies.rank(QUEUE_POLICIES[name], table)[2].tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("name", sorted(ORDERS))
+@pytest.mark.parametrize("name", sorted(QUEUE_POLICIES))
 def test_jobs_that_are_equal_in_all_else_go_by_their_submission(name):
     table = columns([2] * 4, [3.0, 1.0, 2.0, 0.0], [1.0] * 4, length_s=[5.0] * 4)
-    assert queue_policies.rank(ORDERS[name], table, [10.0], LengthKnowledge([10.0], [1.0, 7.0]))[2].tolist() == [
+    assert queue_policies.rank(QUEUE_POLICIES[name], table, [10.0], LengthKnowledge([10.0], [1.0, 7.0]))[
+        2
+    ].tolist() == [
         3,
         1,
         2,

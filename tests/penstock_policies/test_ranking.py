@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_policies import queue_policies
-from penstock_policies.queue_policies import ORDERS, LengthKnowledge, columns
+from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge, columns
 from penstock_policies.ranking import PoolRanking, QueueLadder, RankMove
 
 LIMITS = (4.0, 8.0, 16.0)
@@ -18,7 +18,7 @@ SAMPLES = (1.0, 2.0, 3.0, 5.0, 6.5, 7.0, 7.5, 12.0, 15.0, 20.0, 40.0)
 
 
 def ladder(name, limits=LIMITS, knob=None):
-    return QueueLadder(ORDERS[name], limits, knob)
+    return QueueLadder(QUEUE_POLICIES[name], limits, knob)
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Plain:
 def rescanned(name: str, jobs: dict[str, Plain], learnt: LengthKnowledge, now_s: float) -> list[str]:
     """Return the ids in order, each job's queue and position worked out from its whole history."""
     ids = sorted(jobs)
-    order, plain = ORDERS[name], [jobs[job_id] for job_id in ids]
+    order, plain = QUEUE_POLICIES[name], [jobs[job_id] for job_id in ids]
     executed = [job.executed_by(now_s) for job in plain]
     weights = [job.gpus if order.demotes_by == "gpu-time" else 1 for job in plain]
     limits = LIMITS if order.demotes_by != "nothing" else ()
@@ -69,7 +69,7 @@ steps = st.lists(
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.sampled_from(sorted(ORDERS)), steps)
+@given(st.sampled_from(sorted(QUEUE_POLICIES)), steps)
 def test_whatever_happens_it_is_in_the_order_that_a_rescan_gives(name, steps):
     """Times are whole, service and thresholds too: so that a queue is entered at the same instant in both."""
     learnt = LengthKnowledge(LIMITS, SAMPLES)

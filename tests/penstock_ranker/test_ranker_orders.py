@@ -12,7 +12,7 @@ from penstock_bus import Decision
 from penstock_bus.decider import Fold
 from penstock_bus.settings import SettingsError, load
 from penstock_log import AnyEvent, Demand, JobCancelled, JobSubmitted, ScaleDecided
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker import machine
 from penstock_ranker.machine import PoolSettings, RankerSettings
 from penstock_testing import Scenario, delivery
@@ -216,7 +216,7 @@ acts = st.sampled_from(["submit", "start", "preempted", "failed", "completed", "
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.sampled_from(sorted(ORDERS)),
+    st.sampled_from(sorted(QUEUE_POLICIES)),
     st.sampled_from([None, 0.5]),
     st.lists(st.tuples(acts, st.integers(0, 5)), max_size=40),
 )
@@ -234,7 +234,7 @@ def test_a_standby_that_takes_over_at_any_moment_decides_as_the_leader_would(ord
     assert not leader.decide().proposals, "it does not come to rest"
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", QUEUE_POLICIES)
 def test_no_place_depends_on_how_many_devices_an_elastic_job_is_given(order: str):
     """What it is given depends on its place: else the ranker and the autoscaler would go on for ever."""
     scenario = ranker(order=order, thresholds_gpu_s=(1e6,))

@@ -37,15 +37,15 @@ def walk(
     idle: int = 0,
     coming: int = 0,
     *,
-    manner: DispatchMode = BY_QUEUE,
+    mode: DispatchMode = BY_QUEUE,
 ) -> Admission:
     """Devices 0… are idle, then come those that are stopping; runs name their own."""
     free = FreeDevices({"n1": [device(i) for i in range(idle)]})
     stopping = FreeDevices({"n1": [device(idle + i) for i in range(coming)]})
     held = {d.index: d for run in runs for _, d in run.devices}
     whole = FreeDevices({"n1": [*(device(i) for i in range(idle + coming)), *held.values()]})
-    outlook = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), manner=manner)
-    return admit(sorted(jobs), runs, DeviceSupply(free, stopping, whole), outlook)
+    context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), mode=mode)
+    return admit(sorted(jobs), runs, DeviceSupply(free, stopping, whole), context)
 
 
 def gangs(found: Admission) -> list[str]:
@@ -81,37 +81,37 @@ def test_two_gangs_do_not_keep_devices_of_one_kind():
     assert found.keeps == {"g": "fast"}
 
 
-def of_two_kinds(free: dict[str, int], stays: dict[str, str]) -> Admission:
+def of_two_kinds(free: dict[str, int], reserved_before: dict[str, str]) -> Admission:
     """A gang of 3 whose patience is over; three devices of each kind, of which some are free."""
     spec = JobSpec(name="g", command=("true",), gpus=3)
     gang = RankedJob(0, 1.0, "g", Job(id="g", spec=spec, submitted_s=1.0, pending_since_s=1.0))
     held = {kind: [device(i, kind) for i in range(3)] for kind in ("fast", "slow")}
-    outlook = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules())
+    context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules())
     supply = DeviceSupply(
         FreeDevices({kind: held[kind][:n] for kind, n in free.items()}), FreeDevices({}), FreeDevices(held)
     )
-    return admit([gang], [], supply, outlook, stays)
+    return admit([gang], [], supply, context, reserved_before)
 
 
 def test_a_patient_gang_keeps_the_kind_that_has_most_and_then_stays_with_it():
-    assert of_two_kinds({"fast": 1, "slow": 2}, {}).patient == {"g": "slow"}
+    assert of_two_kinds({"fast": 1, "slow": 2}, {}).reserved == {"g": "slow"}
     stayed = of_two_kinds({"fast": 1, "slow": 2}, {"g": "fast"})
-    assert (stayed.patient, [d.kind for _, d in stayed.kept]) == ({"g": "fast"}, ["fast"])
-    assert of_two_kinds({"slow": 2}, {"g": "fast"}).patient == {"g": "fast"}  # also where none of it is free
+    assert (stayed.reserved, [d.kind for _, d in stayed.kept]) == ({"g": "fast"}, ["fast"])
+    assert of_two_kinds({"slow": 2}, {"g": "fast"}).reserved == {"g": "fast"}  # also where none of it is free
 
 
 def test_a_gang_starts_on_whatever_kind_has_enough_though_it_stays_with_another():
     found = of_two_kinds({"fast": 2, "slow": 3}, {"g": "fast"})
     assert [(ranked.job_id, kind) for ranked, kind, _ in found.gangs] == [("g", "slow")]
-    assert not found.patient
+    assert not found.reserved
 
 
 def test_what_is_kept_can_be_undone():
     supply = DeviceSupply(
         FreeDevices({"n": [device(0)]}), FreeDevices({"n": [device(1)]}), FreeDevices({"n": [device(0), device(1)]})
     )
-    outlook = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules())
-    found = admit([waiting("g", gpus=2)], [], supply, outlook)
+    context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules())
+    found = admit([waiting("g", gpus=2)], [], supply, context)
     assert (found.keeps, len(supply.free), len(supply.coming)) == ({"g": "fast"}, 0, 0)
     found.undo(supply)
     assert (len(supply.free), len(supply.coming)) == (1, 1)
@@ -120,7 +120,7 @@ def test_what_is_kept_can_be_undone():
 def test_where_the_order_forbids_backfill_nobody_passes_a_job_that_waits():
     jobs = [waiting("a", since_s=1.0), waiting("g", gpus=3, since_s=2.0), waiting("b", since_s=3.0)]
     assert [r.job_id for r in walk(jobs, idle=2).singles] == ["a", "b"]
-    assert [r.job_id for r in walk(jobs, idle=2, manner=DispatchMode(backfills=False)).singles] == ["a"]
+    assert [r.job_id for r in walk(jobs, idle=2, mode=DispatchMode(backfills=False)).singles] == ["a"]
 
 
 def test_what_a_large_victim_leaves_goes_to_the_next_who_wait():
@@ -166,11 +166,9 @@ def test_jobs_of_one_device_find_what_they_find_before_a_gang_that_finds_nothing
         jobs = [waiting(f"j{at}", since_s=float(at)) for at in range(len(wanted))]
         for ranked, accepted in zip(jobs, wanted, strict=True):
             ranked.job.spec = msgspec.structs.replace(ranked.job.spec, kinds=accepted)
-        manner = DispatchMode(preempts="position")  # only who has found one comes to the matching
-        outlook = RoundContext(
-            NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), manner=manner
-        )
-        found = admit([*jobs, *behind], [], DeviceSupply(free, FreeDevices({}), free), outlook)
+        mode = DispatchMode(preempts="position")  # only who has found one comes to the matching
+        context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), mode=mode)
+        found = admit([*jobs, *behind], [], DeviceSupply(free, FreeDevices({}), free), context)
         return [ranked.job_id for ranked in found.singles], free.by_node()
 
     assert admitted() == admitted(waiting("g", gpus=9))

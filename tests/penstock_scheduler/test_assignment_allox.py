@@ -34,7 +34,7 @@ def single(number: int, queue: int = 0, length_s: float = 10.0, kinds: tuple[str
     return RankedJob(queue, float(number), job.id, job)
 
 
-def outlook(now_s: float = 0.0, window: int = 64) -> RoundContext:
+def context(now_s: float = 0.0, window: int = 64) -> RoundContext:
     def speed(_: Job, kind: str) -> float:
         return SLOW if kind == "slow" else 1.0
 
@@ -58,7 +58,7 @@ def matched(
     jobs: list[RankedJob], fast: int, slow: int, busy_s: list[float], window: int = 64
 ) -> tuple[MatchedJobs, FreeDevices]:
     supply, busy = supplied(fast, slow, busy_s)
-    return match(sorted(jobs), supply, busy, outlook(window=window)), supply.free
+    return match(sorted(jobs), supply, busy, context(window=window)), supply.free
 
 
 jobs = st.lists(
@@ -106,14 +106,14 @@ def test_what_higher_ranked_jobs_wait_for_is_not_promised_twice():
 
 def test_prices_need_jobs_and_devices():
     supply, busy = supplied(0, 0, [])
-    assert prices_s([], supply, busy, outlook()) == {}
-    assert prices_s([single(0)], supply, busy, outlook()) == {}
+    assert prices_s([], supply, busy, context()) == {}
+    assert prices_s([single(0)], supply, busy, context()) == {}
 
 
 def test_a_price_is_what_one_more_device_saves():
     supply, busy = supplied(0, 1, [5.0])
     waiting = [single(i, length_s=10.0) for i in range(2)]  # 15 and 20; with one more fast 10 and 15
-    assert prices_s(waiting, supply, busy, outlook()) == {"fast": 10.0, "slow": 0.0}
+    assert prices_s(waiting, supply, busy, context()) == {"fast": 10.0, "slow": 0.0}
 
 
 @settings(deadline=None, max_examples=40)
@@ -123,7 +123,7 @@ def test_what_starts_is_part_of_a_schedule_that_nothing_betters(specs, fast, slo
     supply, busy = supplied(fast, slow, busy_s)
     classes = list(supply.whole.classes())
     ready = DeviceSchedule(classes, supply.free, busy()).ready_us
-    view = outlook()
+    view = context()
     lengths = lengths_us([ranked.job for ranked in waiting], classes, view)
     found = match(waiting, supply, busy, view)
     if not classes:

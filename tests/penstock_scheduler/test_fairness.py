@@ -110,7 +110,7 @@ def test_of_two_users_the_one_who_has_had_less_comes_first_though_he_came_last()
     for i in range(3):
         submit(known, jobs, f"a{i + 1}", "ann", 1.0 + i)
     submit(known, jobs, "b0", "bob", 9.0)
-    known.books.progress["default"].active["bob"].progress_s = 0.0  # came when ann had had nothing
+    known.history.progress["default"].active["bob"].progress_s = 0.0  # came when ann had had nothing
     fair = decided(known, jobs, 10.0, 0.5)
     assert starts(fair) == {"b0"}
     assert starts(decided(known, jobs, 10.0, 1.0)) == {"a1"}
@@ -127,7 +127,7 @@ def test_where_the_first_users_start_nothing_the_next_ones_do():
     submit(known, jobs, "a0", "ann", 0.0)
     run(known, jobs, decided(known, jobs, 0.0, 0.5), 0.5)
     submit(known, jobs, "gang", "bob", 1.0, gpus=2)
-    known.books.progress["default"].active["bob"].progress_s = 0.0
+    known.history.progress["default"].active["bob"].progress_s = 0.0
     submit(known, jobs, "a1", "ann", 2.0)
     assert starts(decided(known, jobs, 10.0, 0.5)) == {"a1"}
 

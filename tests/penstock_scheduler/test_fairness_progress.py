@@ -54,29 +54,29 @@ def test_devices_are_counted_by_class():
 
 
 def two() -> FairnessProgress:
-    book = FairnessProgress()
-    book.arrive("ann", 0.0)
-    book.arrive("bob", 0.0)
-    return book
+    progress = FairnessProgress()
+    progress.arrive("ann", 0.0)
+    progress.arrive("bob", 0.0)
+    return progress
 
 
-def had(book: FairnessProgress, user: str, now_s: float) -> float:
-    return book.standing(user, now_s).progress_s
+def had(progress: FairnessProgress, user: str, now_s: float) -> float:
+    return progress.standing(user, now_s).progress_s
 
 
 def test_progress_grows_while_jobs_run_and_fades_by_half_in_a_half_life():
-    book = two()
-    book.start("j", "ann", 0.5, 0.0)
-    assert had(book, "ann", 1.0) == pytest.approx(0.5, rel=1e-3)
-    book.stop("j", "ann", 100.0)
-    left_s = had(book, "ann", 100.0)
-    assert had(book, "ann", 100.0 + HALF_LIFE_S) == pytest.approx(left_s / 2)
+    progress = two()
+    progress.start("j", "ann", 0.5, 0.0)
+    assert had(progress, "ann", 1.0) == pytest.approx(0.5, rel=1e-3)
+    progress.stop("j", "ann", 100.0)
+    left_s = had(progress, "ann", 100.0)
+    assert had(progress, "ann", 100.0 + HALF_LIFE_S) == pytest.approx(left_s / 2)
 
 
 def test_nobody_has_more_than_a_mean_life_of_all_that_he_could_hold():
-    book = two()
-    book.start("j", "ann", 1.0, 0.0)
-    assert had(book, "ann", 1e9) == pytest.approx(HALF_LIFE_S / math.log(2))
+    progress = two()
+    progress.start("j", "ann", 1.0, 0.0)
+    assert had(progress, "ann", 1e9) == pytest.approx(HALF_LIFE_S / math.log(2))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.0, 1.0)), min_size=1, max_size=8))
@@ -84,71 +84,71 @@ def test_when_it_is_looked_at_makes_no_difference(steps):
     plain, looked = two(), two()
     now_s = 0.0
     for i, (in_s, part) in enumerate(steps):
-        for book in (plain, looked):
-            book.start(f"j{i}", "ann", part, now_s)
+        for progress in (plain, looked):
+            progress.start(f"j{i}", "ann", part, now_s)
         now_s += in_s
         looked.active["ann"].settle(now_s - in_s / 2)
         if i % 2:
-            for book in (plain, looked):
-                book.stop(f"j{i}", "ann", now_s)
+            for progress in (plain, looked):
+                progress.stop(f"j{i}", "ann", now_s)
     assert had(looked, "ann", now_s) == pytest.approx(had(plain, "ann", now_s))
 
 
 def test_a_newcomer_starts_level_with_the_least_and_behind_whom_he_is_equal_to():
-    book = two()
+    progress = two()
     for user, part in (("ann", 0.9), ("bob", 0.1)):
-        book.start(user, user, part, 0.0)
-    book.arrive("cat", 100.0)
-    assert had(book, "cat", 100.0) == had(book, "bob", 100.0) > 0.0
-    assert book.standing("bob", 100.0) < book.standing("cat", 100.0)
+        progress.start(user, user, part, 0.0)
+    progress.arrive("cat", 100.0)
+    assert had(progress, "cat", 100.0) == had(progress, "bob", 100.0) > 0.0
+    assert progress.standing("bob", 100.0) < progress.standing("cat", 100.0)
 
 
 def test_going_away_and_coming_back_changes_nothing_but_what_has_faded():
-    book = two()
-    book.start("j", "ann", 1.0, 0.0)
-    book.stop("j", "ann", 500.0)
-    before_s = had(book, "ann", 500.0)
-    book.leave("ann", 500.0)
-    book.arrive("ann", 501.0)
-    assert had(book, "ann", 501.0) == pytest.approx(before_s, rel=1e-3)
-    book.leave("bob", 501.0)
-    book.arrive("bob", 600.0)
-    assert had(book, "bob", 600.0) == had(book, "ann", 600.0)  # no credit for having waited for nothing
+    progress = two()
+    progress.start("j", "ann", 1.0, 0.0)
+    progress.stop("j", "ann", 500.0)
+    before_s = had(progress, "ann", 500.0)
+    progress.leave("ann", 500.0)
+    progress.arrive("ann", 501.0)
+    assert had(progress, "ann", 501.0) == pytest.approx(before_s, rel=1e-3)
+    progress.leave("bob", 501.0)
+    progress.arrive("bob", 600.0)
+    assert had(progress, "bob", 600.0) == had(progress, "ann", 600.0)  # no credit for having waited for nothing
 
 
 def test_users_whose_progress_has_faded_are_forgotten():
-    book = two()
+    progress = two()
     for i in range(50):
-        book.arrive(f"u{i}", 0.0)
-        book.leave(f"u{i}", 0.0)
-    book.leave("ann", 1.0)
-    assert book.rested == {}
-    assert set(book.active) == {"bob"}
+        progress.arrive(f"u{i}", 0.0)
+        progress.leave(f"u{i}", 0.0)
+    progress.leave("ann", 1.0)
+    assert progress.rested == {}
+    assert set(progress.active) == {"bob"}
 
 
 def test_rates_add_up_and_leave_nothing_behind():
-    book = two()
+    progress = two()
     for i in range(10):
-        book.start(f"j{i}", "ann", 0.1, float(i))
-        book.start(f"j{i}", "ann", 0.1, float(i))  # once more, as by a second node of a gang
+        progress.start(f"j{i}", "ann", 0.1, float(i))
+        progress.start(f"j{i}", "ann", 0.1, float(i))  # once more, as by a second node of a gang
     for i in range(10):
-        book.stop(f"j{i}", "ann", 20.0)
-        book.stop(f"j{i}", "ann", 20.0)
-    account = book.active["ann"]
-    assert (account.rate, account.runs, book.rates) == (0.0, 0, {})
+        progress.stop(f"j{i}", "ann", 20.0)
+        progress.stop(f"j{i}", "ann", 20.0)
+    account = progress.active["ann"]
+    assert (account.rate, account.runs, progress.rates) == (0.0, 0, {})
 
 
 @pytest.mark.parametrize("others", [1, 3, 31])
 def test_who_has_had_all_there_is_is_caught_up_with_in_so_many_half_lives(others):
     """As the module says: H * log2(n + 1) for n others who share the pool evenly."""
-    book = FairnessProgress()
-    book.arrive("hog", 0.0)
-    book.start("all", "hog", 1.0, 0.0)
+    progress = FairnessProgress()
+    progress.arrive("hog", 0.0)
+    progress.start("all", "hog", 1.0, 0.0)
     begin_s = 100.0 * HALF_LIFE_S
-    book.arrive("u", begin_s)
-    book.stop("all", "hog", begin_s)
-    book.active["u"].progress_s = 0.0
-    book.start("part", "u", 1.0 / others, begin_s)
+    progress.arrive("u", begin_s)
+    progress.stop("all", "hog", begin_s)
+    progress.active["u"].progress_s = 0.0
+    progress.start("part", "u", 1.0 / others, begin_s)
     bound_s = begin_s + HALF_LIFE_S * math.log2(others + 1)
-    assert had(book, "u", bound_s - 10.0) < had(book, "hog", bound_s - 10.0)
-    assert had(book, "u", bound_s + 10.0) > had(book, "hog", bound_s + 10.0)
+    assert had(progress, "u", bound_s - 10.0) < had(progress, "hog", bound_s - 10.0)
+    assert had(progress, "u", bound_s + 10.0) > had(progress, "hog", bound_s + 10.0)

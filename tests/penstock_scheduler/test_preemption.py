@@ -41,16 +41,16 @@ def run(name: str, unsaved_s: float = 50.0, gpus: int = 1, queue: int = 1, left_
     return PreemptibleRun(ranked, "fast", tuple((name, device(i)) for i in range(gpus)), left_s)
 
 
-def outlook(preempts: str = "queue", cost: PreemptionCost | None = None, **rules: float) -> RoundContext:
+def context(preempts: str = "queue", cost: PreemptionCost | None = None, **rules: float) -> RoundContext:
     found = RoundContext(NOW_S, lambda *_: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(**rules))  # type: ignore[arg-type]
-    manner = DispatchMode(preempts=preempts)  # type: ignore[arg-type]
-    return replace(found, manner=manner, cost=lambda _: cost or PreemptionCost())
+    mode = DispatchMode(preempts=preempts)  # type: ignore[arg-type]
+    return replace(found, mode=mode, cost=lambda _: cost or PreemptionCost())
 
 
 def chosen(
     runs: list[PreemptibleRun], lacking: int, ranked: RankedJob | None = None, seen: RoundContext | None = None
 ) -> list[str]:
-    choice = PreemptionCandidates(runs, seen or outlook()).choose(ranked or new(), "fast", lacking)
+    choice = PreemptionCandidates(runs, seen or context()).choose(ranked or new(), "fast", lacking)
     return sorted(run.ranked.job_id for run in choice.runs) if choice else []
 
 
@@ -78,18 +78,18 @@ def test_never_within_a_queue_and_never_above():
 
 def test_who_is_about_to_end_anyway_is_waited_for():
     cost = PreemptionCost(stop_s=4.0, resume_s=6.0)
-    assert chosen([run("a", unsaved_s=0.0, left_s=10.0)], 1, seen=outlook(cost=cost)) == []
-    assert chosen([run("a", unsaved_s=0.0, left_s=10.5)], 1, seen=outlook(cost=cost)) == ["a"]
+    assert chosen([run("a", unsaved_s=0.0, left_s=10.0)], 1, seen=context(cost=cost)) == []
+    assert chosen([run("a", unsaved_s=0.0, left_s=10.5)], 1, seen=context(cost=cost)) == ["a"]
 
 
 def test_more_work_than_is_left_is_not_thrown_away():
     assert chosen([run("a", unsaved_s=300.0, left_s=200.0)], 1) == []
-    assert chosen([run("a", unsaved_s=300.0, left_s=200.0)], 1, seen=outlook(cost=PreemptionCost(saves=True))) == ["a"]
+    assert chosen([run("a", unsaved_s=300.0, left_s=200.0)], 1, seen=context(cost=PreemptionCost(saves=True))) == ["a"]
 
 
 @pytest.mark.parametrize(("overhead_s", "ripe"), [(99.0, True), (101.0, False)])
 def test_a_run_pays_its_overhead_before_it_is_stopped(overhead_s, ripe):
-    seen = outlook(cost=PreemptionCost(resume_s=overhead_s), overhead_share=0.2)
+    seen = context(cost=PreemptionCost(resume_s=overhead_s), overhead_share=0.2)
     victims = PreemptionCandidates([run("a")], seen)
     assert victims.below(new()) == ripe
     assert victims.ripe_s(new()) == (math.inf if ripe else 500.0 + 505.0)
@@ -97,14 +97,14 @@ def test_a_run_pays_its_overhead_before_it_is_stopped(overhead_s, ripe):
 
 def test_the_order_may_forbid_it_or_go_by_positions():
     runs = [run("a"), run("c"), run("e", queue=2)]
-    assert chosen(runs, 1, seen=outlook("never")) == []
-    by_position = outlook("position")
+    assert chosen(runs, 1, seen=context("never")) == []
+    by_position = context("position")
     assert chosen(runs, 2, new(1, position=float(ord("b"))), by_position) == ["c", "e"]
     assert chosen(runs, 3, new(1, position=float(ord("b"))), by_position) == []
 
 
 def test_what_is_taken_is_gone():
-    victims = PreemptionCandidates([run("a", 1.0), run("b", 2.0), run("g", 9.0, gpus=2)], outlook())
+    victims = PreemptionCandidates([run("a", 1.0), run("b", 2.0), run("g", 9.0, gpus=2)], context())
     names = []
     while (choice := victims.choose(new(), "fast", 1)) is not None:
         names += [run.ranked.job_id for run in choice.runs]
@@ -120,7 +120,7 @@ losses = st.lists(st.tuples(st.one_of(st.sampled_from([0, 6, 12]), st.integers(0
 @given(losses, st.integers(1, 8))
 def test_no_other_set_of_runs_frees_enough_at_a_lighter_loss(losses, lacking):
     runs = [run(f"{chr(97 + i)}", float(unsaved_s), gpus) for i, (unsaved_s, gpus) in enumerate(losses)]
-    choice = PreemptionCandidates(runs, outlook()).choose(new(gpus=lacking), "fast", lacking)
+    choice = PreemptionCandidates(runs, context()).choose(new(gpus=lacking), "fast", lacking)
 
     def loss(some: tuple[PreemptibleRun, ...]) -> float:
         return sum(len(one.devices) * one.ranked.job.unsaved_by(NOW_S) for one in some)
@@ -142,7 +142,7 @@ def test_no_other_set_of_runs_frees_enough_at_a_lighter_loss(losses, lacking):
 @given(losses, st.lists(st.integers(1, 3), max_size=6), st.sampled_from(["queue", "position"]))
 def test_nobody_is_taken_twice(losses, wanted, preempts):
     runs = [run(f"{chr(97 + i)}", float(unsaved_s), gpus) for i, (unsaved_s, gpus) in enumerate(losses)]
-    victims, taken = PreemptionCandidates(runs, outlook(preempts)), []
+    victims, taken = PreemptionCandidates(runs, context(preempts)), []
     for lacking in wanted:
         choice = victims.choose(new(gpus=lacking), "fast", lacking)
         if choice is not None:

@@ -207,11 +207,11 @@ def test_trying_leaves_no_trace():
     one = matcher().given(node("n1", fast=1, slow=1), job("a", kinds=("fast",)), job("b", kinds=("fast",)))
     run_all(one, 2.0)
     pool = one.state.pool("default", one.state.jobs, RoundRules().topology)
-    before = standing(pool.roster)
+    before = standing(pool.index)
     assert Alternatives(pool, 3.0, RoundRules()).best(one.state.jobs["b"]) is not None
-    assert standing(pool.roster) == before
+    assert standing(pool.index) == before
 
 
-def standing(roster: PoolIndex) -> list[Any]:
-    groups = {demand: (list(group.keys), list(group.since)) for demand, group in roster.groups.items()}
-    return [list(roster.waiting), list(roster.leased), groups, list(roster.free), roster.held, list(roster.fresh)]
+def standing(index: PoolIndex) -> list[Any]:
+    groups = {demand: (list(group.keys), list(group.since)) for demand, group in index.groups.items()}
+    return [list(index.waiting), list(index.granted), groups, list(index.free), index.held, list(index.fresh)]

@@ -82,7 +82,7 @@ class _Rounds:
         wake_s = math.inf
         for _ in range(20):
             found, wake_s = decide_pool(self.known.pool("default", self.jobs), self.now_s, RULES)
-            if found is None or not (found.placements or found.keeps != self.known.books.staying_in("default")):
+            if found is None or not (found.placements or found.keeps != self.known.history.reservations_in("default")):
                 break
             self.tell(found)
             for placement in found.placements:

@@ -15,7 +15,7 @@ from penstock_log import (
     RunStarted,
     Slot,
 )
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 
 
 def spec(gpus: int = 1, pool: str = "default", duration_s: float = 0.0) -> JobSpec:
@@ -40,10 +40,8 @@ def ended(job_id: str, at_s: float, epoch: int = 1, outcome: Outcome = "preempte
 
 
 def ranked(at_s: float, *ranks: JobRank, pool: str = "default", order: str = "2d-las") -> JobsRanked:
-    manner = ORDERS[order].manner
-    return JobsRanked(
-        pool=pool, at_s=at_s, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts, order=order
-    )
+    mode = QUEUE_POLICIES[order].mode
+    return JobsRanked(pool=pool, at_s=at_s, ranks=ranks, backfills=mode.backfills, preempts=mode.preempts, order=order)
 
 
 def rank(  # noqa: PLR0917 - short words

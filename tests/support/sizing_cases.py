@@ -42,10 +42,10 @@ def table_of(jobs: Sequence[Curves]) -> dict[str, dict[str, SizeRow]]:
     }
 
 
-def score(jobs: Sequence[Curves], kinds: Sequence[str], room: Mapping[str, int]) -> float:
+def score(jobs: Sequence[Curves], kinds: Sequence[str], capacity: Mapping[str, int]) -> float:
     """Return the greatest sum of scaling once kinds are chosen; -inf where the smallest widths do not fit."""
     total = 0.0
-    for kind, count in room.items():
+    for kind, count in capacity.items():
         sums = np.zeros(count + 1)
         for curves, own in zip(jobs, kinds, strict=True):
             sums = added(sums, curves[kind]) if own == kind else sums
@@ -53,11 +53,11 @@ def score(jobs: Sequence[Curves], kinds: Sequence[str], room: Mapping[str, int])
     return total
 
 
-def best_kinds(jobs: Sequence[Curves], room: Mapping[str, int]) -> tuple[float, list[str], list[str]]:
+def best_kinds(jobs: Sequence[Curves], capacity: Mapping[str, int]) -> tuple[float, list[str], list[str]]:
     """Return the best sum of all choices of kinds, that choice, and the first one that fits."""
     best, found, first = -np.inf, list[str](), list[str]()
     for kinds in product(*jobs):
-        total = score(jobs, kinds, room)
+        total = score(jobs, kinds, capacity)
         if total > -np.inf and not first:
             first = list(kinds)
         if total > best:

@@ -13,7 +13,7 @@ from outcome_rows import trace_of
 from ranker_facts import submitted
 
 from penstock_log import JobsRanked
-from penstock_policies.queue_policies import FALLS_BY, ORDERS, QueueKey, QueuePolicy, columns, rank
+from penstock_policies.queue_policies import FALLS_BY, QUEUE_POLICIES, QueueKey, QueuePolicy, columns, rank
 from penstock_ranker.machine import RankerSettings, RankerState, decider
 from penstock_simulator import fast
 from penstock_simulator.engine import policies, simulation
@@ -23,7 +23,7 @@ from penstock_simulator.virtual_cluster import parse
 DOCS = Path(__file__).parents[2] / "docs"
 TRACE = trace_of([(0, 2, 100), (0, 2, 10), (5, 1, 50), (6, 4, 20)])
 
-everyone = pytest.mark.parametrize("name", ORDERS)
+everyone = pytest.mark.parametrize("name", QUEUE_POLICIES)
 
 
 @everyone
@@ -38,31 +38,31 @@ def test_the_ranker_ranks_by_it(name: str) -> None:
 @everyone
 def test_the_event_engine_runs_it_and_has_jobs_declare_what_its_key_needs(name: str) -> None:
     chosen = policies.choose(name)
-    assert (chosen.ranker.order, chosen.declares) == (name, ORDERS[name].declares)
+    assert (chosen.ranker.order, chosen.declares) == (name, QUEUE_POLICIES[name].declares)
     found = simulation.simulate(TRACE, parse("1x4"), name)
     assert found.finished.all()
 
 
 @everyone
 def test_the_fast_path_counts_it_or_says_why_not(name: str) -> None:
-    if ORDERS[name].not_counted:
-        assert name not in fast.POLICIES
+    if QUEUE_POLICIES[name].not_counted:
+        assert name not in fast.FAST_POLICIES
     else:
         assert fast.simulate(TRACE, parse("1x4"), name).finished.all()
 
 
 def test_one_that_is_declared_not_to_be_counted_has_its_reason_in_the_registry() -> None:
-    assert {name for name, policy in ORDERS.items() if not policy.not_counted} == {*fast.POLICIES}
+    assert {name for name, policy in QUEUE_POLICIES.items() if not policy.not_counted} == {*fast.FAST_POLICIES}
 
 
 def test_each_has_a_look_of_its_own_in_reports() -> None:
-    found = looks([*ORDERS])
-    assert len({(look.colour, str(look.dashes)) for look in found.values()}) == len(ORDERS)
+    found = looks([*QUEUE_POLICIES])
+    assert len({(look.colour, str(look.dashes)) for look in found.values()}) == len(QUEUE_POLICIES)
 
 
 @everyone
 def test_the_documents_have_it(name: str) -> None:
-    policy = ORDERS[name]
+    policy = QUEUE_POLICIES[name]
     row = f"| `{name}` | {FALLS_BY[policy.demotes_by]} | {policy.within} | {policy.says} |"
     assert row in (DOCS / "ranking.md").read_text().splitlines()
     if not policy.not_counted:
@@ -73,9 +73,9 @@ def test_the_documents_have_it(name: str) -> None:
 
 ADDED = """
 import sys
-from penstock_policies.queue_policies import ORDERS, QueueKey, QueuePolicy
+from penstock_policies.queue_policies import QUEUE_POLICIES, QueueKey, QueuePolicy
 
-ORDERS["aged-length"] = QueuePolicy(
+QUEUE_POLICIES["aged-length"] = QueuePolicy(
     "The shortest job first, and each second of waiting counts.", key=QueueKey(submitted=1, length=3), preempts=False
 )
 
@@ -124,7 +124,7 @@ def test_a_key_that_orders_nobody_or_rises_by_service_is_refused(key: QueueKey) 
 
 
 def test_the_published_simulator_refuses_a_line_that_it_does_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORDERS, "longest", QueuePolicy("", key=QueueKey(length=-1.0), preempts=False))
-    monkeypatch.setattr("penstock_simulator.fast.fast_path.POLICIES", ("longest",))
+    monkeypatch.setitem(QUEUE_POLICIES, "longest", QueuePolicy("", key=QueueKey(length=-1.0), preempts=False))
+    monkeypatch.setattr("penstock_simulator.fast.fast_path.FAST_POLICIES", ("longest",))
     with pytest.raises(ValueError, match="tiresias-2019 sorts no such line"):
         fast.simulate(TRACE, parse("1x4"), "longest", compat="tiresias-2019")

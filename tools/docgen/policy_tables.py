@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from penstock_policies.queue_policies import FALLS_BY, ORDERS
+from penstock_policies.queue_policies import FALLS_BY, QUEUE_POLICIES
 
 BEGIN: Final = "<!-- queue policies, from the registry: make docs -->"
 END: Final = "<!-- end of queue policies -->"
@@ -13,7 +13,7 @@ def ranking(path: Path) -> str:
     """Return the document of the ranker with its table of orders."""
     rows = [
         f"| `{name}` | {FALLS_BY[policy.demotes_by]} | {policy.within} | {policy.says} |"
-        for name, policy in ORDERS.items()
+        for name, policy in QUEUE_POLICIES.items()
     ]
     head = ["| `order` | a job falls to the next queue by | within a queue | in words |", "|---|---|---|---|"]
     return _with(path, [*head, *rows])
@@ -21,9 +21,11 @@ def ranking(path: Path) -> str:
 
 def simulation(path: Path) -> str:
     """Return the document of the simulator with the policies that the fast path counts."""
-    counted = [f"`{name}`" for name, policy in ORDERS.items() if not policy.not_counted]
+    counted = [f"`{name}`" for name, policy in QUEUE_POLICIES.items() if not policy.not_counted]
     others = [
-        f"* `{name}` is not counted: {policy.not_counted}" for name, policy in ORDERS.items() if policy.not_counted
+        f"* `{name}` is not counted: {policy.not_counted}"
+        for name, policy in QUEUE_POLICIES.items()
+        if policy.not_counted
     ]
     return _with(path, [f"It counts {', '.join(counted[:-1])} and {counted[-1]}.", *others])
 

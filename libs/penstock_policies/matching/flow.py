@@ -193,7 +193,7 @@ def _measure(flow: Flow, level: int) -> None:
 
 
 @kernel
-def lay_floor(flow: Flow, level: int) -> None:
+def update_floor(flow: Flow, level: int) -> None:
     """Note the floor of a level that was changed, and of the empty ones below it."""
     reach = flow.first.size // flow.machines.size
     kind = level // reach
@@ -233,7 +233,7 @@ def _gaining_units(flow: Flow, level: int) -> int:
 def arrive(flow: Flow, job: int, level: int) -> None:
     """Put one more job into its level, which then has one job too many."""
     enter(flow, job, level)
-    lay_floor(flow, level)
+    update_floor(flow, level)
     flow.excess[level] += 1
     flow.excess[-1] -= 1
 
@@ -243,7 +243,7 @@ def depart(flow: Flow, job: int) -> None:
     """Take a job out of its level, which then has one job too few."""
     level = flow.level[job]
     leave(flow, job)
-    lay_floor(flow, level)
+    update_floor(flow, level)
     flow.excess[level] -= 1
     flow.excess[-1] += 1
 

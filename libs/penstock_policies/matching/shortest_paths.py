@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock_policies.matching.flow import FAR, NOWHERE, UNFIT, Flow, Ints, Paths, enter, kernel, lay_floor, leave
+from penstock_policies.matching.flow import FAR, NOWHERE, UNFIT, Flow, Ints, Paths, enter, kernel, leave, update_floor
 
 BALANCED: Final = 0
 TOO_DEEP: Final = 1
@@ -55,7 +55,7 @@ def _deepened(flow: Flow, kind: int) -> bool:
         last += 1
         flow.depth[kind] += 1
         flow.price[last] = min(flow.price[last - 1], flow.ready[kind, 0] + flow.price[-1])
-        lay_floor(flow, last)
+        update_floor(flow, last)
     return True
 
 
@@ -97,8 +97,8 @@ def _shift(flow: Flow, paths: Paths, target: int) -> None:
         if job != NOWHERE:
             leave(flow, job)
             enter(flow, job, node)
-            lay_floor(flow, via)
-            lay_floor(flow, node)
+            update_floor(flow, via)
+            update_floor(flow, node)
         elif via == sink:
             flow.units[node] -= 1
         else:

@@ -31,7 +31,7 @@ from penstock_policies.matching.flow import (
     roomier,
 )
 from penstock_policies.matching.shortest_paths import TOO_DEEP, balance
-from penstock_policies.matching.start_prices import reseat, seat_all, seat_rest, set_prices
+from penstock_policies.matching.start_prices import assign_all, assign_rest, reassign_all, set_prices
 
 MOST_US: Final = 2**60
 """Places times the longest length plus the latest ready time have to be below this, for 64 bits to hold sums."""
@@ -164,10 +164,10 @@ class KeptMatching:
             self._begin(self._places())
             return
         self._flow.ready[kind, : len(self._ready_us[kind])] = np.sort(self._ready_us[kind]) * self._scale
-        reseat(self._flow)
+        reassign_all(self._flow)
         if self._full():
             self._begin(2 * self._places())
-        self._balance(seat_rest)
+        self._balance(assign_rest)
 
     def assignment(self) -> MatchedSchedule:
         """Return the schedule of all jobs, in the order of their rows."""
@@ -204,10 +204,10 @@ class KeptMatching:
         if not machines.size:
             return
         deepest = 2 * reach if self._most_us(2 * reach, self._longest_us) * self._scale < MOST_US else reach
-        seat_all(self._flow, set_prices(self._flow, deepest))
+        assign_all(self._flow, set_prices(self._flow, deepest))
         if self._full():
             self._begin(2 * reach)
-        self._balance(seat_rest)
+        self._balance(assign_rest)
 
     def _full(self) -> bool:
         """Say whether a kind has no empty place left."""
@@ -316,7 +316,7 @@ def read_off(processing_us: Ints, ready_us: Sequence[Ints], flow: Flow, scale: i
     kind = np.where(level != NOWHERE, level // reach, -1)
     place = np.where(level != NOWHERE, level % reach + 1, 0)
     machine = np.full(jobs, -1, dtype=np.int64)
-    seat_on_machines(flow.length, flow.ready, level, reach, machine)
+    assign_machines(flow.length, flow.ready, level, reach, machine)
     for t, ready in enumerate(ready_us):
         here = kind == t
         machine[here] = np.argsort(ready, kind="stable")[machine[here]]
@@ -361,7 +361,7 @@ def _sum(times: Ints) -> int:
 
 
 @kernel
-def seat_on_machines(length: Ints, ready: Ints, level: Ints, reach: int, machine: Ints) -> None:
+def assign_machines(length: Ints, ready: Ints, level: Ints, reach: int, machine: Ints) -> None:
     """
     Give the jobs of each level the machines in order of readiness, the longest job to the one that is free first.
 

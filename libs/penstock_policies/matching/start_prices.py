@@ -1,8 +1,8 @@
 """
 Prices to begin with, and the jobs seated at them.
 
-Nothing here decides what is optimal: a better guess only leaves less to do for the exact part. :func:`seat_all` puts
-every job into its cheapest level and takes as many machines as the prices pay for; :func:`seat_rest` seats the others.
+Nothing here decides what is optimal: a better guess only leaves less to do for the exact part. :func:`assign_all` puts
+every job into its cheapest level and takes as many machines as the prices pay for; :func:`assign_rest` does the rest.
 
 :func:`guess` guesses the prices: jobs take the kind that is best for them, and prices follow what the jobs did, by ever
 smaller steps. The last step is a whole one, so that the prices are those of a schedule.
@@ -32,17 +32,17 @@ from penstock_policies.matching.flow import (
     choose,
     enter,
     kernel,
-    lay_floor,
     new_flow,
     new_paths,
     paid_units,
     take_units,
+    update_floor,
 )
 from penstock_policies.matching.shortest_paths import BALANCED, TOO_DEEP, balance
 
 
 @kernel
-def seat_all(flow: Flow, order: Ints) -> None:
+def assign_all(flow: Flow, order: Ints) -> None:
     """
     Seat the jobs of an empty flow for which there is a machine in their level; the others are left for `seat_rest`.
 
@@ -66,7 +66,7 @@ def seat_all(flow: Flow, order: Ints) -> None:
             flow.excess[sink] -= 1
             if flow.held[level[job]] < flow.units[level[job]]:
                 enter(flow, job, level[job])
-    _seat_at_equal_cost(flow, order, cost)
+    _assign_at_equal_cost(flow, order, cost)
     for node in range(sink):
         take_units(flow, node)
         flow.excess[node] = flow.held[node] - flow.units[node]
@@ -75,7 +75,7 @@ def seat_all(flow: Flow, order: Ints) -> None:
 
 
 @kernel
-def _seat_at_equal_cost(flow: Flow, order: Ints, cost: Ints) -> None:
+def _assign_at_equal_cost(flow: Flow, order: Ints, cost: Ints) -> None:
     """Seat jobs in other levels that cost them no more, where there is room: jobs that are alike fill one by one."""
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
@@ -92,7 +92,7 @@ def _seat_at_equal_cost(flow: Flow, order: Ints, cost: Ints) -> None:
 
 
 @kernel
-def seat_rest(flow: Flow, paths: Paths) -> int:
+def assign_rest(flow: Flow, paths: Paths) -> int:
     """Seat the jobs that are left one by one, each time making the flow optimal; return as `balance` does."""
     if balance(flow, paths) == TOO_DEEP:
         return TOO_DEEP
@@ -101,7 +101,7 @@ def seat_rest(flow: Flow, paths: Paths) -> int:
             level = cheapest(flow, job)
             if level != NOWHERE:
                 enter(flow, job, level)
-                lay_floor(flow, level)
+                update_floor(flow, level)
                 flow.excess[level] += 1
                 if balance(flow, paths) == TOO_DEEP:
                     return TOO_DEEP
@@ -118,11 +118,11 @@ def _look_no_deeper_than_needed(flow: Flow) -> None:
             last -= 1
         flow.depth[kind] = last - kind * reach + 1
         for level in range(kind * reach, last + 1):
-            lay_floor(flow, level)
+            update_floor(flow, level)
 
 
 @kernel
-def reseat(flow: Flow) -> None:
+def reassign_all(flow: Flow) -> None:
     """Seat all jobs anew at the prices there are, after the machines' ready times have changed."""
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
@@ -136,7 +136,7 @@ def reseat(flow: Flow) -> None:
                 price = flow.price[level] - flow.price[sink] if used else flow.ready[kind, 0]
                 flow.price[level] = max(price, flow.ready[kind, 0])
     flow.price[sink] = 0
-    seat_all(flow, np.arange(flow.level.size))
+    assign_all(flow, np.arange(flow.level.size))
 
 
 MOST_TURNS: Final = 40
@@ -252,7 +252,7 @@ def _swings(flow: Flow, order: Ints, deepest: int) -> bool:
     """Say whether guessed prices do not settle, by a sixteenth of the jobs."""
     sample = _thinned(_thinned(flow, order, deepest), None, deepest)
     _guess(sample)
-    seat_all(sample, np.arange(sample.level.size))
+    assign_all(sample, np.arange(sample.level.size))
     return bool((sample.level == NOWHERE).sum() * COARSE_SETTLED_SHARE > sample.level.size)
 
 
@@ -263,8 +263,8 @@ def _price_by_sample(flow: Flow, order: Ints | None, deepest: int) -> None:
         _price_by_sample(sample, None, deepest)
     else:
         _guess(sample)
-    seat_all(sample, np.arange(sample.level.size))
-    if seat_rest(sample, new_paths(sample.first.size)) == TOO_DEEP:
+    assign_all(sample, np.arange(sample.level.size))
+    if assign_rest(sample, new_paths(sample.first.size)) == TOO_DEEP:
         _guess(flow)
         return
     kinds = flow.machines.size

@@ -133,13 +133,13 @@ def asynchronous(spec: SweepSpec, past: RunHistory, devices: int, sample: Sample
     Li et al., A system for massively parallel hyperparameter tuning, MLSys 2020, algorithm 2.
     """
     budget = budget_of(spec)
-    return _fill_room(spec, past, devices, sample, [_ladder(budget, 0)])
+    return _fill_free(spec, past, devices, sample, [_ladder(budget, 0)])
 
 
 def asynchronous_brackets(spec: SweepSpec, past: RunHistory, devices: int, sample: Sample) -> list[WantedRun]:
     """Promote as :func:`asynchronous` over all brackets of Hyperband; a new trial goes to the one furthest behind."""
     budget = budget_of(spec)
-    return _fill_room(spec, past, devices, sample, [_ladder(budget, s) for s in range(halvings(budget) + 1)])
+    return _fill_free(spec, past, devices, sample, [_ladder(budget, s) for s in range(halvings(budget) + 1)])
 
 
 def budget_of(spec: SweepSpec) -> Budget:
@@ -187,7 +187,7 @@ def _ladder(budget: Budget, skipped: int) -> list[int]:
     return [budget.least * budget.eta**i for i in range(skipped, halvings(budget) + 1)]
 
 
-def _fill_room(
+def _fill_free(
     spec: SweepSpec, past: RunHistory, devices: int, sample: Sample, ladders: list[list[int]]
 ) -> list[WantedRun]:
     places = room(spec, past, devices)

@@ -40,7 +40,7 @@ def tpe(spec: SweepSpec, past: RunHistory, count: int) -> list[Params]:
     ----------
     Bergstra et al., Algorithms for hyper-parameter optimization, NeurIPS 2011.
     """
-    return _ask(_study(spec, past, _told(spec, past), startup=10), spec, count)
+    return _ask(_study(spec, past, _reported(spec, past), startup=10), spec, count)
 
 
 def model(spec: SweepSpec, past: RunHistory, count: int) -> list[Params]:
@@ -51,8 +51,8 @@ def model(spec: SweepSpec, past: RunHistory, count: int) -> list[Params]:
     ----------
     Falkner, Klein and Hutter, BOHB: robust and efficient hyperparameter optimization at scale, ICML 2018, section 3.2.
     """
-    told = _told(spec, past)
-    study = _study(spec, past, told, startup=0) if any(run.over for run in told) else None
+    reported = _reported(spec, past)
+    study = _study(spec, past, reported, startup=0) if any(run.over for run in reported) else None
     drawn = []
     for trial in range(past.trials, past.trials + count):
         lucky = np.random.default_rng([spec.seed % 2**64, trial, 1]).random() < RANDOM_SHARE
@@ -109,20 +109,20 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
             assert_never(dimension)
 
 
-def _told(spec: SweepSpec, past: RunHistory) -> list[TriedRun]:
+def _reported(spec: SweepSpec, past: RunHistory) -> list[TriedRun]:
     """Return the runs that a model is made of: those at the largest budget with enough values, and those under way."""
     for budget in sorted({run.budget for run in past.runs}, reverse=True):
-        told = [run for run in past.runs if run.budget == budget and run.over]
-        if not budget or sum(run.value is not None for run in told) >= len(spec.space) + 2:
-            done = {run.trial for run in told}
-            return told + [run for run in past.runs if not run.over and run.trial not in done]
+        reported = [run for run in past.runs if run.budget == budget and run.over]
+        if not budget or sum(run.value is not None for run in reported) >= len(spec.space) + 2:
+            done = {run.trial for run in reported}
+            return reported + [run for run in past.runs if not run.over and run.trial not in done]
     return []
 
 
-def _study(spec: SweepSpec, past: RunHistory, told: Iterable[TriedRun], startup: int) -> optuna.Study:
+def _study(spec: SweepSpec, past: RunHistory, reported: Iterable[TriedRun], startup: int) -> optuna.Study:
     with warnings.catch_warnings(action="ignore"):
         study = optuna.create_study(direction=_direction(spec), sampler=_sampler(spec, past, startup))
-        for run in told:
+        for run in reported:
             study.add_trial(_trial(spec, run))
     return study
 

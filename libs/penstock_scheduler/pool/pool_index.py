@@ -27,7 +27,7 @@ from penstock_scheduler.placement import FreeDevices, Located, device_class
 from penstock_scheduler.pool.run_columns import PoolGrants, Shape, in_order
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob
 from penstock_scheduler.sharing.co_preemption import tied
-from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingDemand, SharingLimits, tenant_of
+from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingDemand, SharingLimits, sharing_demand
 
 Key = tuple[int, float, float, str]
 """Queue, position, time of entering the queue, id."""
@@ -38,7 +38,7 @@ Kinds, memory and number of devices, whether it is a sample, processors and memo
 not, together.
 """
 
-Phase = Literal["waiting", "held", "leased"]
+Phase = Literal["waiting", "held", "granted"]
 
 _NO_NEEDS: Final[Mapping[str, MemoryNeed]] = MappingProxyType({})
 
@@ -67,7 +67,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
     """
     The index's record of one job; ``run`` is its run, and ``shape`` how many devices of each class that has.
 
-    ``held`` follows from the ``placement`` and the number of nodes on which the run has not ended. ``tenant`` is set
+    ``held`` follows from the ``placement`` and the number of nodes on which the run has not ended. ``sharing`` is set
     for a job that shares its devices.
     """
 
@@ -85,7 +85,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
     held: tuple[tuple[str, int], ...] = ()
     placement: Placement | None = None
     nodes: int = 0
-    tenant: SharingDemand | None = None
+    sharing: SharingDemand | None = None
 
 
 class PoolIndex:
@@ -112,7 +112,7 @@ class PoolIndex:
     whole, free : FreeDevices
         Devices of nodes that take jobs: all of them, and those that nobody holds. A round that takes some from ``free``
         gives them back before it is over.
-    waiting, leased : SortedList
+    waiting, granted : SortedList
         Jobs that wait, held ones among them, and jobs that have devices, in rank order.
     groups : dict of Demand to DemandGroup
     possible : set of Demand
@@ -124,7 +124,7 @@ class PoolIndex:
         Waiting jobs that have failed before; runs whose processes are to end.
     sharing : SharingIndex of dict of Demand to DemandGroup
         Those jobs that share devices, which are not in ``groups``.
-    leases : PoolGrants
+    grants : PoolGrants
         The runs as columns, without those of jobs that share devices.
     below, of_several : Counter
         Queue → devices of its runs; queue → devices of those of its runs that hold several.
@@ -160,8 +160,8 @@ class PoolIndex:
         self._holders: dict[tuple[str, int], int] = {}
         self.entries: dict[str, IndexEntry] = {}
         self.waiting: SortedList[Key] = SortedList()
-        self.leased: SortedList[Key] = SortedList()
-        self.leases = PoolGrants()
+        self.granted: SortedList[Key] = SortedList()
+        self.grants = PoolGrants()
         self.groups: dict[Demand, DemandGroup] = {}
         self.possible: set[Demand] = set()
         self.sharing: SharingIndex[dict[Demand, DemandGroup]] = SharingIndex(needs)
@@ -186,13 +186,13 @@ class PoolIndex:
             return
         now = None if job.state in TERMINAL else self._entry(job)
         if now is not None and job.spec.sharing != "exclusive":
-            now = msgspec.structs.replace(now, tenant=self.sharing.tenant(job))
+            now = msgspec.structs.replace(now, sharing=self.sharing.demand_of(job))
         if now is not None and now.run is not None:
             self._reckon(now)
         if now == before:
             return
         if before is not None and before.run is not None and (now is None or now.run is None):
-            self.leases.drop(job.id)
+            self.grants.drop(job.id)
         if before is not None and now is not None and _holds_the_same(before, now):
             self._shift(before, now)
             return
@@ -220,17 +220,17 @@ class PoolIndex:
 
     def runs(self) -> list[PreemptibleRun]:
         """Return all runs in rank order, with those of their devices whose nodes take jobs."""
-        return [run for key in self.leased if (run := self.entries[key[3]].run) is not None]
+        return [run for key in self.granted if (run := self.entries[key[3]].run) is not None]
 
-    def has_below(self, queue: int, manner: DispatchMode) -> bool:
+    def has_below(self, queue: int, mode: DispatchMode) -> bool:
         """Say whether any run is of so low a queue that a job of the given queue may preempt it."""
-        least = queue + (manner.preempts == "queue")
+        least = queue + (mode.preempts == "queue")
         return any(count > 0 and below >= least for below, count in self.below.items())
 
     def key_of_waiting(self, job_id: str) -> Key | None:
         """Return a job's key; None for one that does not wait here."""
         entry = self.entries.get(job_id)
-        return entry.key if entry is not None and entry.phase != "leased" else None
+        return entry.key if entry is not None and entry.phase != "granted" else None
 
     def run(self, job_id: str) -> PreemptibleRun:
         """Return a job's run."""
@@ -242,7 +242,7 @@ class PoolIndex:
     def _stays(self, job: Job, before: IndexEntry) -> bool:
         """Say whether a run is as its entry says; its job may have started or saved something meanwhile."""
         return (
-            before.tenant is None
+            before.sharing is None
             and before.ranked.job is job
             and before.placement is job.placement
             and before.nodes == len(job.open_nodes)
@@ -257,13 +257,13 @@ class PoolIndex:
         spec, sample = job.spec, job.sample is not None
         demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample, spec.cpus, spec.host_memory_bytes)
         if job.placement is not None:
-            return self._leased(job, job.placement, ranked, key, demand)
+            return self._granted(job, job.placement, ranked, key, demand)
         if job.held:
             return IndexEntry("held", key, ranked, demand)
         fresh = job.submitted_s if not sample and (is_sampled(spec) or spec.elastic) and not job.epoch else None
         return IndexEntry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)
 
-    def _leased(self, job: Job, placement: Placement, ranked: RankedJob, key: Key, demand: Demand) -> IndexEntry:
+    def _granted(self, job: Job, placement: Placement, ranked: RankedJob, key: Key, demand: Demand) -> IndexEntry:
         before, nodes = self.entries.get(job.id), len(job.open_nodes)
         if before is not None and before.run is not None and before.placement is placement and before.nodes == nodes:
             devices, shape, held = before.run.devices, before.shape, before.held
@@ -272,7 +272,7 @@ class PoolIndex:
             devices = tuple(self._located(held))
             shape = self._shape(devices)
         return IndexEntry(
-            "leased",
+            "granted",
             key,
             ranked,
             demand,
@@ -304,16 +304,16 @@ class PoolIndex:
     def _put_in(self, entry: IndexEntry) -> None:
         job_id = entry.ranked.job_id
         self.entries[job_id] = entry
-        if entry.tenant is not None:
-            self.sharing.tenants[job_id] = entry.tenant
-        if entry.phase == "leased":
-            self._lease(entry)
+        if entry.sharing is not None:
+            self.sharing.demands[job_id] = entry.sharing
+        if entry.phase == "granted":
+            self._grant(entry)
             return
         self.waiting.add(entry.key)
         if entry.phase == "held":
             self.held.add(job_id)
             return
-        groups = self.groups if entry.tenant is None else self.sharing.waiting.setdefault(entry.tenant, {})
+        groups = self.groups if entry.sharing is None else self.sharing.waiting.setdefault(entry.sharing, {})
         group = groups.get(entry.demand)
         if group is None:
             group = groups[entry.demand] = DemandGroup(entry.ranked.job.spec)
@@ -328,23 +328,23 @@ class PoolIndex:
     def _take_out(self, entry: IndexEntry) -> None:
         job_id = entry.ranked.job_id
         del self.entries[job_id]
-        self.sharing.tenants.pop(job_id, None)
-        if entry.phase == "leased":
+        self.sharing.demands.pop(job_id, None)
+        if entry.phase == "granted":
             self._release(entry)
             return
         self.waiting.remove(entry.key)
         if entry.phase == "held":
             self.held.discard(job_id)
             return
-        groups = self.groups if entry.tenant is None else self.sharing.waiting[entry.tenant]
+        groups = self.groups if entry.sharing is None else self.sharing.waiting[entry.sharing]
         group = groups[entry.demand]
         group.keys.remove(entry.key)
         if entry.demand[2] > 1:
             group.since.remove((entry.since_s, job_id))
         if not len(group.keys):
             del groups[entry.demand]
-            if entry.tenant is not None and not groups:
-                del self.sharing.waiting[entry.tenant]
+            if entry.sharing is not None and not groups:
+                del self.sharing.waiting[entry.sharing]
         if entry.fresh_s is not None:
             self.fresh.remove((entry.fresh_s, job_id))
         self.delayed.pop(job_id, None)
@@ -352,8 +352,8 @@ class PoolIndex:
     def _reckon(self, entry: IndexEntry) -> None:
         """Note in the columns the figures of a job and its rank that change although its entry does not."""
         rank = self._ranks.get(entry.ranked.job_id)
-        if entry.run is not None and entry.tenant is None:
-            self.leases.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
+        if entry.run is not None and entry.sharing is None:
+            self.grants.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
     def _shift(self, before: IndexEntry, now: IndexEntry) -> None:
         """Follow a run that has another place in the order, or is to stop; its devices stay where they are."""
@@ -362,7 +362,7 @@ class PoolIndex:
         self._enter_order(now)
 
     def _enter_order(self, entry: IndexEntry) -> None:
-        self.leased.add(entry.key)
+        self.granted.add(entry.key)
         self._count(entry.key[0], len(entry.held))
         if entry.stopping:
             self.stopping[entry.ranked.job_id] = None
@@ -370,15 +370,15 @@ class PoolIndex:
             self.moving[entry.ranked.job_id] = None
 
     def _leave_order(self, entry: IndexEntry) -> None:
-        self.leased.remove(entry.key)
+        self.granted.remove(entry.key)
         self._count(entry.key[0], -len(entry.held))
         self.stopping.pop(entry.ranked.job_id, None)
         self.moving.pop(entry.ranked.job_id, None)
 
-    def _lease(self, entry: IndexEntry) -> None:
+    def _grant(self, entry: IndexEntry) -> None:
         self._enter_order(entry)
-        if entry.tenant is not None and entry.run is not None:
-            self.sharing.lease(entry.run, stopping=entry.stopping)
+        if entry.sharing is not None and entry.run is not None:
+            self.sharing.grant(entry.run, stopping=entry.stopping)
         holders, first = self._holders, []
         for at in entry.held:
             holders[at] = count = holders.get(at, 0) + 1
@@ -393,7 +393,7 @@ class PoolIndex:
 
     def _release(self, entry: IndexEntry) -> None:
         self._leave_order(entry)
-        if entry.tenant is not None:
+        if entry.sharing is not None:
             self.sharing.release(entry.ranked.job_id)
         holders, last = self._holders, []
         for at in entry.held:
@@ -427,7 +427,7 @@ def _holds_the_same(before: IndexEntry, now: IndexEntry) -> bool:
     """Say whether a job has the same run as before, on devices that it shares with nobody."""
     if before.run is None or now.run is None:
         return False
-    return before.held is now.held and before.tenant is None and now.tenant is None
+    return before.held is now.held and before.sharing is None and now.sharing is None
 
 
 G = TypeVar("G")
@@ -444,7 +444,7 @@ class SharingIndex(Generic[G]):
 
     Attributes
     ----------
-    tenants : dict of str to SharingDemand
+    demands : dict of str to SharingDemand
         All of them, by id.
     runs : dict of str to PreemptibleRun
         Runs of jobs that have devices, as far as these are on nodes that take jobs.
@@ -460,7 +460,7 @@ class SharingIndex(Generic[G]):
 
     def __init__(self, needs: Mapping[str, MemoryNeed]) -> None:
         self._needs = needs
-        self.tenants: dict[str, SharingDemand] = {}
+        self.demands: dict[str, SharingDemand] = {}
         self.runs: dict[str, PreemptibleRun] = {}
         self.stopping: dict[str, None] = {}
         self.waiting: dict[SharingDemand, G] = {}
@@ -472,23 +472,23 @@ class SharingIndex(Generic[G]):
         self._gangs = 0
 
     def __bool__(self) -> bool:
-        return bool(self.tenants)
+        return bool(self.demands)
 
     @property
     def unmeasured(self) -> list[str]:
         """The jobs whose memory need is not known of themselves: other runs of their workloads may show it."""
-        self._untold &= self.tenants.keys()
+        self._untold &= self.demands.keys()
         return sorted(self._untold)
 
-    def tenant(self, job: Job) -> SharingDemand | None:
+    def demand_of(self, job: Job) -> SharingDemand | None:
         """Return how a job shares; None for one that has its devices to itself."""
         if job.spec.sharing == "lane" and job.need is None and job.spec.memory is None:
             self._untold.add(job.id)
         else:
             self._untold.discard(job.id)
-        return tenant_of(job, self._measured)
+        return sharing_demand(job, self._measured)
 
-    def lease(self, run: PreemptibleRun, *, stopping: bool) -> None:
+    def grant(self, run: PreemptibleRun, *, stopping: bool) -> None:
         """Note that a job has devices."""
         job_id = run.ranked.job_id
         self.runs[job_id] = run
@@ -526,10 +526,10 @@ class SharingIndex(Generic[G]):
         stopping do not count among those. Nobody knows yet whom a waiting lane job will join: it counts as whole
         devices.
         """
-        found = {job_id: tenant.fraction * tenant.gpus for job_id, tenant in self.tenants.items()}
+        found = {job_id: demand.fraction * demand.gpus for job_id, demand in self.demands.items()}
         going_on = {at: len(there.keys() - self.stopping.keys()) for at, there in self._on.items()}
         for job_id, run in self.runs.items():
-            if self.tenants[job_id].mode == "lane" and job_id not in self.stopping and run.devices:
+            if self.demands[job_id].mode == "lane" and job_id not in self.stopping and run.devices:
                 found[job_id] = sum(1.0 / going_on[node_id, device.index] for node_id, device in run.devices)
         return found
 
@@ -540,8 +540,8 @@ class SharingIndex(Generic[G]):
             self._shared.clear()
         for at, there in self._on.items():
             if at not in self._shared:
-                tenants = {job_id: self.tenants[job_id] for job_id in there}
-                self._shared[at] = SharedDevice.of(next(iter(there.values())), tenants, limits)
+                occupants = {job_id: self.demands[job_id] for job_id in there}
+                self._shared[at] = SharedDevice.of(next(iter(there.values())), occupants, limits)
         if not self.stopping:
             return self._shared
         return {at: shared for at, shared in self._shared.items() if not self._on[at].keys() <= self.stopping.keys()}

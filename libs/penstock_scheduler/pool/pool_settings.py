@@ -19,7 +19,7 @@ import msgspec
 
 from penstock_log import Setting
 from penstock_log.validation import problems
-from penstock_policies.queue_policies import ORDERS, policy_named
+from penstock_policies.queue_policies import QUEUE_POLICIES, policy_named
 from penstock_policies.ranking import QueueLadder
 from penstock_scheduler.pool.scheduler_state import SchedulerState
 from penstock_scheduler.round_types import RoundRules, Seconds
@@ -34,7 +34,7 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     order : str
-        One of :data:`penstock_policies.queue_policies.ORDERS`.
+        One of :data:`penstock_policies.queue_policies.QUEUE_POLICIES`.
     thresholds_gpu_s : tuple of float
         GPU-seconds at which a job leaves queue 0, 1, …; rising. Empty: one queue. For ``las``, seconds of execution.
     promote_knob : float or None
@@ -125,7 +125,7 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
 def _said(name: str, value: Setting, error: msgspec.ValidationError) -> str:
     """Return the error of a value, with the setting's name in its message."""
     if name == "order":
-        return f"order is {value!r}: expected one of {', '.join(ORDERS)}"
+        return f"order is {value!r}: expected one of {', '.join(QUEUE_POLICIES)}"
     found = next(problems({name: value}, _KNOWN[name]), "").removeprefix("$.")
     return found or str(error).split(" - at ")[0]
 

@@ -45,11 +45,11 @@ class PoolView(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    roster : PoolIndex
+    index : PoolIndex
         The index of its jobs that are not over, and of its devices.
-    manner : DispatchMode
+    mode : DispatchMode
         How the order is walked.
-    books : RoundHistory
+    history : RoundHistory
         The history of its rounds.
     promised : collection of str
         Waiting jobs for which runs were preempted.
@@ -61,26 +61,26 @@ class PoolView(msgspec.Struct, frozen=True):
 
     name: str
     cluster: Cluster
-    roster: PoolIndex
+    index: PoolIndex
     ranks: dict[str, JobRank]
     keys: Mapping[str, str]
     speeds: Speeds
     finished_s: FinishedService
-    books: RoundHistory
+    history: RoundHistory
     promised: Collection[str]
     explained_s: float
     explained: Mapping[str, str]
-    manner: DispatchMode = BY_QUEUE
+    mode: DispatchMode = BY_QUEUE
 
     @property
     def progress(self) -> FairnessProgress:
         """How far the pool's users are."""
-        return self.books.progress_of(self.name)
+        return self.history.progress_of(self.name)
 
     @property
-    def staying(self) -> Mapping[str, str]:
+    def reservations(self) -> Mapping[str, str]:
         """The patient gangs, and the kind that each waits for."""
-        return self.books.staying_in(self.name)
+        return self.history.reservations_in(self.name)
 
     def alpha(self, rules: RoundRules) -> float:
         """Return the share of users whose jobs enter a round at first."""
@@ -89,13 +89,13 @@ class PoolView(msgspec.Struct, frozen=True):
     @property
     def nodes(self) -> list[Node]:
         """The pool's nodes whose executors are up, by id."""
-        return self.roster.nodes
+        return self.index.nodes
 
     def evicted(self) -> list[PreemptibleRun]:
         """Return the runs that are to move: one of their nodes is being emptied, or they are to get another width."""
-        if not self.roster.evicting and not self.roster.moving:
+        if not self.index.evicting and not self.index.moving:
             return []
-        return [run for run in self.roster.runs() if self.is_evicted(run.ranked.job)]
+        return [run for run in self.index.runs() if self.is_evicted(run.ranked.job)]
 
     def ranked_by(self, ranked: RankedJob, now_s: float) -> RankedJob:
         """Return a running job with its present position, which may fall as the job executes."""
@@ -115,14 +115,14 @@ class PoolView(msgspec.Struct, frozen=True):
 
     def supply(self) -> DeviceSupply:
         """Return the pool's devices; those of runs that are stopping are apart."""
-        roster, coming = self.roster, FreeDevices({}, self.roster.paths)
-        if roster.stopping:
-            own = (job_id for job_id in roster.stopping if job_id not in roster.sharing.tenants)
-            devices = chain((at for job_id in own for at in roster.run(job_id).devices), roster.sharing.leaving())
+        index, coming = self.index, FreeDevices({}, self.index.paths)
+        if index.stopping:
+            own = (job_id for job_id in index.stopping if job_id not in index.sharing.demands)
+            devices = chain((at for job_id in own for at in index.run(job_id).devices), index.sharing.leaving())
             coming.give({(node_id, device.index): (node_id, device) for node_id, device in devices}.values())
-        return DeviceSupply(free=roster.free, coming=coming, whole=roster.whole)
+        return DeviceSupply(free=index.free, coming=coming, whole=index.whole)
 
-    def outlook(self, now_s: float, rules: RoundRules) -> RoundContext:
+    def context(self, now_s: float, rules: RoundRules) -> RoundContext:
         """Return the round's context: time, speeds, expected lengths and costs."""
         of_workload = self._speed(rules)
 
@@ -134,7 +134,7 @@ class PoolView(msgspec.Struct, frozen=True):
             return list(self._left_s(jobs, attained_s, rules.prior_service_s).tolist())
 
         def cost(job: Job) -> PreemptionCost:
-            return self.books.costs.of(self.keys[job.id])
+            return self.history.costs.of(self.keys[job.id])
 
         def together(job: Job) -> bool:
             if rules.placement == "consolidate":
@@ -145,14 +145,12 @@ class PoolView(msgspec.Struct, frozen=True):
         def workload(job: Job) -> str:
             return self.keys[job.id]
 
-        return RoundContext(
-            now_s, speed, remaining, rules, rules.prior_service_s, cost, self.manner, together, workload
-        )
+        return RoundContext(now_s, speed, remaining, rules, rules.prior_service_s, cost, self.mode, together, workload)
 
-    def terms(self, outlook: RoundContext) -> GrantTerms:
+    def terms(self, context: RoundContext) -> GrantTerms:
         """Return what the round expects of runs, as columns take it; it agrees with the context."""
-        speed, cost = self._speed(outlook.rules), self.books.costs.of
-        return GrantTerms(outlook.now_s, self.keys, speed, cost, self.finished_s, outlook.prior_s)
+        speed, cost = self._speed(context.rules), self.history.costs.of
+        return GrantTerms(context.now_s, self.keys, speed, cost, self.finished_s, context.prior_s)
 
     def _speed(self, rules: RoundRules) -> Callable[[str, str], float]:
         """Return the speed of a workload on a kind, for the length of a round: a guess is made once."""
@@ -195,7 +193,7 @@ class RoundHistory(msgspec.Struct):
         What stopping and resuming costs, for each workload.
     progress : dict of str to FairnessProgress
         Pool → the progress of its users.
-    staying : dict of str to dict of str to str
+    reservations : dict of str to dict of str to str
         Pool → its gangs whose patience is over, and the kind that each waits for, as the last round said.
     classes : dict of str to list of (Device, int)
         Pool → its classes of equal devices and the number of each; dropped when a node comes or goes.
@@ -203,23 +201,23 @@ class RoundHistory(msgspec.Struct):
 
     costs: PreemptionCosts = msgspec.field(default_factory=PreemptionCosts)
     progress: dict[str, FairnessProgress] = msgspec.field(default_factory=dict)
-    staying: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+    reservations: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     classes: dict[str, list[tuple[Device, int]]] = msgspec.field(default_factory=dict)
 
     def progress_of(self, pool: str) -> FairnessProgress:
         """Return the progress of a pool's users; empty where it has had none."""
         return self.progress.get(pool) or FairnessProgress()
 
-    def staying_in(self, pool: str) -> Mapping[str, str]:
+    def reservations_in(self, pool: str) -> Mapping[str, str]:
         """Return a pool's gangs whose patience is over, with the kind that each waits for."""
-        return self.staying.get(pool, {})
+        return self.reservations.get(pool, {})
 
     def decided(self, event: RoundDecided) -> None:
         """Fold in a round; call it before the round changes its jobs."""
         for preemption in event.preemptions:
             self.costs.ask(preemption.job_id, event.at_s)
         if not event.lost_nodes:  # a round that says only this
-            self.staying[event.pool] = event.keeps
+            self.reservations[event.pool] = event.keeps
 
     def arrive(self, job: Job, at_s: float) -> None:
         """Note a new job."""
@@ -232,24 +230,24 @@ class RoundHistory(msgspec.Struct):
             self.costs.forget(job.id)
         if job.sample is not None:
             return
-        book, user = self.progress[job.spec.pool], job.spec.user
+        progress, user = self.progress[job.spec.pool], job.spec.user
         if job.placement is None or not job.started_s:
-            if job.id in book.rates:
-                book.stop(job.id, user, at_s)
-        elif job.id not in book.rates or job.spec.sharing != "exclusive":
+            if job.id in progress.rates:
+                progress.stop(job.id, user, at_s)
+        elif job.id not in progress.rates or job.spec.sharing != "exclusive":
             classes = self._classes(job.spec.pool, cluster)
             rate = job.share * fairness.rate(job.spec, job.placement.kind, partial(speed, key), classes)
-            if book.rates.get(job.id, rate) != rate:  # somebody came or went beside it
-                book.stop(job.id, user, at_s)
-            book.start(job.id, user, rate, at_s)
+            if progress.rates.get(job.id, rate) != rate:  # somebody came or went beside it
+                progress.stop(job.id, user, at_s)
+            progress.start(job.id, user, rate, at_s)
 
     def leave(self, job: Job, at_s: float) -> None:
         """Note that a job is over."""
         self.costs.forget(job.id)
         if job.sample is None:
-            book = self.progress[job.spec.pool]
-            book.stop(job.id, job.spec.user, at_s)
-            book.leave(job.spec.user, at_s)
+            progress = self.progress[job.spec.pool]
+            progress.stop(job.id, job.spec.user, at_s)
+            progress.leave(job.spec.user, at_s)
 
     def _classes(self, pool: str, cluster: Cluster) -> list[tuple[Device, int]]:
         if pool not in self.classes:
@@ -274,21 +272,21 @@ class SharingForecast:
         The place in the order of the first job for which others might make way; None if there is none.
     """
 
-    def __init__(self, pool: PoolView, outlook: RoundContext, borrowers: Collection[str], first: Place | None) -> None:
-        self._pool, self._outlook, self._borrowers, self._first = pool, outlook, borrowers, first
+    def __init__(self, pool: PoolView, context: RoundContext, borrowers: Collection[str], first: Place | None) -> None:
+        self._pool, self._context, self._borrowers, self._first = pool, context, borrowers, first
         self._every: Mapping[str, SharingRun] | None = None
         self._behind: Mapping[str, SharingRun] | None = None
 
     def every(self) -> Mapping[str, SharingRun]:
         """Return all runs that share devices, by job."""
         if self._every is None:
-            self._every = self._of(list(self._pool.roster.sharing.runs.values()))
+            self._every = self._of(list(self._pool.index.sharing.runs.values()))
         return self._every
 
     def behind(self) -> Mapping[str, SharingRun]:
         """Return the runs that rank below some waiting job, as far as preemption goes."""
         if self._behind is None:
-            runs = self._pool.roster.sharing.runs.values()
+            runs = self._pool.index.sharing.runs.values()
             self._behind = self._of([run for run in runs if self._is_behind(run.ranked)])
         return self._behind
 
@@ -296,31 +294,31 @@ class SharingForecast:
         if self._first is None:
             return False
         queue = ranked.queue + BORROWED * (ranked.job_id in self._borrowers)
-        by_position = self._outlook.manner.preempts == "position"
+        by_position = self._context.mode.preempts == "position"
         return (queue, ranked.position) > self._first if by_position else queue > self._first[0]
 
     def _of(self, runs: Sequence[PreemptibleRun]) -> Mapping[str, SharingRun]:
-        jobs, outlook = [run.ranked.job for run in runs], self._outlook
+        jobs, context = [run.ranked.job for run in runs], self._context
         expected = ExpectedEnds(
-            outlook.now_s,
-            [outlook.speed(job, run.kind) for job, run in zip(jobs, runs, strict=True)],
-            [outlook.cost(job) for job in jobs],
+            context.now_s,
+            [context.speed(job, run.kind) for job, run in zip(jobs, runs, strict=True)],
+            [context.cost(job) for job in jobs],
             self._pool.finished_s,
-            outlook.prior_s,
+            context.prior_s,
         )
-        return co_preemption.sharers(runs, expected, self._borrowers)
+        return co_preemption.sharing_runs(runs, expected, self._borrowers)
 
 
-def supply(pool: PoolView, plain: DeviceSupply, outlook: RoundContext, tell: SharingForecast) -> DeviceSupply:
+def supply(pool: PoolView, plain: DeviceSupply, context: RoundContext, tell: SharingForecast) -> DeviceSupply:
     """Return the supply for one try of a round, with the shared devices as they are now where jobs share any."""
-    index = pool.roster.sharing
-    limits = SharingLimits(outlook.rules.lane_reserve_share, outlook.rules.most_sharers)
+    index = pool.index.sharing
+    limits = SharingLimits(context.rules.lane_reserve_share, context.rules.most_sharers)
     sharing = SharedPlacement(
         index.shared(limits),
-        index.tenants,
+        index.demands,
         stopping=index.stopping,
-        sharers=tell.behind,
-        speed=outlook.speed,
+        sharing_runs=tell.behind,
+        speed=context.speed,
         limits=limits,
     )
     return msgspec.structs.replace(plain, sharing=sharing)
@@ -328,20 +326,20 @@ def supply(pool: PoolView, plain: DeviceSupply, outlook: RoundContext, tell: Sha
 
 def ends(pool: PoolView, tell: SharingForecast) -> Iterator[tuple[str, Shape, float]]:
     """Yield each co-preempted set, its devices, and in how many seconds its last run should end."""
-    for name, jobs in pool.roster.sharing.ties.items():
+    for name, jobs in pool.index.sharing.ties.items():
         run = co_preemption.as_one(name, [tell.every()[job_id] for job_id in jobs])
         yield name, shape_of(run), run.left_s
 
 
 def each(pool: PoolView, victim: PreemptibleRun) -> list[PreemptibleRun]:
     """Return the runs that a preempted one stands for."""
-    index = pool.roster.sharing
+    index = pool.index.sharing
     jobs = index.ties.get(victim.ranked.job_id) if index else None
     return [index.runs[job_id] for job_id in jobs] if jobs is not None else [victim]
 
 
 def waiting(pool: PoolView, members: Callable[[DemandGroup], Iterator[Key]]) -> Iterator[Key]:
     """Yield the first jobs of each demand among those that share."""
-    for groups in pool.roster.sharing.waiting.values():
+    for groups in pool.index.sharing.waiting.values():
         for group in groups.values():
             yield from islice(members(group), LOOKED_AT)

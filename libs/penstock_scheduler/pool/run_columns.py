@@ -99,10 +99,10 @@ class RunColumns(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, queue=self.queue + BORROWED * np.isin(self.rows, rows))
 
 
-def of(running: Iterable[PreemptibleRun], outlook: RoundContext) -> RunColumns:
+def of(running: Iterable[PreemptibleRun], context: RoundContext) -> RunColumns:
     """Return runs as columns; each run carries its own place and expected end."""
     found = list(running)
-    jobs, costs = [run.ranked.job for run in found], [outlook.cost(run.ranked.job) for run in found]
+    jobs, costs = [run.ranked.job for run in found], [context.cost(run.ranked.job) for run in found]
     shapes: dict[tuple[str, Shape], int] = {}
     return RunColumns(
         queue=_floats(run.ranked.queue for run in found),

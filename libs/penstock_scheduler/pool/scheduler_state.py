@@ -60,7 +60,7 @@ class SchedulerState(msgspec.Struct, dict=True):
         Pool → ids of its jobs that are not over, in order of submission.
     finished_s : dict of str to list of float
         Pool → service that its last finished jobs needed, seconds at speed 1.
-    books : RoundHistory
+    history : RoundHistory
         The history of rounds: what stopping costs, how far users are, for whom devices are kept.
     promised : set of str
         Waiting jobs for which others were preempted, or that stopped to be resized, until they start.
@@ -68,7 +68,7 @@ class SchedulerState(msgspec.Struct, dict=True):
         Pool → what its last round said.
     policies : dict of str to dict of str to Setting
         Pool → what is set live.
-    manners : dict of str to DispatchMode
+    modes : dict of str to DispatchMode
         Pool → how its order is walked, as the ranker last said.
     needs : dict of str to MemoryNeed
         Workload → what its last run that measured it needed of a device's memory.
@@ -80,11 +80,11 @@ class SchedulerState(msgspec.Struct, dict=True):
     live: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     speeds: Speeds = msgspec.field(default_factory=Speeds)
     finished_s: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    books: RoundHistory = msgspec.field(default_factory=RoundHistory)
+    history: RoundHistory = msgspec.field(default_factory=RoundHistory)
     promised: set[str] = msgspec.field(default_factory=set)
     explained: dict[str, ExplainedRound] = msgspec.field(default_factory=dict)
     policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
-    manners: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
+    modes: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
     needs: dict[str, MemoryNeed] = msgspec.field(default_factory=dict)
 
     def pools(self) -> Sequence[str]:
@@ -103,9 +103,9 @@ class SchedulerState(msgspec.Struct, dict=True):
 
     def at_rest(self, name: str) -> bool:
         """Say whether an indexed pool is at rest: no job waits and no run is to move, so a round would do nothing."""
-        rosters = self.__dict__.get("rosters")
-        roster = rosters.get(name) if rosters is not None else None
-        return roster is not None and not len(roster.waiting) and not roster.evicting and not roster.moving
+        indices = self.__dict__.get("indices")
+        index = indices.get(name) if indices is not None else None
+        return index is not None and not len(index.waiting) and not index.evicting and not index.moving
 
     def pool(self, name: str, jobs: JobTable, topology: Sequence[str] = ()) -> PoolView:
         """Return the view that a round of the pool is decided from; ``topology`` names the levels of domains."""
@@ -113,13 +113,13 @@ class SchedulerState(msgspec.Struct, dict=True):
         return PoolView(
             name=name,
             cluster=self.cluster,
-            roster=self._roster(name, jobs, tuple(topology)),
+            index=self._index(name, jobs, tuple(topology)),
             ranks=self.ranks,
-            manner=self.manners.get(name, BY_QUEUE),
+            mode=self.modes.get(name, BY_QUEUE),
             keys=self.keys,
             speeds=self.speeds,
             finished_s=self._finished(name),
-            books=self.books,
+            history=self.history,
             promised=self.promised,
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
@@ -131,19 +131,19 @@ class SchedulerState(msgspec.Struct, dict=True):
             ready[name] = FinishedService(self.finished_s.get(name, ()))
         return ready[name]
 
-    def _roster(self, name: str, jobs: JobTable, topology: tuple[str, ...]) -> PoolIndex:
-        rosters = rosters_of(self)
-        roster = rosters.get(name)
-        if roster is None or roster.topology != topology:
+    def _index(self, name: str, jobs: JobTable, topology: tuple[str, ...]) -> PoolIndex:
+        indices = indices_of(self)
+        index = indices.get(name)
+        if index is None or index.topology != topology:
             found = self.jobs_of(name, jobs)
-            roster = rosters[name] = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs)
-        return roster
+            index = indices[name] = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs)
+        return index
 
 
-def rosters_of(known: SchedulerState) -> dict[str, PoolIndex]:
+def indices_of(known: SchedulerState) -> dict[str, PoolIndex]:
     """Return the indices that are kept beside the state, by pool."""
     beside = known.__dict__
-    found: dict[str, PoolIndex] = beside["rosters"] if "rosters" in beside else beside.setdefault("rosters", {})
+    found: dict[str, PoolIndex] = beside["indices"] if "indices" in beside else beside.setdefault("indices", {})
     return found
 
 
@@ -161,8 +161,8 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
     kind_of_fact = type(event)
     matters = kind_of_fact in OF_NODES and known.cluster.apply(event)
     if matters:
-        known.books.classes.clear()
-        rosters_of(known).clear()
+        known.history.classes.clear()
+        indices_of(known).clear()
         known.__dict__.pop("with_nodes", None)
     learn = _LEARN.get(kind_of_fact)
     if learn is not None:
@@ -175,23 +175,23 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
         if resized:
             known.promised.update(job.id for job in changed if job.state is JobState.PENDING and not job.held)
     for job in lifecycle.beside(jobs, event) if jobs.sharers else ():
-        known.books.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
-    if rosters := known.__dict__.get("rosters"):
-        _follow(rosters, jobs, changed, event)
+        known.history.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
+    if indices := known.__dict__.get("indices"):
+        _follow(indices, jobs, changed, event)
     return changed, matters or bool(changed)
 
 
-def _follow(rosters: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[Job], event: Event) -> None:
+def _follow(indices: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[Job], event: Event) -> None:
     """Bring the indices up to date."""
     if isinstance(event, JobsRanked):
-        if (roster := rosters.get(event.pool)) is not None:
-            roster.note_ranks(event.ranks)
+        if (index := indices.get(event.pool)) is not None:
+            index.note_ranks(event.ranks)
         return
     if isinstance(event, RunMeasured):
-        changed = [*changed, *(jobs[job_id] for roster in rosters.values() for job_id in roster.sharing.unmeasured)]
+        changed = [*changed, *(jobs[job_id] for index in indices.values() for job_id in index.sharing.unmeasured)]
     for job in changed:
-        if (roster := rosters.get(job.spec.pool)) is not None:
-            roster.note(job)
+        if (index := indices.get(job.spec.pool)) is not None:
+            index.note(job)
 
 
 def _learn_speeds(known: SchedulerState, jobs: JobTable, event: WorkloadProfiled) -> bool:  # noqa: ARG001 - the form of all of these
@@ -204,7 +204,7 @@ def _learn_ranks(known: SchedulerState, jobs: JobTable, event: JobsRanked) -> bo
     for rank in event.ranks:
         if rank.job_id in keys:
             ranks[rank.job_id] = rank
-    known.manners[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
+    known.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
     return True
 
 
@@ -217,14 +217,14 @@ def _learn_round(known: SchedulerState, jobs: JobTable, event: RoundDecided) -> 
     known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
     if event.preemptions:
         known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
-    known.books.decided(event)
+    known.history.decided(event)
     return False
 
 
 def _learn_costs(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
     job = jobs.by_id.get(event.job_id)
     if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
-        known.books.costs.end(job, known.keys[job.id], event)
+        known.history.costs.end(job, known.keys[job.id], event)
     return False
 
 
@@ -269,17 +269,17 @@ def _sort_in(known: SchedulerState, jobs: Iterable[Job], kind: str, at_s: float)
             if job.id not in known.keys:
                 known.keys[job.id] = job.profile_key or workload.key(job.spec)
                 known.live.setdefault(job.spec.pool, {})[job.id] = None
-                known.books.arrive(job, at_s)
+                known.history.arrive(job, at_s)
                 _rank_newcomer(known, job)
-            known.books.note(job, at_s, known.cluster, known.speeds.of, known.keys[job.id])
+            known.history.note(job, at_s, known.cluster, known.speeds.of, known.keys[job.id])
         elif job.id in known.keys:
-            known.books.leave(job, at_s)
+            known.history.leave(job, at_s)
             _forget(known, job, kind)
 
 
 def _rank_newcomer(known: SchedulerState, job: Job) -> None:
     """Give a new job the place that the ranker will give it; else it would come first in orders by length."""
-    position = newcomer(known.manners.get(job.spec.pool, BY_QUEUE).order, job.spec, job.submitted_s)
+    position = newcomer(known.modes.get(job.spec.pool, BY_QUEUE).order, job.spec, job.submitted_s)
     if job.sample is None and position != job.submitted_s:
         known.ranks[job.id] = JobRank(job_id=job.id, queue=0, position=position, since_s=job.submitted_s)
 

@@ -7,7 +7,7 @@ the first of their queues, and its loss is the sum of their losses. :func:`besid
 that may be preempted.
 
 A job that wants to join others on a device needs less: only some of them make way, as few and as light as will do, and
-never all (:class:`PreemptibleSharers`).
+never all (:class:`PreemptibleSharingRuns`).
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ class SharingRun(NamedTuple):
         job = self.run.ranked.job
         return job.state is JobState.RUNNING and not job.stopping and job.started_s > 0
 
-    def yields_to(self, ranked: RankedJob, outlook: RoundContext) -> bool:
+    def yields_to(self, ranked: RankedJob, context: RoundContext) -> bool:
         """Say whether the run makes way for a job now, by the same rules as runs that share nothing."""
-        if not self.comes_after(ranked, outlook) or self.ripe_s(outlook) > outlook.now_s:
+        if not self.comes_after(ranked, context) or self.ripe_s(context) > context.now_s:
             return False
         waste_s = self.loss_gpu_s / max(1, len(self.run.devices))
         return self.queue >= BORROWED or self.left_s > waste_s
 
-    def comes_after(self, ranked: RankedJob, outlook: RoundContext) -> bool:
+    def comes_after(self, ranked: RankedJob, context: RoundContext) -> bool:
         """Say whether the run ranks so much lower than a job that it may have to make way for it."""
-        preempts, own = outlook.manner.preempts, (self.queue, self.run.ranked.position)
+        preempts, own = context.mode.preempts, (self.queue, self.run.ranked.position)
         if ranked.sample or preempts == "never":
             return False
         lower = ranked.queue < self.queue or (preempts == "position" and ranked[:2] < own)
         return lower and self.stoppable
 
-    def ripe_s(self, outlook: RoundContext) -> float:
+    def ripe_s(self, context: RoundContext) -> float:
         """Return when the run will have lasted long enough to be preempted."""
-        least_s = max(outlook.rules.min_run_s, self.overhead_s / outlook.rules.overhead_share)
+        least_s = max(context.rules.min_run_s, self.overhead_s / context.rules.overhead_share)
         return self.run.ranked.job.started_s + least_s
 
     @property
@@ -109,7 +109,7 @@ class ExpectedEnds:
     prior_s: float
 
 
-def sharers(
+def sharing_runs(
     runs: Sequence[PreemptibleRun], expected: ExpectedEnds, borrowers: Collection[str]
 ) -> dict[str, SharingRun]:
     """Return what is known of the runs that share devices, by job."""
@@ -171,13 +171,13 @@ def _reached(
 
 def as_one(name: str, members: Sequence[SharingRun]) -> PreemptibleRun:
     """Return runs that are tied to each other as one run, named after one of their devices."""
-    first = min(members, key=lambda sharer: (sharer.queue, sharer.run.ranked.position))
+    first = min(members, key=lambda member: (member.queue, member.run.ranked.position))
     devices: dict[tuple[str, int], Located] = {
-        (node_id, device.index): (node_id, device) for sharer in members for node_id, device in sharer.run.devices
+        (node_id, device.index): (node_id, device) for member in members for node_id, device in member.run.devices
     }
     ranked = RankedJob(first.queue, first.run.ranked.position, name, first.run.ranked.job)
     in_order = tuple(devices[at] for at in sorted(devices))
-    return PreemptibleRun(ranked, first.run.kind, in_order, max(sharer.left_s for sharer in members))
+    return PreemptibleRun(ranked, first.run.kind, in_order, max(member.left_s for member in members))
 
 
 def beside(
@@ -191,7 +191,7 @@ def beside(
     known : mapping of str to SharingRun
         The sharing runs that may be preempted at all. Of runs that are tied, either all are among them or none counts.
     """
-    able = {job_id for job_id, sharer in known.items() if sharer.stoppable}
+    able = {job_id for job_id, member in known.items() if member.stoppable}
     groups = ((name, [known[job_id] for job_id in jobs]) for name, jobs in ties.items() if able.issuperset(jobs))
     found = [(as_one(name, group), group) for name, group in groups]
     if not found:
@@ -203,8 +203,8 @@ def _appended(every: RunColumns, found: Sequence[tuple[PreemptibleRun, Sequence[
     shapes = list(every.shapes)
     kinds = [(run.kind, shape_of(run)) for run, _ in found]
     shapes += [kind for kind in dict.fromkeys(kinds) if kind not in every.shapes]
-    started_s = [max(sharer.run.ranked.job.started_s for sharer in members) for _, members in found]
-    lost_s = [sum(sharer.loss_gpu_s for sharer in members) / max(1, len(run.devices)) for run, members in found]
+    started_s = [max(member.run.ranked.job.started_s for member in members) for _, members in found]
+    lost_s = [sum(member.loss_gpu_s for member in members) / max(1, len(run.devices)) for run, members in found]
     return msgspec.structs.replace(
         every,
         queue=np.append(every.queue, [float(run.ranked.queue) for run, _ in found]),
@@ -268,13 +268,13 @@ class _Yielding:
     left: dict[At, tuple[SharedDevice, SharedDevice]] = field(default_factory=dict)
 
 
-class PreemptibleSharers:
+class PreemptibleSharingRuns:
     """
     The sharing runs that may be asked to make room in a round, by device.
 
     Parameters
     ----------
-    sharers : callable
+    sharing_runs : callable
         Returns what preempting each of them would cost; called at most once.
     stopping : collection of str
         Jobs that are asked to stop; it may grow.
@@ -284,76 +284,76 @@ class PreemptibleSharers:
     O(S log S) for the first job of each rank for which S runs make way, and O(1) for each device after that.
     """
 
-    def __init__(self, sharers: Callable[[], Mapping[str, SharingRun]], stopping: Collection[str]) -> None:
-        self._sharers, self._stopping = sharers, stopping
+    def __init__(self, sharing_runs: Callable[[], Mapping[str, SharingRun]], stopping: Collection[str]) -> None:
+        self._sharing_runs, self._stopping = sharing_runs, stopping
         self._of_rank: dict[Rank, _Yielding] = {}
 
-    def devices(self, ranked: RankedJob, outlook: RoundContext) -> list[At]:
+    def devices(self, ranked: RankedJob, context: RoundContext) -> list[At]:
         """Return the devices on which some run makes way for a job, in the order of the lightest run on each."""
-        return self._yielding(ranked, outlook).in_order
+        return self._yielding(ranked, context).in_order
 
-    def could(self, ranked: RankedJob, outlook: RoundContext, shared: SharedDevice, tenant: SharingDemand) -> bool:
+    def could(self, ranked: RankedJob, context: RoundContext, shared: SharedDevice, demand: SharingDemand) -> bool:
         """Say whether a device would have room for a job without all runs that make way for it there."""
-        yielding, at = self._yielding(ranked, outlook), key_of(shared.at)
+        yielding, at = self._yielding(ranked, context), key_of(shared.at)
         if at not in yielding.on:
             return False
         known = yielding.left.get(at)
         if known is None or known[0] is not shared:
-            gone = {*self._stopping, *(sharer.job_id for sharer in yielding.on[at])}
-            known = yielding.left[at] = shared, shared.without(shared.tenants.keys() & gone)
+            gone = {*self._stopping, *(member.job_id for member in yielding.on[at])}
+            known = yielding.left[at] = shared, shared.without(shared.occupants.keys() & gone)
         left = known[1]
-        return left.holds(tenant) if left.tenants else len(yielding.on[at]) > 1  # some of them may be enough
+        return left.holds(demand) if left.occupants else len(yielding.on[at]) > 1  # some of them may be enough
 
-    def on(self, ranked: RankedJob, outlook: RoundContext, at: At) -> Sequence[SharingRun]:
+    def on(self, ranked: RankedJob, context: RoundContext, at: At) -> Sequence[SharingRun]:
         """Return the runs that make way for a job on a device, the lightest first."""
-        return self._yielding(ranked, outlook).on.get(at, ())
+        return self._yielding(ranked, context).on.get(at, ())
 
     def stop(self, runs: Sequence[SharingRun]) -> None:
         """Note that some runs have been asked to stop: they make way for no other job."""
-        gone = {sharer.job_id for sharer in runs}
+        gone = {member.job_id for member in runs}
         for yielding in self._of_rank.values():
-            for at in {key_of(located) for sharer in runs for located in sharer.run.devices}:
-                if left := [sharer for sharer in yielding.on.pop(at, ()) if sharer.job_id not in gone]:
+            for at in {key_of(located) for member in runs for located in member.run.devices}:
+                if left := [member for member in yielding.on.pop(at, ()) if member.job_id not in gone]:
                     yielding.on[at] = left
 
-    def _yielding(self, ranked: RankedJob, outlook: RoundContext) -> _Yielding:
-        rank: Rank = ranked[:1] if outlook.manner.preempts == "queue" else ranked[:2]
+    def _yielding(self, ranked: RankedJob, context: RoundContext) -> _Yielding:
+        rank: Rank = ranked[:1] if context.mode.preempts == "queue" else ranked[:2]
         found = self._of_rank.get(rank)
         if found is None:
-            found = self._of_rank[rank] = _by_device(self._those(ranked, outlook))
+            found = self._of_rank[rank] = _by_device(self._those(ranked, context))
         return found
 
-    def _those(self, ranked: RankedJob, outlook: RoundContext) -> Iterator[SharingRun]:
-        every = self._sharers().items()
+    def _those(self, ranked: RankedJob, context: RoundContext) -> Iterator[SharingRun]:
+        every = self._sharing_runs().items()
         return (
-            sharer for job_id, sharer in every if job_id not in self._stopping and sharer.yields_to(ranked, outlook)
+            member for job_id, member in every if job_id not in self._stopping and member.yields_to(ranked, context)
         )
 
 
-def _by_device(sharers: Iterator[SharingRun]) -> _Yielding:
+def _by_device(sharing_runs: Iterator[SharingRun]) -> _Yielding:
     on: defaultdict[At, list[SharingRun]] = defaultdict(list)
-    for sharer in sorted(sharers, key=lambda sharer: (sharer.key, sharer.job_id)):
-        for located in sharer.run.devices:
-            on[key_of(located)].append(sharer)
+    for member in sorted(sharing_runs, key=lambda member: (member.key, member.job_id)):
+        for located in member.run.devices:
+            on[key_of(located)].append(member)
     return _Yielding(dict(on), sorted(on, key=lambda at: (on[at][0].key, at)))
 
 
-def room(
-    shared: SharedDevice, tenant: SharingDemand, yielding: Sequence[SharingRun], stopping: Collection[str]
+def runs_to_preempt(
+    shared: SharedDevice, demand: SharingDemand, yielding: Sequence[SharingRun], stopping: Collection[str]
 ) -> tuple[SharingRun, ...]:
     """Return the runs that would have to leave a device for a job; none if that is too little or would be all."""
-    gone, chosen = {job_id for job_id in shared.tenants if job_id in stopping}, list[SharingRun]()
-    for sharer in yielding:
-        chosen.append(sharer)
-        gone.add(sharer.job_id)
+    gone, chosen = {job_id for job_id in shared.occupants if job_id in stopping}, list[SharingRun]()
+    for member in yielding:
+        chosen.append(member)
+        gone.add(member.job_id)
         left = shared.without(gone)
-        if not left.tenants:
+        if not left.occupants:
             return ()
-        if left.holds(tenant):
+        if left.holds(demand):
             break
     else:
         return ()
-    for sharer in chosen[:-1]:  # the lighter ones may have become superfluous
-        if shared.without(gone - {sharer.job_id}).holds(tenant):
-            gone.discard(sharer.job_id)
-    return tuple(sharer for sharer in chosen if sharer.job_id in gone)
+    for member in chosen[:-1]:  # the lighter ones may have become superfluous
+        if shared.without(gone - {member.job_id}).holds(demand):
+            gone.discard(member.job_id)
+    return tuple(member for member in chosen if member.job_id in gone)

@@ -78,7 +78,7 @@ class SharingDemand(NamedTuple):
     """
 
     mode: Mode
-    party: SharingGroup
+    group: SharingGroup
     need: MemoryNeed | None
     fraction: float = 1.0
     gpus: int = 1
@@ -103,7 +103,7 @@ class SharingDemand(NamedTuple):
         return "a device of its own" if self.need is None else gibibytes(self.need.alone_bytes)
 
 
-def tenant_of(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> SharingDemand | None:
+def sharing_demand(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> SharingDemand | None:
     """
     Return how a job shares; None for one that has its devices to itself, as samples do.
 
@@ -115,21 +115,21 @@ def tenant_of(job: Job, measured: Callable[[Job], MemoryNeed | None]) -> Sharing
     spec = job.spec
     if spec.sharing == "exclusive" or job.sample is not None:
         return None
-    party = SharingGroup(spec.user, spec.team, spec.share_with)
+    group = SharingGroup(spec.user, spec.team, spec.share_with)
     if spec.sharing == "fraction":
-        return SharingDemand("fraction", party, spec.memory, spec.fraction)
-    return SharingDemand("lane", party, job.need or spec.memory or measured(job), gpus=spec.gpus, most=spec.sharers)
+        return SharingDemand("fraction", group, spec.memory, spec.fraction)
+    return SharingDemand("lane", group, job.need or spec.memory or measured(job), gpus=spec.gpus, most=spec.sharers)
 
 
-def asking(spec: JobSpec, tenant: SharingDemand, reserve_share: float) -> JobSpec:
+def asking(spec: JobSpec, demand: SharingDemand, reserve_share: float) -> JobSpec:
     """Return the specification of the job for devices that it has to itself, with enough memory for all its needs."""
-    least_bytes = tenant.least_bytes(reserve_share)
+    least_bytes = demand.least_bytes(reserve_share)
     return msgspec.structs.replace(spec, memory_bytes=least_bytes) if least_bytes > spec.memory_bytes else spec
 
 
-def willing(party: SharingGroup, others: Iterable[SharingGroup]) -> bool:
+def willing(group: SharingGroup, others: Iterable[SharingGroup]) -> bool:
     """Say whether a job may share with all of the others."""
-    return all(party.shares_with(other) for other in others)
+    return all(group.shares_with(other) for other in others)
 
 
 ROUNDING: Final = 1e-9
@@ -164,9 +164,9 @@ class SharedDevice:
         The memory that its lanes hold.
     fraction : float
         The sum of its jobs' fractions.
-    tenants : mapping of str to SharingDemand
+    occupants : mapping of str to SharingDemand
         Job → its demand; all share in one way, the ``mode``.
-    parties : frozenset of SharingGroup
+    groups : frozenset of SharingGroup
         The groups of its jobs.
     alone : bool
         Whether one of its jobs may have no other beside it.
@@ -189,72 +189,72 @@ class SharedDevice:
     limits: SharingLimits
     load: DeviceLoad
     fraction: float
-    tenants: Mapping[str, SharingDemand]
-    parties: frozenset[SharingGroup]
+    occupants: Mapping[str, SharingDemand]
+    groups: frozenset[SharingGroup]
     mode: str
     alone: bool
     most: int
 
     @classmethod
-    def of(cls, at: Located, tenants: Mapping[str, SharingDemand], limits: SharingLimits) -> SharedDevice:
+    def of(cls, at: Located, occupants: Mapping[str, SharingDemand], limits: SharingLimits) -> SharedDevice:
         """Return a device with these jobs on it."""
         capacity_bytes = at[1].memory_bytes
         load = DeviceLoad(capacity_bytes - int(capacity_bytes * limits.reserve_share))
-        for tenant in tenants.values():
-            load = load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else load
+        for demand in occupants.values():
+            load = load.plus(demand.need) if demand.mode == "lane" and demand.need is not None else load
         fraction = math.fsum(
-            tenant.fraction for tenant in tenants.values() if tenant.mode == "fraction"
+            demand.fraction for demand in occupants.values() if demand.mode == "fraction"
         )  # in any order
-        parties = frozenset(tenant.party for tenant in tenants.values())
-        mode = next((tenant.mode for tenant in tenants.values()), "")
-        alone = any(tenant.alone for tenant in tenants.values())
-        most = min((tenant.most for tenant in tenants.values() if tenant.most), default=0)
-        return cls(at, limits, load, fraction, tenants, parties, mode, alone, most)
+        groups = frozenset(demand.group for demand in occupants.values())
+        mode = next((demand.mode for demand in occupants.values()), "")
+        alone = any(demand.alone for demand in occupants.values())
+        most = min((demand.most for demand in occupants.values() if demand.most), default=0)
+        return cls(at, limits, load, fraction, occupants, groups, mode, alone, most)
 
-    def holds(self, tenant: SharingDemand) -> bool:
+    def holds(self, demand: SharingDemand) -> bool:
         """Say whether one more job may join, and there is room for it."""
-        return self._has_room(tenant) and not self.refuses(tenant)
+        return self._has_memory(demand) and not self.refuses(demand)
 
-    def refuses(self, tenant: SharingDemand) -> str:
+    def refuses(self, demand: SharingDemand) -> str:
         """Return what keeps a job away however much room there is, to follow "the device is"; else an empty text."""
-        if self.mode != tenant.mode:
+        if self.mode != demand.mode:
             return "shared in the other way"
-        if tenant.alone or self.alone:
+        if demand.alone or self.alone:
             return "with a job whose need is not known yet"
-        most = min(filter(None, (self.limits.most_jobs, self.most, tenant.most)))
-        if len(self.tenants) >= most:
+        most = min(filter(None, (self.limits.most_jobs, self.most, demand.most)))
+        if len(self.occupants) >= most:
             return f"with {most} job{'s' if most > 1 else ''}, the most"
-        if not willing(tenant.party, self.parties):
+        if not willing(demand.group, self.groups):
             return "with jobs that it may not share with"
         return ""
 
-    def growth_bytes(self, tenant: SharingDemand) -> int:
+    def growth_bytes(self, demand: SharingDemand) -> int:
         """Return what a job takes of the memory that is left."""
-        if tenant.mode == "fraction" or tenant.need is None:
-            return int(tenant.fraction * self.at[1].memory_bytes)
-        return self.load.growth_bytes(tenant.need)
+        if demand.mode == "fraction" or demand.need is None:
+            return int(demand.fraction * self.at[1].memory_bytes)
+        return self.load.growth_bytes(demand.need)
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """The memory that is left."""
         return self.load.room_bytes - int(self.fraction * self.at[1].memory_bytes)
 
-    def plus(self, job_id: str, tenant: SharingDemand) -> SharedDevice:
+    def plus(self, job_id: str, demand: SharingDemand) -> SharedDevice:
         """Return the device with one more job."""
-        load = self.load.plus(tenant.need) if tenant.mode == "lane" and tenant.need is not None else self.load
-        fraction = self.fraction + (tenant.fraction if tenant.mode == "fraction" else 0.0)
-        tenants, parties = {**self.tenants, job_id: tenant}, self.parties | {tenant.party}
-        most = min(filter(None, (self.most, tenant.most)), default=0)
-        return replace(self, load=load, fraction=fraction, tenants=tenants, parties=parties, most=most)
+        load = self.load.plus(demand.need) if demand.mode == "lane" and demand.need is not None else self.load
+        fraction = self.fraction + (demand.fraction if demand.mode == "fraction" else 0.0)
+        occupants, groups = {**self.occupants, job_id: demand}, self.groups | {demand.group}
+        most = min(filter(None, (self.most, demand.most)), default=0)
+        return replace(self, load=load, fraction=fraction, occupants=occupants, groups=groups, most=most)
 
     def without(self, job_ids: set[str]) -> SharedDevice:
         """Return the device without some of its jobs."""
-        left = {job_id: tenant for job_id, tenant in self.tenants.items() if job_id not in job_ids}
+        left = {job_id: demand for job_id, demand in self.occupants.items() if job_id not in job_ids}
         return SharedDevice.of(self.at, left, self.limits)
 
     def taken(self) -> str:
         """Return what its jobs hold of it, in words."""
-        number = len(self.tenants)
+        number = len(self.occupants)
         hold = f"{number} job{'s hold' if number > 1 else ' holds'}"
         capacity_bytes = self.at[1].memory_bytes
         if self.fraction:
@@ -264,11 +264,11 @@ class SharedDevice:
         held_bytes = self.load.resident_bytes + self.load.ephemeral_bytes
         return f"{hold} {of_bytes(held_bytes, capacity_bytes)}"
 
-    def _has_room(self, tenant: SharingDemand) -> bool:
-        if tenant.mode == "fraction":
-            fits = tenant.need is None or tenant.need.alone_bytes <= tenant.fraction * self.at[1].memory_bytes
-            return fits and self.fraction + tenant.fraction <= 1.0 + ROUNDING
-        return tenant.need is not None and self.load.holds(tenant.need)
+    def _has_memory(self, demand: SharingDemand) -> bool:
+        if demand.mode == "fraction":
+            fits = demand.need is None or demand.need.alone_bytes <= demand.fraction * self.at[1].memory_bytes
+            return fits and self.fraction + demand.fraction <= 1.0 + ROUNDING
+        return demand.need is not None and self.load.holds(demand.need)
 
 
 def of_bytes(part: int, whole: int) -> str:
@@ -338,36 +338,36 @@ class SharedDeviceIndex:
             self._most.clear()
         self._changed[at] = shared
 
-    def to(self, party: SharingGroup, since: int = 0) -> Iterator[SharedDevice]:
+    def to(self, group: SharingGroup, since: int = 0) -> Iterator[SharedDevice]:
         """Yield the devices that are open to a group; with ``since``, only those opened after the first so many."""
-        team = self._of_team.get(party.team, {})
+        team = self._of_team.get(group.team, {})
         if since:
             return (self[at] for at in self.opened[since - 1 :])
-        others = (at for at in self._of_anyone if at not in team) if party.share_with == "anyone" else ()
+        others = (at for at in self._of_anyone if at not in team) if group.share_with == "anyone" else ()
         return (self[at] for at in chain(list(team), others))
 
-    def could(self, tenant: SharingDemand) -> bool:
+    def could(self, demand: SharingDemand) -> bool:
         """Say whether any device that is open to a job may have room for it; if not, none has."""
-        party, need = tenant.party, tenant.need
-        if tenant.mode == "fraction" or need is None:
+        group, need = demand.group, demand.need
+        if demand.mode == "fraction" or need is None:
             return True
-        near = party.team, party.share_with == "anyone"
-        if near not in self._most:  # devices only fill up from now on
-            loads = [shared.load for shared in self.to(party)]
+        asked = group.team, group.share_with == "anyone"
+        if asked not in self._most:  # devices only fill up from now on
+            loads = [shared.load for shared in self.to(group)]
             lane = max((load.usable_bytes - load.resident_bytes for load in loads), default=-1)
-            self._most[near] = max((load.room_bytes for load in loads), default=-1), lane
-        room_bytes, lane_bytes = self._most[near]
-        return need.resident_bytes <= room_bytes and need.alone_bytes <= lane_bytes
+            self._most[asked] = max((load.room_bytes for load in loads), default=-1), lane
+        free_bytes, lane_bytes = self._most[asked]
+        return need.resident_bytes <= free_bytes and need.alone_bytes <= lane_bytes
 
     def changed(self, at: At) -> bool:
         """Say whether a device has one more job by now."""
         return at in self._changed
 
     def _file(self, at: At, shared: SharedDevice) -> None:
-        teams = {party.team for party in shared.parties}
+        teams = {group.team for group in shared.groups}
         if len(teams) == 1:
             self._of_team[teams.pop()][at] = None
-        if all(party.share_with == "anyone" for party in shared.parties):
+        if all(group.share_with == "anyone" for group in shared.groups):
             self._of_anyone[at] = None
 
 
@@ -396,7 +396,7 @@ class SharedDeviceSurvey:
     most: SharedDevice | None
 
 
-def survey(there: Iterable[SharedDevice], tenant: SharingDemand, number: int) -> SharedDeviceSurvey:
+def survey(there: Iterable[SharedDevice], demand: SharingDemand, number: int) -> SharedDeviceSurvey:
     """
     Return how the shared devices stand for a job.
 
@@ -407,11 +407,11 @@ def survey(there: Iterable[SharedDevice], tenant: SharingDemand, number: int) ->
     number : int
         How many shared devices there are, the others among them.
     """
-    refused = [(shared, shared.refuses(tenant)) for shared in there]
+    refused = [(shared, shared.refuses(demand)) for shared in there]
     refusals = Counter(why for _, why in refused if why)
     if number > len(refused):
         refusals["with jobs that it may not share with"] += number - len(refused)
     open_to = (shared for shared, why in refused if not why)
     return SharedDeviceSurvey(
-        number, refusals, max(open_to, key=lambda shared: (shared.room_bytes, key_of(shared.at)), default=None)
+        number, refusals, max(open_to, key=lambda shared: (shared.free_bytes, key_of(shared.at)), default=None)
     )

@@ -36,7 +36,7 @@ Table = Mapping[str, Mapping[str, SizeRow]]
 
 
 def decide(
-    order: Sequence[Asking], devices: Mapping[str, int], rules: SizingRules = DEFAULT, manner: DispatchMode = BY_QUEUE
+    order: Sequence[Asking], devices: Mapping[str, int], rules: SizingRules = DEFAULT, mode: DispatchMode = BY_QUEUE
 ) -> SizingDecision:
     """
     Return what each elastic job of a pool is to have.
@@ -47,7 +47,7 @@ def decide(
         The jobs of a pool, elastic ones and others, in rank order.
     devices : mapping of str to int
         Kind → devices on nodes that take jobs, whoever holds them.
-    manner : DispatchMode
+    mode : DispatchMode
         For whom a running job makes way, and whether jobs may pass one that does not fit.
 
     Notes
@@ -61,38 +61,44 @@ def decide(
     --------
     >>> from penstock_policies.elastic import ThroughputProfile
     >>> fast = ThroughputProfile(b_min=64, b_max=64, per_gpu_cap=64, t_proc_s={8: 1.0, 64: 8.0})
-    >>> wishes = [SizeRequest(job_id=job, profiles={"x": fast}, widths=range(1, 5)) for job in "ab"]
-    >>> {job: each.gpus for job, each in decide(wishes, {"x": 6}).jobs.items()}
+    >>> requests = [SizeRequest(job_id=job, profiles={"x": fast}, widths=range(1, 5)) for job in "ab"]
+    >>> {job: each.gpus for job, each in decide(requests, {"x": 6}).jobs.items()}
     {'a': 4, 'b': 2}
     """
-    table, admitted, sized = _once(order, devices, rules, manner)
+    table, admitted, sized = _once(order, devices, rules, mode)
     if len(devices) > 1 or _leaves(order, sized, admitted):
         for _ in range(ROUNDS):
-            then = _once([_then(asking, sized, admitted) for asking in order], devices, rules, manner)
+            then = _once([_then(asking, sized, admitted) for asking in order], devices, rules, mode)
             if _same(then[2], sized) and then[1].fixed == admitted.fixed:
                 break
             admitted, sized = then[1], then[2]
-    wishes = [asking for asking in order if isinstance(asking, SizeRequest)]
-    sized = {wish.job_id: _compared(wish, sized[wish.job_id]) for wish in wishes}
+    requests = [asking for asking in order if isinstance(asking, SizeRequest)]
+    sized = {request.job_id: _compared(request, sized[request.job_id]) for request in requests}
     return SizingDecision(
-        jobs=explained(wishes, sized, given(order, sized, admitted, devices), table, rules),
+        jobs=explained(requests, sized, given(order, sized, admitted, devices), table, rules),
         fixed=admitted.fixed,
-        dropped=tuple(w.job_id for w in wishes if rules.drop and w.fresh and w.movable and not sized[w.job_id].gpus),
+        dropped=tuple(w.job_id for w in requests if rules.drop and w.fresh and w.movable and not sized[w.job_id].gpus),
         scaling=sum(each.scaling for each in sized.values()),
     )
 
 
 def _once(
-    order: Sequence[Asking], devices: Mapping[str, int], rules: SizingRules, manner: DispatchMode
+    order: Sequence[Asking], devices: Mapping[str, int], rules: SizingRules, mode: DispatchMode
 ) -> tuple[Table, AdmittedJobs, dict[str, SizeGrant]]:
-    wishes = [asking for asking in order if isinstance(asking, SizeRequest)]
-    table = {wish.job_id: rows(wish, devices, rules) for wish in wishes}
-    admitted = admit(order, table, devices, manner)
-    inside = [wish.job_id for wish in wishes if wish.job_id in admitted.elastic]
-    comes = any(admitted.elastic[wish.job_id] != wish.kind for wish in wishes if wish.job_id in admitted.elastic)
-    admitted.elastic = kind_search.chosen(inside, table, admitted.elastic, admitted.room, comes=comes)
+    requests = [asking for asking in order if isinstance(asking, SizeRequest)]
+    table = {request.job_id: rows(request, devices, rules) for request in requests}
+    admitted = admit(order, table, devices, mode)
+    inside = [request.job_id for request in requests if request.job_id in admitted.elastic]
+    comes = any(
+        admitted.elastic[request.job_id] != request.kind for request in requests if request.job_id in admitted.elastic
+    )
+    admitted.elastic = kind_search.chosen(inside, table, admitted.elastic, admitted.capacity, comes=comes)
     widths = _shared(inside, table, admitted)
-    return table, admitted, {wish.job_id: _sized(wish, table[wish.job_id], widths, admitted) for wish in wishes}
+    return (
+        table,
+        admitted,
+        {request.job_id: _sized(request, table[request.job_id], widths, admitted) for request in requests},
+    )
 
 
 def _then(asking: Asking, sized: Mapping[str, SizeGrant], admitted: AdmittedJobs) -> Asking:
@@ -116,7 +122,7 @@ def _same(one: Mapping[str, SizeGrant], other: Mapping[str, SizeGrant]) -> bool:
 def _shared(inside: Sequence[str], table: Table, admitted: AdmittedJobs) -> dict[str, int]:
     """Return the width of each job, kind by kind: the exact programme."""
     found: dict[str, int] = {}
-    for kind, gpus in admitted.room.items():
+    for kind, gpus in admitted.capacity.items():
         if jobs := [job for job in inside if admitted.elastic[job] == kind]:
             widths = elastic.allocate(_stacked([table[job][kind].net for job in jobs]), gpus)
             found |= zip(jobs, widths.tolist(), strict=True)
@@ -132,25 +138,25 @@ def _stacked(each: Sequence[elastic.Floats]) -> elastic.Floats:
 
 
 def _sized(
-    wish: SizeRequest, own: Mapping[str, SizeRow], widths: Mapping[str, int], admitted: AdmittedJobs
+    request: SizeRequest, own: Mapping[str, SizeRow], widths: Mapping[str, int], admitted: AdmittedJobs
 ) -> SizeGrant:
-    if wish.job_id in admitted.keeps and wish.now is not None:
-        gpus, batch, kind = wish.now.gpus, wish.now.batch_size, wish.kind
+    if request.job_id in admitted.keeps and request.now is not None:
+        gpus, batch, kind = request.now.gpus, request.now.batch_size, request.kind
         there = kind in own and gpus <= len(own[kind].scaling)
         scaling = float(np.nan_to_num(own[kind].scaling[gpus - 1])) if there else 0.0
-    elif gpus := widths.get(wish.job_id, 0):
-        kind = admitted.elastic[wish.job_id]
+    elif gpus := widths.get(request.job_id, 0):
+        kind = admitted.elastic[request.job_id]
         batch, scaling = int(own[kind].batch[gpus - 1]), float(own[kind].scaling[gpus - 1])
     else:
-        return SizeGrant(job_id=wish.job_id)
-    return SizeGrant(job_id=wish.job_id, gpus=gpus, batch_size=batch, kind=kind, scaling=scaling)
+        return SizeGrant(job_id=request.job_id)
+    return SizeGrant(job_id=request.job_id, gpus=gpus, batch_size=batch, kind=kind, scaling=scaling)
 
 
-def _compared(wish: SizeRequest, each: SizeGrant) -> SizeGrant:
+def _compared(request: SizeRequest, each: SizeGrant) -> SizeGrant:
     """Note whether the decided size differs from what the job has or asks for."""
     if not each.gpus:
-        return msgspec.structs.replace(each, changed=wish.now is not None)
-    same = each.size == (wish.now or wish.asks) and wish.kind in ("", each.kind) and not wish.fresh
+        return msgspec.structs.replace(each, changed=request.now is not None)
+    same = each.size == (request.now or request.asks) and request.kind in ("", each.kind) and not request.fresh
     return msgspec.structs.replace(each, changed=not same)
 
 
@@ -163,11 +169,11 @@ class AdmittedJobs(msgspec.Struct):
     keeps : set of str
         Elastic jobs that keep what they have: those that may not be moved, and those without a size known to be
         feasible.
-    room : dict of str to int
+    capacity : dict of str to int
         Kind → devices that the elastic jobs share: all but those of fixed ones and of those that keep what they have.
     """
 
-    room: dict[str, int]
+    capacity: dict[str, int]
     elastic: dict[str, str] = {}
     fixed: dict[str, str] = {}
     keeps: set[str] = set()
@@ -177,20 +183,20 @@ def admit(
     order: Sequence[Asking],
     table: Mapping[str, Mapping[str, SizeRow]],
     devices: Mapping[str, int],
-    manner: DispatchMode,
+    mode: DispatchMode,
 ) -> AdmittedJobs:
     """
     Return the jobs that get devices, and the kind on which each has its smallest width.
 
     A running job stays on its kind where that has room. Other jobs go where they are fastest, or where most is free.
     """
-    found = AdmittedJobs(room=dict(devices))
+    found = AdmittedJobs(capacity=dict(devices))
     for asking in order:
         if isinstance(asking, SizeRequest) and asking.now is not None and not (asking.movable and table[asking.job_id]):
             found.keeps.add(asking.job_id)
-            found.room[asking.kind] = max(0, found.room.get(asking.kind, 0) - asking.now.gpus)
-    left = dict(found.room)
-    for asking in walked(order, manner):
+            found.capacity[asking.kind] = max(0, found.capacity.get(asking.kind, 0) - asking.now.gpus)
+    left = dict(found.capacity)
+    for asking in walked(order, mode):
         least = _least(asking, table)
         if asking.job_id in found.keeps or not any(gpus <= devices.get(kind, 0) for kind, gpus in least.items()):
             continue  # what can never run here holds up nobody
@@ -198,12 +204,12 @@ def admit(
         if kind:
             left[kind] -= least[kind]
             _note(found, asking, kind)
-        elif not manner.backfills:
+        elif not mode.backfills:
             break
     return found
 
 
-def walked(order: Sequence[Asking], manner: DispatchMode) -> list[Asking]:
+def walked(order: Sequence[Asking], mode: DispatchMode) -> list[Asking]:
     """
     Return jobs in the order in which they are admitted: running ones before those for whom they do not make way.
 
@@ -216,7 +222,7 @@ def walked(order: Sequence[Asking], manner: DispatchMode) -> list[Asking]:
     >>> [job.job_id for job in walked(jobs, DispatchMode(preempts="position"))]
     ['a', 'b']
     """
-    match manner.preempts:
+    match mode.preempts:
         case "position":
             return list(order)
         case "never":
@@ -248,13 +254,13 @@ def _kind(
 def _note(found: AdmittedJobs, asking: Asking, kind: str) -> None:
     if isinstance(asking, FixedSizeJob):
         found.fixed[asking.job_id] = kind
-        found.room[kind] -= asking.gpus
+        found.capacity[kind] -= asking.gpus
     else:
         found.elastic[asking.job_id] = kind
 
 
 def explained(
-    wishes: Sequence[SizeRequest],
+    requests: Sequence[SizeRequest],
     sized: Mapping[str, SizeGrant],
     gives: Mapping[str, dict[str, int]],
     table: Mapping[str, Mapping[str, SizeRow]],
@@ -262,47 +268,47 @@ def explained(
 ) -> dict[str, SizeGrant]:
     """Return the decided sizes with their reasons, and with the devices that each job gives to others."""
     found = {}
-    for wish in wishes:
-        each = msgspec.structs.replace(sized[wish.job_id], gives=gives.get(wish.job_id, {}))
-        said = _reason(wish, each, table[wish.job_id], rules)
-        found[wish.job_id] = msgspec.structs.replace(each, reason=said)
+    for request in requests:
+        each = msgspec.structs.replace(sized[request.job_id], gives=gives.get(request.job_id, {}))
+        reason = _reason(request, each, table[request.job_id], rules)
+        found[request.job_id] = msgspec.structs.replace(each, reason=reason)
     return found
 
 
-def _reason(wish: SizeRequest, each: SizeGrant, own: Mapping[str, SizeRow], rules: SizingRules) -> str:
+def _reason(request: SizeRequest, each: SizeGrant, own: Mapping[str, SizeRow], rules: SizingRules) -> str:
     if not each.gpus:
-        return _waiting(wish, own)
-    if wish.now is None:
+        return _waiting(request, own)
+    if request.now is None:
         return f"starts on {_size(each)}{_pace(each, own)}"
-    if not wish.movable:
+    if not request.movable:
         return f"keeps {_size(each)}: it is not to be resized now"
     if not own:
         return f"keeps {_size(each)}: no size of its is known to be feasible"
     if not each.changed:
-        worth = f"is worth the {_seconds(wish.cost_s)} that resizing it costs" if wish.cost_s else "does better"
+        worth = f"is worth the {_seconds(request.cost_s)} that resizing it costs" if request.cost_s else "does better"
         return f"keeps {_size(each)}: no other size {worth}"
-    pace = _gain(wish, each, own) or _pace(each, own)
-    return f"{_change(wish, each)}{_given(each)}{pace}{_worth(wish, each, rules)}"
+    pace = _gain(request, each, own) or _pace(each, own)
+    return f"{_change(request, each)}{_given(each)}{pace}{_worth(request, each, rules)}"
 
 
-def _waiting(wish: SizeRequest, own: Mapping[str, SizeRow]) -> str:
+def _waiting(request: SizeRequest, own: Mapping[str, SizeRow]) -> str:
     if not own:
-        least, most = wish.widths.start, wish.widths.stop - 1
+        least, most = request.widths.start, request.widths.stop - 1
         widths = f"{least} to {most} devices" if most > least else _devices(least)
         return f"waits: no kind of device that is there holds it on {widths}"
-    if not wish.movable:
+    if not request.movable:
         return "waits: it is not to be started now"
     least = min(row.least for row in own.values())
-    verb = "gives way" if wish.now is not None else "waits"
+    verb = "gives way" if request.now is not None else "waits"
     return f"{verb}: jobs before it leave fewer devices than the {least} that it needs at least"
 
 
-def _change(wish: SizeRequest, each: SizeGrant) -> str:
-    before = wish.now.gpus if wish.now is not None else 0
-    if each.kind != wish.kind:
-        return f"moves from {before} {wish.kind} to {_size(each)}"
+def _change(request: SizeRequest, each: SizeGrant) -> str:
+    before = request.now.gpus if request.now is not None else 0
+    if each.kind != request.kind:
+        return f"moves from {before} {request.kind} to {_size(each)}"
     if each.gpus == before:
-        was = wish.now.batch_size if wish.now is not None else 0
+        was = request.now.batch_size if request.now is not None else 0
         return f"keeps {_devices(before)} and takes a batch of {each.batch_size} instead of {was}"
     return f"{'grows' if each.gpus > before else 'shrinks'} from {before} to {_size(each)}"
 
@@ -321,19 +327,19 @@ def _pace(each: SizeGrant, own: Mapping[str, SizeRow]) -> str:
     return f": {times:.3g} times its pace on {_devices(least)}"
 
 
-def _gain(wish: SizeRequest, each: SizeGrant, own: Mapping[str, SizeRow]) -> str:
+def _gain(request: SizeRequest, each: SizeGrant, own: Mapping[str, SizeRow]) -> str:
     """Compare a size on another kind with the present one; empty where the kind stays, or the speed is not known."""
-    if wish.now is None or each.kind == wish.kind or wish.kind not in own or each.scaling <= 0:
+    if request.now is None or each.kind == request.kind or request.kind not in own or each.scaling <= 0:
         return ""
-    at = wish.now.gpus - 1
-    before = float(own[wish.kind].scaling[at]) if at < len(own[wish.kind].scaling) else 0.0
+    at = request.now.gpus - 1
+    before = float(own[request.kind].scaling[at]) if at < len(own[request.kind].scaling) else 0.0
     return f": {each.scaling / before:.3g} times its present pace" if before > 0 else ""
 
 
-def _worth(wish: SizeRequest, each: SizeGrant, rules: SizingRules) -> str:
-    if not wish.cost_s or wish.now is None or each.gpus <= wish.now.gpus or each.kind != wish.kind:
+def _worth(request: SizeRequest, each: SizeGrant, rules: SizingRules) -> str:
+    if not request.cost_s or request.now is None or each.gpus <= request.now.gpus or each.kind != request.kind:
         return ""
-    return f", worth the {_seconds(wish.cost_s)} that it costs within {_seconds(rules.horizon_s)}"
+    return f", worth the {_seconds(request.cost_s)} that it costs within {_seconds(rules.horizon_s)}"
 
 
 def _size(each: SizeGrant) -> str:

@@ -58,7 +58,7 @@ def chosen(
     jobs: Sequence[str],
     table: Mapping[str, Mapping[str, SizeRow]],
     begun: Mapping[str, str],
-    room: Mapping[str, int],
+    capacity: Mapping[str, int],
     *,
     comes: bool = True,
 ) -> dict[str, str]:
@@ -71,7 +71,7 @@ def chosen(
         The admitted jobs, in rank order.
     begun : mapping of str to str
         Job → a kind, such that all jobs fit at their smallest widths.
-    room : mapping of str to int
+    capacity : mapping of str to int
         Kind → devices.
     comes : bool
         Whether some of the jobs do not run yet. Where all run, they are only moved from where they are.
@@ -83,7 +83,7 @@ def chosen(
     first = [begun[job] for job in jobs]
     if all(len(table[job]) == 1 for job in jobs):
         return dict(zip(jobs, first, strict=True))
-    search = _Search([table[job] for job in jobs], room)
+    search = _Search([table[job] for job in jobs], capacity)
     best = KindChoice(search.score(first), first)
     if comes or search.work(first) > MOST_WORK:
         best = max((best, *search.put_in()), key=lambda each: round(each.score, 9))
@@ -91,9 +91,9 @@ def chosen(
 
 
 class _Search:
-    def __init__(self, rows: Sequence[Mapping[str, SizeRow]], room: Mapping[str, int]) -> None:
-        self.rows, self.room = rows, room
-        self.net = {kind: self._net(kind) for kind in room}
+    def __init__(self, rows: Sequence[Mapping[str, SizeRow]], capacity: Mapping[str, int]) -> None:
+        self.rows, self.capacity = rows, capacity
+        self.net = {kind: self._net(kind) for kind in capacity}
 
     def _net(self, kind: str) -> Floats:
         """Return what each job is worth on each width of a kind, (J, W); -inf where that is not feasible."""
@@ -109,14 +109,14 @@ class _Search:
         return sum(float(sums[-1]) for sums in self._sums(kinds).values())
 
     def _sums(self, kinds: Kinds) -> dict[str, Floats]:
-        found = {kind: np.zeros(count + 1) for kind, count in self.room.items()}
+        found = {kind: np.zeros(count + 1) for kind, count in self.capacity.items()}
         for at, kind in enumerate(kinds):
             found[kind] = added(found[kind], self.net[kind][at])
         return found
 
     def put_in(self) -> Iterator[KindChoice]:
         """Yield the choices made by putting jobs in one by one where they add most; none where a job finds no room."""
-        most = np.sort([self.net[kind].max(axis=1) for kind in self.room], axis=0)
+        most = np.sort([self.net[kind].max(axis=1) for kind in self.capacity], axis=0)
         matters = np.nan_to_num(most[-1] - most[-2], posinf=np.inf) if len(most) > 1 else np.zeros(len(self.rows))
         for order in (range(len(self.rows)), np.argsort(-matters, kind="stable").tolist()):
             yield self._put_in(order)
@@ -151,19 +151,19 @@ class _Search:
 
     def work(self, kinds: Kinds) -> int:
         """Return how many additions one look for changes takes."""
-        counts = {kind: kinds.count(kind) for kind in self.room}
+        counts = {kind: kinds.count(kind) for kind in self.capacity}
         widest = max(net.shape[1] for net in self.net.values())
-        tables = sum(n * max(1, n.bit_length()) * (self.room[kind] + 1) for kind, n in counts.items())
+        tables = sum(n * max(1, n.bit_length()) * (self.capacity[kind] + 1) for kind, n in counts.items())
         pairs = sum(a * b for a, b in combinations(counts.values(), 2))
         return int(widest) * (tables + pairs)
 
     def _changes(self, kinds: Kinds) -> list[KindChange]:
         """Return the changes that add anything by themselves, most first: each job's best move, the best exchange."""
-        inside = {kind: [at for at, each in enumerate(kinds) if each == kind] for kind in self.room}
+        inside = {kind: [at for at, each in enumerate(kinds) if each == kind] for kind in self.capacity}
         sums = self._sums(kinds)
         without = {kind: _without(sums[kind], self.net[kind][jobs]) for kind, jobs in inside.items()}
         found: dict[int, KindChange] = {}
-        for here, there in permutations(self.room, 2):
+        for here, there in permutations(self.capacity, 2):
             jobs = inside[here]
             goes = without[here][:, -1] - float(sums[here][-1])
             comes = _with(sums[there][None, :], self.net[there][jobs])[0] - float(sums[there][-1])
@@ -179,7 +179,7 @@ class _Search:
         self, inside: Mapping[str, list[int]], sums: Mapping[str, Floats], without: Mapping[str, Floats]
     ) -> Iterator[KindChange]:
         """Yield the best exchange between each two kinds."""
-        for here, there in combinations([kind for kind in self.room if inside[kind]], 2):
+        for here, there in combinations([kind for kind in self.capacity if inside[kind]], 2):
             comes = _with(without[here], self.net[here][inside[there]])
             goes = _with(without[there], self.net[there][inside[here]])
             gains = comes + goes.T - float(sums[here][-1] + sums[there][-1])
@@ -258,43 +258,47 @@ class SizeRow(NamedTuple):
         return int(elastic.smallest(self.net[None, :])[0])
 
 
-def rows(wish: SizeRequest, devices: Mapping[str, int], rules: SizingRules) -> dict[str, SizeRow]:
+def rows(request: SizeRequest, devices: Mapping[str, int], rules: SizingRules) -> dict[str, SizeRow]:
     """Return a job's rows for the kinds on which any of its widths is feasible."""
     found = {}
-    for kind, profile in wish.profiles.items():
-        widths = _within(wish.widths, devices.get(kind, 0))
-        batch, speed = _best(profile, widths, wish.unfit)
+    for kind, profile in request.profiles.items():
+        widths = _within(request.widths, devices.get(kind, 0))
+        batch, speed = _best(profile, widths, request.unfit)
         if batch.any():
             found[kind] = (widths, batch, speed)
     unit = max((speed[batch > 0][0] for _, batch, speed in found.values()), default=1.0)
-    return {kind: _row(wish, kind, each, float(unit), rules) for kind, each in found.items()}
+    return {kind: _row(request, kind, each, float(unit), rules) for kind, each in found.items()}
 
 
 def _within(widths: range, most: int) -> range:
     return range(max(1, widths.start), min(widths.stop - 1, most) + 1)
 
 
-def _row(wish: SizeRequest, kind: str, known: tuple[range, Ints, Floats], unit: float, rules: SizingRules) -> SizeRow:
+def _row(
+    request: SizeRequest, kind: str, known: tuple[range, Ints, Floats], unit: float, rules: SizingRules
+) -> SizeRow:
     """Write a job's best batches out from width 1, and charge it for resizing."""
     widths, batch, speed = known
     before = np.zeros(widths.start - 1, dtype=np.int64)
     batch = np.concatenate((before, batch))
     scaling = np.concatenate((np.full(len(before), np.nan), speed)) / unit
-    net = scaling * (1 - min(wish.cost_s / rules.horizon_s, MOST_COST))
-    if wish.now is not None and kind == wish.kind and wish.now.gpus in widths:
-        stays, at = present_speed(wish, kind) / unit, wish.now.gpus - 1
+    net = scaling * (1 - min(request.cost_s / rules.horizon_s, MOST_COST))
+    if request.now is not None and kind == request.kind and request.now.gpus in widths:
+        stays, at = present_speed(request, kind) / unit, request.now.gpus - 1
         if stays * (1 + rules.least_gain) >= net[at] or (batch[at] == 0 and stays > 0):
-            batch[at], scaling[at], net[at] = wish.now.batch_size, stays, stays * (1 + rules.least_gain)
+            batch[at], scaling[at], net[at] = request.now.batch_size, stays, stays * (1 + rules.least_gain)
     return SizeRow(batch, scaling, net)
 
 
-def present_speed(wish: SizeRequest, kind: str) -> float:
+def present_speed(request: SizeRequest, kind: str) -> float:
     """Return a job's throughput with its present size; nan where that is not known to be feasible."""
-    if wish.now is None or wish.now in wish.unfit or kind not in wish.profiles:
+    if request.now is None or request.now in request.unfit or kind not in request.profiles:
         return float("nan")
-    profile = wish.profiles[kind]
-    batch = wish.now.batch_size or profile.b_min
-    return float(profile.throughput(batch, wish.now.gpus)) if profile.b_min <= batch <= profile.b_max else float("nan")
+    profile = request.profiles[kind]
+    batch = request.now.batch_size or profile.b_min
+    return (
+        float(profile.throughput(batch, request.now.gpus)) if profile.b_min <= batch <= profile.b_max else float("nan")
+    )
 
 
 def _best(profile: ThroughputProfile, widths: range, unfit: Collection[Size]) -> tuple[Ints, Floats]:

@@ -95,7 +95,7 @@ class SizingProblem(msgspec.Struct):
             for asking in waiting
         )
 
-    def sizing(self, rules: SizingRules, manner: DispatchMode) -> SizingDecision:
+    def sizing(self, rules: SizingRules, mode: DispatchMode) -> SizingDecision:
         """
         Return the decision.
 
@@ -103,10 +103,10 @@ class SizingProblem(msgspec.Struct):
         come free between two samples, and shrink again for the next one.
         """
         if self.sampled:
-            sizing = decide(self.still(), self.devices, rules, manner)
+            sizing = decide(self.still(), self.devices, rules, mode)
             if self.is_met(sizing):
                 return sizing
-        return decide(self.order, self.devices, rules, manner)
+        return decide(self.order, self.devices, rules, mode)
 
 
 def asked(
@@ -130,7 +130,7 @@ class _Asking:
         self._ending = any(map(_ends, self._jobs))
         self._parts = Fraction(0)
         self._kinds: dict[str, tuple[str, ...]] = {}
-        self._rooms: dict[tuple[tuple[str, ...], int, float, int], dict[str, int]] = {}
+        self._accepted_by_demand: dict[tuple[tuple[str, ...], int, float, int], dict[str, int]] = {}
         self._mute: set[str] = set()
         held = (at for job in self._jobs for at in self._held(job) if at not in gone)
         self._idle = self._devices - Counter(self._there[at].kind for at in held)
@@ -154,14 +154,14 @@ class _Asking:
             self._look_again(job.not_before_s)
         elif not sizable(job) or (job.epoch and self._is_partial(job)):
             yield from self._fixed(job)
-        elif job.placement is None and (kind := self._state.returning.get(job.id, "")) in self._room(job):
-            yield self._wish(job, job.size, kind)  # it has had devices until now, and goes on before others come
+        elif job.placement is None and (kind := self._state.returning.get(job.id, "")) in self._accepted(job):
+            yield self._request(job, job.size, kind)  # it has had devices until now, and goes on before others come
         elif job.placement is None:
             waits = self._awaits_profile(job)
-            yield self._new(job) if waits else self._wish(job, None, "", movable=not self._is_partial(job))
+            yield self._new(job) if waits else self._request(job, None, "", movable=not self._is_partial(job))
         elif _leaves(job):
             self._mute.add(job.id)
-            yield self._wish(job, None, "")
+            yield self._request(job, None, "")
         elif self._is_drained(job):
             yield from self._fixed(job)
         else:
@@ -183,12 +183,12 @@ class _Asking:
         return True
 
     def _takes_idle(self, job: Job) -> bool:
-        kind = next((kind for kind in self._room(job) if self._idle[kind] >= job.spec.gpus), "")
+        kind = next((kind for kind in self._accepted(job) if self._idle[kind] >= job.spec.gpus), "")
         self._idle[kind] -= job.spec.gpus
         return bool(kind)
 
     def _waiting(self, job: Job, gpus: int) -> FixedSizeJob:
-        kinds = tuple(kind for kind, count in self._room(job).items() if count >= gpus)
+        kinds = tuple(kind for kind, count in self._accepted(job).items() if count >= gpus)
         return FixedSizeJob(job_id=job.id, gpus=gpus, kinds=kinds, queue=self._queue(job))
 
     def _opened(self, job: Job) -> int:
@@ -215,13 +215,13 @@ class _Asking:
         kind = job.placement.kind if job.placement is not None else ""
         if (demand := job.demand) is not None:
             to = Size(demand.gpus, demand.batch_size or job.spec.batch_size)
-            return self._wish(job, to, demand.kinds[0] if demand.kinds else kind, movable=False)
-        return self._wish(job, job.size, kind, movable=self._is_movable(job))
+            return self._request(job, to, demand.kinds[0] if demand.kinds else kind, movable=False)
+        return self._request(job, job.size, kind, movable=self._is_movable(job))
 
-    def _wish(self, job: Job, now: Size | None, kind: str, *, movable: bool = True) -> SizeRequest:
+    def _request(self, job: Job, now: Size | None, kind: str, *, movable: bool = True) -> SizeRequest:
         state = self._state
         used = state.shown.stubborn.get(job.id, 0)
-        self._kinds[job.id] = tuple(self._room(job))
+        self._kinds[job.id] = tuple(self._accepted(job))
         if used and now is not None:
             now = Size(now.gpus, used)
         return SizeRequest(
@@ -258,38 +258,38 @@ class _Asking:
         return True
 
     # --- devices
-    def _room(self, job: Job) -> dict[str, int]:
+    def _accepted(self, job: Job) -> dict[str, int]:
         """Return how many devices of each kind there are that the job accepts."""
         kinds = job.spec.kinds if job.accepts is None else job.accepts
         demand = kinds, job.spec.memory_bytes, job.spec.cpus, job.spec.host_memory_bytes
-        found = self._rooms.get(demand)
+        found = self._accepted_by_demand.get(demand)
         if found is None:
             spec = msgspec.structs.replace(job.spec, kinds=kinds)
             fitting = Counter(self._fitting(spec))
             found = {kind: min(count, self._devices[kind]) for kind, count in sorted(fitting.items())}
             found = {kind: count for kind, count in found.items() if count}
-            self._rooms[demand] = found
+            self._accepted_by_demand[demand] = found
         return found
 
     def _fitting(self, spec: JobSpec) -> Iterator[str]:
         """Yield the kinds of the devices that a job fits, of each node no more than its host has room for."""
-        room = {
+        free = {
             node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node)))
             for node in (self._state.cluster.usable(spec.pool) if nodes.asks(spec) else ())
         }
         for (node_id, _), device in self._there.items():
-            if fits(spec, device) and room.get(node_id, 1):
+            if fits(spec, device) and free.get(node_id, 1):
                 yield device.kind
-                if node_id in room:
-                    room[node_id] -= 1
+                if node_id in free:
+                    free[node_id] -= 1
 
     def _whole(self, job: Job) -> tuple[str, ...]:
         """Return the kinds of which a job accepts every device that there is."""
-        return tuple(kind for kind, count in self._room(job).items() if count == self._devices[kind])
+        return tuple(kind for kind, count in self._accepted(job).items() if count == self._devices[kind])
 
     def _is_partial(self, job: Job) -> bool:
         """Say whether a job accepts some devices of its kinds but no kind as a whole: they are not counted apart."""
-        return bool(self._room(job)) and not self._whole(job)
+        return bool(self._accepted(job)) and not self._whole(job)
 
     def _held(self, job: Job) -> list[tuple[str, int]]:
         """Return those of a job's devices that stand on nodes that take jobs."""

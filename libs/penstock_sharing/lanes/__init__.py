@@ -29,10 +29,10 @@ from penstock_sharing.lanes.lane import (
 )
 from penstock_sharing.lanes.lane_gangs import DeviceChange, GangComplete, GangTurn, LaneGangs, Told
 from penstock_sharing.lanes.memory_need import DeviceLoad, MemoryEstimate, MemoryReading, best_fit, differs
-from penstock_sharing.lanes.turn_policy import POLICIES, LaneRules, TurnForecast, quantum
+from penstock_sharing.lanes.turn_policy import TURN_POLICIES, LaneRules, TurnForecast, quantum
 
 __all__ = [
-    "POLICIES",
+    "TURN_POLICIES",
     "Change",
     "DeviceChange",
     "DeviceLanes",

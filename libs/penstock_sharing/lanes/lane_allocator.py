@@ -30,7 +30,7 @@ from penstock_sharing.lanes.lane import (
     find,
     to_close,
 )
-from penstock_sharing.lanes.turn_policy import POLICIES, LaneRules, TurnQueue
+from penstock_sharing.lanes.turn_policy import TURN_POLICIES, LaneRules, TurnQueue
 
 SAID: Final[dict[Whereabouts, type[LaneEntered] | type[MemberUnparked] | type[MemberMoved]]] = {
     "waiting": LaneEntered,
@@ -154,7 +154,7 @@ class LaneAllocator:
                 self.changes.append(TurnGranted(holder.job_id, lane.number))
 
     def _open(self, size_bytes: int) -> Lane:
-        lane = Lane(self._opened, size_bytes, TurnQueue(POLICIES[self.rules.policy], self.rules.patience_s))
+        lane = Lane(self._opened, size_bytes, TurnQueue(TURN_POLICIES[self.rules.policy], self.rules.patience_s))
         self._opened += 1
         self.lanes[lane.number] = lane
         self.changes.append(LaneOpened(lane.number, size_bytes))

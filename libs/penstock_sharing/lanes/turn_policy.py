@@ -130,7 +130,7 @@ def by_priority(member: MemberStanding, /) -> float:
     return -member.priority
 
 
-POLICIES: Final[dict[Name, TurnPolicy]] = {
+TURN_POLICIES: Final[dict[Name, TurnPolicy]] = {
     "fifo": by_arrival,
     "srtf": by_remaining,
     "las": by_service,
@@ -156,7 +156,7 @@ class TurnQueue:
 
     Examples
     --------
-    >>> asking = TurnQueue(POLICIES["srtf"], patience_s=10.0)
+    >>> asking = TurnQueue(TURN_POLICIES["srtf"], patience_s=10.0)
     >>> asking.ask(MemberStanding("long", 0, remaining_s=100.0), 0.0)
     >>> asking.ask(MemberStanding("short", 1, remaining_s=1.0), 1.0)
     >>> asking.take(2.0).job_id
@@ -341,7 +341,7 @@ class LaneRules:
     spreads: bool = True
 
     def __post_init__(self) -> None:
-        _expect(self.policy in POLICIES, f"policy {self.policy!r}", f"one of {', '.join(POLICIES)}")
+        _expect(self.policy in TURN_POLICIES, f"policy {self.policy!r}", f"one of {', '.join(TURN_POLICIES)}")
         _expect(self.patience_s is None or self.patience_s >= 0, f"patience_s {self.patience_s}", "0 or more, or None")
         _expect(self.overtakes >= 0, f"overtakes {self.overtakes}", "0 or more")
         _expect(self.retry_s >= 0, f"retry_s {self.retry_s}", "0 or more")

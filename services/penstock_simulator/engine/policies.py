@@ -5,8 +5,8 @@ A policy is nothing but settings of the production ranker and matcher: whatever 
 simulated, and whatever was simulated can be set. Those that know the future (``srtf``, ``srsf``, ``allox``) have jobs
 declare their lengths.
 
-Each queue policy of :data:`penstock_policies.queue_policies.ORDERS` is one: it matches one job at a time, in rank
-order, each to the device on which it ends first, and its gangs have no patience with which they would keep devices
+Each queue policy of :data:`penstock_policies.queue_policies.QUEUE_POLICIES` is one: it matches one job at a time, in
+rank order, each to the device on which it ends first, and its gangs have no patience with which they would keep devices
 free. What bounds preemption (``min_run_s``, ``overhead_share``) is as in production. Beside them:
 
 * ``allox``: one queue, matched by declared lengths, nobody is preempted;
@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_simulator.fast.fast_settings import said
@@ -59,8 +59,8 @@ def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
 
 _ONE_QUEUE: Final = {"order": "2d-las", "thresholds_gpu_s": [], "window": 4096, "patience_s": FOR_EVER_S, "alpha": 1.0}
 
-POLICIES: Final[dict[str, SimulatedPolicy]] = {
-    **{name: SimulatedPolicy(_one_by_one(name), declares=policy.declares) for name, policy in ORDERS.items()},
+SIMULATED_POLICIES: Final[dict[str, SimulatedPolicy]] = {
+    **{name: SimulatedPolicy(_one_by_one(name), declares=policy.declares) for name, policy in QUEUE_POLICIES.items()},
     "allox": SimulatedPolicy(_ONE_QUEUE, declares=True),
     "max-min": SimulatedPolicy(_one_by_one("fifo-backfill", alpha=0.001)),
     "allox+2d-gittins": SimulatedPolicy({"order": "2d-gittins"}),
@@ -99,9 +99,9 @@ def choose(name: str, settings: Mapping[str, Any] | None = None) -> PolicySettin
     >>> choose("2d-las", {"thresholds_gpu_s": "3250,7200"}).ranker.thresholds_gpu_s
     (3250.0, 7200.0)
     """
-    policy = POLICIES.get(name)
+    policy = SIMULATED_POLICIES.get(name)
     if policy is None:
-        raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(POLICIES)}")
+        raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(SIMULATED_POLICIES)}")
     wanted = {**policy.settings, **{ALIASES.get(key, key): value for key, value in (settings or {}).items()}}
     known = {*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__}
     for key in wanted:

@@ -132,7 +132,7 @@ def simulate(
     trace : Trace
     cluster : SimulatedNodes
     policy : str
-        One of :data:`penstock_simulator.engine.policies.POLICIES`.
+        One of :data:`penstock_simulator.engine.policies.SIMULATED_POLICIES`.
     overhead_s : float, optional
         Seconds at the beginning of every run in which nothing advances: short for ``costs=RunCosts(start_s=…)``.
     **options

@@ -12,6 +12,7 @@ In reading order:
 * ``fast_warmup``: Compiles the kernels ahead.
 """
 
-from penstock_simulator.fast.fast_path import COMPATS, PLACEMENTS, POLICIES, SIZED, simulate
+from penstock_simulator.fast.fast_path import COMPATS, FAST_POLICIES, PLACEMENTS, simulate
+from penstock_simulator.fast.fast_settings import SIZED_POLICIES
 
-__all__ = ["COMPATS", "PLACEMENTS", "POLICIES", "SIZED", "simulate"]
+__all__ = ["COMPATS", "FAST_POLICIES", "PLACEMENTS", "SIZED_POLICIES", "simulate"]

@@ -18,21 +18,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import numpy as np
 
 from penstock_policies import gittins
-from penstock_policies.queue_policies import BY_ENTRY, FLOOR, ORDERS, QueueKey
+from penstock_policies.queue_policies import BY_ENTRY, FLOOR, QUEUE_POLICIES, QueueKey
 from penstock_simulator.fast import kernel_state
 from penstock_simulator.fast.elastic_fast_path import simulate_sized
-from penstock_simulator.fast.fast_settings import POLICIES as SIZED_POLICIES
 from penstock_simulator.fast.fast_settings import (
+    SIZED_POLICIES,
     Curves,
     FastSettings,
     FastSizingSettings,
     GoOn,
-    Policy,
     Profiles,
     shapes,
 )
@@ -43,11 +42,8 @@ from penstock_simulator.outcome import ClusterTimeline, Outcome
 from penstock_simulator.trace import Floats, Ints, Trace, taken
 from penstock_simulator.virtual_cluster import SimulatedNodes, VirtualClusterQuotas, check, divide, merged
 
-POLICIES: Final[tuple[str, ...]] = tuple(name for name, order in ORDERS.items() if not order.not_counted)
+FAST_POLICIES: Final[tuple[str, ...]] = tuple(name for name, order in QUEUE_POLICIES.items() if not order.not_counted)
 """Every policy that can be counted, by the name that the ranker's setting uses."""
-
-SIZED: Final[tuple[str, ...]] = SIZED_POLICIES
-"""The policies that may give jobs other numbers of devices than they ask for, and other batches."""
 
 PLACEMENTS: Final = ("count", "yarn")
 """How devices are chosen; ``yarn`` with ``tiresias-2019`` only."""
@@ -82,9 +78,9 @@ def simulate(
     trace : Trace
     cluster : SimulatedNodes
         All devices count as equal, whatever their kind and speed.
-    policy : one of POLICIES or SIZED
+    policy : one of FAST_POLICIES or SIZED_POLICIES
     settings : mapping or None
-        Fields of :class:`penstock_simulator.fast.fast_settings.FastSettings`, or for policies of SIZED of
+        Fields of :class:`penstock_simulator.fast.fast_settings.FastSettings`, or for policies of SIZED_POLICIES of
         :class:`penstock_simulator.fast.fast_settings.FastSizingSettings`; a value may also be the text of a command
         line.
     placement : one of PLACEMENTS
@@ -92,7 +88,7 @@ def simulate(
     gpu_time_samples : (N,) float array or None, GPU-seconds
         Lengths that ``2d-gittins`` knows; None: those of the trace itself, which nobody knows beforehand.
     scaling : mapping or None
-        Scaling curves for policies of SIZED, of models whose batch stays: see
+        Scaling curves for policies of SIZED_POLICIES, of models whose batch stays: see
         :mod:`penstock_simulator.fast.fast_settings`.
     profiles : mapping or None
         Profiles instead, of models whose batch may change: see :mod:`penstock_simulator.fast.fast_settings`.
@@ -112,7 +108,7 @@ def simulate(
         If a name or a value is not among those expected; if a job asks for a size that its model's profile or curve
         does not have; or, with ``compat``, if a time is not in whole seconds.
     """
-    _check("policy", policy, (*POLICIES, *SIZED))
+    _check("policy", policy, (*FAST_POLICIES, *SIZED_POLICIES))
     _check("placement", placement, PLACEMENTS)
     one = partial(
         _undivided,
@@ -148,14 +144,14 @@ def _undivided(
 ) -> Outcome:
     """Return what becomes of a trace on a cluster without virtual clusters."""
     samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
-    if policy in SIZED:
+    if policy in SIZED_POLICIES:
         if compat is not None or placement != "count":
             raise ValueError(
                 f"{policy} is no part of what was published and knows no nodes; leave compat, placement out"
             )
-        sized, sizing = cast("Policy", policy), FastSizingSettings.of(settings)
-        how = shapes(trace, sized, sizing, scaling, profiles)
-        found = simulate_sized(trace, cluster.gpus, sized, sizing, how, overhead_s=overhead_s, go_on=go_on)
+        sizing = FastSizingSettings.of(settings)
+        how = shapes(trace, policy, sizing, scaling, profiles)
+        found = simulate_sized(trace, cluster.gpus, policy, sizing, how, overhead_s=overhead_s, go_on=go_on)
     elif compat is not None:
         _check("compat", compat, COMPATS)
         if overhead_s:
@@ -314,7 +310,7 @@ def prepare(  # noqa: PLR0917 - what, where, how
     trace: TraceColumns, devices: int, policy: str, settings: FastSettings, samples: Floats, overhead_s: float
 ) -> KernelState:
     """Return a simulation before its first event; all of its jobs fit on the devices."""
-    order = ORDERS[policy]
+    order = QUEUE_POLICIES[policy]
     key = order.key if isinstance(order.key, QueueKey) else BY_ENTRY
     demotes = order.demotes_by != "nothing"
     limits = np.asarray(settings.thresholds_gpu_s if demotes else (), dtype=np.float64)

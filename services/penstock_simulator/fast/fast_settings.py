@@ -248,7 +248,8 @@ Profiles = Mapping[str, ThroughputProfile]
 """Model → how fast it is."""
 
 Policy = Literal["elastic", "elastic-min-batch", "elastic-max-batch", "elastic-user-batch", "fixed"]
-POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+SIZED_POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+"""The policies that may give jobs other numbers of devices than they ask for, and other batches."""
 
 
 def read_profiles(path: Path) -> Profiles:

@@ -35,7 +35,7 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 
 from penstock_policies import gittins
-from penstock_policies.queue_policies import BY_ENTRY, BY_SUBMISSION, ORDERS, QueueKey, QueuePolicy
+from penstock_policies.queue_policies import BY_ENTRY, BY_SUBMISSION, QUEUE_POLICIES, QueueKey, QueuePolicy
 from penstock_simulator.fast.fast_settings import FastSettings, GoOn
 from penstock_simulator.outcome import ClusterTimeline, Outcome
 from penstock_simulator.trace import Floats, Trace
@@ -79,7 +79,7 @@ def run(
             active.append(jobs[come])
             come += 1
         lines.move(active)
-        _allocate(lines, active, room, now_s, again=ORDERS[rules.policy].preempts)
+        _allocate(lines, active, room, now_s, again=QUEUE_POLICIES[rules.policy].preempts)
         found.points.append((now_s, *_load(active)))
         if not go_on(now_s, come):
             break
@@ -105,7 +105,7 @@ def simulate_published(
         If a time is not in whole seconds, the placement is none of ``count`` and ``yarn``, or the policy has a key that
         the published simulator has no line for.
     """
-    if not _has_line(ORDERS[policy]):
+    if not _has_line(QUEUE_POLICIES[policy]):
         raise ValueError(f"policy is {policy!r}; tiresias-2019 sorts no such line: leave compat out")
     if placement not in {"count", "yarn"}:
         raise ValueError(f"placement is {placement!r}; tiresias-2019 knows count and yarn: leave compat out for others")
@@ -352,7 +352,7 @@ class PublishedQueue(Protocol):
 
 def line_up(rules: PublishedRules) -> PublishedQueue:
     """Return the lines of a policy, empty."""
-    if ORDERS[rules.policy].demotes_by == "nothing":
+    if QUEUE_POLICIES[rules.policy].demotes_by == "nothing":
         return _Line(rules.policy)
     return _Queues(rules)
 
@@ -361,7 +361,7 @@ class _Line:
     """One line; ties keep the order of the event before."""
 
     def __init__(self, policy: str) -> None:
-        order = ORDERS[policy]
+        order = QUEUE_POLICIES[policy]
         self.strict = not order.backfills
         self._preempts = order.preempts
         self._key: Callable[[Any], float] = (order.key if isinstance(order.key, QueueKey) else BY_ENTRY).evaluator()
@@ -395,9 +395,9 @@ class _Queues:
 
     def __init__(self, rules: PublishedRules) -> None:
         self._rules, self._limits = rules, rules.limits
-        self._by_time = ORDERS[rules.policy].demotes_by == "time"
+        self._by_time = QUEUE_POLICIES[rules.policy].demotes_by == "time"
         self._queues: list[dict[PublishedJob, None]] = [{} for _ in range(len(rules.limits) + 1)]
-        self._index = _Index(rules.samples_gpu_s) if ORDERS[rules.policy].learns else None
+        self._index = _Index(rules.samples_gpu_s) if QUEUE_POLICIES[rules.policy].learns else None
 
     def add(self, job: PublishedJob) -> None:
         self._queues[0][job] = None

@@ -71,7 +71,7 @@ from penstock_simulator.engine import cluster_script
 from penstock_simulator.engine.cluster_script import Outage, Script
 from penstock_simulator.engine.engine import DecisionDelays, EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import POLICIES, choose
+from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
 from penstock_simulator.engine.simulation import SimulationOptions, play
 from penstock_simulator.outcome import Outcome
 from penstock_simulator.replay import past_outcome
@@ -151,7 +151,7 @@ def replay(
     ----------
     history : ClusterHistory
     policy : str
-        One of :data:`penstock_simulator.engine.policies.POLICIES`.
+        One of :data:`penstock_simulator.engine.policies.SIMULATED_POLICIES`.
     added : SimulatedNodes, optional
         Further nodes, from the beginning.
     without : collection of str
@@ -239,7 +239,7 @@ def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJ
     trace = past_outcome.trace_of(history, jobs)
     first_s = min([*(joined.at_s for joined in history.joined), float(trace.submit_s[0])])
     shift_s = cluster_script.ORIGIN_S - first_s
-    declares = POLICIES[policy].declares
+    declares = SIMULATED_POLICIES[policy].declares
     kinds = sorted({device.kind for joined in nodes for device in joined.devices})
 
     def submitted(row: int) -> JobSubmitted:

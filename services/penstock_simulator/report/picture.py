@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 
 INK: Final = "#1b1f24"
 FAINT: Final = "#5b6470"
@@ -67,7 +67,7 @@ _PALETTE: Final = ("#7a828c", "#d55e00", "#0072b2", "#e69f00", "#009e73", "#cc79
 """After Okabe and Ito's colours that most colour-blind people can tell apart; readable on white and on black."""
 _DASHES: Final = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _HOME: Final = {
-    **{name: policy.colour for name, policy in ORDERS.items() if policy.colour is not None},
+    **{name: policy.colour for name, policy in QUEUE_POLICIES.items() if policy.colour is not None},
     "allox+2d-gittins": 5,
 }
 """Where a policy's colour is, if no other took it: the same policy looks the same in most reports."""

@@ -19,7 +19,7 @@ from penstock_bus.settings import load
 from penstock_log import subjects
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
-from penstock_simulator.engine.policies import POLICIES, choose
+from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
 
 CONFIGURED: Final = "configured"
 """The policy that is the cluster's own: what people set live holds for the shadow as well."""
@@ -34,7 +34,7 @@ class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     name : str
     policy : str
-        One of :data:`penstock_simulator.engine.policies.POLICIES`.
+        One of :data:`penstock_simulator.engine.policies.SIMULATED_POLICIES`.
     settings : dict of str to value
         Settings of ranker and matcher, beside those of the policy.
     pool : str
@@ -180,7 +180,7 @@ class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         own = _changed(load(RankerSettings, "ranker", environ=environ))
         own |= _changed(load(MatcherSettings, "matcher", environ=environ))
-        policys = POLICIES[self.policy].settings
+        policys = SIMULATED_POLICIES[self.policy].settings
         found = {name: value for name, value in own.items() if name not in policys} | self.set
         as_kept: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
         return as_kept

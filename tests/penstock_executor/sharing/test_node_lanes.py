@@ -14,7 +14,7 @@ from penstock_executor.sharing.node_lanes import NodeLanes
 from penstock_executor.sharing.shared_run import DesiredTurn, NodeLane, ShareRequest
 from penstock_executor.sharing.sharing_state import LEAVING_S
 from penstock_log import Device, MemoryNeed, RunMeasured, RunWarned
-from penstock_sharing.lanes import POLICIES, LaneRules, MemoryReading
+from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryReading
 from penstock_sharing.token.protocol import LaneClientId
 
 SMALL = MemoryNeed(10, 0, 100)
@@ -101,7 +101,7 @@ def test_a_job_that_needs_more_than_there_is_room_for_is_parked_and_comes_back()
 
 
 def test_a_job_that_is_to_stop_has_the_next_turn_under_every_policy() -> None:
-    for policy in POLICIES:
+    for policy in TURN_POLICIES:
         play = Play(rules=LaneRules(policy=policy, most_lanes=1, patience_s=None))
         for job in ("a", "b", "c"):
             play.arrive(job, SMALL)
@@ -348,7 +348,7 @@ def test_of_a_run_that_has_left_no_cap_is_told() -> None:
 NEEDS = st.builds(MemoryNeed, st.integers(0, 120), st.just(0), st.integers(1, 400))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(TURN_POLICIES))
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_whatever_happens_memory_is_safe_and_everybody_comes_to_an_end(policy: str, data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""The roster says what the fold says; and a round that looks at few jobs decides as one that looks at all."""
+"""The index says what the fold says; and a round that looks at few jobs decides as one that looks at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock_log import (
     Slot,
 )
 from penstock_matcher import machine
-from penstock_policies.queue_policies import ORDERS
+from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_scheduler.pool.pool_view import PoolView, can_be_stopped
 from penstock_scheduler.pool.run_columns import shape_of
@@ -88,22 +88,22 @@ def facts(draw: st.DrawFn) -> AnyEvent:
     return draw(st.sampled_from(choices))
 
 
-def said(roster: PoolIndex) -> dict[str, Any]:
-    """All that a roster says."""
+def said(index: PoolIndex) -> dict[str, Any]:
+    """All that an index says."""
     return {
-        "entries": roster.entries,
-        "nodes": roster.nodes,
-        "free": roster.free.by_node(),
-        "whole": roster.whole.by_node(),
-        "waiting": list(roster.waiting),
-        "leased": list(roster.leased),
-        "groups": {d: (list(g.keys), list(g.since)) for d, g in roster.groups.items()},
-        "held": roster.held,
-        "fresh": list(roster.fresh),
-        "delayed": roster.delayed,
-        "stopping": roster.stopping,
-        "below": +roster.below,
-        "evicting": roster.evicting,
+        "entries": index.entries,
+        "nodes": index.nodes,
+        "free": index.free.by_node(),
+        "whole": index.whole.by_node(),
+        "waiting": list(index.waiting),
+        "granted": list(index.granted),
+        "groups": {d: (list(g.keys), list(g.since)) for d, g in index.groups.items()},
+        "held": index.held,
+        "fresh": list(index.fresh),
+        "delayed": index.delayed,
+        "stopping": index.stopping,
+        "below": +index.below,
+        "evicting": index.evicting,
     }
 
 
@@ -114,13 +114,13 @@ def test_a_roster_that_followed_is_one_that_is_built_anew(history, asked_at):
     for number, fact in enumerate([node("n1", fast=2, slow=1), node("n2", fast=2, slow=1), *history]):
         fold.apply(delivery(number + 1, fact))
         state = fold.state
-        followed = state.pool("default", state.jobs).roster
+        followed = state.pool("default", state.jobs).index
         if number in asked_at:  # a round takes devices while it lasts, and gives them back
             fold.decider.decide(state, 60.0)
         anew = PoolIndex("default", state.cluster, state.ranks, state.jobs_of("default", state.jobs))
         assert said(followed) == said(anew)
         _nothing_is_free_that_somebody_holds(state, followed)
-    followed, built = state.pool("default", state.jobs), replace(state.pool("default", state.jobs), roster=anew)
+    followed, built = state.pool("default", state.jobs), replace(state.pool("default", state.jobs), index=anew)
     assert reckoned(followed) == reckoned(built) == {run.ranked.job_id: plain(run, built) for run in anew.runs()}
 
 
@@ -138,13 +138,13 @@ def test_what_happens_to_a_run_counts_at_once():
     for number, fact in enumerate([*before, *later]):
         fold.apply(delivery(number + 1, fact))
         pool = fold.state.pool("default", fold.state.jobs)
-        assert reckoned(pool) == {run.ranked.job_id: plain(run, pool) for run in pool.roster.runs()}
+        assert reckoned(pool) == {run.ranked.job_id: plain(run, pool) for run in pool.index.runs()}
     assert reckoned(pool)["a"][4] == 40.0
 
 
 def reckoned(pool: PoolView) -> dict[str, Any]:
     """What columns say of each lease."""
-    found, stoppable = pool.roster.leases.runs(pool.terms(pool.outlook(60.0, RoundRules())))
+    found, stoppable = pool.index.grants.runs(pool.terms(pool.context(60.0, RoundRules())))
     columns = zip(found.started_s, found.saved_s, found.overhead_s, found.switch_s, found.saves, stoppable, strict=True)
     places = zip(found.queue, found.position, found.devices, strict=True)
     shapes = [found.shapes[at] for at in found.group]
@@ -155,7 +155,7 @@ def reckoned(pool: PoolView) -> dict[str, Any]:
 
 def plain(run: PreemptibleRun, pool: PoolView) -> tuple[Any, ...]:
     """The same of one lease, from the job."""
-    job, cost = run.ranked.job, pool.outlook(60.0, RoundRules()).cost(run.ranked.job)
+    job, cost = run.ranked.job, pool.context(60.0, RoundRules()).cost(run.ranked.job)
     queue, position = pool.ranked_by(run.ranked, 60.0)[:2]
     saved_s, stoppable = (
         60.0 - job.unsaved_by(60.0) if job.started_s else 0.0,
@@ -165,9 +165,9 @@ def plain(run: PreemptibleRun, pool: PoolView) -> tuple[Any, ...]:
     return queue, position, len(run.devices), *figures, stoppable, (run.kind, shape_of(run))
 
 
-def _nothing_is_free_that_somebody_holds(state: machine.MatcherState, roster: PoolIndex) -> None:
-    free = {(node_id, device.index) for node_id, device in roster.free}
-    whole = {(node_id, device.index) for node_id, device in roster.whole}
+def _nothing_is_free_that_somebody_holds(state: machine.MatcherState, index: PoolIndex) -> None:
+    free = {(node_id, device.index) for node_id, device in index.free}
+    whole = {(node_id, device.index) for node_id, device in index.whole}
     held = {
         (slot.node_id, index)
         for each in state.jobs
@@ -220,12 +220,12 @@ def _history(specs: list[tuple[dict[str, Any], int, float]], running: int, order
         )
         yield RoundDecided(pool="default", at_s=1.0, placements=(placement,))
         yield from started(placement, 1.0)
-    manner = ORDERS[order].manner
+    mode = QUEUE_POLICIES[order].mode
     for i, (fields, queue, at_s) in enumerate(specs):
         yield job(f"j{i}", at_s + 1.0, user="ann" if i % 2 else "bob", **fields)
-        rank = JobRank(job_id=f"j{i}", queue=0 if manner.positions_bind else queue, position=at_s)
-        yield JobsRanked(pool="default", at_s=at_s, ranks=(rank,), backfills=manner.backfills, preempts=manner.preempts)
+        rank = JobRank(job_id=f"j{i}", queue=0 if mode.positions_bind else queue, position=at_s)
+        yield JobsRanked(pool="default", at_s=at_s, ranks=(rank,), backfills=mode.backfills, preempts=mode.preempts)
     ranks = tuple(
-        JobRank(job_id=f"r{i}", queue=0 if manner.positions_bind else 1 + i % 2, position=30.0) for i in range(running)
+        JobRank(job_id=f"r{i}", queue=0 if mode.positions_bind else 1 + i % 2, position=30.0) for i in range(running)
     )
-    yield JobsRanked(pool="default", at_s=50.0, ranks=ranks, backfills=manner.backfills, preempts=manner.preempts)
+    yield JobsRanked(pool="default", at_s=50.0, ranks=ranks, backfills=mode.backfills, preempts=mode.preempts)

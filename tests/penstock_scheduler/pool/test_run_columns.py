@@ -32,20 +32,20 @@ def terms() -> GrantTerms:
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 4), st.floats(1.0, 99.0)), max_size=90))
 def test_columns_that_followed_are_those_of_the_runs_that_are_left(steps: list[tuple[int, int, float]]) -> None:
-    leases, left = PoolGrants(), dict[str, PreemptibleRun]()
+    grants, left = PoolGrants(), dict[str, PreemptibleRun]()
     for number, gpus, started_s in steps:
         one = run(number, gpus, started_s)
         if left.pop(one.ranked.job_id, None) is not None and gpus % 2:
-            leases.drop(one.ranked.job_id)
+            grants.drop(one.ranked.job_id)
         else:
             left[one.ranked.job_id] = one
-            leases.put(one, shape_of(one), 0.0)
-    found, stoppable = leases.runs(terms())
+            grants.put(one, shape_of(one), 0.0)
+    found, stoppable = grants.runs(terms())
     cost = {name: terms().cost(terms().keys[name]) for name in left}
-    outlook = RoundContext(
+    context = RoundContext(
         NOW_S, lambda *_: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), cost=lambda job: cost[job.id]
     )
-    expected = of([left[found.name(at)] for at in range(len(found))], outlook)
+    expected = of([left[found.name(at)] for at in range(len(found))], context)
     assert len(found) == len(left) == stoppable.sum()
     for name in ("queue", "position", "started_s", "saved_s", "devices", "overhead_s", "switch_s", "saves"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name

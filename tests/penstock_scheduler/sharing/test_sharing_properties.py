@@ -24,7 +24,7 @@ from penstock_log import (
 
 GIB8 = 8 * 2**30
 needs = st.builds(gib, st.floats(0.1, 4.0), st.floats(0.1, 4.0))
-parties = st.fixed_dictionaries(
+groups = st.fixed_dictionaries(
     {
         "user": st.sampled_from(["ann", "bob"]),
         "team": st.sampled_from(["", "vision", "speech"]),
@@ -108,10 +108,10 @@ class Shared(RuleBasedStateMachine):
         self.now_s += wait_s
         self.settle()
 
-    @rule(way=ways, party=parties, wanted=kinds, gpus=st.integers(1, 2))
-    def submit(self, way: dict[str, Any], party: dict[str, Any], wanted: tuple[str, ...], gpus: int) -> None:
+    @rule(way=ways, group=groups, wanted=kinds, gpus=st.integers(1, 2))
+    def submit(self, way: dict[str, Any], group: dict[str, Any], wanted: tuple[str, ...], gpus: int) -> None:
         self.jobs += 1
-        fields = {"kinds": wanted, **party, **(way or {"gpus": gpus})}
+        fields = {"kinds": wanted, **group, **(way or {"gpus": gpus})}
         self.tell(job(f"j{self.jobs}", at_s=self.now_s, **fields))
 
     @precondition(lambda self: self.running())
@@ -221,11 +221,11 @@ def test_a_fraction_waits_only_where_no_device_has_as_much_left(wanted):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(needs, parties), min_size=1, max_size=16))
+@given(st.lists(st.tuples(needs, groups), min_size=1, max_size=16))
 def test_a_lane_job_waits_only_where_no_device_that_it_may_share_has_room(wanted):
     """What is remembered of others that found nothing never keeps anybody from room that there is."""
     one = matcher(lane_reserve_share=0.0).given(node("n1", fast=2))
-    one.given(*(lane(f"j{i:02}", memory=need, **party) for i, (need, party) in enumerate(wanted)))
+    one.given(*(lane(f"j{i:02}", memory=need, **group) for i, (need, group) in enumerate(wanted)))
     for fact in rounds(one.at(2.0).settle()):
         for placement in fact.placements:
             one.given(*started(placement, 2.0))

@@ -44,7 +44,7 @@ def profile(reference: dict[str, Any], name: str, fixed: int | None = None) -> T
     )
 
 
-def wish(job_id: str = "a", one: ThroughputProfile = FAST, most: int = 8, **more: Any) -> SizeRequest:
+def request(job_id: str = "a", one: ThroughputProfile = FAST, most: int = 8, **more: Any) -> SizeRequest:
     return SizeRequest(**{"job_id": job_id, "profiles": {"x": one}, "widths": range(1, most + 1), **more})
 
 
@@ -62,7 +62,7 @@ def test_jobs_of_the_reference_get_its_devices_and_batches(reference: dict[str, 
         fixed = {**dict.fromkeys(case["jobs"]), **(case.get("fixed_batch") or {})}
         if case["name"].endswith("fixed_max_batch"):  # which only says that it is infeasible
             fixed = {name: reference["elastic_dp"]["profile"][name]["b_max"] for name in case["jobs"]}
-        order = [wish(job, profile(reference, job, fixed[job]), case["k_max"]) for job in case["jobs"]]
+        order = [request(job, profile(reference, job, fixed[job]), case["k_max"]) for job in case["jobs"]]
         found = decide(order, {"x": case["K"]}, FREE)
         seen += 1
         if case.get("infeasible"):
@@ -80,7 +80,7 @@ def test_who_comes_and_goes_is_given_what_the_published_autoscaler_gives(referen
     for tick in reference["autoscaler_trace_K4"]:
         queue = [job for job in queue if job not in tick["finished"]] + tick["arrived"]
         here = {job: size for job, size in now.items() if job in queue}
-        order = [wish(j, one, 4, now=here.get(j), kind="x" if j in here else "", fresh=j not in here) for j in queue]
+        order = [request(j, one, 4, now=here.get(j), kind="x" if j in here else "", fresh=j not in here) for j in queue]
         found = decide(order, {"x": 4}, msgspec.structs.replace(FREE, drop=drop))
         running = {job: list(size) for job, size in sizes(found).items() if size[0]}
         assert running == tick["running_gpus_batch"], tick["tick"]
@@ -91,7 +91,7 @@ def test_who_comes_and_goes_is_given_what_the_published_autoscaler_gives(referen
 
 def test_a_job_is_not_resized_for_less_than_that_costs() -> None:
     rules = SizingRules(horizon_s=100.0, least_gain=0.0)
-    cheap, dear = (decide([wish(cost_s=cost_s, **on(2, 256))], {"x": 3}, rules) for cost_s in (30.0, 40.0))
+    cheap, dear = (decide([request(cost_s=cost_s, **on(2, 256))], {"x": 3}, rules) for cost_s in (30.0, 40.0))
     assert cheap.jobs["a"].gpus == 3  # half as fast again: worth a third of the horizon
     assert dear.jobs["a"].gpus == 2
     assert not dear.jobs["a"].changed
@@ -99,9 +99,9 @@ def test_a_job_is_not_resized_for_less_than_that_costs() -> None:
 
 def test_a_new_job_is_let_in_whatever_that_costs_and_the_one_that_loses_least_shrinks() -> None:
     order = [
-        wish("a", cost_s=500.0, **on(4, 512)),
-        wish("b", cost_s=1.0, **on(4, 512)),
-        wish("c", cost_s=1.0, fresh=True),
+        request("a", cost_s=500.0, **on(4, 512)),
+        request("b", cost_s=1.0, **on(4, 512)),
+        request("c", cost_s=1.0, fresh=True),
     ]
     found = decide(order, {"x": 8})
     assert [found.jobs[job].gpus for job in "abc"] == [4, 3, 1]
@@ -110,49 +110,53 @@ def test_a_new_job_is_let_in_whatever_that_costs_and_the_one_that_loses_least_sh
 
 
 def test_a_slightly_better_batch_is_not_worth_a_restart_but_a_better_one_is() -> None:
-    assert decide([wish(most=1, **on(1, 96))], {"x": 1}, SizingRules(least_gain=0.1)).jobs["a"].batch_size == 96
-    assert decide([wish(most=1, **on(1, 96))], {"x": 1}, FREE).jobs["a"].batch_size == 128
+    assert decide([request(most=1, **on(1, 96))], {"x": 1}, SizingRules(least_gain=0.1)).jobs["a"].batch_size == 96
+    assert decide([request(most=1, **on(1, 96))], {"x": 1}, FREE).jobs["a"].batch_size == 128
 
 
 def test_a_fixed_gang_keeps_its_width_and_a_batch_may_be_all_that_is_chosen() -> None:
-    order: list[Asking] = [FixedSizeJob(job_id="g", gpus=4, kinds=("x",)), wish("a", widths=range(2, 3)), wish("b")]
+    order: list[Asking] = [
+        FixedSizeJob(job_id="g", gpus=4, kinds=("x",)),
+        request("a", widths=range(2, 3)),
+        request("b"),
+    ]
     found = decide(order, {"x": 8}, FREE)
     assert sizes(found) == {"a": (2, 256), "b": (2, 256)}
     assert found.fixed == {"g": "x"}
 
 
 def test_who_may_not_be_moved_keeps_what_it_has_and_the_others_share_the_rest() -> None:
-    order = [wish("a"), wish("b", movable=False, **on(3, 100))]
+    order = [request("a"), request("b", movable=False, **on(3, 100))]
     found = decide(order, {"x": 4}, FREE)
     assert sizes(found) == {"a": (1, 128), "b": (3, 100)}
     assert not found.jobs["b"].changed
-    assert decide([wish("a", movable=False)], {"x": 4}).jobs["a"].gpus == 0
+    assert decide([request("a", movable=False)], {"x": 4}).jobs["a"].gpus == 0
 
 
 def test_devices_of_a_run_for_which_no_size_is_known_to_do_are_given_to_nobody() -> None:
     small = msgspec.structs.replace(FAST, per_gpu_cap=2)
-    found = decide([wish("a", small, **on(3, 64)), wish("b", **on(1, 128)), wish("c", small)], {"x": 5}, FREE)
+    found = decide([request("a", small, **on(3, 64)), request("b", **on(1, 128)), request("c", small)], {"x": 5}, FREE)
     assert sizes(found) == {"a": (3, 64), "b": (2, 256), "c": (0, 0)}
     assert not found.jobs["a"].changed
     assert "no size of its is known to be feasible" in found.jobs["a"].reason
 
 
 def test_sizes_that_did_not_do_are_not_chosen_again_nor_larger_batches_there() -> None:
-    found = decide([wish(unfit=[Size(4, 512)])], {"x": 4}, FREE)
+    found = decide([request(unfit=[Size(4, 512)])], {"x": 4}, FREE)
     assert sizes(found) == {"a": (4, 480)}
-    found = decide([wish(unfit=[Size(4, 512), Size(4, 64)])], {"x": 4}, FREE)
+    found = decide([request(unfit=[Size(4, 512), Size(4, 64)])], {"x": 4}, FREE)
     assert sizes(found) == {"a": (3, 384)}
 
 
 def test_fewer_devices_than_a_job_needs_make_it_wait_and_hold_up_nobody() -> None:
     large = ThroughputProfile(b_min=256, b_max=256, per_gpu_cap=128, t_proc_s={64: 0.1, 128: 0.2})
-    found = decide([wish("a", large), wish("b")], {"x": 1}, FREE)
+    found = decide([request("a", large), request("b")], {"x": 1}, FREE)
     assert sizes(found) == {"a": (0, 0), "b": (1, 128)}
     assert "holds it on 1 to 8 devices" in found.jobs["a"].reason
 
 
 def test_others_pass_a_job_that_does_not_fit_only_where_the_order_has_it_so() -> None:
-    order: list[Asking] = [wish("a"), FixedSizeJob(job_id="g", gpus=4, kinds=("x",)), wish("b")]
+    order: list[Asking] = [request("a"), FixedSizeJob(job_id="g", gpus=4, kinds=("x",)), request("b")]
     assert sizes(decide(order, {"x": 4}, FREE)) == {"a": (3, 384), "b": (1, 128)}
     strict = decide(order, {"x": 4}, FREE, DispatchMode(backfills=False))
     assert sizes(strict) == {"a": (4, 512), "b": (0, 0)}
@@ -162,25 +166,30 @@ def test_others_pass_a_job_that_does_not_fit_only_where_the_order_has_it_so() ->
     ("preempts", "inside"), [("never", ["b", "c"]), ("queue", ["a", "b"]), ("position", ["a", "b"])]
 )
 def test_running_jobs_make_way_for_those_for_whom_the_order_has_them_do_so(preempts: Any, inside: list[str]) -> None:
-    order = [wish("a", queue=0), wish("b", queue=1, **on(1, 128)), wish("c", queue=1, **on(1, 128))]
+    order = [request("a", queue=0), request("b", queue=1, **on(1, 128)), request("c", queue=1, **on(1, 128))]
     found = decide(order, {"x": 2}, FREE, DispatchMode(preempts=preempts))
     assert [job for job, each in found.jobs.items() if each.gpus] == inside
 
 
 def test_of_one_queue_running_jobs_go_first_unless_positions_bind() -> None:
-    order = [wish("a"), wish("b", **on(2, 256))]
+    order = [request("a"), request("b", **on(2, 256))]
     assert decide(order, {"x": 1}, FREE).jobs["b"].gpus == 1
     assert decide(order, {"x": 1}, FREE, DispatchMode(preempts="position")).jobs["b"].gpus == 0
 
 
 def test_a_size_that_a_waiting_job_asks_for_already_is_no_change_once_it_was_sized() -> None:
     asks = Size(4, 512)
-    assert not decide([wish(asks=asks)], {"x": 4}, FREE).jobs["a"].changed
-    assert decide([wish(asks=asks, fresh=True)], {"x": 4}, FREE).jobs["a"].changed
+    assert not decide([request(asks=asks)], {"x": 4}, FREE).jobs["a"].changed
+    assert decide([request(asks=asks, fresh=True)], {"x": 4}, FREE).jobs["a"].changed
 
 
 def test_reasons_name_what_changes_who_gets_what_and_what_it_is_worth() -> None:
-    a, b, c, d = wish("a", **on(4, 512)), wish("b", cost_s=3.0, **on(1, 128)), wish("c", fresh=True), wish("d")
+    a, b, c, d = (
+        request("a", **on(4, 512)),
+        request("b", cost_s=3.0, **on(1, 128)),
+        request("c", fresh=True),
+        request("d"),
+    )
     found = decide([a, c], {"x": 4}, FREE)
     assert found.jobs["a"].reason == (
         "shrinks from 4 to 3 devices (x) with a batch of 384, and gives 1 to c: 3 times its pace on 1 device"
@@ -203,7 +212,7 @@ def test_a_pace_is_compared_on_the_kind_that_the_sentence_names() -> None:
     slow = ThroughputProfile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s=times)
     both = {"x": FAST, "y": slow}
     others = FixedSizeJob(job_id="g", gpus=4, kinds=("x",), kind="x")
-    grows = wish("a", profiles=both, now=Size(1, 128), kind="y")
+    grows = request("a", profiles=both, now=Size(1, 128), kind="y")
     found = decide([others, grows], {"x": 4, "y": 2}, FREE).jobs["a"]
     assert 0 < found.scaling < 1
     assert found.reason == "grows from 1 to 2 devices (y) with a batch of 256: 2 times its pace on 1 device"
@@ -212,14 +221,18 @@ def test_a_pace_is_compared_on_the_kind_that_the_sentence_names() -> None:
 
 
 def test_a_job_that_shrinks_gives_to_several_and_idle_devices_go_first() -> None:
-    order = [wish("a", **on(4, 512)), *(wish(job, most=1) for job in "bcd")]
+    order = [request("a", **on(4, 512)), *(request(job, most=1) for job in "bcd")]
     found = decide(order, {"x": 5}, FREE)
     assert found.jobs["a"].gives == {"c": 1, "d": 1}
 
 
 def test_where_a_running_job_has_to_leave_another_may_come_before_it_at_once() -> None:
-    held = wish("b", movable=False, **on(2, 64))
-    order = [wish("a"), held, FixedSizeJob(job_id="g", gpus=2, kinds=("x",), kind="x")]  # of four devices one is lost
+    held = request("b", movable=False, **on(2, 64))
+    order = [
+        request("a"),
+        held,
+        FixedSizeJob(job_id="g", gpus=2, kinds=("x",), kind="x"),
+    ]  # of four devices one is lost
     found = decide(order, {"x": 3}, FREE, DispatchMode(backfills=False))
     assert sizes(found) == {"a": (1, 128), "b": (2, 64)}
     assert found.fixed == {}
@@ -228,7 +241,7 @@ def test_where_a_running_job_has_to_leave_another_may_come_before_it_at_once() -
 def test_a_job_that_moves_to_another_kind_lets_one_in_behind_it_at_once() -> None:
     slow = ThroughputProfile(b_min=64, b_max=64, per_gpu_cap=64, t_proc_s={64: 1.0})
     fast = msgspec.structs.replace(slow, t_proc_s={64: 0.5})
-    moves = wish("a", profiles={"x": slow, "y": fast}, **on(1, 64))
+    moves = request("a", profiles={"x": slow, "y": fast}, **on(1, 64))
     found = decide(
         [moves, FixedSizeJob(job_id="g", gpus=1, kinds=("x",))], {"x": 1, "y": 1}, FREE, DispatchMode(backfills=False)
     )
@@ -239,7 +252,7 @@ def test_a_job_that_moves_to_another_kind_lets_one_in_behind_it_at_once() -> Non
 def test_a_job_moves_to_the_kind_where_it_is_worth_most_and_pays_for_it() -> None:
     slow = ThroughputProfile(b_min=64, b_max=64, per_gpu_cap=64, t_proc_s={64: 1.0})
     fast = msgspec.structs.replace(slow, t_proc_s={64: 0.5})
-    at = wish("a", profiles={"x": slow, "y": fast}, widths=range(1, 2), cost_s=200.0, **on(1, 64))
+    at = request("a", profiles={"x": slow, "y": fast}, widths=range(1, 2), cost_s=200.0, **on(1, 64))
     assert decide([at], {"x": 1, "y": 1}, FREE).jobs["a"].kind == "y"
     dear = msgspec.structs.replace(at, cost_s=400.0)
     assert decide([dear], {"x": 1, "y": 1}, FREE).jobs["a"].kind == "x"
@@ -287,7 +300,7 @@ def askings(draw: st.DrawFn, kinds: Sequence[str], most: int = 4) -> list[Asking
     return found
 
 
-manners = st.builds(DispatchMode, st.booleans(), st.sampled_from(["never", "queue", "position"]))
+modes = st.builds(DispatchMode, st.booleans(), st.sampled_from(["never", "queue", "position"]))
 rules_of = st.builds(SizingRules, least_gain=st.sampled_from([0.0, 0.02]), horizon_s=st.just(600.0))
 
 
@@ -305,14 +318,14 @@ def then(order: Sequence[Asking], found: SizingDecision) -> list[Asking]:
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from([["x"], ["x", "y"]]), rules_of, manners)
+@given(st.data(), st.sampled_from([["x"], ["x", "y"]]), rules_of, modes)
 def test_deciding_again_changes_nothing(
-    data: st.DataObject, kinds: list[str], rules: SizingRules, manner: DispatchMode
+    data: st.DataObject, kinds: list[str], rules: SizingRules, mode: DispatchMode
 ) -> None:
     order = data.draw(askings(kinds))
     devices = {kind: data.draw(st.integers(0, 6)) for kind in kinds}
-    found = decide(order, devices, rules, manner)
-    again = decide(then(order, found), devices, rules, manner)
+    found = decide(order, devices, rules, mode)
+    again = decide(then(order, found), devices, rules, mode)
     assert sizes(again) == sizes(found)
     assert {job: each.kind for job, each in again.jobs.items()} == {job: each.kind for job, each in found.jobs.items()}
     assert not any(each.changed for each in again.jobs.values())
@@ -320,13 +333,13 @@ def test_deciding_again_changes_nothing(
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from([["x"], ["x", "y"]]), rules_of, manners)
+@given(st.data(), st.sampled_from([["x"], ["x", "y"]]), rules_of, modes)
 def test_no_device_is_given_twice_and_each_size_is_feasible(
-    data: st.DataObject, kinds: list[str], rules: SizingRules, manner: DispatchMode
+    data: st.DataObject, kinds: list[str], rules: SizingRules, mode: DispatchMode
 ) -> None:
     order = data.draw(askings(kinds))
     devices = {kind: data.draw(st.integers(0, 6)) for kind in kinds}
-    found = decide(order, devices, rules, manner)
+    found = decide(order, devices, rules, mode)
     running = [each for each in order if isinstance(each, SizeRequest) and each.now]
     keeps = {each.job_id: each for each in running if not (each.movable and rows(each, devices, rules))}
     for kind in kinds:
@@ -393,7 +406,7 @@ def test_no_other_sizes_get_more_done_within_the_horizon(
     order = []
     for number, (one, most, now, cost_s) in enumerate(jobs):
         fits = now and now <= most and float(one.throughput(one.b_min, now)) > 0
-        order.append(wish(f"j{number}", one, most, cost_s=cost_s, **(on(now, one.b_min) if fits else {})))
+        order.append(request(f"j{number}", one, most, cost_s=cost_s, **(on(now, one.b_min) if fits else {})))
     found = decide(order, {"x": devices})
     if all(each.gpus for each in found.jobs.values()):
         assert worth(order, found, SizingRules()) == pytest.approx(max(tried(order, devices, SizingRules())), abs=1e-5)
@@ -405,7 +418,7 @@ def test_no_other_sizes_get_more_done_within_the_horizon(
 @settings(max_examples=40)
 @given(st.lists(profiles_of(), min_size=1, max_size=4), st.integers(0, 8))
 def test_more_devices_never_make_it_worse(jobs: list[ThroughputProfile], devices: int) -> None:
-    order = [wish(f"j{number}", one, 4) for number, one in enumerate(jobs)]
+    order = [request(f"j{number}", one, 4) for number, one in enumerate(jobs)]
     before, after = (decide(order, {"x": count}, FREE) for count in (devices, devices + 1))
     if [job for job, each in before.jobs.items() if each.gpus] == [
         job for job, each in after.jobs.items() if each.gpus

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_sharing.lanes import (
-    POLICIES,
+    TURN_POLICIES,
     DeviceChange,
     DeviceLanes,
     GangComplete,
@@ -143,7 +143,7 @@ needs_on_some = st.dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(needs_on_some, min_size=1, max_size=8),
-    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from(sorted(TURN_POLICIES)),
     st.sampled_from([None, 1]),
     st.data(),
 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock_sharing.lanes import (
-    POLICIES,
+    TURN_POLICIES,
     Change,
     DeviceLanes,
     LaneClosed,
@@ -32,7 +32,7 @@ sizes = st.integers(0, 40)
 needs = st.builds(MemoryNeed, sizes, st.integers(0, 5), st.integers(0, 60))
 rules_of_the_device = st.builds(
     LaneRules,
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(TURN_POLICIES)),
     patience_s=st.sampled_from([None, 5.0]),
     overtakes=st.integers(0, 3),
     most_lanes=st.sampled_from([None, 1, 2]),

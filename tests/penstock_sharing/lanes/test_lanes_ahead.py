@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_sharing.lanes import (
-    POLICIES,
+    TURN_POLICIES,
     DeviceChange,
     DeviceLanes,
     GangComplete,
@@ -42,7 +42,7 @@ def granted(changes: list[object]) -> list[str]:
 
 
 @given(
-    policy=st.sampled_from(sorted(POLICIES)),
+    policy=st.sampled_from(sorted(TURN_POLICIES)),
     patience_s=st.sampled_from([None, 3.0]),
     longer=st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=1, max_size=25),
     priorities=st.lists(st.integers(0, 1), min_size=3, max_size=3),
@@ -99,7 +99,7 @@ def test_a_turn_handed_on_counts_as_service_and_changes_nothing_else() -> None:
 
 
 def test_who_is_hurried_is_next_under_every_policy() -> None:
-    for policy in POLICIES:
+    for policy in TURN_POLICIES:
         board = board_of(policy, "a", "b", "c", patience_s=0.0, a={"priority": 5}, b={"priority": 4})
         board.hurry("c")
         assert board.ahead("a", 1.0) == TurnForecast("c", 0.0), policy

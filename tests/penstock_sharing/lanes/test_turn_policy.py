@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from penstock_executor.settings import ExecutorSettings
 from penstock_sharing.lanes import LaneRules, turn_policy
-from penstock_sharing.lanes.turn_policy import POLICIES, MemberStanding, Name, TurnQueue, quantum
+from penstock_sharing.lanes.turn_policy import TURN_POLICIES, MemberStanding, Name, TurnQueue, quantum
 
 
 def test_every_policy_that_can_be_set_is_registered_and_described() -> None:
-    assert set(POLICIES) == set(get_args(Name))
-    assert {LaneRules().policy, ExecutorSettings().lane_policy} <= set(POLICIES)
-    for name in POLICIES:
+    assert set(TURN_POLICIES) == set(get_args(Name))
+    assert {LaneRules().policy, ExecutorSettings().lane_policy} <= set(TURN_POLICIES)
+    for name in TURN_POLICIES:
         assert f"\n{name} " in turn_policy.__doc__
         assert name in LaneRules.__doc__
         assert f"``{name}``" in ExecutorSettings.__doc__
@@ -27,7 +27,7 @@ def turns(
     policy: str, members: list[MemberStanding], turn_s: dict[str, float], count: int, patience_s: float | None = None
 ):
     """Return who has had the turn, one after the other, where all ask all the time."""
-    asking, now_s = TurnQueue(POLICIES[policy], patience_s), 0.0
+    asking, now_s = TurnQueue(TURN_POLICIES[policy], patience_s), 0.0
     for member in members:
         asking.welcome(member, now_s)
         asking.ask(member, now_s)
@@ -88,14 +88,14 @@ def alone_for_100_turns(asking: TurnQueue, member: MemberStanding) -> None:
 
 
 def test_fair_gives_no_credit_for_the_time_before_one_came():
-    asking, old, new = TurnQueue(POLICIES["fair"], None), MemberStanding("o", 0), MemberStanding("n", 1)
+    asking, old, new = TurnQueue(TURN_POLICIES["fair"], None), MemberStanding("o", 0), MemberStanding("n", 1)
     alone_for_100_turns(asking, old)
     asking.welcome(new, 100.0)
     assert next_six(asking, old, new) == "nonono"
 
 
 def test_fair_gives_no_credit_for_asking_for_nothing():
-    asking, busy, idle = TurnQueue(POLICIES["fair"], None), MemberStanding("b", 0), MemberStanding("i", 1)
+    asking, busy, idle = TurnQueue(TURN_POLICIES["fair"], None), MemberStanding("b", 0), MemberStanding("i", 1)
     asking.welcome(idle, 0.0)
     alone_for_100_turns(asking, busy)
     assert next_six(asking, busy, idle) == "ibibib"
@@ -103,7 +103,7 @@ def test_fair_gives_no_credit_for_asking_for_nothing():
 
 def test_fair_does_not_hold_against_one_what_it_had_in_another_lane():
     asking, old, moved = (
-        TurnQueue(POLICIES["fair"], None),
+        TurnQueue(TURN_POLICIES["fair"], None),
         MemberStanding("o", 0),
         MemberStanding("m", 1, lane_s=1000.0),
     )
@@ -124,7 +124,7 @@ def test_priority_serves_the_highest_first_and_equals_in_turn():
 
 
 def test_who_does_not_ask_has_no_turn():
-    asking = TurnQueue(POLICIES["fifo"], None)
+    asking = TurnQueue(TURN_POLICIES["fifo"], None)
     assert asking.take(0.0) is None
     first, second = MemberStanding("a", 0), MemberStanding("b", 1)
     asking.ask(second, 0.0)
@@ -142,7 +142,7 @@ def test_patience_serves_who_has_asked_too_long_and_then_the_policy_again():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from(sorted(TURN_POLICIES)),
     st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0, 50.0), st.integers(0, 3)), min_size=2, max_size=6),
 )
 def test_with_patience_nobody_waits_longer_than_it_and_a_turn_of_each(policy, figures):
@@ -170,7 +170,7 @@ def test_fair_keeps_any_two_within_a_turn_of_each(lengths):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 7), st.lists(st.integers(0, 6), max_size=60))
 def test_in_round_robin_nobody_passes_twice_while_one_asks(count, pattern):
-    asking = TurnQueue(POLICIES["round-robin"], None)
+    asking = TurnQueue(TURN_POLICIES["round-robin"], None)
     members = [MemberStanding(f"{at}", at) for at in range(count)]
     passed: dict[str, list[str]] = {}
     for now_s, at in enumerate(pattern):
@@ -187,7 +187,7 @@ def test_in_round_robin_nobody_passes_twice_while_one_asks(count, pattern):
 
 def test_requests_that_patience_served_do_not_pile_up():
     asking, rare, first = (
-        TurnQueue(POLICIES["priority"], 1.0),
+        TurnQueue(TURN_POLICIES["priority"], 1.0),
         MemberStanding("rare", 0),
         MemberStanding("first", 1, priority=1),
     )

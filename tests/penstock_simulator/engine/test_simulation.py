@@ -22,7 +22,7 @@ from penstock_log import JobFinished
 from penstock_simulator.engine.cluster_script import Failures, RunCosts
 from penstock_simulator.engine.engine import EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import POLICIES
+from penstock_simulator.engine.policies import SIMULATED_POLICIES
 from penstock_simulator.engine.simulation import simulate
 from penstock_simulator.outcome import Outcome, summary
 from penstock_simulator.trace import Trace
@@ -72,7 +72,7 @@ def traces(draw: st.DrawFn) -> Trace:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     traces(),
-    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from(sorted(SIMULATED_POLICIES)),
     st.sampled_from(["1x4", "2x2+1x4@fast"]),
     st.booleans(),
     st.sampled_from([0.0, 2.5]),

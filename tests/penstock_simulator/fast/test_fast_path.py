@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import large_trace
 
-from penstock_simulator.fast import POLICIES, simulate
+from penstock_simulator.fast import FAST_POLICIES, simulate
 from penstock_simulator.fast.fast_path import Thrashing, levels
 from penstock_simulator.fast.tiresias_2019 import Count, PublishedJob, PublishedRules, run
 from penstock_simulator.outcome import summary
@@ -129,7 +129,7 @@ def test_a_policy_that_only_stops_and_resumes_jobs_is_said_to_do_so():
 
 
 @FEW
-@given(traces(devices=(1, 2, 3, 4)), st.sampled_from(POLICIES), SETTINGS, st.sampled_from([0.0, 1.5]))
+@given(traces(devices=(1, 2, 3, 4)), st.sampled_from(FAST_POLICIES), SETTINGS, st.sampled_from([0.0, 1.5]))
 def test_every_job_ends_once_and_no_service_is_lost_and_no_device_given_twice(trace, policy, chosen, overhead_s):
     if "promote_knob" in chosen:
         overhead_s = 0.0  # who is promoted at once and stopped at once pays for ever
@@ -147,7 +147,7 @@ def test_every_job_ends_once_and_no_service_is_lost_and_no_device_given_twice(tr
 
 
 @FEW
-@given(traces(devices=(1,)), st.sampled_from(POLICIES), SETTINGS)
+@given(traces(devices=(1,)), st.sampled_from(FAST_POLICIES), SETTINGS)
 def test_on_one_device_nothing_is_faster_on_average_than_least_time_left_first(trace, policy, chosen):
     best = simulate(trace, parse("1x1"), "srtf")
     assert best.jct_s.mean() <= simulate(trace, parse("1x1"), policy, settings=chosen).jct_s.mean() + 1e-9

@@ -116,7 +116,7 @@ JOBS = st.lists(
 
 
 @settings(max_examples=30, deadline=None)
-@given(JOBS, st.integers(4, 7), st.sampled_from(fast_settings.POLICIES), st.sampled_from([0.0, 4.0]))
+@given(JOBS, st.integers(4, 7), st.sampled_from(fast_settings.SIZED_POLICIES), st.sampled_from([0.0, 4.0]))
 def test_every_job_does_its_samples_on_the_devices_there_are(
     jobs: list[tuple[int, int, int, int]], gpus: int, policy: Policy, overhead_s: float
 ) -> None:
@@ -145,7 +145,7 @@ class Thorough(elastic_fast_path._Run):
 
 
 @settings(max_examples=15, deadline=None)
-@given(JOBS, st.integers(4, 7), st.sampled_from(fast_settings.POLICIES), st.sampled_from(["fifo", "2d-las"]))
+@given(JOBS, st.integers(4, 7), st.sampled_from(fast_settings.SIZED_POLICIES), st.sampled_from(["fifo", "2d-las"]))
 def test_asking_about_less_and_less_often_decides_the_same(
     jobs: list[tuple[int, int, int, int]], gpus: int, policy: Policy, order: str
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_policies import queue_policies
-from penstock_policies.queue_policies import ORDERS, LengthKnowledge
+from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder
 from penstock_simulator.fast.fast_path import TraceColumns, prepare
 from penstock_simulator.fast.fast_settings import FastSettings
@@ -38,8 +38,8 @@ class Walked:
 
     def __post_init__(self) -> None:
         limits = self.chosen.thresholds_gpu_s
-        learnt = LengthKnowledge(limits, LENGTHS if ORDERS[self.policy].learns else ())
-        self.ranking = PoolRanking(QueueLadder(ORDERS[self.policy], limits, self.chosen.promote_knob), learnt)
+        learnt = LengthKnowledge(limits, LENGTHS if QUEUE_POLICIES[self.policy].learns else ())
+        self.ranking = PoolRanking(QueueLadder(QUEUE_POLICIES[self.policy], limits, self.chosen.promote_knob), learnt)
         self.gpus = dict(zip(self.trace.job_ids, self.trace.num_gpus.tolist(), strict=True))
 
     def steps(self) -> Iterator[tuple[float, frozenset[str]]]:
@@ -72,7 +72,7 @@ class Walked:
             self.come += 1
 
     def admit(self) -> None:
-        order = ORDERS[self.policy]
+        order = QUEUE_POLICIES[self.policy]
         chosen = [] if order.preempts else list(self.running)
         free = DEVICES - sum(self.gpus[job_id] for job_id in chosen)
         for job_id in self.order():
@@ -96,7 +96,7 @@ class Walked:
             [entry.executed_by(self.now_s) for entry in entries],
             length_s=[entry.length_s for entry in entries],
         )
-        return [ids[place] for place in queue_policies.rank(ORDERS[self.policy], jobs)[2]]
+        return [ids[place] for place in queue_policies.rank(QUEUE_POLICIES[self.policy], jobs)[2]]
 
     def change_to(self, chosen: list[str]) -> None:
         for job_id in [j for j in self.running if j not in chosen]:
@@ -123,7 +123,7 @@ def counted(trace, policy: str, chosen: FastSettings) -> Iterator[tuple[float, f
 @settings(max_examples=80, deadline=None)
 @given(
     traces(),
-    st.sampled_from(sorted(ORDERS)),
+    st.sampled_from(sorted(QUEUE_POLICIES)),
     st.sampled_from([(), (4.0,), (4.0, 16.0), (2.0, 5.0, 12.0)]),
     st.sampled_from([None, 0.5, 2.0]),
 )
