@@ -128,7 +128,7 @@ class PreemptionCandidates:
     def __init__(self, running: RunColumns | Iterable[PreemptibleRun], context: RoundContext) -> None:
         self._preempts = context.mode.preempts
         every = running if isinstance(running, RunColumns) else run_columns.of(running, context)
-        waste_s, worthwhile = self._weigh(every, context)
+        waste_s, worthwhile, self._unripe = _weigh(every, context)
         found = every.only(worthwhile) if len(every) else every
         loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
         self._looked = _Looked(found, loss_gpu_s)
@@ -206,20 +206,6 @@ class PreemptionCandidates:
             return False
         return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.head.run)
 
-    def _weigh(self, every: RunColumns, context: RoundContext) -> tuple[Floats, Bools]:
-        """Return what stopping each run would waste, and whether that is worth it; note when the others are ripe."""
-        if not len(every):
-            self._unripe = every.queue, every.started_s
-            return every.left_s, every.saves
-        ripe_s = every.started_s + np.maximum(context.rules.min_run_s, every.overhead_s / context.rules.overhead_share)
-        runs = every.started_s > 0
-        unripe = runs & (ripe_s > context.now_s)
-        self._unripe = every.queue[unripe], ripe_s[unripe]
-        unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, context.now_s - every.saved_s))
-        waste_s = every.switch_s + unsaved_s
-        lent = every.queue >= BORROWED  # what it runs on is not its own, whatever it loses
-        return waste_s, runs & ~unripe & (lent | (every.left_s > waste_s))
-
     def _groups_for(self, spec: JobSpec) -> dict[str, list[tuple[_Group, int]]]:
         """Return kind → groups that have devices for the job, and how many each run of them."""
         demand = (spec.kinds, spec.memory_bytes)
@@ -230,6 +216,19 @@ class PreemptionCandidates:
                 if gain := group.gain(spec):
                     found.setdefault(group.kind, []).append((group, gain))
         return found
+
+
+def _weigh(every: RunColumns, context: RoundContext) -> tuple[Floats, Bools, tuple[Floats, Floats]]:
+    """Return what stopping each run would waste, whether that is worth it, and the queues and times of unripe ones."""
+    if not len(every):
+        return every.left_s, every.saves, (every.queue, every.started_s)
+    ripe_s = every.started_s + np.maximum(context.rules.min_run_s, every.overhead_s / context.rules.overhead_share)
+    runs = every.started_s > 0
+    unripe = runs & (ripe_s > context.now_s)
+    unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, context.now_s - every.saved_s))
+    waste_s = every.switch_s + unsaved_s
+    lent = every.queue >= BORROWED  # what it runs on is not its own, whatever it loses
+    return waste_s, runs & ~unripe & (lent | (every.left_s > waste_s)), (every.queue[unripe], ripe_s[unripe])
 
 
 def _divided(looked: _Looked) -> Iterator[_Group]:

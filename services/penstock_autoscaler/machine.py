@@ -10,9 +10,10 @@ come from the table ``[autoscaler]`` or from ``PENSTOCK_AUTOSCALER_…``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import islice
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -63,7 +64,7 @@ def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
         state=AutoscalerState,
         schema="autoscaler.4",
         apply=apply,
-        decide=remembering(settings or SizingSettings()),
+        decide=partial(decide, settings=settings or SizingSettings()),
         ignores=frozenset({JobFinished, RunWarned, RunMeasured}),
     )
 
@@ -199,32 +200,23 @@ MOST_DEMANDS: Final = 1_000
 """In one fact, which has to fit in a message of the log: the others follow in the next ones."""
 
 
-def remembering(settings: SizingSettings) -> Callable[[AutoscalerState, float], Decision]:
-    """
-    Return a decision that looks at a pool again only after a change there, or at a time that it has named.
-
-    Forgetting this changes nothing: the decision finds again that a pool is at rest.
-    """
-    seen: dict[str, int] = {}
-    again_s: dict[str, float] = {}
-
-    def decide_now(state: AutoscalerState, now_s: float) -> Decision:
-        proposals, wake_s = [], math.inf
-        for name, pool in sorted(state.pools.items()):
-            if not pool.elastic:
+def decide(state: AutoscalerState, now_s: float, settings: SizingSettings) -> Decision:
+    """Return the changes of sizes; a pool is looked at after a change there, or at a time that its last look named."""
+    proposals, wake_s = [], math.inf
+    for name, pool in sorted(state.pools.items()):
+        if not pool.elastic:
+            continue
+        rest = state.rests.get(name)
+        changed = rest is None or rest.seq != pool.change.seq
+        if rest is None or changed or rest.until_s <= now_s:
+            because = pool.change.because if changed else "interval"
+            fact, until_s = _pool(state, name, now_s, because, settings)
+            if fact is not None:
+                proposals.append(Proposal(subject=subjects.scale(name), facts=(fact,), cause=pool.change.seq))
                 continue
-            news = seen.get(name) != pool.change.seq
-            if news or again_s[name] <= now_s:
-                because = pool.change.because if news else "interval"
-                fact, again_s[name] = _pool(state, name, now_s, because, settings)
-                if fact is not None:
-                    proposals.append(Proposal(subject=subjects.scale(name), facts=(fact,), cause=pool.change.seq))
-                    continue
-                seen[name] = pool.change.seq
-            wake_s = min(wake_s, again_s[name])
-        return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
-
-    return decide_now
+            rest = state.rests[name] = PoolRest(pool.change.seq, until_s)
+        wake_s = min(wake_s, rest.until_s)
+    return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
 
 def _pool(
@@ -337,7 +329,14 @@ class AutoscalerPool(msgspec.Struct):
     change: PoolChange = PoolChange()
 
 
-class AutoscalerState(msgspec.Struct):
+class PoolRest(NamedTuple):
+    """A look at a pool that changed nothing: the last change that it saw, and until when it holds."""
+
+    seq: int
+    until_s: float
+
+
+class AutoscalerState(msgspec.Struct, dict=True):
     """
     Nodes, and jobs that are not over.
 
@@ -369,6 +368,11 @@ class AutoscalerState(msgspec.Struct):
     returning: dict[str, str] = msgspec.field(default_factory=dict)
     void: dict[str, Demand] = msgspec.field(default_factory=dict)
     shown: ShownBehaviour = msgspec.field(default_factory=ShownBehaviour)
+
+    @cached_property
+    def rests(self) -> dict[str, PoolRest]:
+        """Pool → the last look at it, where that changed nothing; never saved: another look finds the same."""
+        return {}
 
     def pool(self, name: str) -> AutoscalerPool:
         """Return the record of a pool."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,13 @@ MOST_RANKS: Final = 2_000
 """Ranks of one fact: about 300 kB. More than these follow in the next."""
 
 
+@dataclass
+class RankerCache:
+    """What the settings make of a ranker's state: kept beside it, never saved; None before its first use."""
+
+    rankings: PoolRankings | None = None
+
+
 class RankerState(msgspec.Struct, dict=True):
     """
     The jobs that are not over, and how long others were.
@@ -76,6 +83,11 @@ class RankerState(msgspec.Struct, dict=True):
     live: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
     modes: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
     seq: int = 0
+
+    @cached_property
+    def cache(self) -> RankerCache:
+        """The rankings that follow the state."""
+        return RankerCache()
 
 
 def decider(
@@ -109,7 +121,7 @@ def apply(state: RankerState, event: Event, seq: int) -> None:
     if isinstance(event, PolicySet):
         _set_live(state, event, seq)
         return
-    rankings: PoolRankings | None = state.__dict__.get("rankings")
+    rankings = state.cache.rankings
     for job in state.jobs.apply(event):
         state.seq = seq
         if job.state in TERMINAL:
@@ -124,8 +136,8 @@ def _note_beside(state: RankerState, event: Event, seq: int) -> None:
     """Note the jobs that have another share of a device because another job came or went there."""
     for job in lifecycle.beside(state.jobs, event):
         state.seq = seq
-        if (rankings := _rankings_of(state)) is not None:
-            rankings.note(job)
+        if state.cache.rankings is not None:
+            state.cache.rankings.note(job)
 
 
 def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
@@ -137,8 +149,10 @@ def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
     The decision looks only at the jobs whose position changes, and at one more in each pool.
     """
     proposals, wake_s = [], math.inf
-    rankings: PoolRankings = state.__dict__.get("rankings") or _new_rankings(state, chosen)
-    for pool, ranking in sorted(rankings.rankings.items()):
+    if state.cache.rankings is None:
+        ranked = (job for job in state.jobs if job.sample is None)
+        state.cache.rankings = PoolRankings(chosen, ranked, state.places, state.lengths, state.live)
+    for pool, ranking in sorted(state.cache.rankings.rankings.items()):
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
         mode = ranking.ladder.mode
@@ -180,7 +194,7 @@ def _conclude(state: RankerState, job: Job, rankings: PoolRankings | None) -> No
 
 def _note_ranks(state: RankerState, event: JobsRanked) -> None:
     state.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
-    rankings = _rankings_of(state)
+    rankings = state.cache.rankings
     for rank in event.ranks:
         job = state.jobs.by_id.get(rank.job_id)
         if job is None or job.sample is not None:
@@ -199,19 +213,8 @@ def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
     for job in state.jobs:
         if job.spec.pool == event.pool:
             state.places.pop(job.id, None)
-    state.__dict__.pop("rankings", None)
+    state.cache.rankings = None
     state.seq = seq
-
-
-def _rankings_of(state: RankerState) -> PoolRankings | None:
-    """Return the rankings beside the state; None before their first use."""
-    return state.__dict__.get("rankings")
-
-
-def _new_rankings(state: RankerState, chosen: RankingRules) -> PoolRankings:
-    ranked = (job for job in state.jobs if job.sample is None)
-    rankings = state.__dict__["rankings"] = PoolRankings(chosen, ranked, state.places, state.lengths, state.live)
-    return rankings
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from penstock_log import Setting
 from penstock_log.validation import problems
 from penstock_policies.queue_policies import QUEUE_POLICIES, policy_named
 from penstock_policies.ranking import QueueLadder
-from penstock_scheduler.pool.scheduler_state import SchedulerState
+from penstock_scheduler.pool.scheduler_state import RulesInForce, SchedulerState
 from penstock_scheduler.round_types import RoundRules, Seconds
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -181,18 +181,10 @@ class MatcherSettings(RoundRules, frozen=True, kw_only=True):
             raise ValueError(f"pools.{pool}: {error}") from error
 
 
-class _Kept(NamedTuple):
-    """Rules, and the settings that they follow from."""
-
-    settings: MatcherSettings
-    live: Mapping[str, Setting] | None
-    rules: RoundRules
-
-
 def rules_of(known: SchedulerState, pool: str, settings: MatcherSettings) -> RoundRules:
     """Return the rules of a pool's rounds: what is set live for it, else what the file says of it, else of all."""
-    live, of_pools = known.policies.get(pool), known.__dict__.setdefault("rules", {})
-    kept: _Kept | None = of_pools.get(pool)
-    if kept is None or kept.settings is not settings or kept.live is not live:  # as at every other round it is
-        kept = of_pools[pool] = _Kept(settings, live, overlaid(settings.of(pool), live or {}))
-    return kept.rules
+    live, in_force = known.policies.get(pool), known.cache.rules.get(pool)
+    if in_force is None or in_force.settings is not settings or in_force.live is not live:
+        in_force = RulesInForce(settings, live, overlaid(settings.of(pool), live or {}))
+        known.cache.rules[pool] = in_force
+    return in_force.rules

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +34,7 @@ from penstock_policies.queue_policies import BY_QUEUE, DispatchMode, newcomer
 from penstock_policies.workload_stats import Speeds
 from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_scheduler.pool.pool_view import PoolView, RoundHistory
+from penstock_scheduler.round_types import RoundRules
 
 REMEMBERED: Final = 256
 """Finished jobs of a pool whose service is remembered."""
@@ -44,12 +47,41 @@ class ExplainedRound(msgspec.Struct, frozen=True):
     causes: dict[str, str]
 
 
+class RulesInForce(NamedTuple):
+    """A pool's rules, and the settings that they follow from."""
+
+    settings: RoundRules
+    live: Mapping[str, Setting] | None
+    rules: RoundRules
+
+
+@dataclass
+class SchedulerCache:
+    """
+    What follows from a scheduler's state: kept beside it, kept up to date by :func:`fold`, and never saved.
+
+    Attributes
+    ----------
+    with_nodes : tuple of str or None
+        The pools that have or had a node; None after a node came or went.
+    indices : dict of str to PoolIndex
+        The pools that somebody has asked for.
+    finished : dict of str to FinishedService
+        Pool → the service of its last finished jobs, until another one completes.
+    rules : dict of str to RulesInForce
+    """
+
+    with_nodes: tuple[str, ...] | None = None
+    indices: dict[str, PoolIndex] = field(default_factory=dict)
+    finished: dict[str, FinishedService] = field(default_factory=dict)
+    rules: dict[str, RulesInForce] = field(default_factory=dict)
+
+
 class SchedulerState(msgspec.Struct, dict=True):
     """
     All that a round depends on but the jobs themselves.
 
-    The state's owner folds the jobs, because some owners forget those that are over. The indices of the pools that
-    somebody has asked for are kept beside the state and never saved; :func:`fold` keeps them up to date.
+    The state's owner folds the jobs, because some owners forget those that are over.
 
     Attributes
     ----------
@@ -87,11 +119,16 @@ class SchedulerState(msgspec.Struct, dict=True):
     modes: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
     needs: dict[str, MemoryNeed] = msgspec.field(default_factory=dict)
 
+    @cached_property
+    def cache(self) -> SchedulerCache:
+        """What follows from the state."""
+        return SchedulerCache()
+
     def pools(self) -> Sequence[str]:
         """Return the names of all pools that have or had a node, or have a job that is not over, in order."""
-        with_nodes: tuple[str, ...] | None = self.__dict__.get("with_nodes")
-        if with_nodes is None:  # kept beside the fold until a node comes or goes
-            with_nodes = self.__dict__["with_nodes"] = tuple(sorted(self.cluster.pools()))
+        with_nodes = self.cache.with_nodes
+        if with_nodes is None:
+            with_nodes = self.cache.with_nodes = tuple(sorted(self.cluster.pools()))
         for name, ids in self.live.items():
             if ids and name not in with_nodes:  # which is rare
                 return sorted({*with_nodes, *(name for name, ids in self.live.items() if ids)})
@@ -103,8 +140,7 @@ class SchedulerState(msgspec.Struct, dict=True):
 
     def at_rest(self, name: str) -> bool:
         """Say whether an indexed pool is at rest: no job waits and no run is to move, so a round would do nothing."""
-        indices = self.__dict__.get("indices")
-        index = indices.get(name) if indices is not None else None
+        index = self.cache.indices.get(name)
         return index is not None and not len(index.waiting) and not index.evicting and not index.moving
 
     def pool(self, name: str, jobs: JobTable, topology: Sequence[str] = ()) -> PoolView:
@@ -126,25 +162,17 @@ class SchedulerState(msgspec.Struct, dict=True):
         )
 
     def _finished(self, name: str) -> FinishedService:
-        ready: dict[str, FinishedService] = self.__dict__.setdefault("finished", {})
-        if name not in ready:  # kept beside the fold until a job of the pool completes
+        ready = self.cache.finished
+        if name not in ready:
             ready[name] = FinishedService(self.finished_s.get(name, ()))
         return ready[name]
 
     def _index(self, name: str, jobs: JobTable, topology: tuple[str, ...]) -> PoolIndex:
-        indices = indices_of(self)
-        index = indices.get(name)
+        index = self.cache.indices.get(name)
         if index is None or index.topology != topology:
             found = self.jobs_of(name, jobs)
-            index = indices[name] = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs)
+            index = self.cache.indices[name] = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs)
         return index
-
-
-def indices_of(known: SchedulerState) -> dict[str, PoolIndex]:
-    """Return the indices that are kept beside the state, by pool."""
-    beside = known.__dict__
-    found: dict[str, PoolIndex] = beside["indices"] if "indices" in beside else beside.setdefault("indices", {})
-    return found
 
 
 def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job], bool]:
@@ -162,8 +190,8 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
     matters = kind_of_fact in OF_NODES and known.cluster.apply(event)
     if matters:
         known.history.classes.clear()
-        indices_of(known).clear()
-        known.__dict__.pop("with_nodes", None)
+        known.cache.indices.clear()
+        known.cache.with_nodes = None
     learn = _LEARN.get(kind_of_fact)
     if learn is not None:
         matters = learn(known, jobs, event) or matters
@@ -176,7 +204,7 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
             known.promised.update(job.id for job in changed if job.state is JobState.PENDING and not job.held)
     for job in lifecycle.beside(jobs, event) if jobs.sharers else ():
         known.history.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
-    if indices := known.__dict__.get("indices"):
+    if indices := known.cache.indices:
         _follow(indices, jobs, changed, event)
     return changed, matters or bool(changed)
 
@@ -290,7 +318,7 @@ def _forget(known: SchedulerState, job: Job, kind: str) -> None:
         samples = known.finished_s.setdefault(job.spec.pool, [])
         samples.append(service_s)
         del samples[:-REMEMBERED]
-        known.__dict__.get("finished", {}).pop(job.spec.pool, None)
+        known.cache.finished.pop(job.spec.pool, None)
     known.ranks.pop(job.id, None)
     del known.keys[job.id]
     del known.live[job.spec.pool][job.id]
