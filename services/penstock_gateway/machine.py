@@ -47,7 +47,7 @@ from penstock_log import (
 from penstock_log.job_state import JobState
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v10"
+SCHEMA: Final = "gateway.v11"
 
 
 class GatewayState(SchedulerState):
