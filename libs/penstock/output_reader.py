@@ -11,12 +11,21 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from penstock_bus.compat import aclosing
-from penstock_bus.port import Bus, BusError, LogLine, NoResponders, Timeout
+from penstock_bus.port import (
+    BusError,
+    LogLine,
+    LogReader,
+    NoResponders,
+    OutputPort,
+    RequestPort,
+    TelemetryPort,
+    Timeout,
+)
 from penstock_log import RunStarted, subjects
 from penstock_log.request_bodies import (
     MOST_BYTES,
@@ -45,18 +54,22 @@ class OutputGap(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
+class OutputSource(OutputPort, TelemetryPort, RequestPort, LogReader, Protocol):
+    """Where a job's output is: the stream, and the nodes, which the log and the telemetry name."""
+
+
 class OutputReader:
     """
     One reader of a job's output: every byte is given out once, however often it is read on.
 
     Parameters
     ----------
-    bus : Bus
+    bus : OutputSource
     job_id : str
         In full.
     """
 
-    def __init__(self, bus: Bus, job_id: str) -> None:
+    def __init__(self, bus: OutputSource, job_id: str) -> None:
         self._bus, self._job_id = bus, job_id
         self._seq = 0
         self._next: dict[OutputChannel, int] = {}

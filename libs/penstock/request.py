@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus.port import Bus, BusError, NoResponders, ServiceError, Unavailable
+from penstock_bus.port import BusError, NoResponders, RequestPort, ServiceError, Unavailable
 
 _BACKOFF_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 4.0
@@ -60,7 +60,7 @@ def new_id() -> str:
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()
 
 
-async def answered(bus: Bus, subject: str, body: bytes, manner: RetryPolicy) -> RetriedAnswer:
+async def answered(bus: RequestPort, subject: str, body: bytes, manner: RetryPolicy) -> RetriedAnswer:
     """
     Ask until there is an answer.
 
@@ -88,7 +88,7 @@ def is_open(error: BusError) -> bool:
 
 
 class _Request:
-    def __init__(self, bus: Bus, subject: str, body: bytes, manner: RetryPolicy) -> None:
+    def __init__(self, bus: RequestPort, subject: str, body: bytes, manner: RetryPolicy) -> None:
         self._bus, self._subject, self._body, self._manner = bus, subject, body, manner
         self._clock = asyncio.get_running_loop().time
         self._began = self._next_at = self._clock()

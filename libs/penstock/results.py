@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from penstock_bus import Bus
+from penstock_bus import LogReader
 from penstock_log import (
     Choice,
     Dimension,
@@ -56,7 +56,7 @@ class SubmittedSweep:
             yield result
 
 
-async def results(bus: Bus, sweep_id: str) -> AsyncIterator[views.TrialView]:
+async def results(bus: LogReader, sweep_id: str) -> AsyncIterator[views.TrialView]:
     """Yield each run of a sweep's trials when it is over, from the sweep's beginning to its end."""
     opened: dict[str, tuple[int, Trial]] = {}
     async for delivery in bus.follow(subjects=[subjects.sweep(sweep_id)]):

@@ -3,7 +3,7 @@ The bus: its port, its adapters, and the shell that runs a service on it.
 
 In reading order:
 
-* ``port``: What a bus does: log, work, requests, leases, telemetry.
+* ``port``: What a bus does, a port for each use: log, work, requests, leases, telemetry.
 * ``decider``: A service's pure part, and the fold that it decides on.
 * ``follower``: A fold that follows the bus, with its retries: the loop that services of others call.
 * ``replica``: One replica of a decider, and whether it leads.
@@ -26,6 +26,7 @@ In reading order:
 from penstock_bus.decider import Decider, Decision, Proposal
 from penstock_bus.port import (
     Append,
+    BodyLimit,
     Bus,
     BusError,
     Conflict,
@@ -33,24 +34,35 @@ from penstock_bus.port import (
     Endpoint,
     Handler,
     Lease,
+    LeasePort,
     LogLine,
+    LogPort,
+    LogReader,
     NoResponders,
+    OutputPort,
     Rejection,
+    RejectionPort,
     Reply,
+    RequestPort,
     ServiceError,
     Shadowed,
+    ShadowPort,
     Snapshot,
+    SnapshotPort,
     StorageFull,
+    TelemetryPort,
     Timeout,
     TooLarge,
     Unanswered,
     Unauthorized,
     Unavailable,
     Work,
+    WorkPort,
 )
 
 __all__ = [
     "Append",
+    "BodyLimit",
     "Bus",
     "BusError",
     "Conflict",
@@ -60,19 +72,29 @@ __all__ = [
     "Endpoint",
     "Handler",
     "Lease",
+    "LeasePort",
     "LogLine",
+    "LogPort",
+    "LogReader",
     "NoResponders",
+    "OutputPort",
     "Proposal",
     "Rejection",
+    "RejectionPort",
     "Reply",
+    "RequestPort",
     "ServiceError",
+    "ShadowPort",
     "Shadowed",
     "Snapshot",
+    "SnapshotPort",
     "StorageFull",
+    "TelemetryPort",
     "Timeout",
     "TooLarge",
     "Unanswered",
     "Unauthorized",
     "Unavailable",
     "Work",
+    "WorkPort",
 ]

@@ -18,12 +18,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from statistics import median
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Bus, BusError
+from penstock_bus.port import BusError, LogReader, RequestPort
 from penstock_log import subjects
 
 LOOK_S: Final = 30.0
@@ -89,7 +89,11 @@ class Clock:
         self._now_s = now_s + min(max(server_s - now_s, -most_s), most_s)
 
 
-async def cluster_time(bus: Bus, services: Iterable[str]) -> float:
+class TimeSource(LogReader, RequestPort, Protocol):
+    """Where the cluster's time is asked for: the services that decide by it, and the log."""
+
+
+async def cluster_time(bus: TimeSource, services: Iterable[str]) -> float:
     """
     Return the time that the services of a cluster decide by, or that of its log if none of them answers.
 
@@ -98,12 +102,12 @@ async def cluster_time(bus: Bus, services: Iterable[str]) -> float:
     BusError
         If the log cannot be asked.
     """
-    answers = await asyncio.gather(*(_told(bus, service) for service in services))
-    told = [answer for answer in answers if answer]
-    return median(told) if told else max(await bus.now_s(), await newest(bus))
+    answers = await asyncio.gather(*(_time_of(bus, service) for service in services))
+    known = [at_s for at_s in answers if at_s]
+    return median(known) if known else max(await bus.now_s(), await newest(bus))
 
 
-async def newest(bus: Bus) -> float:
+async def newest(bus: LogReader) -> float:
     """Return the latest time among the newest facts of the log; 0 where there are none."""
     last_seq = await bus.last_seq()
     everything = subjects.STREAM_SUBJECTS[subjects.EVT]
@@ -114,7 +118,7 @@ async def newest(bus: Bus) -> float:
     return found
 
 
-async def keep(bus: Bus, clock: Clock) -> None:
+async def keep(bus: LogReader, clock: Clock) -> None:
     """Steer a clock by the server's, for ever."""
     while True:
         await asyncio.sleep(LOOK_S)
@@ -134,7 +138,7 @@ class _Vitals(msgspec.Struct):
     now_s: float = 0.0
 
 
-async def _told(bus: Bus, service: str) -> float:
+async def _time_of(bus: RequestPort, service: str) -> float:
     try:
         body = await bus.request(subjects.query("live", service), b"", _ASK_S)
         return msgspec.json.decode(body, type=_Vitals).now_s

@@ -15,17 +15,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from itertools import count
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from penstock_bus.decider import Decider, Fold
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Bus, Delivery, NoResponders, Timeout, Unavailable
+from penstock_bus.port import Delivery, LogReader, NoResponders, SnapshotPort, Timeout, Unavailable
 from penstock_log import subjects as names
 
 S = TypeVar("S")
 YIELD_EVERY: Final = 1000
 STALL_S: Final = 1.0
 _log = get_logger("penstock.live")
+
+
+class FoldSource(LogReader, SnapshotPort, Protocol):
+    """What a fold is made from: the log, and snapshots of the fold itself."""
 
 
 class FoldFollower(Generic[S]):
@@ -47,7 +51,7 @@ class FoldFollower(Generic[S]):
 
     def __init__(
         self,
-        bus: Bus,
+        bus: FoldSource,
         decider: Decider[S],
         *,
         name: str = "",

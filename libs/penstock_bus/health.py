@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock_bus.port import Bus, BusError, Endpoint, Reply
+from penstock_bus.port import BusError, Endpoint, Reply, TelemetryPort
 from penstock_log import subjects
 
 HEARTBEAT_S: Final = 1.0
@@ -154,7 +154,7 @@ class Peers:
         self._seen = {name: seen for name, seen in self._seen.items() if now_s - seen[0] < self._gone_after_s}
         return [vitals for _, (_, vitals) in sorted(self._seen.items())]
 
-    async def listen(self, bus: Bus, service: str) -> AsyncIterator[Vitals]:
+    async def listen(self, bus: TelemetryPort, service: str) -> AsyncIterator[Vitals]:
         """Note the heartbeats of a service's replicas and yield them, for ever."""
         async for _, body in bus.listen(subjects.replicas(service)):
             if (vitals := heard(body)) is not None:
@@ -170,22 +170,22 @@ def heard(body: bytes) -> Vitals | None:
         return None
 
 
-async def beat(bus: Bus, report: Callable[[], Vitals]) -> None:
+async def beat(bus: TelemetryPort, report: Callable[[], Vitals]) -> None:
     """
     Send this replica's heartbeat every second, and whenever it becomes ready or wins or loses the lead, for ever.
 
     A heartbeat that cannot be sent is dropped.
     """
-    said, said_ago_s = (False, False), HEARTBEAT_S
+    sent, sent_ago_s = (False, False), HEARTBEAT_S
     while True:
         vitals = report()
         now = (vitals.ready, vitals.leading)
-        if now != said or said_ago_s >= HEARTBEAT_S:
-            said, said_ago_s = now, 0.0
+        if now != sent or sent_ago_s >= HEARTBEAT_S:
+            sent, sent_ago_s = now, 0.0
             with suppress(BusError):  # the bus is away; the peers see that by themselves
                 await bus.tell(subjects.replica(vitals.service, vitals.replica), msgspec.json.encode(vitals))
         await asyncio.sleep(_LOOK_S)
-        said_ago_s += _LOOK_S
+        sent_ago_s += _LOOK_S
 
 
 def mark(ready_file: Path, vitals: Vitals) -> None:

@@ -1,7 +1,11 @@
 """
-What a bus does, whichever it is: append facts and follow them, snapshots, leases, work, requests and telemetry.
+Ports of the bus by use: log, rejections, snapshots, leases, work, requests, telemetry, output, shadows.
 
-Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``; ``tests/contract`` holds both to it.
+Who calls the bus asks for the ports that it uses, and joins them in a protocol of its own where it uses several.
+:class:`Bus` is all of them. Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``;
+``tests/contract`` holds both to it, port by port.
+
+Times are seconds. All methods raise :class:`BusError` or a child of it, and nothing else that the bus is to blame for.
 """
 
 from __future__ import annotations
@@ -156,14 +160,42 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     stored_s: float = 0.0
 
 
-class Bus(Protocol):
-    """
-    The port. All methods raise :class:`BusError` or a child of it and nothing else that the bus is to blame for.
+class BodyLimit(Protocol):
+    """How large a message may be."""
 
-    Times are seconds. Every adapter is an async context manager through its ``connect`` function.
-    """
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that the server takes."""
 
-    # --- the log
+
+class LogReader(Protocol):
+    """Reading the log: what a fold, a query or a client needs of it."""
+
+    def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
+        """
+        Yield every commit after a sequence, then every new one, for ever, in order, each once.
+
+        Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once;
+        a delivery whose commit has no id and no facts keeps its place, so that readers catch up and writers know the
+        subject's last sequence. ``subjects`` are patterns; empty means all.
+        """
+
+    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
+        """Return the stored commits of a subject or pattern, in order; those that cannot be decoded are left out."""
+
+    async def last(self, subject: str) -> Delivery | None:
+        """Return the last commit of one exact subject; one without an id stands for an undecodable one."""
+
+    async def last_seq(self) -> int:
+        """Return the sequence of the log's last message; 0 for an empty log."""
+
+    async def now_s(self) -> float:
+        """Return the time by the server's clock, in seconds since the epoch."""
+
+
+class LogPort(LogReader, BodyLimit, Protocol):
+    """The log, read and written."""
+
     async def append(self, item: Append) -> int:
         """
         Append one commit; return its sequence.
@@ -188,35 +220,20 @@ class Bus(Protocol):
         tried again.
         """
 
-    def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
-        """
-        Yield every commit after a sequence, then every new one, for ever, in order, each once.
 
-        Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once;
-        a delivery whose commit has no id and no facts keeps its place, so that readers catch up and writers know the
-        subject's last sequence. ``subjects`` are patterns; empty means all.
-        """
+class RejectionPort(Protocol):
+    """What the log, or the work queue, could not accept."""
 
-    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
-        """Return the stored commits of a subject or pattern, in order; those that cannot be decoded are left out."""
-
-    async def last(self, subject: str) -> Delivery | None:
-        """Return the last commit of one exact subject; one without an id stands for an undecodable one."""
-
-    async def last_seq(self) -> int:
-        """Return the sequence of the log's last message; 0 for an empty log."""
-
-    async def now_s(self) -> float:
-        """Return the time by the server's clock, in seconds since the epoch."""
-
-    # --- what the log refused
     async def reject(self, what: str, rejection: Rejection) -> None:
         """Put something that cannot be accepted where people find it (``subjects.rejected(what)``)."""
 
     async def rejections(self) -> list[Rejection]:
         """Return what was rejected, oldest first (the newest thousand)."""
 
-    # --- snapshots
+
+class SnapshotPort(Protocol):
+    """States of folds, which make starting fast and nothing else."""
+
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store the snapshot, replacing the one before; readers see the old or the new one, never a mix."""
 
@@ -226,7 +243,10 @@ class Bus(Protocol):
     async def delete_snapshots(self) -> None:
         """Delete all snapshots of all services; every state must then be the same after a restart."""
 
-    # --- leases
+
+class LeasePort(Protocol):
+    """Who leads: names that have one owner each."""
+
     async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
         """Become the owner of a name, if nobody is; None otherwise. The owner itself gets its lease again."""
 
@@ -236,14 +256,20 @@ class Bus(Protocol):
     async def release(self, lease: Lease) -> None:
         """Stop being the owner at once."""
 
-    # --- work
+
+class WorkPort(Protocol):
+    """The work queue: messages that somebody has to deal with, each of them once."""
+
     async def submit(self, subject: str, body: bytes) -> None:
         """Put a message into the work queue; returns when it is stored."""
 
     def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
         """Yield work; each message goes to one of the workers of ``queue``, and again if it is not acknowledged."""
 
-    # --- requests
+
+class RequestPort(BodyLimit, Protocol):
+    """Questions and their answers; nothing is stored."""
+
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
         """
         Ask and return the answer's body.
@@ -268,12 +294,19 @@ class Bus(Protocol):
         becomes error 500.
         """
 
-    # --- telemetry and output
+
+class TelemetryPort(Protocol):
+    """Messages that may be lost; nothing is stored."""
+
     async def tell(self, subject: str, body: bytes) -> None:
         """Publish without storing; it may be lost."""
 
     def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield ``(subject, body)`` of what is told from now on; a slow reader loses the oldest."""
+
+
+class OutputPort(BodyLimit, Protocol):
+    """The output of jobs, as far as the bus keeps it."""
 
     async def write_log(
         self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
@@ -290,7 +323,10 @@ class Bus(Protocol):
         the nodes have (:mod:`penstock.output_reader`).
         """
 
-    # --- shadows
+
+class ShadowPort(Protocol):
+    """What shadows would have done, stored beside the log."""
+
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         """Store what a shadow would have done; the same id again, soon after, is stored once. The oldest is dropped."""
 
@@ -300,10 +336,20 @@ class Bus(Protocol):
     async def last_shadow(self, subject: str) -> Shadowed | None:
         """Return the newest of a subject or pattern."""
 
-    # --- itself
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest body that the server takes."""
+
+class Bus(
+    LogPort,
+    RejectionPort,
+    SnapshotPort,
+    LeasePort,
+    WorkPort,
+    RequestPort,
+    TelemetryPort,
+    OutputPort,
+    ShadowPort,
+    Protocol,
+):
+    """All ports of one connection: what a process connects, and hands out in parts."""
 
     async def close(self) -> None:
         """Flush and disconnect."""

@@ -8,14 +8,14 @@ import sys
 from typing import Final
 
 from penstock_bus import health, nats
-from penstock_bus.port import Bus, BusError
+from penstock_bus.port import BusError, TelemetryPort
 from penstock_bus.settings import BusAddress, SettingsError, load
 from penstock_log import subjects
 
 WAIT_S: Final = 3 * health.HEARTBEAT_S
 
 
-async def ready(bus: Bus, service: str, host: str, wait_s: float = WAIT_S) -> bool:
+async def ready(bus: TelemetryPort, service: str, host: str, wait_s: float = WAIT_S) -> bool:
     """
     Say whether a replica of the service on this host says that it is ready, within ``wait_s`` seconds.
 

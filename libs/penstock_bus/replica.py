@@ -20,7 +20,7 @@ from penstock_bus.decider import Decider, Proposal
 from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import Vitals
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Append, Bus, BusError, Conflict, Delivery, Lease
+from penstock_bus.port import Append, BusError, Conflict, Delivery, Lease, LeasePort
 from penstock_bus.shell import Shell
 from penstock_log import Commit
 
@@ -112,7 +112,7 @@ class LeaderElection:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: LeasePort,
         name: str,
         owner: str,
         on_answer: Callable[[], None],

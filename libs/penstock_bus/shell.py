@@ -26,7 +26,7 @@ from penstock_bus import access, clock, health, logs
 from penstock_bus.clock import Clock, ticks
 from penstock_bus.follower import background
 from penstock_bus.health import Metrics
-from penstock_bus.port import Bus, BusError, Timeout, Unauthorized, Unavailable
+from penstock_bus.port import Bus, BusError, LogReader, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import BusAddress, SettingsError, came_as, load
 from penstock_log.services import CORE, LOGINS
 
@@ -257,7 +257,7 @@ async def run_until_drained(
             one.cancel()
 
 
-async def lost(bus: Bus, busy: Callable[[], bool]) -> None:
+async def lost(bus: LogReader, busy: Callable[[], bool]) -> None:
     """
     Watch the bus for a service that is to end.
 
@@ -273,7 +273,7 @@ async def lost(bus: Bus, busy: Callable[[], bool]) -> None:
         await asyncio.sleep(CONNECT_RETRY_S)
 
 
-async def _trouble(bus: Bus) -> Unavailable | None:
+async def _trouble(bus: LogReader) -> Unavailable | None:
     try:
         async with asyncio.timeout(LOST_S):
             await bus.last_seq()

@@ -25,7 +25,7 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 from msgspec import Meta
 
-from penstock_bus import Bus, Endpoint, Reply
+from penstock_bus import Endpoint, Reply, RequestPort
 from penstock_log import Checkpoint, subjects
 from penstock_log.agent_protocol import Count
 
@@ -312,7 +312,7 @@ class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def serving(bus: Bus, folder: CheckpointFolder, node_id: str) -> AsyncIterator[None]:
+async def serving(bus: RequestPort, folder: CheckpointFolder, node_id: str) -> AsyncIterator[None]:
     """Hand out this node's checkpoints to other executors while the context is open."""
 
     async def answer(body: bytes) -> Reply:

@@ -16,12 +16,12 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypedDict, TypeVar
+from typing import Final, Literal, Protocol, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from penstock_bus import Bus, BusError, Delivery, ServiceError
+from penstock_bus import BusError, Delivery, LogReader, RequestPort, ServiceError
 from penstock_bus.follower import until_available
 from penstock_bus.port import NoResponders, Timeout, Unavailable
 from penstock_executor.checkpoint_folder import (
@@ -141,13 +141,17 @@ class CopyLimits(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float
 
 
+class CheckpointSource(LogReader, RequestPort, Protocol):
+    """Where checkpoints are found: by the log, and on the nodes."""
+
+
 class CheckpointFinder:
     """
     A finder of the checkpoints that runs go on from; it copies them to this node.
 
     Parameters
     ----------
-    bus : Bus
+    bus : CheckpointSource
     folder : CheckpointFolder
     node_id : str
         Of this node.
@@ -157,7 +161,12 @@ class CheckpointFinder:
     """
 
     def __init__(
-        self, bus: Bus, folder: CheckpointFolder, node_id: str, present: Callable[[str], bool], limits: CopyLimits
+        self,
+        bus: CheckpointSource,
+        folder: CheckpointFolder,
+        node_id: str,
+        present: Callable[[str], bool],
+        limits: CopyLimits,
     ) -> None:
         self._bus, self._folder, self._node_id, self._present = bus, folder, node_id, present
         self._limits = limits
@@ -286,7 +295,9 @@ class CheckpointFinder:
 class _Copy:
     """One checkpoint on its way here, from whichever node; the time limit is for all tries together."""
 
-    def __init__(self, bus: Bus, folder: CheckpointFolder, job_id: str, wanted: Checkpoint, limits: CopyLimits) -> None:
+    def __init__(
+        self, bus: RequestPort, folder: CheckpointFolder, job_id: str, wanted: Checkpoint, limits: CopyLimits
+    ) -> None:
         self._bus, self._folder, self._job_id, self._wanted, self._limits = bus, folder, job_id, wanted, limits
         self._loop = asyncio.get_running_loop()
         self._late_s = self._loop.time() + limits.longest_s

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock_bus import Append, Bus, Conflict
+from penstock_bus import Append, Conflict, LogPort
 from penstock_bus.follower import FoldFollower, until_available
 from penstock_executor.machine import ExecutorState
 from penstock_log import (
@@ -142,7 +142,7 @@ class FactAppender:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: LogPort,
         live: FoldFollower[ExecutorState],
         actor: str,
         spawn: Callable[[Coroutine[Any, Any, None]], None],

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from penstock_bus import Append, Bus, Conflict, Endpoint, Timeout, TooLarge, Unavailable, Work
+from penstock_bus import Append, Conflict, Endpoint, LogPort, Timeout, TooLarge, Unavailable, Work, WorkPort
 from penstock_bus.follower import FoldFollower
 from penstock_gateway import acceptance
 from penstock_gateway.endpoints import Answering, RequestRefused, endpoint, job_asked, sweep_asked
@@ -52,7 +52,7 @@ class Commands:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: LogPort,
         live: FoldFollower[GatewayState],
         settings: GatewaySettings,
         *,
@@ -184,7 +184,7 @@ class Commands:
 _QUEUE = "gateway"
 
 
-async def take_jobs(bus: Bus, commands: Commands, retry_s: float) -> None:
+async def take_jobs(bus: WorkPort, commands: Commands, retry_s: float) -> None:
     """Accept jobs from the inbox, for ever."""
 
     async def accept(work: Work) -> SubmitAnswer:
@@ -195,7 +195,7 @@ async def take_jobs(bus: Bus, commands: Commands, retry_s: float) -> None:
         await _take(work, accept, retry_s)
 
 
-async def take_sweeps(bus: Bus, commands: Commands, retry_s: float) -> None:
+async def take_sweeps(bus: WorkPort, commands: Commands, retry_s: float) -> None:
     """Accept sweeps from the inbox, for ever."""
 
     async def accept(work: Work) -> SubmitAnswer:

@@ -13,12 +13,12 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import structlog
 
-from penstock_bus import Bus, Delivery, Timeout
+from penstock_bus import Delivery, LogReader, Timeout
 from penstock_bus.decider import Decider, Fold
 from penstock_bus.follower import FoldFollower
 from penstock_gateway.endpoints import BAD, RequestRefused
@@ -34,7 +34,7 @@ _FURTHER: Final = 8
 
 
 async def stretch(
-    bus: Bus, after_seq: int, until_seq: int, patterns: Sequence[str] = ()
+    bus: LogReader, after_seq: int, until_seq: int, patterns: Sequence[str] = ()
 ) -> AsyncGenerator[Delivery, None]:
     """
     Yield the commits after one sequence up to another, in order; if patterns are given, only on these subjects.
@@ -43,7 +43,7 @@ async def stretch(
     """
     if after_seq >= until_seq:
         return
-    deliveries = cast("AsyncGenerator[Delivery, None]", bus.follow(after_seq, patterns))
+    deliveries = bus.follow(after_seq, patterns)
     async with aclosing(deliveries):
         given = 0
         async for delivery in deliveries:
@@ -57,7 +57,7 @@ async def stretch(
                 await asyncio.sleep(0)
 
 
-async def newest(bus: Bus, facts: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
+async def newest(bus: LogReader, facts: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
     """Return the newest commits up to a sequence, with at least ``facts`` facts if there are; see :func:`stretch`."""
     span = facts
     while True:
@@ -68,7 +68,9 @@ async def newest(bus: Bus, facts: int, until_seq: int, patterns: Sequence[str] =
         span *= _FURTHER
 
 
-async def oldest(bus: Bus, facts: int, after_seq: int, until_seq: int, patterns: Sequence[str] = ()) -> list[Delivery]:
+async def oldest(
+    bus: LogReader, facts: int, after_seq: int, until_seq: int, patterns: Sequence[str] = ()
+) -> list[Delivery]:
     """Return the first commits after a sequence, with at least ``facts`` facts if there are; see :func:`stretch`."""
     found, left = [], facts
     async with aclosing(stretch(bus, after_seq, until_seq, patterns)) as deliveries:
@@ -80,7 +82,7 @@ async def oldest(bus: Bus, facts: int, after_seq: int, until_seq: int, patterns:
     return found
 
 
-async def seq_at(bus: Bus, time_s: float) -> int:
+async def seq_at(bus: LogReader, time_s: float) -> int:
     """Return the sequence of the last commit that was stored by a time; 0 if none was."""
     known, last = 0, await bus.last_seq()
     while known < last:
@@ -93,7 +95,7 @@ async def seq_at(bus: Bus, time_s: float) -> int:
     return known
 
 
-async def _first(bus: Bus, seq: int, until_seq: int) -> Delivery | None:
+async def _first(bus: LogReader, seq: int, until_seq: int) -> Delivery | None:
     """Return the first commit from a sequence on that can be read."""
     reach = 1
     while True:
@@ -144,7 +146,7 @@ def parse(at: request_bodies.At) -> LogMoment | None:
     return LogMoment(time_s=number)
 
 
-async def catch_up(bus: Bus, live: FoldFollower[GatewayState]) -> None:
+async def catch_up(bus: LogReader, live: FoldFollower[GatewayState]) -> None:
     """
     Wait until the read model has all that the log holds now, :data:`FRESH_S` at most.
 
@@ -156,7 +158,7 @@ async def catch_up(bus: Bus, live: FoldFollower[GatewayState]) -> None:
         _log.warning("answering_from_behind", error=str(error))
 
 
-async def end_of(bus: Bus, moment: LogMoment | None) -> int:
+async def end_of(bus: LogReader, moment: LogMoment | None) -> int:
     """
     Return the sequence of the last commit of a moment; None is now.
 
@@ -175,7 +177,7 @@ async def end_of(bus: Bus, moment: LogMoment | None) -> int:
     return moment.seq
 
 
-async def scene_at(bus: Bus, decider: Decider[GatewayState], moment: LogMoment) -> ReadView:
+async def scene_at(bus: LogReader, decider: Decider[GatewayState], moment: LogMoment) -> ReadView:
     """
     Fold the log up to a moment.
 
@@ -205,7 +207,7 @@ def _rfc3339(text: str) -> float:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-async def answer(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str) -> EventsView:
+async def answer(bus: LogReader, asked: request_bodies.EventsRequest, entity_id: str) -> EventsView:
     """
     Return the facts that were asked for.
 
@@ -221,7 +223,7 @@ async def answer(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str) 
     return EventsView(events=tuple(chosen), seq=chosen[-1].seq if chosen else asked.after or until_seq)
 
 
-async def _found(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str, until_seq: int) -> list[Delivery]:
+async def _found(bus: LogReader, asked: request_bodies.EventsRequest, entity_id: str, until_seq: int) -> list[Delivery]:
     after_seq, patterns = asked.after or 0, list[str]()
     if entity_id:
         patterns, last_seq = await _own_subjects(bus, entity_id, after_seq)
@@ -231,7 +233,7 @@ async def _found(bus: Bus, asked: request_bodies.EventsRequest, entity_id: str, 
     return await newest(bus, asked.limit, until_seq, patterns)
 
 
-async def _own_subjects(bus: Bus, entity_id: str, after_seq: int) -> tuple[list[str], int]:
+async def _own_subjects(bus: LogReader, entity_id: str, after_seq: int) -> tuple[list[str], int]:
     """Return an entity's subjects that have a commit after a sequence, and the last commit's."""
     try:
         exact = [subjects.entity(kind, entity_id) for kind in services.WRITERS]

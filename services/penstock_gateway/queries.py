@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from penstock_bus import Bus, Delivery, Endpoint
+from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, heard
 from penstock_gateway import acceptance, dry_run, log_reader, story, views
@@ -49,6 +49,10 @@ _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
 
 
+class QuerySource(LogReader, RejectionPort, BodyLimit, Protocol):
+    """What is answered from beside the read model: the log itself, and what was rejected."""
+
+
 class Queries:
     """
     The queries of users and operators.
@@ -73,7 +77,7 @@ class Queries:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: QuerySource,
         live: FoldFollower[GatewayState],
         presence: Presence,
         *,
@@ -246,7 +250,7 @@ class Presence:
         self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
         self._now_s = now_s
 
-    def listening(self, bus: Bus) -> list[Coroutine[object, object, None]]:
+    def listening(self, bus: TelemetryPort) -> list[Coroutine[object, object, None]]:
         """Return the coroutines that listen for heartbeats and progress."""
         return [
             self._hear_nodes(bus),
@@ -266,15 +270,15 @@ class Presence:
             if isinstance(fact, RunEnded):
                 self.told.pop(fact.job_id, None)
 
-    async def _hear_nodes(self, bus: Bus) -> None:
+    async def _hear_nodes(self, bus: TelemetryPort) -> None:
         async for subject, _ in bus.listen(subjects.HEARTBEATS):
             self.nodes[_last_token(subject)] = self._now_s()
 
-    async def _hear_replicas(self, bus: Bus, service: str) -> None:
+    async def _hear_replicas(self, bus: TelemetryPort, service: str) -> None:
         async for subject, body in bus.listen(subjects.replicas(service)):
             self._replicas[service, _last_token(subject)] = self._now_s(), heard(body)
 
-    async def _hear_progress(self, bus: Bus) -> None:
+    async def _hear_progress(self, bus: TelemetryPort) -> None:
         async for subject, body in bus.listen(subjects.PROGRESS):
             try:
                 told = msgspec.json.decode(body, type=RunReport)

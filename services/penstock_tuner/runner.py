@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus import Append, Bus, BusError, Conflict, Delivery
+from penstock_bus import Append, BusError, Conflict, Delivery, RejectionPort
 from penstock_bus.follower import background
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell
@@ -79,7 +79,7 @@ async def _submit_one(
             shell.log.warning("trial_submitted_again", job_id=job_id, times=times, advice=advice)
 
 
-async def _refusals(bus: Bus) -> dict[bytes, str]:
+async def _refusals(bus: RejectionPort) -> dict[bytes, str]:
     """Return the latest refusals: body → reason."""
     return {rejection.body: rejection.reason for rejection in await bus.rejections()}
 

@@ -1,4 +1,8 @@
-"""Every test that takes ``harness`` or ``bus`` runs on both adapters."""
+"""
+Contract of the bus, a file for each port of ``penstock_bus.port``; ``test_outages`` is about all of them.
+
+Every test that takes ``harness`` or ``bus`` runs on both adapters; ``test_nats_…`` is about what only NATS can show.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """
 The bus in memory: one client of a :class:`~penstock_bus.memory.server.MemoryServer`.
 
-:class:`MemoryClient` is the client's connection, which tests can take away and give back. A class for each part of the
-port builds on it: streams (:class:`MemoryLogClient`), snapshots and leases (:class:`MemoryStateClient`), requests and
-telemetry (:class:`MemoryRequestClient`), the work queue (:class:`MemoryWorkClient`). :class:`MemoryBus` is the whole
-port.
+:class:`MemoryClient` is the client's connection, which tests can take away and give back. Classes for ports that
+are alike build on it: streams (:class:`MemoryLogClient`), snapshots and leases (:class:`MemoryStateClient`), requests
+and telemetry (:class:`MemoryRequestClient`), the work queue (:class:`MemoryWorkClient`). :class:`MemoryBus` is all of
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from penstock_bus.logger import get_logger
 from penstock_bus.memory.server import MemoryMessage, MemoryServer, QueuedMessage, ServiceInstance, TelemetryListener
@@ -21,15 +21,24 @@ from penstock_bus.port import (
     Delivery,
     Endpoint,
     Lease,
+    LeasePort,
     LogLine,
+    LogPort,
+    OutputPort,
     Rejection,
+    RejectionPort,
+    RequestPort,
     ServiceError,
     Shadowed,
+    ShadowPort,
     Snapshot,
+    SnapshotPort,
+    TelemetryPort,
     Timeout,
     TooLarge,
     Unavailable,
     Work,
+    WorkPort,
 )
 from penstock_bus.stored_messages import (
     DroppedMessages,
@@ -45,9 +54,6 @@ from penstock_bus.stored_messages import (
 from penstock_log import CodecError, encode
 from penstock_log import subjects as names
 from penstock_log.request_bodies import OutputEnd, OutputOffset
-
-if TYPE_CHECKING:
-    from penstock_bus.port import Bus
 
 
 class MemoryClient:
@@ -140,8 +146,8 @@ class MemoryClient:
                 raise Unavailable(f"the server in memory was away for {self.timeout_s} s; the call may be tried again")
 
 
-class MemoryLogClient(MemoryClient):
-    """The part of the port that reads and writes streams."""
+class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPort):
+    """The ports that read and write streams."""
 
     async def append(self, item: Append) -> int:
         """Append one commit; return its sequence."""
@@ -153,7 +159,7 @@ class MemoryLogClient(MemoryClient):
         """Append many commits; return their sequences."""
         return [await self.append(item) for item in items]
 
-    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
         """Yield every commit after a sequence, then every new one."""
         async for message, pending in self._messages(names.EVT, after_seq, subjects):
             yield self._deliver(message, pending)
@@ -276,8 +282,8 @@ class MemoryLogClient(MemoryClient):
         self.server.put_rejection(names.rejected(what), rejection)
 
 
-class MemoryStateClient(MemoryClient):
-    """The part of the port for snapshots, which make starting fast, and for leases, which say who leads."""
+class MemoryStateClient(MemoryClient, SnapshotPort, LeasePort):
+    """Snapshots, which make starting fast, and leases, which say who leads."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store the snapshot, replacing the one before."""
@@ -314,8 +320,8 @@ class MemoryStateClient(MemoryClient):
         self.server.release(lease)
 
 
-class MemoryRequestClient(MemoryClient):
-    """The part of the port that stores nothing."""
+class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort):
+    """The ports that store nothing."""
 
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
         """Ask and return the answer's body."""
@@ -367,8 +373,8 @@ class MemoryRequestClient(MemoryClient):
             self.server.hub.listeners.remove(listener)
 
 
-class MemoryWorkClient(MemoryClient):
-    """The part of the port that hands out work."""
+class MemoryWorkClient(MemoryClient, WorkPort):
+    """The work queue."""
 
     async def submit(self, subject: str, body: bytes) -> None:
         """Put a message into the work queue."""
@@ -397,7 +403,7 @@ class MemoryWorkClient(MemoryClient):
 
 
 class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient):
-    """The whole port; see :class:`penstock_bus.memory.bus.MemoryClient` for the parameters."""
+    """All ports of one client; see :class:`penstock_bus.memory.bus.MemoryClient` for the parameters."""
 
 
 _BREATH: Final = 256  # messages between two turns of the event loop
@@ -444,9 +450,3 @@ class MemoryWork:
         rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}", body=self.body)
         self._client.server.put_rejection(names.rejected(what), rejection)
         self._client.server.work.remove(self._number)
-
-
-if TYPE_CHECKING:
-
-    def _keeps_the_contract(bus: MemoryBus) -> Bus:
-        return bus

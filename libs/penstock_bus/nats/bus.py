@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -23,12 +23,9 @@ from penstock_bus.nats.streams import StreamLimits, ensure
 from penstock_bus.nats.work import NatsWorkClient
 from penstock_bus.port import Unauthorized, Unavailable
 
-if TYPE_CHECKING:
-    from penstock_bus.port import Bus
-
 
 class NatsBus(NatsWorkClient, NatsStateClient, NatsLeaseClient, NatsRequestClient):
-    """The whole port; made by :func:`connect`."""
+    """All ports over one connection; made by :func:`connect`."""
 
 
 @asynccontextmanager
@@ -210,9 +207,3 @@ def _refused(address: str, user: str, named: str) -> Unauthorized:
         return Unauthorized(f"the NATS server at {address} refused user {named!r}; check the password in the address")
     who, do = (f"user {user!r}", "check") if user else ("a client without a user", "set")
     return Unauthorized(f"the NATS server at {address} refused {who}; {do} PENSTOCK_USER and PENSTOCK_PASSWORD")
-
-
-if TYPE_CHECKING:
-
-    def _keeps_the_contract(bus: NatsBus) -> Bus:
-        return bus

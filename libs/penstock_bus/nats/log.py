@@ -32,7 +32,20 @@ from penstock_bus.nats.link import (
     decode_ack,
     fault,
 )
-from penstock_bus.port import Append, BusError, Conflict, Delivery, LogLine, Rejection, Shadowed, Unavailable
+from penstock_bus.port import (
+    Append,
+    BusError,
+    Conflict,
+    Delivery,
+    LogLine,
+    LogPort,
+    OutputPort,
+    Rejection,
+    RejectionPort,
+    Shadowed,
+    ShadowPort,
+    Unavailable,
+)
 from penstock_bus.stored_messages import delivery, origin, placeholder, rejected_as
 from penstock_log import CodecError, MisplacedFact, encode
 from penstock_log import subjects as names
@@ -164,7 +177,7 @@ class AppendWindow:
         self._seqs[i] = ack.seq if ack.error is None else await settled(self._link, self._items[i], ack)
 
 
-class NatsLogClient(NatsClient):
+class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
     """Appends, followers, rejections and the output of jobs."""
 
     async def append(self, item: Append) -> int:
@@ -175,7 +188,7 @@ class NatsLogClient(NatsClient):
         """Append many commits with a window of outstanding acknowledgements."""
         return await AppendWindow(self.link, items).run()
 
-    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
         """Yield every commit after a sequence, then every new one."""
         if self.as_client:
             async with aclosing(tail_stream(self.link, names.EVT, subjects, after_seq)) as messages:

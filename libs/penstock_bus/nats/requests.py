@@ -16,14 +16,14 @@ from nats.micro.service import Service, ServiceConfig
 
 from penstock_bus.compat import timeout
 from penstock_bus.nats.link import NatsClient, denied
-from penstock_bus.port import Endpoint, Handler, Reply, ServiceError
+from penstock_bus.port import Endpoint, Handler, Reply, RequestPort, ServiceError, TelemetryPort
 
 _KEPT: Final = 10_000
 _STOP_S: Final = 2.0
 
 
-class NatsRequestClient(NatsClient):
-    """The part of the port that stores nothing."""
+class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
+    """The ports that store nothing."""
 
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
         """Ask and return the answer's body."""

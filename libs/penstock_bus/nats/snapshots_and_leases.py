@@ -21,7 +21,7 @@ from penstock_bus.nats import direct_get
 from penstock_bus.nats.link import WRONG_LAST_SEQUENCE, Ack, ConnectionLost, Link, NatsClient, decode_ack, fault
 from penstock_bus.nats.log import EXPECTED, MSG_ID
 from penstock_bus.nats.streams import BUCKET, KEY
-from penstock_bus.port import Lease, Snapshot, Timeout, Unavailable
+from penstock_bus.port import Lease, LeasePort, Snapshot, SnapshotPort, Timeout, Unavailable
 from penstock_bus.stored_messages import SnapshotDamaged, join, open_chunk, split
 from penstock_log import subjects as names
 
@@ -33,8 +33,8 @@ _LOOKS: Final = 3
 _log = get_logger("penstock.bus")
 
 
-class NatsStateClient(NatsClient):
-    """The part of the port for snapshots, which make starting fast and nothing else."""
+class NatsStateClient(NatsClient, SnapshotPort):
+    """Snapshots, which make starting fast and nothing else."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store the snapshot, replacing the one before."""
@@ -121,9 +121,9 @@ class LeaseEntry(msgspec.Struct, frozen=True):
     ttl_s: float = 0.0
 
 
-class NatsLeaseClient(NatsClient):
+class NatsLeaseClient(NatsClient, LeasePort):
     """
-    The part of the port that says who leads.
+    Leases, which say who leads.
 
     The server counts whole seconds: a lease of 1.5 s lives for 2 s, and of no more than an hour. An entry without an
     end, whoever wrote it, is not a lease and keeps nobody from leading. On a cluster of three its time should be longer

@@ -17,7 +17,7 @@ from penstock_bus.logger import get_logger
 from penstock_bus.nats.consumer import ConsumerPull, ConsumerStalled, position
 from penstock_bus.nats.link import ServerRefusal, fault
 from penstock_bus.nats.log import MSG_ID, NatsLogClient
-from penstock_bus.port import BusError, Rejection, Unavailable, Work
+from penstock_bus.port import BusError, Rejection, Unavailable, Work, WorkPort
 from penstock_bus.stored_messages import undeliverable
 from penstock_log import subjects as names
 
@@ -71,8 +71,8 @@ class NatsWork:
                 await link.client.publish(self._reply, b"+WPI")
 
 
-class NatsWorkClient(NatsLogClient):
-    """The part of the port that hands out work."""
+class NatsWorkClient(NatsLogClient, WorkPort):
+    """The work queue."""
 
     async def submit(self, subject: str, body: bytes) -> None:
         """Put a message into the work queue; returns when it is stored."""

@@ -13,9 +13,8 @@ from penstock_cli.invocation import Out, PolicyCommand, call
 from penstock_cli.value_formats import clock, span
 
 if TYPE_CHECKING:
-    from penstock_bus.port import Bus
     from penstock_simulator.report.intervals import CompletionTimeChange, Interval
-    from penstock_simulator.shadow.plan import ShadowSettings, ShadowStatus
+    from penstock_simulator.shadow.plan import ShadowedLog, ShadowSettings, ShadowStatus
     from penstock_simulator.shadow.shadow_score import RoundAgreement, ShadowScore, UnscoredJobs
 
 
@@ -114,7 +113,7 @@ def _login(data: Path, url: str) -> dict[str, str]:
     return environment_of("shadow", data)
 
 
-async def _check(bus: Bus, settings: ShadowSettings) -> None:
+async def _check(bus: ShadowedLog, settings: ShadowSettings) -> None:
     """Say now what the shadow would only say to its log."""
     from penstock_cli.invocation import Exit, Failure
     from penstock_cli.value_formats import now_s
@@ -126,7 +125,7 @@ async def _check(bus: Bus, settings: ShadowSettings) -> None:
         raise Failure(str(error), Exit.CONFLICT) from error
 
 
-async def _score(bus: Bus, name: str) -> ShadowScore:
+async def _score(bus: ShadowedLog, name: str) -> ShadowScore:
     from penstock_cli.invocation import Exit, Failure
     from penstock_cli.value_formats import now_s
     from penstock_simulator.shadow.plan import statuses

@@ -24,7 +24,7 @@ import structlog
 from penstock_bus import access, health, logs
 from penstock_bus.follower import background
 from penstock_bus.nats import StreamLimits, connect
-from penstock_bus.port import Bus, BusError
+from penstock_bus.port import BusError, TelemetryPort
 from penstock_bus.server import Process, Server, ServerError, ServerSettings, end, until_room_again, with_room
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import EX_CONFIG, REFUSED, handle_signals
@@ -403,7 +403,7 @@ class Readiness:
             self._heard.set()
 
     async def all_of(
-        self, bus: Bus, services: Iterable[str], missing: Callable[[set[int]], list[str]], most_s: float
+        self, bus: TelemetryPort, services: Iterable[str], missing: Callable[[set[int]], list[str]], most_s: float
     ) -> None:
         """
         Wait until ``missing`` names nobody among those that are not ready.
@@ -423,7 +423,7 @@ class Readiness:
                 names = ", ".join(missing(self._ready))
                 raise UpError(f"not ready after {most_s:.0f} s: {names}; their logs say why") from error
 
-    async def _listen(self, bus: Bus, service: str) -> None:
+    async def _listen(self, bus: TelemetryPort, service: str) -> None:
         async for _, body in bus.listen(subjects.replicas(service)):
             self.hear(body)
 

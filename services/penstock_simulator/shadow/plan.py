@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from penstock_bus.port import Bus
+from penstock_bus.port import LogReader, ShadowPort
 from penstock_bus.settings import load
 from penstock_log import subjects
 from penstock_ranker.machine import RankerSettings
@@ -24,6 +24,10 @@ from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
 CONFIGURED: Final = "configured"
 """The policy that is the cluster's own: what people set live holds for the shadow as well."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+class ShadowedLog(LogReader, ShadowPort, Protocol):
+    """The log, and what shadows of it publish."""
 
 
 class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,13 +119,13 @@ def check_name(name: str) -> None:
         raise ValueError(f"a shadow's name is {name!r}; expected lower-case letters, digits, - and _")
 
 
-async def status_of(bus: Bus, name: str) -> ShadowStatus | None:
+async def status_of(bus: ShadowPort, name: str) -> ShadowStatus | None:
     """Return what a shadow last said of itself; None if it said nothing in the time that is kept."""
     found = await bus.last_shadow(subjects.shadow(name))
     return msgspec.json.decode(found.body, type=ShadowStatus) if found is not None else None
 
 
-async def statuses(bus: Bus) -> list[ShadowStatus]:
+async def statuses(bus: ShadowPort) -> list[ShadowStatus]:
     """Return what each shadow last said of itself, by name."""
     last = {one.subject: one.body async for one in bus.read_shadow(subjects.SHADOWS)}
     return [msgspec.json.decode(body, type=ShadowStatus) for _, body in sorted(last.items())]

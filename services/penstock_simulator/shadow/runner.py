@@ -17,12 +17,11 @@ from typing import Final
 import msgspec
 
 from penstock_bus.follower import background, until_available
-from penstock_bus.port import Bus
 from penstock_bus.replica import RENEW_S, LeaderElection
 from penstock_bus.shell import Shell
 from penstock_log import codec, subjects
 from penstock_scheduler.kernel_warmup import MatchingKernels
-from penstock_simulator.shadow.plan import ShadowPlan, ShadowSettings, actor_of, status_of
+from penstock_simulator.shadow.plan import ShadowedLog, ShadowPlan, ShadowSettings, actor_of, status_of
 from penstock_simulator.shadow.shadow_follower import ShadowFollower
 
 _BREATH: Final = 500
@@ -73,7 +72,7 @@ async def _follow(shell: Shell, settings: ShadowSettings) -> None:
         await lead.resign()
 
 
-async def planned(bus: Bus, settings: ShadowSettings, now_s: float) -> ShadowPlan:
+async def planned(bus: ShadowedLog, settings: ShadowSettings, now_s: float) -> ShadowPlan:
     """
     Return the plan of a shadow: as it began, or one that begins now.
 

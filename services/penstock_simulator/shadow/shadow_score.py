@@ -19,11 +19,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock_bus.port import Bus, Delivery, Shadowed
+from penstock_bus.port import Delivery, LogReader, Shadowed
 from penstock_log import Job, JobState, RoundDecided, codec, subjects
 from penstock_simulator.report.intervals import LEVEL, CompletionTimeChange, change
 from penstock_simulator.shadow.live_work import LiveWork
-from penstock_simulator.shadow.plan import ShadowPlan, ShadowStatus, actor_of
+from penstock_simulator.shadow.plan import ShadowedLog, ShadowPlan, ShadowStatus, actor_of
 from penstock_simulator.shadow.shadow_follower import ShadowFollower
 
 CANNOT_KNOW = (
@@ -89,7 +89,7 @@ class ShadowScore(msgspec.Struct, frozen=True, kw_only=True):
     level: float = LEVEL
 
 
-async def score_of(bus: Bus, status: ShadowStatus, now_s: float, seed: int = 0) -> ShadowScore:
+async def score_of(bus: ShadowedLog, status: ShadowStatus, now_s: float, seed: int = 0) -> ShadowScore:
     """Read the log and what a shadow published, and score it up to now."""
     log = await _whole_log(bus)
     pattern = subjects.shadowed(status.plan.name, subjects.ROUNDS)
@@ -162,7 +162,7 @@ def _unscored(jobs: list[Job]) -> UnscoredJobs:
     )
 
 
-async def _whole_log(bus: Bus) -> list[Delivery]:
+async def _whole_log(bus: LogReader) -> list[Delivery]:
     """Return all that the log holds now."""
     found: list[Delivery] = []
     last_seq = await bus.last_seq()

@@ -1,4 +1,4 @@
-"""Following the log, on both adapters: in order, each commit once, whatever breaks."""
+"""LogReader on both adapters: reading, and following in order, each commit once, whatever breaks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,47 @@ from penstock_log import fields_of, subjects
 from penstock_testing import eventually
 
 GARBAGE = b'{"id": "x", "actor": "y", "facts": [{"type": "job.submitted.v9", "at_s": 1.0}]}'
+
+
+async def test_reading_gives_the_commits_of_a_subject_or_pattern_in_order(bus: Bus) -> None:
+    items = [append("j1", None), append("j2", None), append("j1", None), append("j1", None)]
+    await bus.append_many(items)
+    read = await bus.read(subjects.job("j1"))
+    assert [(one.seq, one.commit, one.pending) for one in read] == [
+        (1, items[0].commit, 2),
+        (3, items[2].commit, 1),
+        (4, items[3].commit, 0),
+    ]
+    assert [one.seq for one in await bus.read(subjects.job("j1"), after_seq=1, until_seq=3)] == [3]
+    assert [one.seq for one in await bus.read("penstock.evt.job.*", after_seq=2)] == [3, 4]
+    assert await bus.read(subjects.job("nobody")) == []
+
+
+async def test_reading_goes_on_behind_the_first_thousands(bus: Bus) -> None:
+    await bus.append_many([append(f"j{i}") for i in range(2500)])
+    assert [one.seq for one in await bus.read("penstock.evt.>")] == list(range(1, 2501))
+
+
+async def test_the_last_commit_of_a_subject_is_known(bus: Bus) -> None:
+    assert await bus.last(subjects.job("j1")) is None
+    await bus.append(append("j1", None))
+    item = append("j1", None)
+    await bus.append(item)
+    last = await bus.last(subjects.job("j1"))
+    assert last is not None
+    assert (last.seq, last.commit, last.subject) == (2, item.commit, item.subject)
+
+
+async def test_an_empty_log_ends_at_zero(bus: Bus) -> None:
+    assert await bus.last_seq() == 0
+
+
+async def test_the_servers_time_is_that_of_what_it_stores(bus: Bus) -> None:
+    before_s = await bus.now_s()
+    await bus.append(append("j1"))
+    stored = await bus.last(subjects.job("j1"))
+    assert stored is not None
+    assert before_s - 0.001 <= stored.stored_s <= await bus.now_s() + 0.001
 
 
 async def test_a_follower_gets_what_is_stored_and_then_what_comes(bus: Bus) -> None:

@@ -1,4 +1,4 @@
-"""What shadows publish is stored beside the log, and read back by name."""
+"""ShadowPort on both adapters: what shadows publish is stored beside the log, and read back by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work queue, on both adapters."""
+"""WorkPort on both adapters: each message to one worker, until it is acknowledged."""
 
 from __future__ import annotations
 
