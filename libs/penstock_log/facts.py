@@ -12,9 +12,10 @@ Every fact is an :class:`Event`: it has a tag of its own, an entity, and the tim
 
 from __future__ import annotations
 
-from typing import Any, Literal, Optional, Union
+from typing import Annotated, Any, Final, Literal, Optional, Union
 
 import msgspec
+from msgspec import Meta
 
 from penstock_log.spec import Device, JobSpec, MemoryNeed, Outcome, SweepSpec
 
@@ -36,9 +37,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     at_s: float
 
 
+_NEVER_READ: Final = Meta(pattern=r"(?!)")
+
+
 class UnknownFact(Event, frozen=True, kw_only=True):
     """
     A fact of an extension, or of a later version: kept as the log holds it, and ignored by every fold.
+
+    :mod:`penstock_log.codec` makes it of what no other type fits; no bytes decode as this type itself.
 
     Attributes
     ----------
@@ -50,7 +56,7 @@ class UnknownFact(Event, frozen=True, kw_only=True):
         The whole JSON object, its tag included. It is not to be changed.
     """
 
-    tag: str
+    tag: Annotated[str, _NEVER_READ]
     raw: dict[str, Any]
 
 

@@ -55,3 +55,7 @@ def test_every_reference_of_the_asyncapi_document_resolves(asyncapi):
 def test_the_asyncapi_document_has_a_channel_for_each_kind_of_entity(asyncapi):
     assert asyncapi["channels"]["round"]["address"] == "penstock.evt.round.{id}"
     assert {"job", "run", "node", "profile", "rank", "round", "sweep", "request"} <= set(asyncapi["channels"])
+    assert asyncapi["channels"]["extension"]["address"] == "penstock.evt.ext.{name}.{id}"
+    commit = asyncapi["components"]["schemas"]["Commit"]["properties"]["facts"]["items"]
+    assert {"$ref": "#/components/schemas/UnknownFact"} in commit["anyOf"]
+    assert "UnknownFact" not in commit["discriminator"]["mapping"]

@@ -128,6 +128,12 @@ def test_a_number_that_no_snapshot_could_hold_is_refused_in_unknown_facts_too() 
         decode_at(BILLING, body().replace(b"[]", b'[{"type":"ext.billing.priced.v1","cents":%d}]' % 10**25))
 
 
+def test_no_bytes_decode_as_the_type_of_unknown_facts_itself() -> None:
+    for tag in ("", "ext.billing.priced.v1"):
+        with pytest.raises(CodecError):
+            decode(body({"type": "UnknownFact", "at_s": 1.0, "tag": tag, "raw": {}}))
+
+
 def test_an_extension_reads_its_own() -> None:
     (fact,) = decode(body(priced())).facts
     assert isinstance(fact, UnknownFact)

@@ -8,11 +8,22 @@ from typing import Any
 import msgspec
 
 from docgen.vocabulary import EVENTS, by_kind, summary, tag
-from penstock_log import Commit, JobSpec, SweepSpec
+from penstock_log import Commit, JobSpec, SweepSpec, UnknownFact
 from penstock_log.services import WRITERS
-from penstock_log.subjects import INBOX_JOBS, INBOX_SWEEPS, entity
+from penstock_log.subjects import INBOX_JOBS, INBOX_SWEEPS, entity, extension
 
 REF = "#/components/schemas/{name}"
+EXTENSION = "extension"
+EXTENSION_FACT = {
+    "title": "A fact of an extension, or of a later version",
+    "description": "Readers keep what they do not know as it is, and ignore it.",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "examples": ["ext.billing.job_priced.v1"]},
+        "at_s": {"type": "number", "description": "Seconds since the Unix epoch at which it became true."},
+    },
+    "required": ["type"],
+}
 
 
 def render() -> str:
@@ -23,6 +34,8 @@ def render() -> str:
 def document() -> dict[str, Any]:
     """Return the document: a channel and an operation for each entity kind, a message for each fact."""
     _, schemas = msgspec.json.schema_components([*EVENTS, Commit, JobSpec, SweepSpec], ref_template=REF)
+    schemas[UnknownFact.__name__] = EXTENSION_FACT
+    del schemas[Commit.__name__]["properties"]["facts"]["items"]["discriminator"]["mapping"][UnknownFact.__name__]
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -33,8 +46,12 @@ def document() -> dict[str, Any]:
         },
         "defaultContentType": "application/json",
         "servers": {"nats": {"host": "127.0.0.1:4222", "protocol": "nats"}},
-        "channels": {**{kind: _channel(kind, events) for kind, events in by_kind().items()}, **_inbox()},
-        "operations": {**{f"follow-{kind}": _follow(kind) for kind in WRITERS}, **_submissions()},
+        "channels": {
+            **{kind: _channel(kind, events) for kind, events in by_kind().items()},
+            **_extensions(),
+            **_inbox(),
+        },
+        "operations": {**{f"follow-{kind}": _follow(kind) for kind in (*WRITERS, EXTENSION)}, **_submissions()},
         "components": {"schemas": schemas, "messages": {**_messages(), **_inbox_messages()}},
     }
 
@@ -49,20 +66,39 @@ def _channel(kind: str, events: list[type]) -> dict[str, Any]:
 
 
 def _follow(kind: str) -> dict[str, Any]:
-    return {"action": "receive", "channel": {"$ref": f"#/channels/{kind}"}, "summary": f"Follow the facts of a {kind}."}
+    return {
+        "action": "receive",
+        "channel": {"$ref": f"#/channels/{kind}"},
+        "summary": f"Follow the facts of {_one(kind)}.",
+    }
+
+
+def _one(kind: str) -> str:
+    return f"an {kind}" if kind.startswith("e") else f"a {kind}"
 
 
 def _messages() -> dict[str, Any]:
-    return {tag(event): _message(event) for event in EVENTS}
+    extended = _message("ext.NAME.FACT.vN", "A fact of the extension NAME.", UnknownFact)
+    return {**{tag(event): _message(tag(event), summary(event), event) for event in EVENTS}, EXTENSION: extended}
 
 
-def _message(event: type) -> dict[str, Any]:
+def _message(name: str, about: str, event: type) -> dict[str, Any]:
     fact = {"type": "array", "contains": {"$ref": REF.format(name=event.__name__)}}
-    return {
-        "name": tag(event),
-        "summary": summary(event),
-        "payload": {"allOf": [{"$ref": REF.format(name="Commit")}, {"properties": {"facts": fact}}]},
+    payload = {"allOf": [{"$ref": REF.format(name="Commit")}, {"properties": {"facts": fact}}]}
+    return {"name": name, "summary": about, "payload": payload}
+
+
+def _extensions() -> dict[str, Any]:
+    channel = {
+        "address": extension("NAME", "ID").replace("NAME", "{name}").replace("ID", "{id}"),
+        "description": "Facts of an extension; written by the extension of that name only.",
+        "parameters": {
+            "name": {"description": "The extension, as `[extensions]` of penstock.toml names it."},
+            "id": {"description": "Id of the entity that the facts are about, such as a job's."},
+        },
+        "messages": {EXTENSION: {"$ref": f"#/components/messages/{EXTENSION}"}},
     }
+    return {EXTENSION: channel}
 
 
 def _inbox() -> dict[str, Any]:
