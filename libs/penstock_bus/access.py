@@ -343,7 +343,7 @@ def role_of(name: str) -> Role:
 
 
 def users_of_roles(extensions: Iterable[str] = ()) -> dict[Role, str]:
-    """Return the user of each role that gets a login in a file."""
+    """Return the user of each role that gets a login in a file; configured extensions come last."""
     return {**{role: role for role in ROLES}, **{role_of(name): name for name in extensions}}
 
 

@@ -57,7 +57,7 @@ def _hand_out(passwords: Mapping[str, str], extensions: Sequence[str], shared: P
         folder = shared / service
         folder.mkdir(exist_ok=True)
         access.write_private(folder / "password", passwords[service].encode())
-    for role, user in access.users_of_roles(extensions).items():
+    for role, user in reversed(access.users_of_roles(extensions).items()):  # health checks wait for extension.json
         login = access.Login(url=url, user=user, password=passwords[user], description="Penstock")
         access.write_login(shared / role / access.file_name(role), login)
 

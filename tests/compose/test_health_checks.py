@@ -1,9 +1,10 @@
-"""The health checks of compose.yaml, as a shell runs them, without an engine."""
+"""What compose.yaml says, without an engine: health checks, as a shell runs them, and logins."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import yaml
 
 from penstock_log.services import CORE, LOGINS
 
-COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text())
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 READY_FILE = COMPOSE["x-environment"]["PENSTOCK_READY_FILE"]
 
@@ -36,6 +38,17 @@ def check(service: str, **elsewhere: str) -> int:
     for path, other in elsewhere.items():
         command = [word.replace(path, other) for word in command]
     return subprocess.run(["sh", "-c", *command] if kind == "CMD-SHELL" else command, check=False).returncode
+
+
+def test_an_extensions_login_lies_in_a_volume_whose_folder_belongs_to_the_user_of_the_containers() -> None:
+    server = SERVICES["nats"]
+    assert "PENSTOCK_EXTENSIONS_NAMES" in server["environment"]
+    mounted = dict(reversed(volume.split(":")) for volume in server["volumes"])
+    assert mounted["/auth"] in COMPOSE["volumes"]
+    folders = re.search(r"mkdir -p (.*) && chown penstock: (.*)", (ROOT / "Dockerfile").read_text())
+    assert folders is not None
+    assert "/auth" in folders[1].split()
+    assert "/auth" in folders[2].split()
 
 
 @pytest.mark.parametrize("service", SERVICES)
