@@ -4,11 +4,11 @@ What devices a node has: one port, and backends for CUDA, the host's CPU, and em
 In reading order:
 
 * ``nodes``: Nodes and their hosts as the log has them, and which of them a gang is spread over.
-* ``device_backend``: The port of device backends, by capability.
-* ``inventory``: From a ``devices`` setting to numbered devices: the registry of backends.
+* ``device_backend``: The port of device backends, by capability, and the table of all.
+* ``inventory``: From a ``devices`` setting to numbered devices.
 * ``host_backends``: The host as a device, and emulated devices.
 * ``cuda_backend``: CUDA devices by NVML.
-* ``accounting``: How much memory each process holds.
+* ``accounting``: How much of the host's memory each process holds.
 * ``host_limits``: What a host has for jobs, and how runs are held to it.
 """
 

@@ -1,15 +1,14 @@
-"""How much of a device's memory each process holds: asked of the kernel, of NVIDIA's library, or of a ledger."""
+"""How much of the host's memory each process holds, as the kernel counts it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from penstock_cluster.device_backend import DeviceError
 from penstock_log import Device
 
 PROC: Final = Path("/proc")
@@ -124,99 +123,9 @@ def _proportional_bytes(pid: int, proc: Path) -> int:
 
 
 class HostAccounting:
-    """The host's memory, for ``cpu`` devices: what is resident."""
+    """The host's memory, for devices whose memory is the host's: what is resident."""
 
     def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
         """Return what is resident of each process that is still there."""
         del device
         return {pid: held.resident_bytes for pid in pids if (held := host(pid)) and held.resident_bytes}
-
-
-class CudaAccounting:
-    """
-    A CUDA device's memory, as the driver counts it: with the context of each process, and all frameworks' pools.
-
-    Parameters
-    ----------
-    processes : callable
-        :meth:`penstock_cluster.cuda_backend.CudaBackend.processes`: from a device to its processes' bytes.
-    """
-
-    def __init__(self, processes: Callable[[Device], Mapping[int, int]]) -> None:
-        self._processes = processes
-
-    def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
-        """Return what the driver counts for each of the processes."""
-        counted = self._processes(device)
-        return {pid: counted[pid] for pid in pids if pid in counted}
-
-
-class OverCapacity(DeviceError):
-    """A ledger was asked for more than its device has left."""
-
-
-class Ledger:
-    """
-    An emulated device's memory: what each process is said to hold, never more than the device is declared to have.
-
-    Examples
-    --------
-    >>> ledger = Ledger(100)
-    >>> ledger.hold(7, 60)
-    >>> ledger.free_bytes
-    40
-    >>> ledger.hold(8, 50)
-    Traceback (most recent call last):
-    ...
-    penstock_cluster.accounting.OverCapacity: process 8 wants 50 bytes of a device that has 100 and 40 of them free
-    """
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self._held: dict[int, int] = {}
-
-    @property
-    def free_bytes(self) -> int:
-        """What nobody holds."""
-        return self.capacity_bytes - sum(self._held.values())
-
-    def hold(self, pid: int, size_bytes: int) -> None:
-        """
-        Note that a process holds so much from now on, whatever it held before.
-
-        Raises
-        ------
-        OverCapacity
-            If the device has not so much left; what the process held before stays noted.
-        ValueError
-            If the size is negative.
-        """
-        if size_bytes < 0:
-            raise ValueError(f"process {pid} cannot hold {size_bytes} bytes; expected 0 or more")
-        free_bytes = self.free_bytes + self._held.get(pid, 0)
-        if size_bytes > free_bytes:
-            raise OverCapacity(
-                f"process {pid} wants {size_bytes} bytes of a device that has {self.capacity_bytes} "
-                f"and {free_bytes} of them free"
-            )
-        self._held[pid] = size_bytes
-
-    def release(self, pid: int) -> None:
-        """Forget a process that has ended."""
-        self._held.pop(pid, None)
-
-    def of(self, pid: int) -> int:
-        """Return what a process is noted to hold."""
-        return self._held.get(pid, 0)
-
-
-class EmulatedAccounting:
-    """A ledger for each emulated device."""
-
-    def __init__(self, devices: Iterable[Device]) -> None:
-        self.ledgers: dict[int, Ledger] = {device.index: Ledger(device.memory_bytes) for device in devices}
-
-    def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
-        """Return what each of the processes is noted to hold."""
-        ledger = self.ledgers[device.index]
-        return {pid: size for pid in pids if (size := ledger.of(pid))}

@@ -28,16 +28,15 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 import pynvml
 
-from penstock_cluster.accounting import CudaAccounting
-from penstock_cluster.device_backend import DeviceError
+from penstock_cluster.device_backend import DeviceBackend, DeviceError
 from penstock_log import Device
 
 _VENDOR: Final = {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "gpu"}
@@ -134,7 +133,7 @@ def labels(numbers: Sequence[int], table: Sequence[Sequence[str]]) -> dict[str, 
     return {name: row for name, row in rows.items() if row}
 
 
-class CudaBackend:
+class CudaBackend(DeviceBackend):
     """
     The host's NVIDIA devices; none where there is no driver, which ``reason`` then says.
 
@@ -144,13 +143,37 @@ class CudaBackend:
         The driver's library, or one that answers in its place.
     """
 
-    name: Literal["cuda"] = "cuda"
+    name = "cuda"
 
     def __init__(self, library: NvmlLibrary = pynvml) -> None:
         self.reason = ""
         self._library = library
         self._pipe = running(os.environ)
         self._found = self._find()
+
+    @classmethod
+    def parse(cls, part: str, column: int) -> Self | None:
+        """Return the host's CUDA devices for ``cuda``, which insists on there being some."""
+        del column
+        if part != cls.name:
+            return None
+        cuda = cls()
+        if not cuda.devices():
+            why = cuda.reason or "the driver lists none"
+            raise DeviceError(f"devices = cuda, and there is no CUDA device ({why}); use auto, cpu or an emulated kind")
+        return cuda
+
+    @classmethod
+    def found(cls) -> Self | None:
+        """Return the host's CUDA devices, if it has any."""
+        cuda = cls()
+        return cuda if cuda.devices() else None
+
+    @classmethod
+    def conflict(cls, backends: Sequence[Self]) -> str:
+        """Return what is wrong with naming the same devices twice."""
+        del backends
+        return " names the CUDA devices a second time; expected them once"
 
     def devices(self) -> tuple[Device, ...]:
         """Return the devices in the driver's order, MIG instances in the place of their GPU."""
@@ -173,15 +196,23 @@ class CudaBackend:
             **({"mps": str(self._pipe)} if self._pipe and self._found.devices else {}),
         }
 
-    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """Show exactly these devices."""
-        return environment(devices)
+    @staticmethod
+    def environment(devices: Sequence[Device]) -> dict[str, str]:
+        """
+        Name the devices by UUID: numbers change with ``CUDA_DEVICE_ORDER``, UUIDs do not.
 
-    def accounting(self) -> CudaAccounting:
-        """Return the accounting by the driver."""
-        return CudaAccounting(self.processes)
+        Of several MIG instances, a process uses only the first: CUDA opens one of them.
+        """
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid or str(device.index) for device in devices)}
+        pipe = running(os.environ) if any(device.mps for device in devices) else None
+        return seen | ({PIPE_DIRECTORY: str(pipe)} if pipe else {})
 
-    def processes(self, device: Device) -> dict[int, int]:
+    @classmethod
+    def accounting(cls) -> Self:
+        """Return the accounting by the driver: the backend itself."""
+        return cls()
+
+    def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
         """
         Return the bytes that each process holds on a device, as the driver counts them: its context among them.
 
@@ -203,7 +234,7 @@ class CudaBackend:
         for process in known:
             if process.usedGpuMemory is not None:
                 held[process.pid] = max(held.get(process.pid, 0), process.usedGpuMemory)
-        return held
+        return {pid: held[pid] for pid in pids if pid in held}
 
     def _find(self) -> _Found:
         try:
@@ -266,9 +297,9 @@ class CudaBackend:
         product, _, profile = text(self._library.nvmlDeviceGetName(handle)).partition(" MIG ")
         return Device(
             index=index,
-            kind=f"{kind_of(product)}-{_word(profile or 'mig')}" if gpu.mig else kind_of(product),
+            kind=f"{kind_of(product)}-{_kind_part(profile or 'mig')}" if gpu.mig else kind_of(product),
             memory_bytes=int(self._library.nvmlDeviceGetMemoryInfo(handle).total) // among,
-            backend="cuda",
+            backend=self.name,
             uuid=text(self._library.nvmlDeviceGetUUID(handle)),
             mig=(profile or "mig") if gpu.mig else "",
             parent=gpu.uuid if gpu.mig else "",
@@ -277,17 +308,6 @@ class CudaBackend:
 
 
 PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
-
-
-def environment(devices: Sequence[Device]) -> dict[str, str]:
-    """
-    Name the devices by UUID: numbers change with ``CUDA_DEVICE_ORDER``, UUIDs do not.
-
-    Of several MIG instances, a process uses only the first: CUDA opens one of them.
-    """
-    seen = {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid or str(device.index) for device in devices)}
-    pipe = running(os.environ) if any(device.mps for device in devices) else None
-    return seen | ({PIPE_DIRECTORY: str(pipe)} if pipe else {})
 
 
 def kind_of(product: str) -> str:
@@ -307,7 +327,7 @@ def kind_of(product: str) -> str:
     return words[0] + words[1] if words[0] in {"rtx", "gtx"} and len(words) > 1 else words[0]
 
 
-def _word(profile: str) -> str:
+def _kind_part(profile: str) -> str:
     """Return a profile as a part of a kind's name, which has no dots: ``1g-10gb``."""
     return re.sub(r"[^a-z0-9]+", "-", profile.lower()).strip("-")
 

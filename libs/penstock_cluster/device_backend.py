@@ -1,20 +1,19 @@
 """
 Port of device backends: what every one offers, and what some can do and others cannot.
 
-``tests/penstock_cluster/test_inventory.py`` holds all backends to it. A new backend is a class of its own, a row of
-:data:`CAPABILITIES`, and a row of :data:`penstock_cluster.inventory.BACKENDS`.
+``tests/penstock_cluster/test_inventory.py`` holds all backends to it. A new backend is a module of its own and a row of
+:data:`BACKENDS`. The log may name backends that this version does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
 from penstock_log import Device
-
-BackendName = Literal["cuda", "cpu", "emulated"]
 
 
 class DeviceCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,17 +33,59 @@ class DeviceCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         processes beside each other compare.
     """
 
-    host_memory: bool
-    tells_allocators: bool
-    unnamed: bool
-    declared_speed: bool
+    host_memory: bool = False
+    tells_allocators: bool = False
+    unnamed: bool = False
+    declared_speed: bool = False
 
 
-CAPABILITIES: Final[dict[BackendName, DeviceCapabilities]] = {
-    "cuda": DeviceCapabilities(host_memory=False, tells_allocators=True, unnamed=True, declared_speed=False),
-    "cpu": DeviceCapabilities(host_memory=True, tells_allocators=False, unnamed=False, declared_speed=False),
-    "emulated": DeviceCapabilities(host_memory=True, tells_allocators=False, unnamed=True, declared_speed=True),
+class BackendEntry(NamedTuple):
+    """
+    One backend's row of :data:`BACKENDS`.
+
+    Attributes
+    ----------
+    place : str
+        ``module:class``; loaded where its devices are looked for or used, and by nobody who only reads the log.
+    form : str
+        How a part of a ``devices`` setting names it.
+    """
+
+    place: str
+    form: str
+    capabilities: DeviceCapabilities
+
+    def load(self) -> type[DeviceBackend]:
+        """Return the backend's class."""
+        module, _, name = self.place.partition(":")
+        found: type[DeviceBackend] = getattr(import_module(module), name)
+        return found
+
+
+BACKENDS: Final[Mapping[str, BackendEntry]] = {
+    "cuda": BackendEntry(
+        "penstock_cluster.cuda_backend:CudaBackend", "cuda", DeviceCapabilities(tells_allocators=True, unnamed=True)
+    ),
+    "cpu": BackendEntry(
+        "penstock_cluster.host_backends:CpuBackend", "cpu, cpu:MEMORY", DeviceCapabilities(host_memory=True)
+    ),
+    "emulated": BackendEntry(
+        "penstock_cluster.host_backends:EmulatedBackend",
+        "kind:count@speed:memory",
+        DeviceCapabilities(host_memory=True, unnamed=True, declared_speed=True),
+    ),
 }
+"""All backends, in the order in which they are asked whether a part of a ``devices`` setting is theirs."""
+
+
+class _Capabilities(dict[str, DeviceCapabilities]):
+    def __missing__(self, name: str) -> DeviceCapabilities:
+        return _UNKNOWN
+
+
+_UNKNOWN: Final = DeviceCapabilities()
+CAPABILITIES: Final = _Capabilities({name: entry.capabilities for name, entry in BACKENDS.items()})
+"""Backend → what its devices can do; of one that this version does not know, nothing: jobs have to name their kind."""
 
 
 class DeviceBackend(Protocol):
@@ -56,8 +97,27 @@ class DeviceBackend(Protocol):
     """
 
     @property
-    def name(self) -> BackendName:
+    def name(self) -> str:
         """What :attr:`penstock_log.Device.backend` says of its devices."""
+
+    @classmethod
+    def parse(cls, part: str, column: int) -> Self | None:
+        """
+        Return the backend that a part of a ``devices`` setting names; None where that is another.
+
+        Raises
+        ------
+        DeviceError
+            If the part cannot be understood, or names devices that the host has not got.
+        """
+
+    @classmethod
+    def found(cls) -> Self | None:
+        """Return the devices that the host has without a description, for ``auto``; None where there are none."""
+
+    @classmethod
+    def conflict(cls, backends: Sequence[Self]) -> str:
+        """Return what is wrong with having several: what exists once would be leased twice; empty where nothing is."""
 
     def devices(self) -> tuple[Device, ...]:
         """
@@ -69,21 +129,30 @@ class DeviceBackend(Protocol):
             If there are devices and they cannot be read.
         """
 
-    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """Return the variables that let a process see exactly these devices, or hide all others from it."""
-
     def labels(self, first: int = 0) -> dict[str, str]:
         """Return what is to be known of them beside, as labels of a node that numbers them from ``first``."""
 
-    def accounting(self) -> Accounting:
-        """Return who tells what processes hold of them."""
+    @staticmethod
+    def environment(devices: Sequence[Device]) -> dict[str, str]:
+        """Return the variables that let a process see exactly these devices, or hide all others from it."""
+
+    @classmethod
+    def accounting(cls) -> Accounting:
+        """Return who tells what processes hold of such devices, as the log has them."""
 
 
 class Accounting(Protocol):
     """Tells what processes hold of a device."""
 
     def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
-        """Return the bytes that each process holds on the device; those who hold none there are left out."""
+        """
+        Return the bytes that each process holds on the device; those who hold none there are left out.
+
+        Raises
+        ------
+        DeviceError
+            If its driver cannot be asked.
+        """
 
 
 class DeviceError(Exception):

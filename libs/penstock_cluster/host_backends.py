@@ -11,19 +11,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Self
 
 import msgspec
 
-from penstock_cluster.accounting import EmulatedAccounting, HostAccounting
-from penstock_cluster.device_backend import DeviceError
+from penstock_cluster.accounting import HostAccounting
+from penstock_cluster.device_backend import DeviceBackend, DeviceError
 from penstock_log import Device
 from penstock_log.agent_protocol import AgentEnv
 
 KIND: Final = "cpu"
 
 
-class CpuBackend:
+class CpuBackend(DeviceBackend):
     """
     One device with the host's memory, or with ``memory_bytes`` of it.
 
@@ -33,34 +33,51 @@ class CpuBackend:
     'cpu'
     """
 
-    name: Literal["cpu"] = "cpu"
+    name = "cpu"
 
     def __init__(self, memory_bytes: int = 0) -> None:
         memory_bytes = memory_bytes or host_memory_bytes()
-        self._devices = (Device(index=0, kind=KIND, memory_bytes=memory_bytes, backend="cpu"),)
+        self._devices = (Device(index=0, kind=KIND, memory_bytes=memory_bytes, backend=self.name),)
+
+    @classmethod
+    def parse(cls, part: str, column: int) -> Self | None:
+        """Return the host for ``cpu``, or so much of it as ``cpu:MEMORY`` says; ``cpu:2`` is an emulated kind."""
+        name, _, memory = part.partition(":")
+        if name != KIND or ":" in memory or memory.isdigit():
+            return None
+        return cls(parse_bytes(memory, column + 4) if memory else 0)
+
+    @classmethod
+    def found(cls) -> Self:
+        """Return the whole host."""
+        return cls()
+
+    @classmethod
+    def conflict(cls, backends: Sequence[Self]) -> str:
+        """Return what is wrong with parts of the host that are more than it has."""
+        memory_bytes = sum(device.memory_bytes for backend in backends for device in backend.devices())
+        more = memory_bytes > host_memory_bytes()
+        return ": the parts of the host are more than it has; expected less of each" if more else ""
 
     def devices(self) -> tuple[Device, ...]:
         """Return the one device."""
         return self._devices
-
-    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """Hide all CUDA devices from the process."""
-        return cpu_environment(devices)
 
     def labels(self, first: int = 0) -> dict[str, str]:
         """Return none: the host is not connected to itself."""
         del first
         return {}
 
-    def accounting(self) -> HostAccounting:
+    @staticmethod
+    def environment(devices: Sequence[Device]) -> dict[str, str]:
+        """Hide all CUDA devices from the process."""
+        del devices
+        return {"CUDA_VISIBLE_DEVICES": ""}
+
+    @classmethod
+    def accounting(cls) -> HostAccounting:
         """Return the accounting by the kernel."""
         return HostAccounting()
-
-
-def cpu_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """Hide all CUDA devices from a process."""
-    del devices
-    return {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def host_memory_bytes() -> int:
@@ -87,7 +104,7 @@ class EmulatedGroup(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-class EmulatedBackend:
+class EmulatedBackend(DeviceBackend):
     """
     The devices of a description such as ``fast:2@1.0:16GiB,slow:2@0.4:8GiB``.
 
@@ -97,7 +114,7 @@ class EmulatedBackend:
     ['fast', 'fast', 'slow']
     """
 
-    name: Literal["emulated"] = "emulated"
+    name = "emulated"
 
     def __init__(self, description: str, column: int = 1) -> None:
         each = [group for group in parse(description, column) for _ in range(group.count)]
@@ -106,34 +123,46 @@ class EmulatedBackend:
                 index=i,
                 kind=group.kind,
                 memory_bytes=group.memory_bytes,
-                backend="emulated",
+                backend=self.name,
                 speed=group.speed,
             )
             for i, group in enumerate(each)
         )
 
+    @classmethod
+    def parse(cls, part: str, column: int) -> Self:
+        """Return the described devices: what no other backend takes for its own is a description."""
+        return cls(part, column)
+
+    @classmethod
+    def found(cls) -> None:
+        """Return none: no host has emulated devices of itself."""
+
+    @classmethod
+    def conflict(cls, backends: Sequence[Self]) -> str:
+        """Return nothing: there may be any number of them."""
+        del backends
+        return ""
+
     def devices(self) -> tuple[Device, ...]:
         """Return the described devices in the order of the description."""
         return self._devices
-
-    def environment(self, devices: Sequence[Device]) -> dict[str, str]:
-        """Hide all CUDA devices, and tell the session at what speed its iterations go."""
-        return emulated_environment(devices)
 
     def labels(self, first: int = 0) -> dict[str, str]:
         """Return none: emulated devices are not connected."""
         del first
         return {}
 
-    def accounting(self) -> EmulatedAccounting:
-        """Return new ledgers, one for each device."""
-        return EmulatedAccounting(self._devices)
+    @staticmethod
+    def environment(devices: Sequence[Device]) -> dict[str, str]:
+        """Hide all CUDA devices, and tell the session at what speed its iterations go: the slowest device's."""
+        speed = min((device.speed for device in devices), default=1.0)
+        return {"CUDA_VISIBLE_DEVICES": "", AgentEnv.EMULATED_SPEED: repr(speed)}
 
-
-def emulated_environment(devices: Sequence[Device]) -> dict[str, str]:
-    """Hide all CUDA devices, and tell the session at what speed its iterations go: the slowest device's."""
-    speed = min((device.speed for device in devices), default=1.0)
-    return {"CUDA_VISIBLE_DEVICES": "", AgentEnv.EMULATED_SPEED: repr(speed)}
+    @classmethod
+    def accounting(cls) -> HostAccounting:
+        """Return the accounting by the kernel: what an emulated device lends is the host's."""
+        return HostAccounting()
 
 
 def parse(description: str, column: int = 1) -> list[EmulatedGroup]:

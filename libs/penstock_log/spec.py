@@ -374,7 +374,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     kind : str
         What the matcher tells devices apart by, such as ``h100`` or ``fast``.
     memory_bytes : int
-    backend : {"cuda", "cpu", "emulated"}
+    backend : str
+        One of :data:`penstock_cluster.device_backend.BACKENDS`, or one that this version does not know.
     uuid : str
         The driver's own name for it, if it has one.
     speed : float
@@ -390,7 +391,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     index: int
     kind: str
     memory_bytes: int
-    backend: Literal["cuda", "cpu", "emulated"]
+    backend: str
     uuid: str = ""
     speed: float = 1.0
     mig: str = ""

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from penstock_cluster import DeviceError, host_limits, inventory
+from penstock_cluster import DeviceError, host_limits
 from penstock_cluster.accounting import by_session, family, own_bytes, total
-from penstock_cluster.device_backend import CAPABILITIES, Accounting, BackendName, DeviceCapabilities, MemoryCaps
+from penstock_cluster.device_backend import BACKENDS, CAPABILITIES, Accounting, DeviceCapabilities, MemoryCaps
 from penstock_cluster.host_limits import HostCapacity
 from penstock_executor.run_state import WANTS_MEMORY, Key, sharing_of
 from penstock_log import Device, Job
@@ -79,7 +79,7 @@ class MemoryLimits:
         self.framework_bytes: dict[Key, int] = {}
         self._devices = {device.index: device for device in devices}
         self._enforcer = enforcer
-        self._accounting: dict[BackendName, Accounting] = {}
+        self._accounting: dict[str, Accounting] = {}
 
     @property
     def enforcer(self) -> MemoryCaps:
@@ -180,7 +180,7 @@ class MemoryLimits:
         device = self._devices[index]
         try:
             if device.backend not in self._accounting:
-                self._accounting[device.backend] = inventory.BACKENDS[device.backend].accounting()
+                self._accounting[device.backend] = BACKENDS[device.backend].load().accounting()
             return sum(self._accounting[device.backend].held(device, family(leader)).values())
         except DeviceError as error:  # a GPU that has fallen off the bus: its jobs fail, and those of others go on
             _log.warning("device_memory_not_read", device=index, error=str(error))

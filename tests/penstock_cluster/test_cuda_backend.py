@@ -8,7 +8,7 @@ import pytest
 from fake_nvml import GIB, FakeGpu, FakeNvml, FakeProcess, four_gpus
 
 from penstock_cluster import DeviceError, DeviceSurvey
-from penstock_cluster.cuda_backend import PIPE_DIRECTORY, CudaBackend, NvmlLibrary, environment, running
+from penstock_cluster.cuda_backend import PIPE_DIRECTORY, CudaBackend, NvmlLibrary, running
 from penstock_cluster.host_backends import EmulatedBackend
 
 
@@ -43,7 +43,7 @@ def test_each_instance_of_a_gpu_in_mig_mode_is_a_device_and_the_gpu_is_none() ->
         (3, "h100", "GPU-2", "", ""),
     ]
     assert [d.memory_bytes // GIB for d in devices] == [80, 40, 10, 80]
-    assert environment(devices[1:2]) == {"CUDA_VISIBLE_DEVICES": "MIG-a"}
+    assert CudaBackend.environment(devices[1:2]) == {"CUDA_VISIBLE_DEVICES": "MIG-a"}
 
 
 def test_compute_instances_of_one_gpu_instance_are_not_given_its_memory_twice() -> None:
@@ -129,8 +129,9 @@ def test_the_driver_counts_each_process_once_and_what_it_does_not_know_not_at_al
         mps_processes=[FakeProcess(9, 2 * GIB), FakeProcess(10, GIB)],
     )
     library = FakeNvml([gpu])
-    node = DeviceSurvey([CudaBackend(library)])
-    assert node.held(0, [7, 8, 9, 10, 11]) == {7: 5 * GIB, 9: 2 * GIB, 10: GIB}
+    backend = CudaBackend(library)
+    assert backend.held(backend.devices()[0], [7, 8, 9, 10, 11]) == {7: 5 * GIB, 9: 2 * GIB, 10: GIB}
+    assert backend.held(backend.devices()[0], [7]) == {7: 5 * GIB}
     assert library.opened == 0
 
 
@@ -138,17 +139,18 @@ def test_a_process_on_an_instance_is_counted_there() -> None:
     gpu = sliced()
     assert gpu.instances[0]
     gpu.instances[0].processes = [FakeProcess(7, GIB)]
-    node = DeviceSurvey([CudaBackend(FakeNvml([gpu]))])
-    assert node.held(0, [7]) == {7: GIB}
-    assert node.held(1, [7]) == {}
+    backend = CudaBackend(FakeNvml([gpu]))
+    first, second = backend.devices()[:2]
+    assert backend.held(first, [7]) == {7: GIB}
+    assert backend.held(second, [7]) == {}
 
 
 def test_a_device_that_falls_off_the_bus_is_an_error_that_says_so() -> None:
     library = FakeNvml([FakeGpu("GPU-0")])
-    node = DeviceSurvey([CudaBackend(library)])
+    backend = CudaBackend(library)
     library.gpus.clear()
     with pytest.raises(DeviceError, match="an NVIDIA device cannot be read"):
-        node.held(0, [1])
+        backend.held(backend.devices()[0], [1])
     assert library.opened == 0
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from penstock.estimate import Step, need_of
-from penstock_cluster import DeviceSurvey
 from penstock_cluster.cuda_backend import CudaBackend
 from penstock_cluster.host_limits import environment
 from penstock_log.agent_protocol import AgentEnv
@@ -23,10 +22,10 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def node() -> DeviceSurvey:
-    found = DeviceSurvey([CudaBackend()])
+def node() -> CudaBackend:
+    found = CudaBackend()
     torch.zeros(1, device="cuda")
-    if not found.held(0, [os.getpid()]):
+    if not found.held(found.devices()[0], [os.getpid()]):
         pytest.skip("the driver knows this process under another pid, or does not tell its memory")
     return found
 
@@ -39,17 +38,17 @@ def given_back() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
-def test_what_the_driver_counts_grows_by_what_torch_reserves_within_a_twentieth(node: DeviceSurvey) -> None:
-    counted, reserved = node.held(0, [os.getpid()])[os.getpid()], torch.cuda.memory_reserved()
+def test_what_the_driver_counts_grows_by_what_torch_reserves_within_a_twentieth(node: CudaBackend) -> None:
+    counted, reserved = node.held(node.devices()[0], [os.getpid()])[os.getpid()], torch.cuda.memory_reserved()
     kept = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
-    grown = node.held(0, [os.getpid()])[os.getpid()] - counted
+    grown = node.held(node.devices()[0], [os.getpid()])[os.getpid()] - counted
     assert grown == pytest.approx(torch.cuda.memory_reserved() - reserved, rel=0.05)
     assert kept.numel() == 2 * GIB
     assert 0 < counted - reserved < 2 * GIB  # F: the context, and libraries
 
 
-def test_torchs_allocator_keeps_to_the_fraction_of_a_cap(node: DeviceSurvey) -> None:
-    fraction = float(environment(node.devices[:1], 2 * GIB)[AgentEnv.MEMORY_FRACTION])
+def test_torchs_allocator_keeps_to_the_fraction_of_a_cap(node: CudaBackend) -> None:
+    fraction = float(environment(node.devices()[:1], 2 * GIB)[AgentEnv.MEMORY_FRACTION])
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(fraction)
     assert torch.empty(GIB, dtype=torch.uint8, device="cuda").numel() == GIB

@@ -3,25 +3,58 @@
 import os
 import re
 import subprocess
-import sys
-from typing import get_args, get_type_hints
+from pathlib import Path
 
 import pytest
 from fake_nvml import FakeNvml, four_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_cluster import DeviceBackend, DeviceError, DeviceSurvey, environment, survey
+from penstock_cluster import DeviceBackend, DeviceError, DeviceSurvey, cuda_backend, environment, inventory, survey
 from penstock_cluster.accounting import HostAccounting
 from penstock_cluster.cuda_backend import CudaBackend, kind_of
-from penstock_cluster.device_backend import CAPABILITIES
+from penstock_cluster.device_backend import BACKENDS, CAPABILITIES, BackendEntry, DeviceCapabilities
 from penstock_cluster.host_backends import CpuBackend, EmulatedBackend, EmulatedGroup, parse
-from penstock_cluster.inventory import BACKENDS
 from penstock_cluster.nodes import fits
-from penstock_log import Device, JobSpec
+from penstock_log import Commit, Device, JobSpec, NodeJoined, decode, encode
 from penstock_log.agent_protocol import AgentEnv
 
 GIB = 2**30
+TPU = """
+from penstock_cluster.accounting import HostAccounting
+from penstock_cluster.device_backend import DeviceBackend
+from penstock_log import Device
+
+
+class TpuBackend(DeviceBackend):
+    name = "tpu"
+
+    @classmethod
+    def parse(cls, part, column):
+        return cls() if part == "tpu" else None
+
+    @classmethod
+    def found(cls):
+        return cls()
+
+    @classmethod
+    def conflict(cls, backends):
+        return " names the chips twice"
+
+    def devices(self):
+        return (Device(index=0, kind="v5e", memory_bytes=16 << 30, backend="tpu"),)
+
+    def labels(self, first=0):
+        return {"pod": "1"}
+
+    @staticmethod
+    def environment(devices):
+        return {"TPU_VISIBLE_CHIPS": ",".join(str(device.index) for device in devices)}
+
+    @classmethod
+    def accounting(cls):
+        return HostAccounting()
+"""
 
 
 @pytest.fixture(params=["cuda", "cuda by tables", "cpu", "emulated"])
@@ -59,15 +92,37 @@ def test_a_process_sees_only_the_devices_of_its_lease(backend: DeviceBackend) ->
     assert environment(first) == backend.environment(first)
 
 
-def test_every_backend_that_the_log_names_is_registered_and_says_what_it_can_do() -> None:
-    named = set(get_args(get_type_hints(Device)["backend"]))
-    assert set(CAPABILITIES) == named
-    assert set(BACKENDS) == named
+def test_every_backend_is_registered_under_its_name_and_says_what_it_can_do() -> None:
+    assert {entry.load().name: name for name, entry in BACKENDS.items()} == {name: name for name in BACKENDS}
+    assert set(CAPABILITIES) == set(BACKENDS) == {"cuda", "cpu", "emulated"}
+
+
+def test_a_backend_that_this_version_does_not_know_is_in_the_log_and_its_devices_are_for_jobs_that_name_them() -> None:
+    device = Device(index=0, kind="mi300", memory_bytes=8, backend="rocm")
+    commit = Commit(id="c", actor="executor/n1", facts=(NodeJoined(node_id="n1", at_s=1.0, devices=(device,)),))
+    assert decode(encode(commit)) == commit
+    assert CAPABILITIES["rocm"] == DeviceCapabilities()
+    assert not fits(JobSpec(name="a", command=("true",)), device)
+    assert fits(JobSpec(name="a", command=("true",), kinds=("mi300",)), device)
+
+
+def test_a_new_backend_is_a_module_of_its_own_and_a_row_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tpu_backend.py").write_text(TPU)
+    monkeypatch.syspath_prepend(tmp_path)
+    tpu = BackendEntry("tpu_backend:TpuBackend", "tpu", DeviceCapabilities(unnamed=True))
+    monkeypatch.setattr(inventory, "BACKENDS", {"tpu": tpu, **BACKENDS})
+    assert [(device.index, device.kind) for device in survey("cpu,tpu").devices] == [(0, "cpu"), (1, "v5e")]
+    assert survey("auto").labels == {"pod": "1"}
+    assert environment(survey("tpu").devices) == {"TPU_VISIBLE_CHIPS": "0"}
+    with pytest.raises(DeviceError, match="'tpu' at column 5 names the chips twice"):
+        survey("tpu,tpu")
 
 
 def test_what_a_backend_can_do_is_what_it_does(backend: DeviceBackend) -> None:
     offers, device = CAPABILITIES[backend.name], backend.devices()[0]
-    assert offers.host_memory == isinstance(BACKENDS[backend.name].accounting(), HostAccounting)
+    assert offers.host_memory == isinstance(BACKENDS[backend.name].load().accounting(), HostAccounting)
     assert offers.declared_speed == (AgentEnv.EMULATED_SPEED in backend.environment([device]))
     assert offers.unnamed == fits(JobSpec(name="a", command=("true",)), device)
     assert offers.tells_allocators != offers.host_memory
@@ -84,7 +139,8 @@ def test_what_a_process_that_has_ended_held_is_told_of_nobody(backend: DeviceBac
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     for device in backend.devices():
-        held = backend.accounting().held(device, [os.getpid(), ended.pid])
+        counted = backend if isinstance(backend, CudaBackend) else backend.accounting()
+        held = counted.held(device, [os.getpid(), ended.pid])
         assert set(held) <= {os.getpid()}
         assert all(0 < size <= device.memory_bytes for size in held.values())
 
@@ -153,7 +209,11 @@ def test_the_cpu_can_be_divided() -> None:
 
 @pytest.mark.parametrize("description", ["cuda,cuda", "auto,fast:1,cuda", "cuda,auto"])
 def test_no_gpu_is_a_device_twice(description: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[survey.__module__], "CudaBackend", lambda: CudaBackend(FakeNvml(four_gpus())))
+    class FourGpus(CudaBackend):
+        def __init__(self) -> None:
+            super().__init__(FakeNvml(four_gpus()))
+
+    monkeypatch.setattr(cuda_backend, "CudaBackend", FourGpus)
     with pytest.raises(DeviceError, match="names the CUDA devices a second time; expected them once"):
         survey(description)
 

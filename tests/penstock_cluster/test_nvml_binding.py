@@ -12,12 +12,13 @@ import pytest
 SURVEY = """\
 import json
 from penstock_cluster import survey
+from penstock_cluster.cuda_backend import CudaBackend
 
-node = survey("cuda")
+node, backend = survey("cuda"), CudaBackend()
 print(json.dumps({
     "devices": [[d.kind, d.memory_bytes >> 30, d.uuid, d.mig, d.parent] for d in node.devices],
     "labels": node.labels,
-    "held": [node.held(device.index, [77, 78, 79]) for device in node.devices],
+    "held": [backend.held(device, [77, 78, 79]) for device in node.devices],
 }))
 """
 

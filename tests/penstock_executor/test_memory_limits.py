@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from penstock_cluster import DeviceError
-from penstock_cluster.accounting import CudaAccounting
 from penstock_cluster.device_backend import MemoryUsage
 from penstock_cluster.host_limits import HostCapacity
 from penstock_executor.launchers.environment import LaunchSite
@@ -152,10 +151,11 @@ def test_what_was_made_for_a_run_goes_with_it(limits: MemoryLimits, enforcer: En
 
 
 def test_a_gpu_that_can_be_read_no_more_takes_nobody_down_but_its_own_jobs(limits: MemoryLimits) -> None:
-    def processes(device: Device) -> dict[int, int]:
-        raise DeviceError(f"{device.uuid} cannot be read")
+    class Lost:
+        def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
+            raise DeviceError(f"{device.uuid} cannot be read")
 
-    limits._accounting["cuda"] = CudaAccounting(processes)
+    limits._accounting["cuda"] = Lost()
     limits.caps[KEY] = {GPU.index: 10 * MIB}
     assert limits.held_bytes(GPU.index, os.getpid()) == 0
     assert limits.broken(KEY, 0, GPU.index, os.getpid()) == ""
