@@ -153,7 +153,7 @@ def test_what_was_made_for_a_run_goes_with_it(limits: MemoryLimits, enforcer: En
 def test_a_gpu_that_can_be_read_no_more_takes_nobody_down_but_its_own_jobs(limits: MemoryLimits) -> None:
     class Lost:
         def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
-            raise DeviceError(f"{device.uuid} cannot be read")
+            raise DeviceError(f"{device.uuid} cannot be read to say what {list(pids)} hold")
 
     limits._accounting["cuda"] = Lost()
     limits.caps[KEY] = {GPU.index: 10 * MIB}
