@@ -18,7 +18,7 @@ from itertools import chain
 from typing import assert_never
 
 from penstock_log import MemoryNeed
-from penstock_sharing.lanes.lane import Change, LaneMember, LaneRefused, MemberEvicted, MemberParked, MemberWaits
+from penstock_sharing.lanes.lane import Change, Lane, LaneMember, LaneRefused, MemberEvicted, MemberParked, MemberWaits
 from penstock_sharing.lanes.lane_allocator import LaneAllocator
 from penstock_sharing.lanes.turn_policy import LaneRules, MemberStanding, TurnForecast
 
@@ -179,10 +179,7 @@ class DeviceLanes:
         ValueError
             If it is not its turn.
         """
-        member = self._member(job_id)
-        lane = member.lane
-        if lane is None or lane.holder is not member:
-            raise ValueError(f"it is not the turn of job {job_id}; expected a boundary only after Granted")
+        member, lane = self._holder(job_id)
         lane.release(now_s)
         if remaining_s is not None:
             member.standing.remaining_s = remaining_s
@@ -233,12 +230,10 @@ class DeviceLanes:
         None where nobody else asks, or where something else is to be done at the end of this turn: then
         :meth:`boundary` has to say who is next.
         """
-        lane = self._member(job_id).lane
-        if lane is None or lane.holder is None or lane.holder.job_id != job_id:
-            raise ValueError(f"it is not the turn of job {job_id}; expected the holder of a turn")
+        member, lane = self._holder(job_id)
         if not lane.settled or self._deck.tight:
             return None
-        return lane.asking.ahead(lane.holder.standing, now_s)
+        return lane.asking.ahead(member.standing, now_s)
 
     def hurry(self, job_id: str) -> None:
         """A job is to stop at a boundary: until it has left, its requests go before those of others."""
@@ -250,7 +245,7 @@ class DeviceLanes:
     def measured(self, job_id: str, need: MemoryNeed, now_s: float) -> list[Change]:
         """A job turns out to need more, or less. For whoever has the turn, this is a boundary."""
         member = self._member(job_id)
-        if member.lane is not None and member.lane.holder is member:
+        if self.has_turn(job_id):
             return self.boundary(job_id, now_s, need=need)
         if need != member.need:
             self._roster.reestimate(member, need, now_s)
@@ -324,6 +319,11 @@ class DeviceLanes:
         """What is left; negative only after a job has kept more than it had been given."""
         return self._deck.free_bytes
 
+    def has_turn(self, job_id: str) -> bool:
+        """Return whether a job has the turn of its lane."""
+        member = self._roster.members.get(job_id)
+        return member is not None and member.lane is not None and member.lane.holder is member
+
     def need(self, job_id: str) -> MemoryNeed:
         """Return what a job needs, as far as is known."""
         return self._member(job_id).need
@@ -343,6 +343,12 @@ class DeviceLanes:
         if job_id not in self._roster.members:
             raise ValueError(f"job {job_id} is not on the board; expected one that has arrived and has not finished")
         return self._roster.members[job_id]
+
+    def _holder(self, job_id: str) -> tuple[LaneMember, Lane]:
+        member = self._member(job_id)
+        if member.lane is None or member.lane.holder is not member:
+            raise ValueError(f"it is not the turn of job {job_id}; expected the holder of a turn")
+        return member, member.lane
 
     def _told(self) -> list[Change]:
         changes, self._deck.changes = self._deck.changes, []

@@ -62,15 +62,14 @@ class _Gang:
     priority: int
     devices: tuple[int, ...]
     entered: int = 0
-    held: int = 0
     wants: bool = False
     parked: set[int] = field(default_factory=set)
     leaving: bool = False
 
     @property
     def may_ask(self) -> bool:
-        """Whether it is to begin to take its next turn."""
-        return self.wants and not self.held and not self.parked and not self.leaving and self.is_complete
+        """Whether it is to begin to take its next turn, if it holds none."""
+        return self.wants and not self.parked and not self.leaving and self.is_complete
 
     @property
     def is_complete(self) -> bool:
@@ -134,9 +133,9 @@ class LaneGangs:
     ) -> list[Told]:
         """A job's turn is over on all of its devices; ``needs`` says what has been measured, by device."""
         gang = self._gang(job_id)
-        if gang.held < len(gang.devices):
+        if not self.has_turn(job_id):
             raise ValueError(f"it is not the turn of job {job_id}; expected a boundary only after Turn")
-        gang.held, gang.wants = 0, wants
+        gang.wants = wants
         told: list[DeviceChange] = []
         for device in reversed(gang.devices):
             need = (needs or {}).get(device)
@@ -146,12 +145,12 @@ class LaneGangs:
     def rest(self, job_id: str, now_s: float) -> list[Told]:
         """A job that has no turn asks for none any more; what it has of one on some devices, it gives up."""
         gang, told = self._gang(job_id), list[DeviceChange]()
-        for device in reversed(gang.devices[: gang.held]):
-            told += _on(device, self.boards[device].boundary(job_id, now_s, wants=False))
-        for device in gang.devices[gang.held :]:
-            if job_id in self.boards[device]:
+        gang.wants = False
+        for device in reversed(gang.devices):
+            if self.boards[device].has_turn(job_id):
+                told += _on(device, self.boards[device].boundary(job_id, now_s, wants=False))
+            elif job_id in self.boards[device]:
                 self.boards[device].rest(job_id)
-        gang.held, gang.wants = 0, False
         return self._follow(told, now_s)
 
     def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Told]:
@@ -159,14 +158,14 @@ class LaneGangs:
         gang, other = self._gang(job_id), self._gang(to)
         if len(gang.devices) > 1 or gang.devices != other.devices:
             raise ValueError(f"job {job_id} cannot hand its turn to {to}; expected two jobs on the same single device")
-        gang.held, gang.wants, other.held, other.wants = 0, wants, 1, False
+        gang.wants, other.wants = wants, False
         (device,) = gang.devices
         return self._follow(_on(device, self.boards[device].passed(job_id, to, now_s, wants=wants)), now_s)
 
     def measured(self, job_id: str, needs: Mapping[int, MemoryNeed], now_s: float) -> list[Told]:
         """A job that has no turn on any device turns out to need something else on some of them."""
         gang = self._gang(job_id)
-        if gang.held:
+        if self.holds(job_id):
             raise ValueError(f"job {job_id} has a turn; expected its need at the boundary")
         gang.needs.update(needs)
         told: list[DeviceChange] = []
@@ -177,12 +176,11 @@ class LaneGangs:
 
     def has_turn(self, job_id: str) -> bool:
         """Return whether a job has the turn on all of its devices."""
-        gang = self._gang(job_id)
-        return gang.held == len(gang.devices)
+        return all(self.boards[device].has_turn(job_id) for device in self._gang(job_id).devices)
 
     def holds(self, job_id: str) -> bool:
         """Return whether a job has its turn, or a part of its next one: on some of its devices."""
-        return self._gang(job_id).held > 0
+        return any(self.boards[device].has_turn(job_id) for device in self._gang(job_id).devices)
 
     def hurry(self, job_id: str) -> None:
         """A job is to stop at a boundary: its requests go before those of others, on all of its devices."""
@@ -221,9 +219,9 @@ class LaneGangs:
                 return self._ask(gang, now_s)
             case TurnGranted(job_id):
                 gang = self._gang(job_id)
-                gang.held += 1
-                if gang.held < len(gang.devices):
-                    return _on(gang.devices[gang.held], self.boards[gang.devices[gang.held]].want(job_id, now_s))
+                following = gang.devices[gang.devices.index(on.device) + 1 :]
+                if following:
+                    return _on(following[0], self.boards[following[0]].want(job_id, now_s))
                 gang.wants = False
                 told.append(GangTurn(job_id))
             case MemberParked(job_id):
@@ -246,7 +244,7 @@ class LaneGangs:
 
     def _ask(self, gang: _Gang, now_s: float) -> list[DeviceChange]:
         """Ask for the turn on the first device, if nothing speaks against it."""
-        if not gang.may_ask:
+        if not gang.may_ask or self.holds(gang.job_id):
             return []
         return _on(gang.devices[0], self.boards[gang.devices[0]].want(gang.job_id, now_s))
 

@@ -17,8 +17,10 @@ from penstock_sharing.token.protocol import (
 )
 from penstock_sharing.token.shared_page import (
     ASKING,
+    BEGUN,
     BUSY,
     DRAINING,
+    ITERATIONS,
     KEEN,
     LEAST_NS,
     LETTER,
@@ -29,6 +31,7 @@ from penstock_sharing.token.shared_page import (
     SINCE_NS,
     STATE,
     SharedPage,
+    Token,
     fence,
     following,
     follows,
@@ -222,14 +225,20 @@ class LaneToken:
 
     def view(self) -> LaneTokenView:
         """Return what it looks like now."""
-        holder = self._seating.who(seat_of(self._top))
-        first = self.page.seat(seat_of(self._top)) if holder else 0
+        number, members = seat_of(self._top), tuple(self._seating.counters())
+        holder, turn = self._seating.who(number), Token.of(self._top).turn
+        if holder is None:
+            return LaneTokenView(None, 0, False, False, 0, turn, members)
+        words, first = self._words, self.page.seat(number)
+        begun, state = words[first + BEGUN], words[first + STATE]
         return LaneTokenView(
             holder=holder,
-            since_ns=self._words[first + SINCE_NS] if holder else 0,
-            busy=holder is not None and self._words[first + STATE] == BUSY,
-            turn=self._top >> 8 & (1 << 40) - 1,
-            members=tuple(self._seating.counters()),
+            since_ns=words[first + SINCE_NS],
+            begun=begun == turn_of(self._top) if begun else state != ASKING,  # there are clients that do not say
+            busy=state == BUSY,
+            iterations=words[first + ITERATIONS],
+            turn=turn,
+            members=members,
         )
 
     def close(self) -> None:

@@ -272,8 +272,12 @@ class LaneTokenView(NamedTuple):
     holder : LaneClientId or None
     since_ns : int
         By ``CLOCK_MONOTONIC``, when its turn began.
+    begun : bool
+        Whether the holder has woken up, and taken the token.
     busy : bool
         Whether the holder is in an iteration.
+    iterations : int
+        That the holder's process has done.
     turn : int
         How many times the token has changed hands.
     members : tuple of SlotCounters
@@ -281,6 +285,8 @@ class LaneTokenView(NamedTuple):
 
     holder: LaneClientId | None
     since_ns: int
+    begun: bool
     busy: bool
+    iterations: int
     turn: int
     members: tuple[SlotCounters, ...]

@@ -9,9 +9,9 @@ it; it is pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, Literal, assert_never
+from typing import Final, Literal, TypeVar, assert_never
 
 import msgspec
 import structlog
@@ -40,6 +40,7 @@ WAKING_S: Final = 0.1
 """How long a process may take to wake up for its turn before the turn is recalled: the process may be stopped."""
 _LONGEST_S: Final = 1e6
 _log = structlog.get_logger("penstock.executor")
+H = TypeVar("H")
 
 
 class LaneCoordinator:
@@ -90,7 +91,6 @@ class LaneCoordinator:
         self._closing: set[str] = set()
         self._pages: dict[NodeLane, int] = {}  # how many pages a lane has had, if more than one
         self._later: dict[NodeLane, float] = {}
-        self._turns: dict[NodeLane, tuple[LaneClientId, int]] = {}
 
     def views(self) -> dict[NodeLane, LaneTokenView]:
         """Return what the page of each lane says at this moment."""
@@ -159,7 +159,6 @@ class LaneCoordinator:
         for place in orders.closed:
             self._closing.add(self._lane(place))
             self._pages.pop(place, None)
-            self._turns.pop(place, None)
         if orders.woken:
             self._wake()
 
@@ -235,26 +234,14 @@ class LaneCoordinator:
         if view.holder is not None and view.holder != wish.holder:
             self.keeper.recall(lane)
         elif wish.recall and view.holder is not None:
-            if now_s < since_s + WAKING_S and (now_s < wish.not_before_s or not self._has_begun(place, view)):
+            unused = not view.begun  # a holder that has not woken up yet would give the token back unused
+            if now_s < since_s + WAKING_S and (now_s < wish.not_before_s or unused):
                 self._later[place] = since_s
             else:
                 self.keeper.recall(lane)
         else:
             heir = wish.holder if view.holder is None else wish.after
-            self._note_turns(place, view, heir)
             self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
-
-    def _note_turns(self, place: NodeLane, view: LaneTokenView, heir: LaneClientId | None) -> None:
-        """Note how many turns a process has had that is about to get another one."""
-        self._turns.pop(place, None)
-        for member in view.members:
-            if member.who == heir:
-                self._turns[place] = (member.who, member.turns)
-
-    def _has_begun(self, place: NodeLane, view: LaneTokenView) -> bool:
-        """Return whether the process that was given the token has woken up: before, it would give it back unused."""
-        who, turns = self._turns.get(place, (None, 0))
-        return who != view.holder or any(member.turns > turns for member in view.members if member.who == who)
 
     def _lane(self, place: NodeLane) -> str:
         """Return the name of a lane's page: never that of an earlier page, or of an earlier executor's."""
@@ -300,47 +287,42 @@ class TurnClock:
     A clock of how long each holder of a turn has been in the same iteration while others wait.
 
     The clock is read now and then: an iteration is the same if its number is. No run is warned twice in one iteration,
-    and no turn is taken without a warning at the reading before, however late that reading was.
+    and no turn is taken without a warning at the reading before, however late that reading was. Who has no turn at a
+    reading is not remembered.
 
     Examples
     --------
     >>> turns = TurnClock(TurnLimits(warn_s=10.0, take_s=60.0))
-    >>> [turns.look(("j1", 1), iteration=7, waiting=1, now_s=now) for now in (0.0, 9.0, 11.0, 12.0, 61.0)]
+    >>> [turns.look({"j1": (7, 1)}, now_s)["j1"] for now_s in (0.0, 9.0, 11.0, 12.0, 61.0)]
     ['go', 'go', 'warn', 'go', 'take']
-    >>> turns.look(("j1", 1), iteration=8, waiting=1, now_s=62.0)
-    'go'
+    >>> turns.look({"j1": (8, 1)}, now_s=62.0)
+    {'j1': 'go'}
     """
 
     def __init__(self, rules: TurnLimits) -> None:
         self.rules = rules
-        self._since: dict[object, tuple[int, float]] = {}
-        self._warned: set[object] = set()
+        self._iterations: dict[object, tuple[int, float, bool]] = {}  # number, since when it is the same, warned
 
-    def look(self, holder: object, *, iteration: int, waiting: int, now_s: float) -> Verdict:
-        """Return what to do about a holder that is in its ``iteration``-th iteration while ``waiting`` runs wait."""
-        number, since_s = self._since.get(holder, (-1, 0.0))
-        if number != iteration or not waiting:
-            self._since[holder] = (iteration, now_s)
-            self._warned.discard(holder)
-            return "go"
-        held_s, warned = now_s - since_s, holder in self._warned or self.rules.warn_s >= self.rules.take_s
-        if not warned and held_s >= self.rules.warn_s:
-            self._warned.add(holder)
+    def look(self, holders: Mapping[H, tuple[int, int]], now_s: float) -> dict[H, Verdict]:
+        """Return what to do about each holder, by the number of its iteration and how many runs wait for its end."""
+        before, self._iterations = self._iterations, {}
+        return {holder: self._judge(holder, before.get(holder), *of, now_s) for holder, of in holders.items()}
+
+    def _judge(
+        self, holder: object, before: tuple[int, float, bool] | None, iteration: int, waiting: int, now_s: float
+    ) -> Verdict:
+        if before is None or before[0] != iteration or not waiting:
+            before = (iteration, now_s, False)
+        _, since_s, warned = before
+        self._iterations[holder] = before
+        held_s = now_s - since_s
+        if not warned and self.rules.warn_s <= held_s and self.rules.warn_s < self.rules.take_s:
+            self._iterations[holder] = (iteration, since_s, True)
             return "warn"
         if held_s >= self.rules.take_s:
-            self.forget(holder)
+            del self._iterations[holder]
             return "take"
         return "go"
-
-    def forget(self, holder: object) -> None:
-        """Drop a holder that no longer has its turn."""
-        self._since.pop(holder, None)
-        self._warned.discard(holder)
-
-    def keep(self, holders: Collection[object]) -> None:
-        """Drop all holders but those that have a turn now."""
-        for holder in [holder for holder in self._since if holder not in holders]:
-            self.forget(holder)
 
 
 WORDS: Final = {

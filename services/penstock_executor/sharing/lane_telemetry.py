@@ -9,7 +9,7 @@ pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,43 +36,30 @@ class TurnShares:
         self.held: dict[LaneClientId, float] = {}
         self.switches_per_s: dict[NodeLane, float] = {}
         self._at_ns = 0
-        self._held_ns: dict[tuple[NodeLane, LaneClientId], int] = {}
-        self._running: dict[
-            tuple[NodeLane, LaneClientId], int
-        ] = {}  # who was in a turn, and what had been counted before it
-        self._turns: dict[NodeLane, int] = {}
+        self._views: Mapping[NodeLane, LaneTokenView] = {}
 
     def measure(self, views: Mapping[NodeLane, LaneTokenView], now_ns: int) -> None:
         """Read the counters of the pages; ``now_ns`` is by their clock, ``CLOCK_MONOTONIC``."""
-        span_ns, self._at_ns = max(1, now_ns - self._at_ns), now_ns
-        held_ns = {key: ns for place, view in views.items() for key, ns in self._count(place, view, now_ns)}
-        news = {key: max(0, ns - self._held_ns.get(key, ns)) for key, ns in held_ns.items()}
-        whole_ns = dict.fromkeys(views, 0)
-        for (place, _), ns in news.items():
-            whole_ns[place] += ns
-        self.held = {}
-        for (place, who), ns in news.items():
-            self.held[who] = max(
-                self.held.get(who, 0.0), ns / max(span_ns, whole_ns[place])
-            )  # not all is read at the same moment
-        turns = {place: view.turn for place, view in views.items()}
-        self.switches_per_s = {
-            place: 1e9 * (turn - self._turns.get(place, turn)) / span_ns for place, turn in turns.items()
-        }
-        self._held_ns, self._turns = held_ns, turns
-        self._running = {key: ns for key, ns in self._running.items() if key in held_ns}
+        before, before_ns = self._views, self._at_ns
+        self._views, self._at_ns = views, now_ns
+        span_ns = max(1, now_ns - before_ns)
+        self.held, self.switches_per_s = {}, {}
+        for place, view in views.items():
+            earlier, by_now_ns = before.get(place), _held_ns(view, now_ns)
+            then_ns = by_now_ns if earlier is None else _held_ns(earlier, before_ns)
+            spent_ns = {who: max(0, ns - then_ns.get(who, ns)) for who, ns in by_now_ns.items()}
+            whole_ns = max(span_ns, sum(spent_ns.values()))  # not all is read at the same moment
+            for who, ns in spent_ns.items():
+                self.held[who] = max(self.held.get(who, 0.0), ns / whole_ns)
+            self.switches_per_s[place] = 1e9 * (view.turn - (earlier or view).turn) / span_ns
 
-    def _count(
-        self, place: NodeLane, view: LaneTokenView, now_ns: int
-    ) -> Iterator[tuple[tuple[NodeLane, LaneClientId], int]]:
-        """Yield how long each member has had the turn by now; a holder that has not woken up yet does not count."""
-        for member in view.members:
-            key = (place, member.who)
-            in_turn = member.who == view.holder and (member.busy or self._running.get(key) == member.held_ns)
-            self._running.pop(key, None)
-            if in_turn:
-                self._running[key] = member.held_ns
-            yield key, member.held_ns + (max(0, now_ns - view.since_ns) if in_turn else 0)
+
+def _held_ns(view: LaneTokenView, now_ns: int) -> dict[LaneClientId, int]:
+    """Return how long each member has had the turn by now; a holder that has not woken up yet does not count."""
+    held_ns = {member.who: member.held_ns for member in view.members}
+    if view.begun and view.holder in held_ns:
+        held_ns[view.holder] += max(0, now_ns - view.since_ns)
+    return held_ns
 
 
 def lanes_view(

@@ -190,8 +190,8 @@ class NodeLanes:
             table.want(party)
             return
         self._catch_up(party, begun)
-        waiting = party.asking - party.let
-        if waiting and party.seen.again((dict(begun), waiting, set(party.let))):  # counts tell nothing, nobody gets on
+        let, waiting = party.turn.let, party.asking - party.turn.let
+        if waiting and party.turn.idle.again((dict(begun), waiting, set(let))):  # counts tell nothing, nobody gets on
             table.let(party, waiting)
 
     def passed(self, place: NodeLane, giver: LaneClientId | None, taker: LaneClientId | None, now_s: float) -> None:
@@ -261,9 +261,9 @@ class NodeLanes:
 
     def wish(self, place: NodeLane) -> DesiredTurn:
         """Return what the page of a lane should say now."""
-        stray, holder = self.passing.strays.get(place), self.table.holder(place)
-        if stray is not None:
-            return DesiredTurn(stray.who, recall=True)
+        unexpected, holder = self.passing.unexpected(place), self.table.holder(place)
+        if unexpected is not None:
+            return DesiredTurn(unexpected, recall=True)
         if holder is not None and not holder.alone and not self.passing.is_clear(holder):
             return DesiredTurn()  # its turn begins on all of its devices together
         return sharing_state.wish(self.table, place, self._least_turn_s)
@@ -284,13 +284,13 @@ class NodeLanes:
         A process is behind if it has begun fewer iterations than one that is still in its turn and may wait for it. A
         process that goes on begins another iteration, and those that had done as many as it had wait for that one.
         """
-        waiting = party.asking - party.let
+        waiting, turn = party.asking - party.turn.let, party.turn
         if not self.table.ends(party):
             self.table.let(party, waiting)
             return
         for rank in sorted(waiting, key=lambda rank: begun.get(rank, 0)):
-            if begun.get(rank, 0) < max(party.reach, *(begun.get(other, 0) for other in party.let), 0):
-                party.reach = max(party.reach, begun.get(rank, 0) + 1)
+            if begun.get(rank, 0) < max(turn.reach, *(begun.get(other, 0) for other in turn.let), 0):
+                turn.reach = max(turn.reach, begun.get(rank, 0) + 1)
                 self.table.let(party, {rank})
 
     def _at(self, now_s: float) -> SharingState:

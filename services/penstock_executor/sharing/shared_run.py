@@ -95,6 +95,28 @@ class IdleLooks:
         return True
 
 
+@dataclass(slots=True)
+class RunTurn:
+    """
+    One turn of a run; an empty one stands for none.
+
+    Attributes
+    ----------
+    begun_s : float
+    let : set of int
+        Process ranks that have their token in this turn, or are named to have it.
+    reach : int
+        Most iterations that a process has begun, or is about to begin, after it was let go on in this turn.
+    idle : IdleLooks
+        Looks at processes that wait for others of the gang.
+    """
+
+    begun_s: float = 0.0
+    let: set[int] = field(default_factory=set)
+    reach: int = 0
+    idle: IdleLooks = field(default_factory=IdleLooks)
+
+
 @dataclass(slots=True, eq=False)
 class SharedRun:
     """
@@ -115,17 +137,10 @@ class SharedRun:
         Device → the lane in whose page its process has its slot; a parked process keeps the last one.
     joined, asking : set of int
         Process ranks that are here, and those that wait for their token.
-    let : set of int
-        Process ranks that have their token in this turn, or are named to have it. Empty while it is not the run's turn.
+    turn : RunTurn
     outside : set of int
         Process ranks that may be in an iteration without a turn here: the iteration began under an earlier executor,
         or the token was taken from them in it. They may wait in it for others of the gang.
-    turn_s : float
-        When its turn began.
-    reach : int
-        Most iterations that a process has begun, or is about to begin, after it was let go on in this turn.
-    seen : IdleLooks
-        Looks at processes that wait for others of the gang.
     pending : MemoryNeed or None
         A new need, which counts from the run's next boundary.
     stopped : MemoryNeed or None
@@ -143,11 +158,8 @@ class SharedRun:
     sits: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     asking: set[int] = field(default_factory=set)
-    let: set[int] = field(default_factory=set)
+    turn: RunTurn = field(default_factory=RunTurn)
     outside: set[int] = field(default_factory=set)
-    turn_s: float = 0.0
-    reach: int = 0
-    seen: IdleLooks = field(default_factory=IdleLooks)
     pending: MemoryNeed | None = None
     stopped: MemoryNeed | None = None
     hurried_s: float | None = None

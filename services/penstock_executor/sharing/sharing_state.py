@@ -20,7 +20,7 @@ from typing import Final, Literal, assert_never
 
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.run_state import Key, SharingProgress
-from penstock_executor.sharing.shared_run import DesiredTurn, IdleLooks, NodeLane, SharedRun, SharingCommands
+from penstock_executor.sharing.shared_run import DesiredTurn, NodeLane, RunTurn, SharedRun, SharingCommands
 from penstock_log import Device, LaneChanged, RunWarned
 from penstock_sharing.lanes import (
     Change,
@@ -117,19 +117,18 @@ class SharingState:
 
     def let(self, party: SharedRun, ranks: set[int]) -> None:
         """Let processes of a run have their tokens, in the run's present turn."""
-        party.let |= ranks
+        party.turn.let |= ranks
         party.asking -= ranks
         self.touch(party)
 
     def begin(self, party: SharedRun) -> None:
         """Begin a run's turn."""
-        party.turn_s, party.reach, party.seen = self.now_s, 0, IdleLooks()
-        party.let.clear()
+        party.turn = RunTurn(self.now_s)
         self.touch(party)
 
     def end(self, party: SharedRun) -> None:
         """End a run's turn on all of its devices: whatever waited for this boundary happens."""
-        party.let.clear()
+        party.turn = RunTurn()
         self.touch(party)
         needs, party.pending = party.pending_needs(), None
         wants = party.all_ask and not self.is_blocked(party)
@@ -231,7 +230,7 @@ class SharingState:
     def _turn(self, party: SharedRun) -> None:
         self.begin(party)
         self.let(party, set(party.asking))
-        if not party.let:  # whoever asked is gone
+        if not party.turn.let:  # whoever asked is gone
             self.end(party)
 
     def _on(self, device: int, change: Change) -> None:
@@ -323,7 +322,7 @@ def wish(table: SharingState, place: NodeLane, least_turn_s: float) -> DesiredTu
     party = table.holder(place)
     if party is None or not table.in_turn(party):
         return DesiredTurn()
-    holder = next((who for who in party.whos_on(place.device) if who.rank in party.let), None)
+    holder = next((who for who in party.whos_on(place.device) if who.rank in party.turn.let), None)
     if holder is None:
         return DesiredTurn()
     if party.pending is not None:
@@ -331,14 +330,15 @@ def wish(table: SharingState, place: NodeLane, least_turn_s: float) -> DesiredTu
     if not party.known:  # nobody else has a turn before it is known what it needs
         return DesiredTurn(holder)
     if not party.alone:
-        return DesiredTurn(holder, recall=table.ends(party), not_before_s=party.turn_s + max(GANG_TURN_S, least_turn_s))
+        not_before_s = party.turn.begun_s + max(GANG_TURN_S, least_turn_s)
+        return DesiredTurn(holder, recall=table.ends(party), not_before_s=not_before_s)
     return _handed_on(table, place, party, holder, least_turn_s)
 
 
 def _handed_on(
     table: SharingState, place: NodeLane, party: SharedRun, holder: LaneClientId, least_turn_s: float
 ) -> DesiredTurn:
-    ahead = table.boards[place.device].ahead(party.job_id, party.turn_s)
+    ahead = table.boards[place.device].ahead(party.job_id, party.turn.begun_s)
     if ahead is None:
         return DesiredTurn(holder, recall=table.is_due(place))
     heir = table.parties[ahead.job_id]
@@ -349,50 +349,55 @@ def _handed_on(
 
 
 @dataclass(frozen=True, slots=True)
-class UnexpectedHolder:
+class TokenHolder:
     """
-    A process that has the token in another's place.
+    A process that has the token of a lane.
 
     Attributes
     ----------
     who : LaneClientId
-    of : SharedRun or None
-        The run whose turn goes on until the token comes back: it had the token before. None: no run's.
+    unexpected : bool
+        Whether it has the token in another's place: it is to give it back.
+    turn_of : SharedRun or None
+        The run whose turn goes on until an unexpected holder gives the token back: it had the token before.
     """
 
     who: LaneClientId
-    of: SharedRun | None
+    unexpected: bool = False
+    turn_of: SharedRun | None = None
 
 
 class TokenTracker:
     """
-    The tokens of a node's lanes.
+    Who has the tokens of a node's lanes, as the pages have told it.
 
     Attributes
     ----------
-    tokens : dict of NodeLane to LaneClientId
-        Lane → the process that has its token; without tokens that the broker has.
-    strays : dict of NodeLane to UnexpectedHolder
+    holders : dict of NodeLane to TokenHolder
+        Without lanes whose token the broker has.
     """
 
     def __init__(self, table: SharingState) -> None:
-        self.tokens: dict[NodeLane, LaneClientId] = {}
-        self.strays: dict[NodeLane, UnexpectedHolder] = {}
+        self.holders: dict[NodeLane, TokenHolder] = {}
         self._table = table
+
+    def unexpected(self, place: NodeLane) -> LaneClientId | None:
+        """Return the process that has a lane's token in another's place."""
+        holder = self.holders.get(place)
+        return holder.who if holder is not None and holder.unexpected else None
 
     def passed(self, place: NodeLane, giver: LaneClientId | None, taker: LaneClientId | None) -> None:
         """Note that the token of a lane went from one process to another; None is the broker."""
         self._table.orders.touched.add(place)
-        self.tokens.pop(place, None)
+        before = self.holders.pop(place, None)
         if taker is not None:
-            self.tokens[place] = taker
-        stray = self.strays.get(place)
-        if giver is not None and stray is not None and stray.who == giver:
-            self._stray_home(place, stray)
+            self.holders[place] = TokenHolder(taker)
+        if before is not None and before.unexpected and before.who == giver:
+            self._end_in_place_of(place, before)
             giver = None
         if giver is not None and taker is not None:
             if not self._hands_on(place, giver, taker):
-                self._stray(place, giver, taker)
+                self._expect(place, giver, taker)
         elif giver is not None:
             self._gave(place, giver)
         elif taker is not None:
@@ -400,8 +405,8 @@ class TokenTracker:
 
     def held(self, party: SharedRun, rank: int) -> list[NodeLane]:
         """Return the lanes whose token a process has; with several devices it takes and gives them one by one."""
-        who = party.who(rank)
-        return [place for place in party.seats_of(rank) if self.tokens.get(place) == who]
+        who, slots = party.who(rank), party.seats_of(rank)
+        return [place for place in slots if (holder := self.holders.get(place)) is not None and holder.who == who]
 
     def is_taking(self, party: SharedRun, rank: int) -> bool:
         """
@@ -409,31 +414,32 @@ class TokenTracker:
 
         It is not if it has given the token of its first device back: the others follow.
         """
-        if rank not in party.let or len(party.sharer.ranks[rank]) == 1:
+        if rank not in party.turn.let or len(party.sharer.ranks[rank]) == 1:
             return False
         held = self.held(party, rank)
         return not held or min(place.device for place in held) == min(party.sharer.ranks[rank])
 
     def is_clear(self, party: SharedRun) -> bool:
         """Return whether no unexpected holder has a token of the run's devices, so that its turn can begin."""
-        return not any(place in self.strays for place in party.places) or any(
-            self.held(party, rank) for rank in party.let
+        return not any(self.unexpected(place) for place in party.places) or any(
+            self.held(party, rank) for rank in party.turn.let
         )
 
     def home(self, giver: LaneClientId) -> None:
         """Note that a process gave a token back or is gone; the turn ends when no process of its run has one."""
         party = self._table.party(giver)
-        if party is None or giver.rank not in party.let or self.held(party, giver.rank):
+        if party is None or giver.rank not in party.turn.let or self.held(party, giver.rank):
             return
-        party.let.discard(giver.rank)
-        if not party.let and self._table.in_turn(party):
+        party.turn.let.discard(giver.rank)
+        if not party.turn.let and self._table.in_turn(party):
             self._table.end(party)
 
     def forget(self, job_id: str) -> None:
         """Drop a run that is over: tokens that it had in another's place are back, even if the page says so later."""
-        for place, stray in list(self.strays.items()):
-            if stray.who.job_id == job_id:
-                self._stray_home(place, stray)
+        for place, holder in list(self.holders.items()):
+            if holder.unexpected and holder.who.job_id == job_id:
+                self.holders[place] = TokenHolder(holder.who)
+                self._end_in_place_of(place, holder)
 
     def _gave(self, place: NodeLane, giver: LaneClientId) -> None:
         party = self._table.party(giver)
@@ -448,39 +454,39 @@ class TokenTracker:
             return False
         if not (party.alone and heir.alone and heir.lanes.get(place.device) == place.lane):
             return False
-        party.let.clear()
+        party.turn = RunTurn()
         told = table.gangs.passed(giver.job_id, taker.job_id, table.now_s)
         table.begin(heir)
         table.let(heir, {taker.rank})
         table.digest(told)
         return True
 
-    def _stray(self, place: NodeLane, giver: LaneClientId, taker: LaneClientId) -> None:
-        """Note that a turn was handed to a process that the device's lanes did not expect, or are just choosing."""
-        holder = self._table.holder(place)
-        if holder is None or holder is not self._table.party(taker) or taker.rank not in holder.let:
-            self.strays[place] = UnexpectedHolder(taker, of=holder if holder is self._table.party(giver) else None)
+    def _expect(self, place: NodeLane, giver: LaneClientId, taker: LaneClientId) -> None:
+        """Note whether the process that a turn was handed to is one that the device's lanes are just choosing."""
+        run = self._table.holder(place)
+        if run is None or run is not self._table.party(taker) or taker.rank not in run.turn.let:
+            turn_of = run if run is self._table.party(giver) else None
+            self.holders[place] = TokenHolder(taker, unexpected=True, turn_of=turn_of)
 
     def _has(self, place: NodeLane, taker: LaneClientId) -> None:
         """Note that a process has the token: as expected, or in another's place because a page named it before."""
         party = self._table.party(taker)
-        if party is not None and taker.rank in party.let:
+        if party is not None and taker.rank in party.turn.let:
             return
         holder = self._table.holder(place)
         if holder is not None and holder.alone and self._hands_on(place, holder.whos_on(place.device)[0], taker):
             holder.asking |= holder.joined
             self._table.want(holder)
         else:
-            self.strays[place] = UnexpectedHolder(taker, of=None)
+            self.holders[place] = TokenHolder(taker, unexpected=True)
 
-    def _stray_home(self, place: NodeLane, stray: UnexpectedHolder) -> None:
+    def _end_in_place_of(self, place: NodeLane, holder: TokenHolder) -> None:
         """
-        Note that an unexpected holder has given the token back: the turn in whose place it had it ends, or begins.
+        End the turn in whose place an unexpected holder had the token, which it has given back.
 
         The turn ends only if it is still the same run's: that run may have left meanwhile, and another's turn, whose
         process has not had the token yet, may have begun.
         """
-        del self.strays[place]
         party = self._table.holder(place)
-        if party is not None and party is stray.of and party.alone and self._table.in_turn(party):
+        if party is not None and party is holder.turn_of and party.alone and self._table.in_turn(party):
             self._table.end(party)

@@ -9,7 +9,7 @@ settings. Synchronous; owns no loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -184,9 +184,7 @@ class SharingSupervisor:
         for device, lanes, ratio in self._beside.look(views):
             _log.info("lanes_compared", device=device, lanes=lanes, ratio=round(ratio, 3))
             self.lanes.gained(device, lanes, ratio, self._clock())
-        self._turns.keep({(place, view.holder) for place, view in views.items()})
-        for place, view in views.items():
-            self._watch(place, view)
+        self._watch(views)
         for run in list(self.host.runs.values()):
             if run.sharing != "exclusive" and run.alive and not run.killed_s:
                 self._check_memory(run)
@@ -204,25 +202,26 @@ class SharingSupervisor:
             self.lanes.table, self.host.site.devices, self._shares, fractions, self._clock()
         )
 
-    def _watch(self, place: NodeLane, view: LaneTokenView) -> None:
-        """Warn a run that is long in an iteration while others wait, and take its turn in the end."""
-        if view.holder is None or not view.busy:
-            return
-        key = (view.holder.job_id, view.holder.epoch)
-        waiting = self.lanes.waiting(place)
-        number = next((member.iterations for member in view.members if member.who == view.holder), 0)
-        verdict = self._turns.look((place, view.holder), iteration=number, waiting=waiting, now_s=self._clock())
-        if verdict == "go" or key not in self.host.runs:
-            return
-        rules = self._turns.rules
-        words = WORDS[verdict].format(s=rules.warn_s if verdict == "warn" else rules.take_s, waiting=waiting)
-        if verdict == "warn":
-            self.host.warn(key, f"rank {view.holder.rank} {words}")
-        elif self._hang == "kill":
-            self.host.end(key, "hang", f"rank {view.holder.rank} {words}, and was ended")
-        else:
-            self.lanes.stopped(view.holder, self._clock())
-            self.desk.overrule(place)
+    def _watch(self, views: Mapping[NodeLane, LaneTokenView]) -> None:
+        """Warn runs that are long in an iteration while others wait, and take their turns in the end."""
+        holders = {
+            (place, view.holder): (view.iterations, self.lanes.waiting(place))
+            for place, view in views.items()
+            if view.holder is not None and view.busy
+        }
+        limits, now_s = self._turns.rules, self._clock()
+        for (place, who), verdict in self._turns.look(holders, now_s).items():
+            key, (_, waiting) = (who.job_id, who.epoch), holders[place, who]
+            if verdict == "go" or key not in self.host.runs:
+                continue
+            words = WORDS[verdict].format(s=limits.warn_s if verdict == "warn" else limits.take_s, waiting=waiting)
+            if verdict == "warn":
+                self.host.warn(key, f"rank {who.rank} {words}")
+            elif self._hang == "kill":
+                self.host.end(key, "hang", f"rank {who.rank} {words}, and was ended")
+            else:
+                self.lanes.stopped(who, now_s)
+                self.desk.overrule(place)
 
     def _check_memory(self, run: LocalRun) -> None:
         for index, devices in run.devices_of.items():

@@ -53,9 +53,7 @@ def looks(played: Stage, beside: ParallelGain, shares: TurnShares, turns: TurnCl
     shares.measure(views, 1 + int(1e9 * played.now_s))
     for device, lanes, ratio in beside.look(views):
         played.desk.lanes.gained(device, lanes, ratio, played.now_s)
-    for place, view in views.items():
-        number = next((member.iterations for member in view.members if member.who == view.holder), 0)
-        turns.look((place, view.holder), iteration=number, waiting=1, now_s=played.now_s)
+    turns.look({(place, view.holder): (view.iterations, 1) for place, view in views.items()}, played.now_s)
 
 
 @given(rounds=st.lists(st.tuples(SCRIBBLES, st.sampled_from(["step", "turn", "look", "restart"])), max_size=12))

@@ -99,13 +99,11 @@ def test_one_whose_turn_ends_as_it_is_seated_anew_is_not_named_for_it_again() ->
         assert played.desk.views()[NodeLane(1, 0)].holder == after
         played.step(both)
         played.turn()
-        assert played.desk.lanes.passing.strays == {}
+        assert played.desk.lanes.passing.unexpected(NodeLane(1, 0)) is None
 
 
 def test_of_turns_that_are_over_nothing_is_kept() -> None:
     turns = TurnClock(TurnLimits(warn_s=10.0, take_s=60.0))
-    for number in range(5):
-        turns.look(number, iteration=1, waiting=1, now_s=0.0)
-    turns.keep({3})
-    assert turns.look(3, iteration=1, waiting=1, now_s=11.0) == "warn"
-    assert turns.look(4, iteration=1, waiting=1, now_s=11.0) == "go"
+    turns.look(dict.fromkeys(range(5), (1, 1)), now_s=0.0)
+    turns.look({3: (1, 1)}, now_s=1.0)
+    assert turns.look({3: (1, 1), 4: (1, 1)}, now_s=11.0) == {3: "warn", 4: "go"}

@@ -38,7 +38,7 @@ class Pages:
             SlotCounters(LaneClientId(job, 1, 0), self.counted[lane, job][0], False, self.counted[lane, job][1], 0)
             for job in jobs
         )
-        return LaneTokenView(None, 0, False, 0, members)
+        return LaneTokenView(None, 0, False, False, 0, 0, members)
 
 
 @pytest.mark.parametrize(("beside_s", "ratio"), [(0.010, 2.0), (0.020, 1.0), (0.016, 1.25)])

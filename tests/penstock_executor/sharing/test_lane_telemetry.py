@@ -20,14 +20,14 @@ MIB = 1 << 20
 
 
 def page(
-    holder: LaneClientId | None, *held_s: float, since_s: float = 0.0, busy: bool = True, turn: int = 0, turns: int = 0
+    holder: LaneClientId | None, *held_s: float, since_s: float = 0.0, begun: bool = True, turn: int = 0
 ) -> LaneTokenView:
     """A lane of two, and for how long each has had the turn in turns that have ended."""
     members = tuple(
-        SlotCounters(who, iterations=0, busy=busy and who == holder, held_ns=int(s * SECOND), turns=turns)
+        SlotCounters(who, iterations=0, busy=False, held_ns=int(s * SECOND), turns=0)
         for who, s in zip((A, B), held_s, strict=True)
     )
-    return LaneTokenView(holder, int(since_s * SECOND), busy, turn, members)
+    return LaneTokenView(holder, int(since_s * SECOND), begun, busy=False, iterations=0, turn=turn, members=members)
 
 
 def shares_of(*looks: tuple[float, LaneTokenView]) -> TurnShares:
@@ -47,18 +47,19 @@ def test_shares_count_turns_that_have_ended_and_the_one_that_lasts() -> None:
 
 def test_of_those_who_left_in_their_turn_nothing_is_kept() -> None:
     shares = shares_of((10.0, page(A, 0.0, 0.0, since_s=9.0)))
-    assert list(shares._running) == [(LANE, A)]
     shares.measure({}, 11 * SECOND)
-    assert not shares._running
+    assert (shares.held, shares.switches_per_s) == ({}, {})
+    shares.measure({LANE: page(A, 9.0, 0.0, since_s=9.0)}, 12 * SECOND)
+    assert shares.held == {A: 0.0, B: 0.0}
 
 
 def test_a_turn_lasts_between_two_iterations_too() -> None:
-    first, then = page(A, 0.0, 0.0, since_s=9.0), page(A, 0.0, 0.0, since_s=9.0, busy=False)
+    first, then = page(A, 0.0, 0.0, since_s=9.0), page(A, 0.0, 0.0, since_s=9.0)
     assert shares_of((10.0, first), (11.0, then)).held == {A: 1.0, B: 0.0}
 
 
 def test_a_token_that_its_owner_has_not_taken_yet_counts_for_nobody() -> None:
-    first, then = page(B, 1.0, 0.0, since_s=9.9), page(A, 1.0, 0.1, since_s=3.0, busy=False)
+    first, then = page(B, 1.0, 0.0, since_s=9.9), page(A, 1.0, 0.1, since_s=3.0, begun=False)
     assert shares_of((10.0, first), (11.0, then)).held == {A: 0.0, B: 0.0}
 
 
@@ -95,15 +96,13 @@ def test_nothing_is_told_where_nothing_is_shared() -> None:
 # --- leases
 def test_nobody_is_warned_while_nobody_waits_or_iterations_end() -> None:
     turns = TurnClock(TurnLimits(warn_s=1.0, take_s=5.0))
-    assert [turns.look(A, iteration=1, waiting=0, now_s=float(s)) for s in range(10)] == ["go"] * 10
-    assert [turns.look(A, iteration=s, waiting=2, now_s=10.0 + s) for s in range(10)] == ["go"] * 10
+    assert [turns.look({A: (1, 0)}, float(s))[A] for s in range(10)] == ["go"] * 10
+    assert [turns.look({A: (s, 2)}, 10.0 + s)[A] for s in range(10)] == ["go"] * 10
 
 
 def test_after_a_warning_the_next_iteration_has_all_of_its_time() -> None:
     turns = TurnClock(TurnLimits(warn_s=1.0, take_s=5.0))
-    said = [
-        turns.look(A, iteration=i, waiting=1, now_s=t) for t, i in ((0.0, 1), (2.0, 1), (3.0, 2), (3.5, 2), (4.0, 2))
-    ]
+    said = [turns.look({A: (i, 1)}, t)[A] for t, i in ((0.0, 1), (2.0, 1), (3.0, 2), (3.5, 2), (4.0, 2))]
     assert said == ["go", "warn", "go", "go", "warn"]
 
 
@@ -141,7 +140,7 @@ def test_a_process_that_is_heard_of_late_is_measured_by_what_it_says_first() -> 
 
 def test_one_that_was_looked_at_too_late_is_warned_before_anything_is_taken() -> None:
     turns = TurnClock(TurnLimits(warn_s=1.0, take_s=5.0))
-    looked = [turns.look("j1", iteration=7, waiting=1, now_s=now_s) for now_s in (0.0, 9.0, 9.5)]
+    looked = [turns.look({A: (7, 1)}, now_s)[A] for now_s in (0.0, 9.0, 9.5)]
     assert looked == ["go", "warn", "take"]
     unwarned = TurnClock(TurnLimits(warn_s=5.0, take_s=5.0))
-    assert [unwarned.look("j1", iteration=7, waiting=1, now_s=now_s) for now_s in (0.0, 9.0)] == ["go", "take"]
+    assert [unwarned.look({A: (7, 1)}, now_s)[A] for now_s in (0.0, 9.0)] == ["go", "take"]
