@@ -28,7 +28,6 @@ from penstock_packed.member_supervisor import MemberSupervisor
 from penstock_packed.member_turn import MemberObject, Model, TrialProgram
 from penstock_packed.request_queue import Latency, ModelEndpoint, ModelRequest
 from penstock_sharing.lanes import LaneRules
-from penstock_sharing.lanes.turn_policy import MemberStanding
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -147,7 +146,7 @@ class PackedHost:
         """
         if steps is not None and steps < 1:
             raise ValueError(f"steps of {name} is {steps}; expected 1 or more, or None until the trial says finish()")
-        member = PackedMember(name, self._standing(name, priority), memory or self._assumed, steps)
+        member = PackedMember(name, memory or self._assumed, steps, priority=priority)
         self._desk.add(member, MemberObject(name, trial))
 
     def serve(
@@ -180,9 +179,7 @@ class PackedHost:
         if not target_s > 0 or batch < 1 or most_waiting < 1:
             given = f"target_s={target_s}, batch={batch}, most_waiting={most_waiting}"
             raise ValueError(f"{given} of {name}; expected more than 0, and 1 or more of both others")
-        member = PackedMember(
-            name, self._standing(name, 0), memory or self._assumed, None, target_s, batch, most_waiting
-        )
+        member = PackedMember(name, memory or self._assumed, None, target_s, batch, most_waiting)
         self._desk.add(member, MemberObject(name, model, Latency(target_s)))
         self.endpoints[name] = endpoint = ModelEndpoint[Q, A](name, self._desk.ask, self._desk.close_model)
         return endpoint
@@ -248,9 +245,6 @@ class PackedHost:
                 self._desk.take_turn(slot, ROUND_S)
         except BaseException as error:  # told to the main thread, which raises it
             self._broken = error
-
-    def _standing(self, name: str, priority: int) -> MemberStanding:
-        return MemberStanding(name, len(self._desk.members), priority=priority)
 
 
 @contextmanager

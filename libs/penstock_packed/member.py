@@ -24,7 +24,6 @@ import msgspec
 
 from penstock_log import MemoryNeed
 from penstock_sharing.lanes import MemoryEstimate, MemoryReading
-from penstock_sharing.lanes.turn_policy import MemberStanding
 
 Stage = Literal["new", "running", "finished", "failed"]
 NOTHING: Final = MemoryNeed(0, 0, 0)
@@ -42,6 +41,8 @@ class PackedMember:
     Attributes
     ----------
     name : str
+    declared : MemoryNeed
+        What the user knows of its need; measured parts that are larger count instead.
     steps : int or None
         After which a trial is finished; None: when it says so.
     target_s : float or None
@@ -50,30 +51,30 @@ class PackedMember:
         Most requests of one step of a model.
     most_waiting : int
         Most requests that wait for a model; more are refused.
-    declared : MemoryNeed
-        What the user knows of its need; measured parts that are larger count instead.
+    priority : int
+        Of a trial, for the policy ``priority``.
     stage : {"new", "running", "finished", "failed"}
         New until its setup is done in this process.
     done : int
         Steps of a trial since its very beginning.
-    lane : int or None
-        None while it has no place on the device.
+    service_s : float
+        Time of all of its turns since its very beginning.
     reason : str
-        Why it waits, is parked, or has failed.
+        Why it has failed.
     held_bytes : int
         What it holds of the device between its turns, as measured.
     """
 
     name: str
-    standing: MemberStanding
     declared: MemoryNeed
     steps: int | None = None
     target_s: float | None = None
     batch: int = 1
     most_waiting: int = MOST_WAITING
+    priority: int = 0
     stage: Stage = "new"
     done: int = 0
-    lane: int | None = None
+    service_s: float = 0.0
     reason: str = ""
     held_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -96,6 +97,11 @@ class PackedMember:
         return median(self._lengths_s) if self._lengths_s else 0.0
 
     @property
+    def remaining_s(self) -> float:
+        """How long its other steps may be expected to take; infinite where nobody knows how many there are."""
+        return math.inf if self.steps is None else (self.steps - self.done) * self.turn_s
+
+    @property
     def need(self) -> MemoryNeed:
         """What it needs as far as is known: of each part, the larger one of what was declared and what was measured."""
         measured = self.estimate.need or NOTHING
@@ -107,12 +113,9 @@ class PackedMember:
 
     def ran(self, took_s: float) -> None:
         """Count a turn as service."""
-        standing = self.standing
-        standing.service_s += took_s
-        standing.lane_s += took_s
+        self.service_s += took_s
         if self.stage == "running":
             self._lengths_s.append(took_s)
-        standing.remaining_s = math.inf if self.steps is None else (self.steps - self.done) * self.turn_s
 
     def grew(self, by_bytes: int, peak_bytes: int | None) -> None:
         """
@@ -170,7 +173,7 @@ def entry(member: PackedMember, folder: str) -> SavedMember:
         name=member.name,
         stage=member.stage,
         done=member.done,
-        service_s=member.standing.service_s,
+        service_s=member.service_s,
         reason=member.reason if member.stage == "failed" else "",
         metrics=dict(member.metrics),
         folder=folder,

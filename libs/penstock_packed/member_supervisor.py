@@ -247,8 +247,6 @@ class MemberSupervisor:
             self._leave(name, ended, reason)
             return
         self._floor.over(name, self._clock())
-        if not self._members[name].trains:
-            self._floor.serving(name)
 
     def _answer(self, go: PackedTurn[ModelRequest], done: TurnResult) -> None:
         if done.error:
@@ -369,7 +367,7 @@ class MemberCheckpoints:
                 continue
             member.stage = saved.stage if saved.stage in ("finished", "failed") else "new"
             member.done, member.reason, member.metrics = saved.done, saved.reason, dict(saved.metrics)
-            member.standing.service_s = saved.service_s
+            member.service_s = saved.service_s
             if member.over:
                 self._jobs[saved.name].body = None
         if self._resumable is not None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import ceil
@@ -63,9 +63,9 @@ class RequestQueue(Generic[R]):
     (None, None)
     >>> targets.ask("slow", "hello", 10.0), targets.ask("quick", "hi", 10.3)
     (None, None)
-    >>> targets.first(["slow", "quick"], 10.3, lambda name: 0.01)
+    >>> targets.first(lambda name: True, 10.3, lambda name: 0.01)
     ('quick', 10.4)
-    >>> targets.first(["slow", "quick"], 10.485, lambda name: 0.01)  # too late for the quick one, just in time for this
+    >>> targets.first(lambda name: True, 10.485, lambda name: 0.01)  # too late for the quick one, just in time for this
     ('slow', 10.5)
     """
 
@@ -94,19 +94,21 @@ class RequestQueue(Generic[R]):
         """Return how many requests a model has."""
         return len(self._asked.get(name, ()))
 
-    def first(self, among: Container[str], now_s: float, answer_s: Callable[[str], float]) -> tuple[str, float] | None:
+    def first(
+        self, may: Callable[[str], bool], now_s: float, answer_s: Callable[[str], float]
+    ) -> tuple[str, float] | None:
         """
         Return the model whose oldest request is next, and its deadline; O(m log m) in the models with requests.
 
         Parameters
         ----------
-        among : container of str
-            Models that may be chosen.
+        may : callable
+            Whether a model may be chosen.
         answer_s : callable
             How long a model takes for an answer, in seconds.
         """
         heads = [
-            OldestRequest(asked[0].due_s, answer_s(name), name) for name, asked in self._asked.items() if name in among
+            OldestRequest(asked[0].due_s, answer_s(name), name) for name, asked in self._asked.items() if may(name)
         ]
         if not heads:
             return None

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock_packed.member_turn import LOG, reason
 from penstock_packed.request_queue import ModelEndpoint
+from penstock_sharing.token.token_broker import listen
 
 CHUNK: Final = 65_536
 MOST_LINE: Final = 64 * 2**20
@@ -125,14 +126,7 @@ class RequestServer:
         """
         if len(os.fsencode(self._path)) > MOST_PATH:
             raise ValueError(f"{self._path} is too long for a socket; expected at most {MOST_PATH} bytes")
-        self._path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            self._listener.bind(str(self._path))
-        finally:
-            os.umask(before)
-        self._listener.listen(128)
+        self._listener = listen(self._path, socket.SOCK_STREAM)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread.start()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_packed.device_queue import DeviceQueue, PackedTurn, TrialQueue
+from penstock_packed.device_queue import DeviceQueue, PackedTurn
 from penstock_packed.member import PackedMember
 from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryNeed
-from penstock_sharing.lanes.turn_policy import MemberStanding
+from penstock_sharing.lanes.turn_policy import MemberStanding, TurnQueue
 
 TINY = MemoryNeed(1, 0, 1)
 
@@ -26,13 +26,11 @@ class Played:
 
     def trial(self, name: str, length_s: float, priority: int = 0, steps: int | None = None) -> None:
         self.length_s[name] = length_s
-        standing = MemberStanding(name, len(self.length_s), priority=priority)
-        self.floor.join(PackedMember(name, standing, TINY, steps), self.now_s)
+        self.floor.join(PackedMember(name, TINY, steps, priority=priority), self.now_s)
 
     def model(self, name: str, length_s: float, target_s: float, batch: int = 1) -> None:
         self.length_s[name] = length_s
-        standing = MemberStanding(name, len(self.length_s))
-        self.floor.join(PackedMember(name, standing, TINY, None, target_s, batch), self.now_s)
+        self.floor.join(PackedMember(name, TINY, None, target_s, batch), self.now_s)
 
     def ask(self, name: str) -> None:
         self.floor.targets.ask(name, name, self.now_s)
@@ -57,8 +55,6 @@ class Played:
             self.floor.left(go.name, self.now_s)
             return
         self.floor.over(go.name, self.now_s)
-        if not member.trains:
-            self.floor.serving(go.name)
 
     def set_up(self) -> None:
         """Let all members have their setup and a first step or answer, so that their lengths are known."""
@@ -243,15 +239,15 @@ def test_trials_take_their_turns_in_the_order_of_the_policy(policy: str, expecte
 
 
 def test_patience_counts_from_the_first_asking_for_one_who_comes_from_another_lane() -> None:
-    there, here = TrialQueue("priority", 30.0), TrialQueue("priority", 30.0)
+    there, here = TurnQueue(TURN_POLICIES["priority"], 30.0), TurnQueue(TURN_POLICIES["priority"], 30.0)
     moved, first, second = (MemberStanding(name, i, priority=i) for i, name in enumerate(["moved", "first", "second"]))
     there.ask(moved, 0.0)
     there.forget(moved)
     here.ask(first, 10.0)
     here.ask(second, 12.0)
-    here.welcome(moved, 15.0)
-    assert here.impatient(31.0)
-    assert [here.take(43.0, lambda _: True) for _ in range(4)] == ["moved", "first", "second", None]
+    here.welcome(moved)
+    assert here.is_impatient(31.0)
+    assert [here.take(43.0) for _ in range(4)] == [moved, first, second, None]
 
 
 def test_fair_shares_the_time_and_not_the_turns() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from penstock_packed.device_queue import DeviceQueue, PackedTurn
 from penstock_packed.member import PackedMember
 from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryNeed
-from penstock_sharing.lanes.turn_policy import MemberStanding
 
 
 class Plan(NamedTuple):
@@ -46,9 +45,9 @@ class Crew:
         self.plans = {f"t{number}": plan for number, plan in enumerate(plans)}
         self.now_s, self._lanes, self._chance = 0.0, lanes, chance
         self.under_way: list[PackedTurn[str]] = []
-        for number, (name, plan) in enumerate(self.plans.items()):
+        for name, plan in self.plans.items():
             need = MemoryNeed(plan.declared[0], 0, plan.declared[1])
-            self.floor.join(PackedMember(name, MemberStanding(name, number), need, plan.steps), 0.0)
+            self.floor.join(PackedMember(name, need, plan.steps), 0.0)
 
     def move(self) -> None:
         """End those who have to go; then begin a turn, or end one."""

@@ -12,7 +12,7 @@ and a job its lane, only there; so no change waits for more than the turn that i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import assert_never
@@ -55,6 +55,9 @@ class DeviceLanes:
     capacity_bytes, reserve_bytes : int
         The device's memory, and what of it is left alone.
     rules : LaneRules
+    on_call : bool
+        Whether turns are given by :meth:`give_turn` alone, for an owner with reasons of its own who is next; else a
+        turn is given as soon as somebody asks and the lane is free.
 
     Raises
     ------
@@ -84,11 +87,13 @@ class DeviceLanes:
     (65, 35)
     """
 
-    def __init__(self, capacity_bytes: int, reserve_bytes: int = 0, rules: LaneRules | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int, reserve_bytes: int = 0, rules: LaneRules | None = None, *, on_call: bool = False
+    ) -> None:
         if not 0 <= reserve_bytes <= capacity_bytes:
             raise ValueError(f"reserve {reserve_bytes} is out of range; expected 0 to the capacity, {capacity_bytes}")
         self.rules = rules or LaneRules()
-        self._deck = LaneAllocator(capacity_bytes - reserve_bytes, self.rules)
+        self._deck = LaneAllocator(capacity_bytes - reserve_bytes, self.rules, on_call=on_call)
         self._roster = LaneMembers(self._deck)
         self._arrived = 0
 
@@ -194,6 +199,30 @@ class DeviceLanes:
             self._roster.settle(now_s)
         return self._told()
 
+    def give_turn(
+        self, lane: int, now_s: float, job_id: str | None = None, may: Callable[[str], bool] = lambda _: True
+    ) -> str | None:
+        """
+        Give the turn of a lane that is one of :attr:`free_lanes`; return who has it now.
+
+        Parameters
+        ----------
+        job_id : str or None
+            A member of the lane that gets it, whoever is next; None: whoever is next.
+        may : callable
+            Whether a job may be next; others keep their places, and one that has asked for too long may always.
+        """
+        there = self._deck.lanes[lane]
+        if job_id is not None:
+            there.hand(self._member(job_id), now_s)
+        else:
+            there.grant(now_s, may)
+        return there.holder.job_id if there.holder is not None else None
+
+    def is_impatient(self, lane: int, now_s: float) -> bool:
+        """Return whether somebody has asked for a turn in a lane for too long, and so is next."""
+        return self._deck.lanes[lane].asking.is_impatient(now_s)
+
     def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Change]:
         """
         A job's turn is over, and it has handed it straight to another member of its lane, as :meth:`ahead` had said.
@@ -293,6 +322,16 @@ class DeviceLanes:
             )
             for lane in self._deck.lanes.values()
         )
+
+    @property
+    def free_lanes(self) -> list[int]:
+        """Lanes in which a turn may begin now, oldest first."""
+        return [lane.number for lane in self._deck.lanes.values() if self._deck.may_run(lane)]
+
+    def lane_of(self, job_id: str) -> int | None:
+        """Return the lane of a job; None for one that waits, is parked, or is not here."""
+        member = self._roster.members.get(job_id)
+        return member.lane.number if member is not None and member.lane is not None else None
 
     @property
     def waiting(self) -> tuple[str, ...]:

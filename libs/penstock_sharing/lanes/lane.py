@@ -23,7 +23,7 @@ algorithm 1; the second half of rule 1 and of rule 4 are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -118,12 +118,12 @@ class Lane:
         others = (m.need.ephemeral_bytes for m in self.members.values() if m is not member)
         return max(self.size_bytes if self.holder else 0, need.ephemeral_bytes, *others, 0)
 
-    def add(self, member: LaneMember, now_s: float) -> None:
+    def add(self, member: LaneMember) -> None:
         """Take in a member; if it asks for a turn, it goes on asking here."""
         self.members[member.job_id] = member
         self.wanted_bytes = max(self.wanted_bytes, member.need.ephemeral_bytes)
         member.lane, member.at, member.overtaken = self, "lane", 0
-        self.asking.welcome(member.standing, now_s)
+        self.asking.welcome(member.standing)
 
     def remove(self, member: LaneMember, now_s: float) -> None:
         """Let a member go; its turn ends with it."""
@@ -147,9 +147,9 @@ class Lane:
             standing.remaining_s = max(0.0, standing.remaining_s - ran_s)
             self.holder = None
 
-    def grant(self, now_s: float) -> LaneMember | None:
-        """Give the turn to whoever is next; None if nobody asks."""
-        standing = self.asking.take(now_s)
+    def grant(self, now_s: float, may: Callable[[str], bool] = lambda _: True) -> LaneMember | None:
+        """Give the turn to whoever is next of those who may have one; None if nobody of them asks."""
+        standing = self.asking.take(now_s, may)
         if standing is None:
             return None
         self.holder, self._held_since_s = self.members[standing.job_id], now_s

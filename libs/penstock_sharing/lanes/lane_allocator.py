@@ -48,6 +48,8 @@ class LaneAllocator:
     ----------
     resident_bytes : int
         ``sum(P + F)`` of all that hold memory: members, parked and leaving.
+    on_call : bool
+        Turns are given only by who asks for that, and not to whoever is next as soon as a lane is free.
     tight : bool
         More is promised than there is, because somebody has taken more than it was given: turns are given only so far
         as the memory that is really free allows.
@@ -55,8 +57,8 @@ class LaneAllocator:
         What has not been told yet.
     """
 
-    def __init__(self, usable_bytes: int, rules: LaneRules) -> None:
-        self.usable_bytes, self.rules = usable_bytes, rules
+    def __init__(self, usable_bytes: int, rules: LaneRules, *, on_call: bool = False) -> None:
+        self.usable_bytes, self.rules, self.on_call = usable_bytes, rules, on_call
         self.lanes: dict[int, Lane] = {}
         self.gains = LaneGains(rules.least_gain, rules.retry_s)
         self.resident_bytes = 0
@@ -103,7 +105,7 @@ class LaneAllocator:
         if member.at == "waiting":
             self.resident_bytes += member.need.resident_bytes
         self.changes.append(SAID[member.at](member.job_id, lane.number))
-        lane.add(member, now_s)
+        lane.add(member)
         return True
 
     def make_room(self, need: MemoryNeed, now_s: float) -> bool:
@@ -148,10 +150,14 @@ class LaneAllocator:
 
     def grant(self, lane: Lane, now_s: float) -> None:
         """Give the turn of a lane to whoever is next, if nobody has it and it is safe."""
-        if lane.holder is None and not (self.tight and self._running_bytes() + lane.size_bytes > self.usable_bytes):
+        if self.may_run(lane) and not self.on_call:
             holder = lane.grant(now_s)
             if holder is not None:
                 self.changes.append(TurnGranted(holder.job_id, lane.number))
+
+    def may_run(self, lane: Lane) -> bool:
+        """Return whether a turn may begin in a lane now: nobody has it, and it is safe."""
+        return lane.holder is None and not (self.tight and self._running_bytes() + lane.size_bytes > self.usable_bytes)
 
     def _open(self, size_bytes: int) -> Lane:
         lane = Lane(self._opened, size_bytes, TurnQueue(TURN_POLICIES[self.rules.policy], self.rules.patience_s))
@@ -163,7 +169,7 @@ class LaneAllocator:
     def _move(self, member: LaneMember, to: Lane, now_s: float) -> None:
         if member.lane is not None:
             member.lane.remove(member, now_s)
-        to.add(member, now_s)
+        to.add(member)
         self.changes.append(MemberMoved(member.job_id, to.number))
 
     def _empty(self, lane: Lane, now_s: float) -> None:

@@ -28,6 +28,7 @@ Gu et al., Tiresias, NSDI 2019 (``las``).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple, Protocol
@@ -152,7 +153,7 @@ class TurnQueue:
 
     Notes
     -----
-    ``ask``, ``take``, ``forget``: O(log m) amortised.
+    ``ask``, ``take``, ``forget``: O(log m) amortised, and so much again for each member that ``take`` passes over.
 
     Examples
     --------
@@ -177,30 +178,45 @@ class TurnQueue:
     def __len__(self) -> int:
         return len(self._since)
 
-    def welcome(self, member: MemberStanding, now_s: float) -> None:
-        """Take in one who comes from elsewhere, neither ahead of the others nor behind them; it may be asking."""
+    def welcome(self, member: MemberStanding) -> None:
+        """
+        Take in one who comes from elsewhere, neither ahead of the others nor behind them.
+
+        It may be asking: patience counts from when it began to.
+        """
         member.lane_s = self._clock_s
         if member.asked_s is not None:
-            self._push(member, now_s)
+            asked_s = member.asked_s
+            self._push(member, asked_s)
+            later = [name for name, other in self._since.items() if asked_s < (other.asked_s or 0.0)]
+            self._since |= {name: self._since.pop(name) for name in later}
 
     def ask(self, member: MemberStanding, now_s: float) -> None:
         """Note that a member wants a turn; one that asks already keeps its place."""
         if member.job_id not in self._since:
             self._push(member, now_s)
 
-    def take(self, now_s: float) -> MemberStanding | None:
-        """Return who is next, who then asks no more; None where nobody asks."""
-        member = self.first(now_s)
+    def take(self, now_s: float, may: Callable[[str], bool] = lambda _: True) -> MemberStanding | None:
+        """Return who is next, who then asks no more; None where nobody asks. ``may`` is that of :meth:`first`."""
+        member = self.first(now_s, may)
         return None if member is None else self.pick(member)
 
-    def first(self, now_s: float) -> MemberStanding | None:
-        """Return who is next, who goes on asking; None where nobody asks."""
-        if not self._since:
-            return None
+    def first(self, now_s: float, may: Callable[[str], bool] = lambda _: True) -> MemberStanding | None:
+        """
+        Return who is next, who goes on asking; None where nobody asks.
+
+        Parameters
+        ----------
+        may : callable
+            Whether a member may have a turn now; others keep their places. One that has asked for too long may always.
+        """
         if self._hurried:
             return self._since[next(iter(self._hurried))]
-        longest = next(iter(self._since.values()))
-        return longest if self._patience_left_s(longest, now_s) <= 0.0 else self._lowest()
+        return next(iter(self._since.values())) if self.is_impatient(now_s) else self._lowest(may)
+
+    def is_impatient(self, now_s: float) -> bool:
+        """Return whether somebody has asked for too long, and so is next under every policy."""
+        return bool(self._since) and self._patience_left_s(next(iter(self._since.values())), now_s) <= 0.0
 
     def pick(self, member: MemberStanding) -> MemberStanding:
         """Return a member that gets the turn, whoever is next; it asks no more."""
@@ -262,10 +278,18 @@ class TurnQueue:
         self.hurry(member)
         heappush(self._heap, (self._policy(member), self._asked, member))
 
-    def _lowest(self) -> MemberStanding:
-        while not self._counts(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][2]
+    def _lowest(self, may: Callable[[str], bool]) -> MemberStanding | None:
+        passed_over, found = [], None
+        while self._heap and found is None:
+            if not self._counts(self._heap[0]):
+                heappop(self._heap)
+            elif may(self._heap[0][2].job_id):
+                found = self._heap[0][2]
+            else:
+                passed_over.append(heappop(self._heap))
+        for entry in passed_over:
+            heappush(self._heap, entry)
+        return found
 
     def _counts(self, entry: tuple[float, int, MemberStanding]) -> bool:
         _, asked, member = entry

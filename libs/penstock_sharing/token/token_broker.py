@@ -369,9 +369,6 @@ def drain(fd: int) -> None:
             os.eventfd_read(fd)
 
 
-_BACKLOG: Final = 64
-
-
 @dataclass(slots=True, eq=False)
 class BrokerConnection:
     """
@@ -419,7 +416,7 @@ class BrokerListener:
     def __init__(self, path: Path, epoll: select.epoll) -> None:
         self._epoll = epoll
         self._guests: dict[int, BrokerConnection] = {}
-        self._listener = _listen(path)
+        self._listener = listen(path, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         epoll.register(self._listener, select.EPOLLIN)
 
     def attend(self, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
@@ -499,14 +496,23 @@ class BrokerListener:
         return guest, *(received or (None, []))
 
 
-def _listen(path: Path) -> socket.socket:
-    """Return the listening socket, readable and writable for this user alone from its first moment."""
+def listen(path: Path, kind: int) -> socket.socket:
+    """
+    Return a listening Unix socket, readable and writable for this user alone from its first moment.
+
+    Parameters
+    ----------
+    path : Path
+        One that is there is replaced.
+    kind : int
+        ``SOCK_SEQPACKET`` or ``SOCK_STREAM``, with flags.
+    """
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    listener = socket.socket(socket.AF_UNIX, kind)
     before = os.umask(0o177)
     try:
         listener.bind(str(path))
     finally:
         os.umask(before)
-    listener.listen(_BACKLOG)
+    listener.listen(128)
     return listener

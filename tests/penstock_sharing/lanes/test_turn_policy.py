@@ -29,7 +29,7 @@ def turns(
     """Return who has had the turn, one after the other, where all ask all the time."""
     asking, now_s = TurnQueue(TURN_POLICIES[policy], patience_s), 0.0
     for member in members:
-        asking.welcome(member, now_s)
+        asking.welcome(member)
         asking.ask(member, now_s)
     for _ in range(count):
         member = asking.take(now_s)
@@ -80,7 +80,7 @@ def next_six(asking: TurnQueue, *members: MemberStanding) -> str:
 
 
 def alone_for_100_turns(asking: TurnQueue, member: MemberStanding) -> None:
-    asking.welcome(member, 0.0)
+    asking.welcome(member)
     for now_s in range(100):
         asking.ask(member, now_s)
         assert asking.take(now_s) is member
@@ -90,13 +90,13 @@ def alone_for_100_turns(asking: TurnQueue, member: MemberStanding) -> None:
 def test_fair_gives_no_credit_for_the_time_before_one_came():
     asking, old, new = TurnQueue(TURN_POLICIES["fair"], None), MemberStanding("o", 0), MemberStanding("n", 1)
     alone_for_100_turns(asking, old)
-    asking.welcome(new, 100.0)
+    asking.welcome(new)
     assert next_six(asking, old, new) == "nonono"
 
 
 def test_fair_gives_no_credit_for_asking_for_nothing():
     asking, busy, idle = TurnQueue(TURN_POLICIES["fair"], None), MemberStanding("b", 0), MemberStanding("i", 1)
-    asking.welcome(idle, 0.0)
+    asking.welcome(idle)
     alone_for_100_turns(asking, busy)
     assert next_six(asking, busy, idle) == "ibibib"
 
@@ -108,7 +108,7 @@ def test_fair_does_not_hold_against_one_what_it_had_in_another_lane():
         MemberStanding("m", 1, lane_s=1000.0),
     )
     alone_for_100_turns(asking, old)
-    asking.welcome(moved, 100.0)
+    asking.welcome(moved)
     assert next_six(asking, old, moved) == "momomo"
 
 
@@ -212,3 +212,15 @@ def test_a_quantum_is_the_shortest_turn_whose_hand_over_costs_two_per_cent_at_mo
 def test_a_quantum_of_nonsense_is_an_error(wrong):
     with pytest.raises(ValueError, match="out of range"):
         quantum(*wrong)
+
+
+def test_who_may_not_have_a_turn_now_keeps_its_place():
+    asking = TurnQueue(TURN_POLICIES["fifo"], 30.0)
+    long, short = MemberStanding("long", 0), MemberStanding("short", 1)
+    asking.ask(long, 0.0)
+    asking.ask(short, 0.0)
+    assert [asking.take(1.0, lambda name: name == "short") for _ in range(2)] == [short, None]
+    asking.ask(short, 1.0)
+    assert asking.take(2.0) is long
+    asking.ask(long, 3.0)
+    assert asking.take(31.0, lambda _: False) is short, "it has asked for too long"
