@@ -7,8 +7,8 @@ In reading order:
 * ``invocation``: What every command shares: connection, common options, errors, exit codes.
 * ``value_formats``: Sizes, times and pairs as people type and read them.
 * ``render``: Tables, pairs and JSON on standard output.
-* ``view_lines``: The gateway's views as lines of text.
-* ``size_views``: An elastic job's sizes in words and as a chart.
+* ``job_text``: Jobs in words: the list, one in full, why it waits, its story and its sizes.
+* ``size_chart``: An elastic job's devices and pace over time.
 * ``spec_file``: Job and sweep files, read strictly.
 * ``simulation_arguments``: What was typed of a simulation.
 * ``simulation_plan``: A simulation that can start: arguments, engine, seeds.

@@ -18,6 +18,9 @@ from typing import Final
 import msgspec
 import typer
 
+Pairs = list[tuple[str, str]]
+Table = tuple[Sequence[str], list[tuple[str, ...]]]
+"""Headers and rows."""
 _COLOURS: Final = {"R": "green", "PR": "yellow", "CG": "yellow", "F": "red", "CA": "magenta", "CD": "blue"}
 _GAP: Final = "  "
 _LEAST_NAME: Final = 8
@@ -63,6 +66,13 @@ def seen(text: str) -> str:
 def show_json(view: object) -> None:
     """Write a view as indented JSON: what the gateway answered, word for word."""
     _show_json(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+
+
+def as_json(view: object, output: str) -> bool:
+    """Write a view as indented JSON if that is the output asked for; say whether it was."""
+    if output == "json":
+        show_json(view)
+    return output == "json"
 
 
 def show_json_line(view: object) -> None:

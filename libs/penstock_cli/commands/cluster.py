@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from penstock_cli import render
+from penstock_cli import job_text, render
 from penstock_cli.invocation import AnswerOut, At, Out, Output, act, call
+from penstock_cli.render import Table
 from penstock_cli.value_formats import clock, moment, now_s, span
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock_log import views
+    from penstock_log import Device, views
 
 
 node_app = typer.Typer(help="Take a node out of service and back, or off the list.", no_args_is_help=True)
@@ -44,17 +46,53 @@ def register(app: typer.Typer) -> None:
 
 def nodes(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     """List nodes; with -o wide their devices and what runs on them."""
-    from penstock_cli import view_lines
-
     found = call(ctx, lambda client: client.nodes(moment(at)))
-    now = now_s()
-    if output == "json":
-        render.show_json(found)
-    elif output == "wide":
-        rows = [row for node in found.nodes for row in view_lines.wide_node_rows(node, now)]
-        render.show_table(view_lines.NODE_WIDE, rows, wide=True)
-    else:
-        render.show_table(view_lines.NODE_HEADERS, [view_lines.node_row(node, now) for node in found.nodes])
+    if not render.as_json(found, output):
+        render.show_table(*node_table(found.nodes, now_s(), wide=output == "wide"), wide=output == "wide")
+
+
+def node_table(nodes: Iterable[views.NodeView], now_s: float, *, wide: bool = False) -> Table:
+    """Return the list of nodes; ``wide`` has a row for each of their devices."""
+    if wide:
+        headers = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HOST", "HEARD")
+        return headers, [row for node in nodes for row in _device_rows(node, now_s)]
+    return ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD"), [_node_row(node, now_s) for node in nodes]
+
+
+def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
+    busy = sum(1 for device in node.devices if device.job_id)
+    real = _kinds(view.device for view in node.devices if view.device.backend != "emulated")
+    emulated = _kinds(view.device for view in node.devices if view.device.backend == "emulated")
+    kinds = " ".join(filter(None, [real, emulated and f"{emulated} (emulated)"]))
+    return (node.id, node.pool, node.state, str(busy), str(len(node.devices) - busy), kinds, _heard(node, now_s))
+
+
+def _kinds(devices: Iterable[Device]) -> str:
+    return ",".join(f"{kind}:{count}" for kind, count in Counter(device.kind for device in devices).items())
+
+
+def _device_rows(node: views.NodeView, now_s: float) -> list[tuple[str, ...]]:
+    head, heard = (node.id, node.pool, node.state), _heard(node, now_s)
+    held = f" by {node.held_by}" if node.held_by else ""
+    host = f"{found}{held}" if (found := job_text.of_host(node.cpus, node.host_memory_bytes)) else "-"
+    rows: list[tuple[str, ...]] = []
+    for view in node.devices:
+        device = view.device
+        speed = f"{device.speed:g}x" if device.backend == "emulated" else "-"
+        about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, _holders(view))
+        rows.append((*head, *about, host, heard))
+    return rows or [(*head, "-", "-", "-", "-", "-", "-", host, heard)]
+
+
+def _holders(view: views.DeviceView) -> str:
+    """Return who has a device, and what those who share it hold of it."""
+    if not view.shared_by:
+        return view.job_id
+    return ",".join(view.shared_by) + (f" ({view.taken})" if view.taken else "")
+
+
+def _heard(node: views.NodeView, now_s: float) -> str:
+    return "-" if node.heard_s is None else f"{span(now_s - node.heard_s)} ago"
 
 
 def drain(
@@ -86,8 +124,7 @@ def remove(
 def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     """Count jobs, devices, nodes and services."""
     found = call(ctx, lambda client: client.status(moment(at)))
-    if output == "json":
-        render.show_json(found)
+    if render.as_json(found, output):
         return
     replicas: dict[str, int] = {}
     for replica in found.services:
@@ -108,9 +145,7 @@ def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
 def rejected(ctx: typer.Context, output: Out = "table") -> None:
     """List what came in and could not be accepted, and why."""
     found = call(ctx, lambda client: client.rejected())
-    if output == "json":
-        render.show_json(found)
-    else:
+    if not render.as_json(found, output):
         rows = [(clock(one.stored_s), one.origin, one.reason, one.body) for one in found.rejected]
         render.show_table(("TIME", "FROM", "REASON", "BODY"), rows, wide=output == "wide")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.output_reader import OutputReader
-from penstock_cli import render
+from penstock_cli import job_text, render, size_chart
 from penstock_cli.invocation import AnswerOut, At, JobId, JobIds, LogFile, Out, act, bad_input, call, tell
 from penstock_cli.value_formats import moment, now_s
 from penstock_log.request_bodies import OutputOffset
@@ -67,7 +67,9 @@ def ps(
             return await jobs(asked, limit)
         return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
 
-    _show_jobs(call(ctx, ask), output)
+    found = call(ctx, ask)
+    if not render.as_json(found, output):
+        render.show_table(*job_text.job_table(found.jobs, wide=output == "wide"), wide=output == "wide")
 
 
 _OPEN = ("PD", "R", "PR", "CG")
@@ -85,8 +87,6 @@ _NAMES = {
 
 
 def _states(typed: list[str]) -> tuple[str, ...]:
-    from penstock_cli.invocation import bad_input
-
     states: dict[str, None] = {}
     for word in (word.strip() for entry in typed for word in entry.split(",") if word.strip()):
         found = next((state for state, names in _NAMES.items() if word.lower() in {state.lower(), *names}), None)
@@ -106,36 +106,20 @@ def _merged(ended: views.JobsView, open_: views.JobsView) -> views.JobsView:
     return views.JobsView(jobs=tuple(jobs), total=ended.total + open_.total, seq=open_.seq)
 
 
-def _show_jobs(found: views.JobsView, output: str) -> None:
-    from penstock_cli import view_lines
-
-    if output == "json":
-        render.show_json(found)
-        return
-    headers = view_lines.job_headers(found.jobs, wide=output == "wide")
-    if output == "wide":
-        render.show_table(headers, [view_lines.wide_job_row(job, headers) for job in found.jobs], wide=True)
-    else:
-        render.show_table(headers, [view_lines.job_row(job, headers) for job in found.jobs])
-
-
 def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
     """
     Show all that is known of a job.
 
     Of an elastic one, its devices and its throughput over time are drawn.
     """
-    from penstock_cli import size_views, view_lines
-
     detail = call(ctx, lambda client: client.job(job, moment(at)))
-    if output == "json":
-        render.show_json(detail)
+    if render.as_json(detail, output):
         return
-    lines, as_of_s = view_lines.job_lines(detail), now_s()
-    if detail.sizing is not None and (chart := size_views.chart(detail.job, detail.sizing, as_of_s)):
+    lines, as_of_s = job_text.job_lines(detail), now_s()
+    if detail.sizing is not None and (chart := size_chart.chart(detail.job, detail.sizing, as_of_s)):
         lines += ["", *chart]
     if detail.job.state == "PD":
-        lines += ["", *render.wrapped(view_lines.why_lines(detail.why, as_of_s))]
+        lines += ["", *render.wrapped(job_text.why_lines(detail.why, as_of_s))]
     render.say_lines(lines)
 
 
@@ -146,33 +130,24 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
     The one dominant cause comes first; then what shows it, and what was checked and is not the cause. Of an elastic
     job, a running one too: how it came to its size, and who gave what to whom.
     """
-    from penstock_cli import view_lines
-
     as_of_s = now_s()
     if log is not None:
         found, as_of_s = why_of_file(log, job, moment(at))
     else:
         found = call(ctx, lambda client: client.why(job, moment(at)))
-    if output == "json":
-        render.show_json(found)
-    else:
-        render.say_lines(render.wrapped(view_lines.why_lines(found, as_of_s)))
+    if not render.as_json(found, output):
+        render.say_lines(render.wrapped(job_text.why_lines(found, as_of_s)))
 
 
 def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
     """Tell a job's life, a sentence for each fact."""
-    from penstock_cli import view_lines
-
     if log is not None:
         found = story_of_file(log, job, moment(at))
     else:
         found = call(ctx, lambda client: client.story(job, moment(at)))
-    if output == "json":
-        render.show_json(found)
-    elif output == "wide":
-        render.show_table(view_lines.STORY_WIDE, view_lines.wide_story_rows(found), wide=True)
-    else:
-        render.show_table(view_lines.STORY_HEADERS, view_lines.story_rows(found), wrap=True)
+    if not render.as_json(found, output):
+        wide = output == "wide"
+        render.show_table(*job_text.story_table(found, wide=wide), wide=wide, wrap=not wide)
 
 
 def events(
@@ -186,7 +161,6 @@ def events(
     at: At = None,
 ) -> None:
     """Show the raw facts of the log; the newest, without --after."""
-    from penstock_cli import view_lines
 
     async def ask(client: Client) -> None:
         found = await client.events(entity, after=after, limit=limit, at=moment(at))
@@ -194,11 +168,11 @@ def events(
             render.show_json(found)
             return
         if output == "json":
-            _json_lines(found)
-        elif output == "wide":
-            render.show_table(view_lines.EVENT_WIDE, [view_lines.wide_event_row(e) for e in found.events], wide=True)
+            for event in found.events:
+                render.show_json_line(event)
         else:
-            render.show_table(view_lines.EVENT_HEADERS, [view_lines.event_row(e) for e in found.events])
+            wide = output == "wide"
+            render.show_table(*job_text.event_table(found.events, wide=wide), wide=wide)
         if follow:
             async for event in client.follow_events(_whole_id(found, entity), after=found.seq):
                 _show_event(event, output)
@@ -213,18 +187,11 @@ def _whole_id(found: views.EventsView, entity: str) -> str:
     return next((subjects.entity_of(event.subject)[1] for event in found.events), entity) if entity else ""
 
 
-def _json_lines(found: views.EventsView) -> None:
-    for event in found.events:
-        render.show_json_line(event)
-
-
 def _show_event(event: views.EventView, output: str) -> None:
-    from penstock_cli import view_lines
-
     if output == "json":
         render.show_json_line(event)
     else:
-        render.say("  ".join(view_lines.wide_event_row(event) if output == "wide" else view_lines.event_row(event)))
+        render.say("  ".join(job_text.event_row(event, wide=output == "wide")))
 
 
 def cancel(

@@ -53,9 +53,7 @@ def bench(
     from penstock_cli.local.lane_bench import measure
 
     costs = measure(iterations)
-    if output == "json":
-        render.show_json(costs)
-    else:
+    if not render.as_json(costs, output):
         render.show_table(("WHAT", "MEASURED", "AIM", "RATIO TO A PIPE"), _bench_rows(costs))
 
 
@@ -106,8 +104,7 @@ def estimate(target: Target, framework: Framework = "", output: Out = "table") -
         need = need_of(loaded(target), framework_bytes=framework_bytes)
     except EstimateError as error:
         raise Failure(str(error)) from error
-    if output == "json":
-        render.show_json(need)
+    if render.as_json(need, output):
         return
     render.show_table(("", "MEMORY", "WHAT"), _estimate_rows(need))
     render.say()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock_cli import render
+from penstock_cli import job_text, render
 from penstock_cli.invocation import AnswerOut, At, Out, PolicyCommand, call
 from penstock_cli.value_formats import moment
 
@@ -39,8 +39,7 @@ def register(app: typer.Typer) -> None:
 def show(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     """List what is set live for each pool; with -o wide every setting. Built-in holds where no file says otherwise."""
     found = call(ctx, lambda client: client.policies(moment(at)))
-    if output == "json":
-        render.show_json(found)
+    if render.as_json(found, output):
         return
     rows = [row for one in found.pools for row in _policy_rows(one, found.defaults, everything=output == "wide")]
     if rows:
@@ -160,8 +159,7 @@ def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: A
     of scaling out.
     """
     found = call(ctx, lambda client: client.profile(workload, moment(at)))
-    if output == "json":
-        render.show_json(found)
+    if render.as_json(found, output):
         return
     curve = curve_lines(found.scaling, render.terminal_width())
     render.say_lines(render.wrapped([*profile_lines(found), *(["", *curve] if curve else [])]))
@@ -169,13 +167,11 @@ def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: A
 
 def profile_lines(found: views.ProfileView) -> list[str]:
     """Return a workload in lines."""
-    from penstock_cli import view_lines
-
     names = ", ".join(found.names)
     pairs = [
         ("workload", found.workload),
         ("jobs", f"{found.jobs}{f': {names}' if names else ''}"),
-        ("speeds", view_lines.speeds(found.speeds) or "not measured"),
+        ("speeds", job_text.speeds(found.speeds) or "not measured"),
         ("note", found.note),
         ("memory", memory(found.need)),
         *(trials(found.trials) if found.trials is not None else ()),

@@ -78,8 +78,7 @@ def run(
 def report(ctx: typer.Context, name: Name = "", output: Out = "table") -> None:
     """Score a shadow against what really happened since it began."""
     found = call(ctx, lambda client: _score(client.bus, name))
-    if output == "json":
-        render.show_json(found)
+    if render.as_json(found, output):
         return
 
     render.show_table(HEADERS, rows(found), wide=output == "wide")
@@ -93,9 +92,9 @@ def ls(ctx: typer.Context, output: Out = "table") -> None:
     from penstock_simulator.shadow.plan import statuses
 
     found = call(ctx, lambda client: statuses(client.bus))
-    if output == "json":
-        render.show_json(found)
-    elif found:
+    if render.as_json(found, output):
+        return
+    if found:
         render.show_table(SHADOW_HEADERS, [shadow_row(one, now_s()) for one in found], wide=output == "wide")
     else:
         render.say("no shadow has followed this cluster; start one with `penstock shadow run --policy NAME`")

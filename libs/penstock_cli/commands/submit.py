@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 
 from penstock import submission
 from penstock.client import Client
-from penstock_cli import render, spec_file, value_formats, view_lines
+from penstock_cli import job_text, render, spec_file, value_formats
 from penstock_cli.commands.jobs import stream
 from penstock_cli.invocation import AnswerOut, CommandOptions, Exit, bad_input, call, flattened, require_script, tell
 from penstock_log import JobSpec, JobState, views, workload
@@ -284,10 +284,8 @@ def exit_code(job: views.JobView) -> int:
 def show_dry_run(ctx: typer.Context, spec: JobSpec, output: str) -> None:
     """Say where the job would start, or why it would wait."""
     found = call(ctx, lambda client: client.dry_run(spec))
-    if output == "json":
-        render.show_json(found)
-    else:
-        render.say_lines(render.wrapped(view_lines.dry_run_lines(found)))
+    if not render.as_json(found, output):
+        render.say_lines(render.wrapped(job_text.dry_run_lines(found)))
 
 
 def submit_jobs(ctx: typer.Context, specs: Sequence[JobSpec], *, strict: bool, wait: bool, output: str) -> None:

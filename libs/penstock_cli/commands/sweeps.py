@@ -9,7 +9,7 @@ else a line for each change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -18,9 +18,9 @@ import typer
 
 from penstock_cli import render
 from penstock_cli.commands import simulate
-from penstock_cli.invocation import AnswerOut, At, Failure, Out, act, call, require_script, tell
-from penstock_cli.render import seen
-from penstock_cli.value_formats import moment
+from penstock_cli.invocation import AnswerOut, At, Exit, Failure, Out, act, bad_input, call, require_script, tell
+from penstock_cli.render import Table, seen
+from penstock_cli.value_formats import clock, moment, span
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -102,9 +102,6 @@ def tune(
 
 
 def _conclude(sweep: views.SweepView | None) -> None:
-    from penstock_cli import view_lines
-    from penstock_cli.invocation import Exit
-
     if sweep is None:
         return
     best = (
@@ -112,7 +109,7 @@ def _conclude(sweep: views.SweepView | None) -> None:
     )
     why = f": {sweep.reason}" if sweep.reason else ""
     tell(f"sweep {sweep.id} {sweep.state}{why or best}")
-    if failures := view_lines.sweep_failures(sweep):
+    if failures := sweep_failures(sweep):
         tell(failures)
     if sweep.state != "completed" or sweep.failed:
         raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
@@ -120,14 +117,9 @@ def _conclude(sweep: views.SweepView | None) -> None:
 
 def ls(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     """List sweeps."""
-    from penstock_cli import view_lines
-
     found = call(ctx, lambda client: client.sweeps(moment(at)))
-    if output == "json":
-        render.show_json(found)
-    else:
-        headers = view_lines.sweep_headers(found.sweeps)
-        render.show_table(headers, [view_lines.sweep_row(s, headers) for s in found.sweeps], wide=output == "wide")
+    if not render.as_json(found, output):
+        render.show_table(*sweep_table(found.sweeps), wide=output == "wide")
 
 
 def show(
@@ -142,8 +134,6 @@ def show(
 ) -> None:
     """Show a sweep, its trials, and what its devices were used for; with -f -o json, a line for each change."""
     if follow:
-        from penstock_cli.invocation import bad_input
-
         if at is not None:
             bad_input("--follow and --at were given; expected one of them: what was does not change")
         found = call(ctx, lambda client: _followed(client, sweep, output))
@@ -151,9 +141,7 @@ def show(
             return
     else:
         found = call(ctx, lambda client: client.sweep(sweep, moment(at)))
-    if output == "json":
-        render.show_json(found)
-    else:
+    if not render.as_json(found, output):
         _show(found, output)
 
 
@@ -169,20 +157,12 @@ async def _followed(client: Client, sweep_id: str, output: str) -> views.SweepVi
 
 
 def _show(found: views.SweepView, output: str) -> None:
-    from penstock_cli import view_lines
-
-    render.say_lines(render.wrapped(view_lines.sweep_lines(found)))
+    render.say_lines(render.wrapped(sweep_lines(found)))
     render.say()
     if found.rungs:
-        render.show_table(view_lines.RUNG_HEADERS, [view_lines.rung_row(r) for r in found.rungs], wide=output == "wide")
+        render.show_table(*rung_table(found.rungs), wide=output == "wide")
         render.say()
-        render.show_table(
-            view_lines.STAGED_HEADERS, [view_lines.staged_row(t) for t in found.trials], wide=output == "wide"
-        )
-    else:
-        render.show_table(
-            view_lines.TRIAL_HEADERS, [view_lines.trial_row(t) for t in found.trials], wide=output == "wide"
-        )
+    render.show_table(*trial_table(found), wide=output == "wide")
 
 
 def best(ctx: typer.Context, sweep: SweepId, output: AnswerOut = "text", at: At = None) -> None:
@@ -315,8 +295,6 @@ class SweepProgressLine:
 
     def say(self, sweep: views.SweepView) -> None:
         """Say how far it is."""
-        from penstock_cli.view_lines import sweep_progress
-
         line = seen(sweep_progress(sweep))
         if self._over_itself:
             sys.stderr.write(f"\r\x1b[K{line}")
@@ -335,3 +313,158 @@ class SweepProgressLine:
         if self._over_itself:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+
+def sweep_table(sweeps: Sequence[views.SweepView]) -> Table:
+    """Return the list of sweeps; it tells of failures only where there are any."""
+    columns: dict[str, Callable[[views.SweepView], str]] = {
+        "ID": lambda sweep: sweep.id,
+        "NAME": lambda sweep: sweep.name,
+        "ST": lambda sweep: sweep.state,
+        "DONE": _progress,
+        "METRIC": lambda sweep: f"{sweep.metric} ({sweep.mode})",
+        "BEST": lambda sweep: render.number(sweep.best_value),
+        "BEST-JOB": lambda sweep: sweep.best_job_id,
+    }
+    if any(sweep.failed for sweep in sweeps):
+        columns["FAILED"] = lambda sweep: str(sweep.failed or "")
+        columns["FIRST-ERROR"] = lambda sweep: sweep.first_error
+    return tuple(columns), [tuple(cell(sweep) for cell in columns.values()) for sweep in sweeps]
+
+
+def sweep_failures(sweep: views.SweepView) -> str:
+    """Return how many of a sweep's runs have failed, and the first error; empty where none has."""
+    if not sweep.failed:
+        return ""
+    promotions = f", {sweep.failed_promotions} of them promoted" if sweep.failed_promotions else ""
+    of = f"{sweep.failed} of {render.count(sweep.done, 'run')} failed{promotions}"
+    return f"{of}; the first, {sweep.first_failed}: {sweep.first_error}"
+
+
+def sweep_lines(sweep: views.SweepView) -> list[str]:
+    """Return what is known of a sweep as a whole, a line each."""
+    params = next((trial.params for trial in sweep.trials if trial.job_id == sweep.best_job_id), {})
+    best = f"{render.number(sweep.best_value)} by {sweep.best_job_id} ({render.mapping(params)})"
+    took = span(sweep.finished_s - sweep.submitted_s) if sweep.finished_s is not None else ""
+    used = sweep.utilisation
+    return render.labelled(
+        [
+            ("id", sweep.id),
+            ("name", sweep.name),
+            ("state", sweep.state),
+            ("reason", sweep.reason),
+            ("trials", _trials(sweep)),
+            ("failed", sweep_failures(sweep)),
+            ("metric", f"{sweep.metric} ({sweep.mode})"),
+            ("best", best if sweep.best_job_id else ""),
+            ("submitted", clock(sweep.submitted_s)),
+            ("took", took),
+            ("target", _target(sweep)),
+            ("left", f"about {span(sweep.eta_s)}, at the pace so far" if sweep.eta_s is not None else ""),
+            ("utilisation", f"{_percent(used)} of the devices that it could use" if used is not None else ""),
+            ("goodput", _goodput(sweep.goodput)),
+            ("spent", _spent(sweep.goodput)),
+        ]
+    )
+
+
+def _trials(sweep: views.SweepView) -> str:
+    if not sweep.rungs:
+        return f"{_progress(sweep)} done"
+    return f"{sweep.opened}, in {_progress(sweep)} runs that are over"
+
+
+def _target(sweep: views.SweepView) -> str:
+    if sweep.spec.target is None:
+        return ""
+    when = f"reached after {span(sweep.target_s)}" if sweep.target_s is not None else "not reached"
+    return f"{sweep.metric} {render.number(sweep.spec.target)} {when}"
+
+
+def _goodput(view: views.GoodputView | None) -> str:
+    if view is None or not view.allocated_gpu_s + view.running_gpu_s:
+        return ""
+    if not view.allocated_gpu_s:
+        return f"no run is over; {view.running_gpu_s:.1f} device-seconds of those on their way"
+    running = f", and {view.running_gpu_s:.1f} of runs on their way" if view.running_gpu_s else ""
+    return f"{_percent(view.share)} of {view.allocated_gpu_s:.1f} device-seconds{running}"
+
+
+def _spent(view: views.GoodputView | None) -> str:
+    """Return what the rest of the device-seconds went into, the most first."""
+    if view is None or not view.allocated_gpu_s:
+        return ""
+    parts = (
+        (view.useful_gpu_s, "promoted and best"),
+        (view.stopped_gpu_s, "to tell the others apart"),
+        (view.overhead_gpu_s, "starting and saving"),
+        (view.rescale_gpu_s, "moving and resuming"),
+        (view.failed_gpu_s, "killed, or without a value"),
+        (view.profile_gpu_s, "profiling"),
+    )
+    shares = sorted(((part / view.allocated_gpu_s, name) for part, name in parts if part), reverse=True)
+    return ", ".join(f"{_percent(share)} {name}" for share, name in shares)
+
+
+def sweep_progress(sweep: views.SweepView) -> str:
+    """
+    Return how far a sweep is, in one line.
+
+    With the best so far, the time left at the pace so far, and goodput and utilisation as far as there are any.
+    """
+    goodput, used = sweep.goodput, sweep.utilisation
+    running = sum(trial.state == "R" for trial in sweep.trials)
+    words = [
+        f"{sweep.id}: {_progress(sweep)} runs, {running} running",
+        f"{sweep.failed} failed" if sweep.failed else "",
+        f"best {sweep.metric} {render.number(sweep.best_value)}" if sweep.best_job_id else "",
+        f"goodput {_percent(goodput.share)}" if goodput is not None and goodput.allocated_gpu_s else "",
+        f"used {_percent(used)}" if used is not None else "",
+        f"about {span(sweep.eta_s)} left" if sweep.eta_s is not None else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def rung_table(rungs: Iterable[views.RungView]) -> Table:
+    """Return the groups of a search that stops early."""
+    return ("BRACKET", "RUNG", "BUDGET", "TRIALS", "OVER", "PROMOTED", "BEST"), [
+        (
+            *map(str, (rung.bracket, rung.rung, rung.budget, rung.opened, rung.over, rung.promoted)),
+            render.number(rung.best_value),
+        )
+        for rung in rungs
+    ]
+
+
+def trial_table(sweep: views.SweepView) -> Table:
+    """Return the runs of a sweep; with rung, budget and promotion where the search stops early."""
+    if not sweep.rungs:
+        return ("JOB", "ST", "GROUP", "GPUS", "VALUE", "PARAMS"), [
+            (
+                *(trial.job_id, trial.state, str(trial.group), _width(trial)),
+                trial.problem.replace("_", " ") or render.number(trial.value),
+                render.mapping(trial.params),
+            )
+            for trial in sweep.trials
+        ]
+    return ("JOB", "ST", "RUNG", "BUDGET", "GPUS", "VALUE", "", "PARAMS"), [
+        (
+            *(trial.job_id, trial.state, f"{trial.bracket}.{trial.rung}", str(trial.budget), _width(trial)),
+            render.number(trial.value),
+            "promoted" if trial.promoted else trial.problem.replace("_", " "),
+            render.mapping(trial.params),
+        )
+        for trial in sweep.trials
+    ]
+
+
+def _width(trial: views.TrialView) -> str:
+    return f"1/{trial.packed}" if trial.packed > 1 else str(trial.gpus)
+
+
+def _progress(sweep: views.SweepView) -> str:
+    return f"{sweep.done}/{sweep.wanted or '?'}"

@@ -66,9 +66,7 @@ def info(
     from penstock_simulator.trace import about
 
     found = about(_read(trace, format_, beside, kind, lenient=lenient), gpus or ())
-    if output == "json":
-        render.show_json(found)
-    else:
+    if not render.as_json(found, output):
         for line in about_lines(found):
             render.say(line)
 

@@ -17,7 +17,7 @@ from penstock_bus import Rejection
 from penstock_bus.health import VERSION, Metrics, Vitals, endpoints
 from penstock_bus.memory import MemoryBus
 from penstock_cli.commands import cluster, up
-from penstock_cli.view_lines import node_row
+from penstock_cli.commands.cluster import node_table
 from penstock_log import Device, request_bodies, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -99,7 +99,8 @@ def test_nodes_tell_real_devices_from_emulated_ones() -> None:
     bare = views.DeviceView(
         name="n1/cpu2", device=Device(index=2, kind="cpu", backend="cpu", memory_bytes=1 << 30), job_id=""
     )
-    assert node_row(msgspec.structs.replace(node, devices=(*node.devices, bare)), 0.0)[5] == "cpu:1 fast:2 (emulated)"
+    _, (row,) = node_table([msgspec.structs.replace(node, devices=(*node.devices, bare))], 0.0)
+    assert row[5] == "cpu:1 fast:2 (emulated)"
 
 
 def test_the_help_names_every_command_in_a_whole_sentence(penstock: Run) -> None:

@@ -11,7 +11,7 @@ from fake_gateway import FakeGateway, job_view, why_view
 
 from penstock.client import Client
 from penstock_bus import Reply
-from penstock_cli.view_lines import story_rows, why_lines
+from penstock_cli.job_text import story_table, why_lines
 from penstock_log import Alternative, JobState, request_bodies, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -171,7 +171,7 @@ def test_checkpoints_in_a_row_are_told_as_one() -> None:
 
     saved = [line(step, f"checkpointed after step {step}") for step in range(1, 7)]
     told = views.StoryView(id="a1", name="mnist", lines=(*saved[:4], line(4.5, "to be preempted"), *saved[4:]))
-    assert story_rows(told) == [
+    assert story_table(told)[1] == [
         ("+4.0s", "checkpointed after step 4, the last of 4 checkpoints"),
         ("+4.5s", "to be preempted"),
         ("+5.0s", "checkpointed after step 5"),

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, sweep_view
 
-from penstock_cli import view_lines
 from penstock_cli.commands import sweeps
 from penstock_log import JobSpec, SweepSpec, views
 
@@ -97,8 +96,8 @@ def test_the_json_of_a_sweep_has_these_keys(penstock: Run, gateway: FakeGateway,
 def test_progress_says_how_far_the_best_the_goodput_and_how_long_still() -> None:
     spec = SweepSpec(name="s", job=JobSpec(name="j", command=("x",)), space={}, metric="accuracy", trials=8)
     fresh = sweep_view(spec)
-    assert view_lines.sweep_progress(fresh) == "s1: 0/8 runs, 1 running"
-    assert view_lines.sweep_progress(msgspec.structs.replace(fresh, **SO_FAR)) == (
+    assert sweeps.sweep_progress(fresh) == "s1: 0/8 runs, 1 running"
+    assert sweeps.sweep_progress(msgspec.structs.replace(fresh, **SO_FAR)) == (
         "s1: 5/8 runs, 1 running, best accuracy 0.5, goodput 40 %, used 90 %, about 1m01s left"
     )
 

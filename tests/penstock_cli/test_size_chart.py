@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, job_view, why_view
 
-from penstock_cli import render, size_views
+from penstock_cli import render, size_chart
 from penstock_log import JobSpec, views
 from penstock_log.job_state import Size
 
@@ -148,14 +148,14 @@ def test_a_fast_job_has_no_exponents_in_its_figures(penstock: Run, gateway: Fake
 
 def test_a_run_of_which_nobody_knows_its_pace_has_a_question_mark() -> None:
     runs = (run(0.0, 50.0, 1, 64), run(50.0, None, 1, 64, samples_per_s=None))
-    lines = size_views.lines(runs, (0.0, 100.0), 60, zero_s=0.0)
+    lines = size_chart.lines(runs, (0.0, 100.0), 60, zero_s=0.0)
     figures = lines[-2].split()
     assert figures == ["640", "?"]
     assert lines[-2].index("?") > 30
 
 
 def test_without_any_pace_there_are_the_devices_alone() -> None:
-    lines = size_views.lines((run(0.0, None, 2, 64, samples_per_s=None),), (0.0, 100.0), 60, zero_s=0.0)
+    lines = size_chart.lines((run(0.0, None, 2, 64, samples_per_s=None),), (0.0, 100.0), 60, zero_s=0.0)
     assert "examples/s" not in lines
     assert [line.split()[0] for line in lines] == ["devices", "2", "1", "batch", "+0.0s"]
 

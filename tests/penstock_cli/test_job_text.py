@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, job_view, node_view, why_view
 
-from penstock_cli.view_lines import dry_run_lines, job_headers, job_lines, wide_job_row, wide_node_rows
+from penstock_cli.commands.cluster import node_table
+from penstock_cli.job_text import dry_run_lines, job_lines, job_table
 from penstock_log import JobSpec, MemoryNeed, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -49,7 +50,7 @@ def test_what_is_no_need_is_refused(penstock: Run) -> None:
 def test_a_shared_device_shows_its_jobs_and_what_they_hold() -> None:
     node = node_view()
     shared = msgspec.structs.replace(node.devices[0], shared_by=("j1", "j2"), taken="2 jobs hold 3 of 16 GiB")
-    rows = wide_node_rows(msgspec.structs.replace(node, devices=(shared, node.devices[1])), 0.0)
+    _, rows = node_table([msgspec.structs.replace(node, devices=(shared, node.devices[1]))], 0.0, wide=True)
     assert [row[8] for row in rows] == ["j1,j2 (2 jobs hold 3 of 16 GiB)", ""]
 
 
@@ -93,8 +94,8 @@ def test_a_job_shows_what_it_asks_of_its_host_and_a_node_what_its_host_has() -> 
     asked = {"cpus": 2.0, "host_memory_bytes": 20 << 30}
     assert line_of("wants", **asked) == "1 x any kind but a bare CPU, each with 2 cpus, 20GiB of its host"
     jobs = [job_view("j1", **asked), job_view("j2")]
-    headers = job_headers(jobs, wide=True)
-    assert [wide_job_row(job, headers)[headers.index("HOST")] for job in jobs] == ["2 cpus, 20GiB", "-"]
-    assert "HOST" not in job_headers(jobs[1:], wide=True)
+    headers, rows = job_table(jobs, wide=True)
+    assert [row[headers.index("HOST")] for row in rows] == ["2 cpus, 20GiB", "-"]
+    assert "HOST" not in job_table(jobs[1:], wide=True)[0]
     node = msgspec.structs.replace(node_view(), cpus=8.0, host_memory_bytes=30 << 30, held_by="cgroup")
-    assert {row[9] for row in wide_node_rows(node, 0.0)} == {"8 cpus, 30GiB by cgroup"}
+    assert {row[9] for row in node_table([node], 0.0, wide=True)[1]} == {"8 cpus, 30GiB by cgroup"}
