@@ -135,7 +135,7 @@ class WaitExplainer:
         if unsaid or aged:  # the round spoke of the first in the order alone; or others may be stopped by now
             view = self._asked(job, view, pool, rules)
         best = Alternatives(pool, self._now_s, rules).best(job)
-        rank = self._rank(job) if view.cause not in _NO_PLACE else None
+        rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
         borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
         start_in_s, basis = None, ""
         if best is None and view.cause in _FOR_DEVICES:
@@ -188,18 +188,19 @@ class WaitExplainer:
             return reason.cause, reason.evidence, reason.remedy
         return _without_a_round(self._state, job)
 
-    def _rank(self, job: Job) -> RankView | None:
-        """Return how many waiting jobs come before this one, without those that the present nodes could never start."""
+    def _rank(self, job: Job, pool: PoolView) -> RankView | None:
+        """
+        Return how many waiting jobs come before this one, without those that the present nodes could never start.
+
+        The order is the pool's own: a job that the ranker has not seen yet has its place there, too.
+        """
         own = self._state.histories[job.id].rank
         if own is None:
             return None
-        ahead = 0
-        for other in self._state.jobs:
-            waits = other.state is JobState.PENDING and other.spec.pool == job.spec.pool and not other.held
-            rank = self._state.histories[other.id].rank if waits and other.id != job.id else None
-            if rank is not None and rank.key < own.key:
-                ahead += self.cause(other) not in _NEVER
-        return RankView(queue=own.queue, ahead=ahead)
+        key = pool.roster.entries[job.id].key
+        before = pool.roster.ranked(takewhile(lambda other: other < key, pool.roster.waiting))
+        jobs = (ranked.job for ranked in before if not ranked.sample and not ranked.job.held)
+        return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
 
 
 def _own(job: Job, now_s: float) -> Said | None:

@@ -112,14 +112,28 @@ def test_a_known_profile_is_named_as_no_cause(log: Scenario[machine.GatewayState
 
 
 def test_the_rank_counts_the_waiting_jobs_before_it(log: Scenario[machine.GatewayState]) -> None:
-    log.given(joined(), *(submitted(job_id) for job_id in ("j1", "first", "behind", "held", "running", "elsewhere")))
-    log.given(submitted("other-pool", pool="lab"), JobHeld(at_s=NOW_S, job_id="held"), placed("running"))
+    log.given(joined(), *(submitted(job_id) for job_id in ("j1", "first", "behind", "held", "running")))
+    log.given(
+        submitted("elsewhere", pool="lab"),
+        submitted("other-pool", pool="lab"),
+        JobHeld(at_s=NOW_S, job_id="held"),
+        placed("running"),
+    )
     positions = {"j1": (1, 5.0), "first": (0, 9.0), "behind": (1, 6.0), "held": (0, 0.0), "running": (0, 0.0)}
     log.given(*(ranked(job_id, *place) for job_id, place in positions.items()), ranked("other-pool"))
     view = why(log)
     assert view.rank is not None
     assert (view.rank.queue, view.rank.ahead) == (1, 1)
     assert why(log, "elsewhere").rank is None
+
+
+def test_jobs_that_the_ranker_has_not_seen_stand_where_rounds_have_them(log: Scenario[machine.GatewayState]) -> None:
+    log.given(joined(), *(submitted(f"earlier-{number}", at_s=NOW_S + number) for number in range(3)))
+    log.given(submitted(at_s=NOW_S + 5), ranked(position=NOW_S + 5))
+    view = why(log)
+    assert view.rank is not None
+    assert (view.rank.queue, view.rank.ahead) == (0, 3)
+    assert "not its priority: no waiting job stands before it" not in view.not_causes
 
 
 def test_what_can_never_start_stands_before_nobody(log: Scenario[machine.GatewayState]) -> None:

@@ -181,6 +181,19 @@ def test_capacity_is_the_cause_where_all_are_busy_and_gang_where_too_few_are_idl
     assert cause(cluster, job_id="slow", gpus=2, kinds=("slow",)) == "running"
 
 
+def test_of_jobs_that_ask_for_the_same_each_waits_behind_those_that_came_before_it() -> None:
+    cluster = VirtualCluster()
+    cluster.now(node("n0", fast=2, slow=2))
+    for number in range(8):
+        cluster.submit(job(f"j{number}"))
+        cluster.run_until(cluster.now_s + 0.01)
+    cluster.run_until(cluster.now_s + 2.0)
+    ranks = [why(cluster, f"j{number}").rank for number in range(4, 8)]
+    assert [rank.ahead for rank in ranks if rank is not None] == [0, 1, 2, 3]
+    cleared = "not its priority: no waiting job stands before it"
+    assert [cleared in why(cluster, f"j{number}").not_causes for number in range(4, 8)] == [True, False, False, False]
+
+
 def test_order_is_the_cause_only_where_nobody_overtakes() -> None:
     for order, said in (("fifo", "order"), ("fifo-backfill", "running")):
         cluster = small()
