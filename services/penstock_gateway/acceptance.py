@@ -46,6 +46,7 @@ from penstock_log import (
     validation,
     workload,
 )
+from penstock_log.agent_protocol import AgentEnv
 from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
 from penstock_log.text import count, listed, pairs
@@ -60,6 +61,8 @@ _VOLATILE: Final = frozenset({"id"})
 _READ: Final = frozenset({"digest", "opaque"})
 """Fields that a client fills in from the script; empty where it cannot read it."""
 _LONGEST_NAME: Final = 63
+MOST_STRING_BYTES: Final = 128 * 1024
+"""The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
 _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
@@ -215,6 +218,7 @@ def check(spec: JobSpec, path: str = "$") -> None:
         for name in spec.env
         if not name or "=" in name
     ]
+    problems += [f"{path}.{problem}" for problem in _too_long(spec)]
     if not spec.command[0].strip():
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
@@ -222,6 +226,20 @@ def check(spec: JobSpec, path: str = "$") -> None:
     problems += [f"{path}.{problem}" for problem in (*_sharing(spec), *validation.elastic_problems(spec))]
     if problems:
         raise BadInput(*problems)
+
+
+def _too_long(spec: JobSpec) -> Iterator[str]:
+    """Yield the arguments and variables with which the kernel starts no program."""
+    params = msgspec.json.encode(spec.params).decode()
+    strings = [(f"command[{number}]", text) for number, text in enumerate(spec.command)]
+    strings += [(f"env: `{name[:_MOST_CHARACTERS]}`", f"{name}={value}") for name, value in spec.env.items()]
+    strings.append((f"params: `{AgentEnv.PARAMS}`", f"{AgentEnv.PARAMS}={params}"))
+    for what, text in strings:
+        if (size := len(text.encode()) + 1) > MOST_STRING_BYTES:
+            yield (
+                f"{what} takes {size} bytes, and the kernel starts no program with an argument or a variable (as "
+                f"`NAME=value`) of more than {MOST_STRING_BYTES}; write it to a file, and pass the file's path"
+            )
 
 
 def _sharing(spec: JobSpec) -> Iterator[str]:

@@ -1,6 +1,8 @@
-"""A job that would begin from another one's checkpoint."""
+"""Which jobs are accepted, and what is said of those that are not."""
 
 from __future__ import annotations
+
+import subprocess
 
 import pytest
 from gateway_cases import spec, submitted
@@ -26,3 +28,29 @@ def test_a_job_may_begin_where_another_one_of_its_user_ended(state):
 def test_a_job_may_not_begin_from_what_is_not_there_or_not_its_users(state, user, begins_from, why):
     with pytest.raises(BadInput, match=rf"\$\.begins_from: .*{why}; expected a job of the same user"):
         acceptance.job(state, spec(id="b", user=user, begins_from=begins_from), strict=False, now_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"env": {"LONG": "x" * 131_067}}, r"env: `LONG` takes 131073 bytes"),
+        ({"env": {"LONG": "ä" * 65_600}}, r"env: `LONG` takes 131206 bytes"),
+        ({"command": ("true", "x" * 131_072)}, r"command\[1\] takes 131073 bytes"),
+        ({"params": {"text": "x" * 131_072}}, r"params: `PENSTOCK_PARAMS` takes 131100 bytes"),
+    ],
+)
+def test_a_job_that_the_kernel_would_not_start_is_refused_with_what_to_do(state, fields, what):
+    with pytest.raises(BadInput, match=rf"\$\.{what}, .* of more than 131072; write it to a file") as refused:
+        acceptance.job(state, spec(id="b", **fields), strict=False, now_s=1.0)
+    assert "xxx" not in str(refused.value)
+
+
+def test_the_longest_strings_that_a_program_can_start_with_are_accepted(state):
+    longest = {"command": ("/bin/true", "x" * 131_071), "env": {"LONG": "x" * 131_066}}
+    assert isinstance(acceptance.job(state, spec(id="b", **longest), strict=False, now_s=1.0), acceptance.Acceptable)
+    command, env = longest["command"], longest["env"]
+    assert subprocess.run(command, env=env, check=False).returncode == 0
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(command, env={"LONG": env["LONG"] + "x"}, check=False)
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run((command[0], command[1] + "x"), check=False)
