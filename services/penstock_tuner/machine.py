@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -65,7 +64,7 @@ _FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory",
 
 def decider(_settings: TunerSettings | None = None) -> Decider[TunerState]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=TunerState, schema="tuner.8", apply=apply, decide=remembering())
+    return Decider(name="tuner", state=TunerState, schema="tuner.9", apply=apply, decide=SweepDecisions().decide)
 
 
 def apply(state: TunerState, event: Event, seq: int) -> None:
@@ -83,7 +82,7 @@ def apply(state: TunerState, event: Event, seq: int) -> None:
             _retry(state, event, seq)
         case TrialsMeasured():
             if (sweep := state.sweeps.get(event.sweep_id)) is not None:
-                sweep.told = event
+                sweep.last_report = event
         case SweepFinished():
             _forget(state, event.sweep_id)
         case JobSubmitted():
@@ -122,7 +121,7 @@ def _open(state: TunerState, event: TrialGroupOpened, seq: int) -> None:
 def _await(state: TunerState, sweep: SweepState, job_id: str) -> None:
     """Mark a trial's job for submission, unless its id belongs to another job."""
     state.sweep_of[job_id] = sweep.id
-    if job_id in state.strangers:
+    if job_id in state.foreign_ids:
         sweep.drop(job_id, "failed", problem="refused", reason=_TAKEN)
     else:
         state.unaccepted[job_id] = sweep.id
@@ -157,7 +156,7 @@ def _report(state: TunerState, event: TrialFinished, seq: int) -> None:
 def _begin(state: TunerState, event: SweepSubmitted, seq: int) -> None:
     """Begin a sweep, with what sweeps over the same workload have shown."""
     known = state.measures.get(workload.key(event.spec.job), TrialMeasures())
-    fresh = SweepState(id=event.sweep_id, spec=event.spec, paces=TrialSpeeds(measures=copy.deepcopy(known)))
+    fresh = SweepState(id=event.sweep_id, spec=event.spec, speeds=TrialSpeeds(measures=copy.deepcopy(known)))
     state.sweeps.setdefault(event.sweep_id, fresh).cause = seq
 
 
@@ -179,7 +178,7 @@ def _accept(state: TunerState, event: JobSubmitted, seq: int) -> None:
     sweep = state.sweeps.get(state.sweep_of.get(event.job_id, ""))
     if sweep is None:
         if _LIKE_A_TRIAL.search(event.job_id):
-            state.strangers.add(event.job_id)
+            state.foreign_ids.add(event.job_id)
         return
     state.unaccepted.pop(event.job_id, None)
     if event.spec.parent != sweep.id:  # somebody took the id: the gateway will refuse the trial for ever
@@ -195,10 +194,10 @@ def _note_rest(state: TunerState, event: Event, seq: int) -> None:
         state.waits[event.pool] = [wait.job_id for wait in event.waits if wait.cause in _FOR_DEVICES]
     gpus = _gpus(state, event)
     for job in state.jobs.apply(event):
-        if state.leases.note(job) or isinstance(event, RunStarted):
-            state.leases_seq = seq
+        if state.grants.note(job) or isinstance(event, RunStarted):
+            state.grants_seq = seq
         if (sweep := _sweep_of(state, job)) is not None:
-            sweep.paces.follow(sweep.running[job.id], job, event, gpus)
+            sweep.speeds.follow(sweep.running[job.id], job, event, gpus)
             if isinstance(event, RunEnded):
                 sweep.note_run(job, event)
         if job.state in TERMINAL:
@@ -228,37 +227,60 @@ REPORTS: Final = 1000
 """Ends of trials reported in one commit, so that it stays well below a message's limit."""
 
 
-def remembering() -> Callable[[TunerState, float], Decision]:
+class SweepLook(msgspec.Struct):
     """
-    Return a decision that asks a search only once as long as nothing changes.
+    What was there when a sweep was last looked at and nothing was to do.
+
+    Attributes
+    ----------
+    searched : tuple of int, or None
+        Last facts about the sweep and the nodes when its search opened nothing.
+    resized : tuple of int, or None
+        The same with the last fact about granted devices, when no trial got another width.
+    again_s : float
+        When to look at widths again although nothing changes.
+    """
+
+    searched: tuple[int, int] | None = None
+    resized: tuple[int, int, int] | None = None
+    again_s: float = math.inf
+
+
+class SweepDecisions:
+    """
+    Decisions that ask a search only once as long as nothing changes.
 
     A search may take milliseconds to say that it waits, and every fact asks it. Given the same facts about its sweep
     and the nodes its answer is the same, so it is remembered; forgetting it changes nothing.
     """
-    waits: dict[str, tuple[int, int]] = {}
-    rests: dict[str, tuple[int, int, int]] = {}
-    again_s: dict[str, float] = {}
 
-    def decide(state: TunerState, now_s: float) -> Decision:
-        proposals = []
-        for sweep in state.sweeps.values():
-            asked, looked = (sweep.cause, state.nodes_seq), (sweep.cause, state.nodes_seq, state.leases_seq)
-            facts: tuple[AnyEvent, ...] = ()
-            if waits.get(sweep.id) != asked and not (facts := _next_facts(state, sweep, now_s)):
-                waits[sweep.id] = asked
-            if not facts and (rests.get(sweep.id) != looked or again_s.get(sweep.id, math.inf) <= now_s):
-                facts, again_s[sweep.id] = _moves(state, sweep, now_s)
-                if not facts:
-                    rests[sweep.id] = looked
-            if facts:
-                proposals.append(Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause))
-        for gone in again_s.keys() - state.sweeps.keys():
-            for seen in (waits, rests, again_s):
-                seen.pop(gone, None)
-        wake_s = min(again_s.values(), default=math.inf)
+    def __init__(self) -> None:
+        self._looks: dict[str, SweepLook] = {}
+
+    def decide(self, state: TunerState, now_s: float) -> Decision:
+        """Return the next facts of each sweep, and when to look again."""
+        self._looks = {sweep_id: self._looks.get(sweep_id) or SweepLook() for sweep_id in state.sweeps}
+        proposals = [
+            Proposal(subject=subjects.sweep(sweep.id), facts=facts, cause=sweep.cause)
+            for sweep in state.sweeps.values()
+            if (facts := _facts(state, sweep, self._looks[sweep.id], now_s))
+        ]
+        wake_s = min((look.again_s for look in self._looks.values()), default=math.inf)
         return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
-    return decide
+
+def _facts(state: TunerState, sweep: SweepState, look: SweepLook, now_s: float) -> tuple[AnyEvent, ...]:
+    asked = sweep.cause, state.nodes_seq
+    if look.searched != asked:
+        if facts := _next_facts(state, sweep, now_s):
+            return facts
+        look.searched = asked
+    if look.resized == (*asked, state.grants_seq) and look.again_s > now_s:
+        return ()
+    facts, look.again_s = _resizes(state, sweep, now_s)
+    if not facts:
+        look.resized = (*asked, state.grants_seq)
+    return facts
 
 
 def _next_facts(state: TunerState, sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
@@ -273,8 +295,8 @@ def _next_facts(state: TunerState, sweep: SweepState, now_s: float) -> tuple[Any
             return ()
         return (msgspec.structs.replace(sweep.finish(now_s), state="failed", reason=str(error)),)
     if opened:
-        return (*sweep.news(now_s), *opened)
-    return () if sweep.running else (*sweep.news(now_s), sweep.finish(now_s))
+        return (*sweep.new_measures(now_s), *opened)
+    return () if sweep.running else (*sweep.new_measures(now_s), sweep.finish(now_s))
 
 
 def _reports(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
@@ -304,26 +326,25 @@ def _retries(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
 def _next_group(state: TunerState, sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
     if not sweep.groups:
         search.check(sweep.spec)
-    there = trials.devices(sweep.spec, state.cluster, state.leases)
-    wanted = search.next_runs(sweep.spec, sweep.past, there.all)
+    available = trials.devices(sweep.spec, state.cluster, state.grants)
+    wanted = search.next_runs(sweep.spec, sweep.past, available.all)
     if not wanted:
         return ()
-    group = trials.group(sweep, wanted, there, max(0, there.idle - _claimed(state, sweep)))
+    group = trials.group(sweep, wanted, available, max(0, available.idle - _claimed(state, sweep)))
     return (TrialGroupOpened(at_s=now_s, sweep_id=sweep.id, group=sweep.groups, trials=group),)
 
 
 def _claimed(state: TunerState, sweep: SweepState) -> int:
     """Return how many idle devices the sweep's opened trials without devices will take."""
-    waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.leases.of_job]
+    waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.grants.of_job]
     return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
 
 
-def _moves(state: TunerState, sweep: SweepState, now_s: float) -> tuple[tuple[AnyEvent, ...], float]:
-    """Return new widths of trials, and when to look again."""
-    there = trials.devices(sweep.spec, state.cluster, state.leases)
+def _resizes(state: TunerState, sweep: SweepState, now_s: float) -> tuple[tuple[AnyEvent, ...], float]:
+    available = trials.devices(sweep.spec, state.cluster, state.grants)
     others = (job_id for job_id in state.waits.get(sweep.spec.job.pool, ()) if job_id not in sweep.running)
-    others_wait = any(job_id in state.jobs.by_id and job_id not in state.leases.of_job for job_id in others)
-    found, again_s = trials.demands(sweep, state.jobs, state.leases, there, now_s, others_wait=others_wait)
+    others_wait = any(job_id in state.jobs.by_id and job_id not in state.grants.of_job for job_id in others)
+    found, again_s = trials.demands(sweep, state.jobs, state.grants, available, now_s, others_wait=others_wait)
     return ((TrialsScaled(at_s=now_s, sweep_id=sweep.id, demands=found),) if found else ()), again_s
 
 
@@ -337,13 +358,13 @@ class TunerState(msgspec.Struct):
         Job id → sweep, of each opened trial that is not reported.
     unaccepted : dict of str to str
         The part of it that is still wanted and that the gateway has not accepted, oldest first.
-    strangers : set of str
+    foreign_ids : set of str
         Ids that look like a trial's but were taken by other jobs.
     measures : dict of str to TrialMeasures
         Workload key → what its last sweep has shown; the latest comes last.
     waits : dict of str to list of str
         Pool → jobs that wait for devices, by its last round.
-    nodes_seq, leases_seq : int
+    nodes_seq, grants_seq : int
         Sequences of the last fact about nodes, and of the last one that gave or took devices.
     """
 
@@ -352,12 +373,12 @@ class TunerState(msgspec.Struct):
     sweeps: dict[str, SweepState] = msgspec.field(default_factory=dict)
     sweep_of: dict[str, str] = msgspec.field(default_factory=dict)
     unaccepted: dict[str, str] = msgspec.field(default_factory=dict)
-    strangers: set[str] = msgspec.field(default_factory=set)
+    foreign_ids: set[str] = msgspec.field(default_factory=set)
     measures: dict[str, TrialMeasures] = msgspec.field(default_factory=dict)
-    leases: GrantedDevices = msgspec.field(default_factory=GrantedDevices)
+    grants: GrantedDevices = msgspec.field(default_factory=GrantedDevices)
     waits: dict[str, list[str]] = msgspec.field(default_factory=dict)
     nodes_seq: int = 0
-    leases_seq: int = 0
+    grants_seq: int = 0
 
 
 class TunerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,9 +78,9 @@ class SweepState(msgspec.Struct, kw_only=True):
         Job id → reason, of trials that have exceeded their memory beside others and run once more.
     exceeded : dict of str to str
         Job id of a trial whose run has failed for want of memory → what it asked for and what it used.
-    paces : TrialSpeeds
+    speeds : TrialSpeeds
         The speeds that its trials have shown.
-    told : TrialsMeasured or None
+    last_report : TrialsMeasured or None
         The last fact about these speeds.
     reported : dict of str to int
         How trials ended, in words → number of reported trials.
@@ -104,8 +104,8 @@ class SweepState(msgspec.Struct, kw_only=True):
     ended: dict[str, EndedTrial] = msgspec.field(default_factory=dict)
     to_retry: dict[str, str] = msgspec.field(default_factory=dict)
     exceeded: dict[str, str] = msgspec.field(default_factory=dict)
-    paces: TrialSpeeds = msgspec.field(default_factory=TrialSpeeds)
-    told: TrialsMeasured | None = None
+    speeds: TrialSpeeds = msgspec.field(default_factory=TrialSpeeds)
+    last_report: TrialsMeasured | None = None
     reported: dict[str, int] = msgspec.field(default_factory=dict)
     seen_metrics: set[str] = msgspec.field(default_factory=set)
     refusal: str = ""
@@ -118,7 +118,7 @@ class SweepState(msgspec.Struct, kw_only=True):
     @property
     def measures(self) -> TrialMeasures:
         """What the trials of this sweep and of earlier ones have shown of their workload."""
-        return self.paces.measures
+        return self.speeds.measures
 
     def units(self, trial: Trial) -> float:
         """Return what a run adds to its trial's training, in units of the budget; 1 if the sweep has no budget."""
@@ -126,10 +126,10 @@ class SweepState(msgspec.Struct, kw_only=True):
         before = self.past.runs[origin].budget if origin >= 0 else 0
         return float(max(0, trial.budget - before)) if self.spec.budget is not None else 1.0
 
-    def news(self, now_s: float) -> tuple[TrialsMeasured, ...]:
+    def new_measures(self, now_s: float) -> tuple[TrialsMeasured, ...]:
         """Return what the trials have shown, if it differs from the last report by more than a few per cent."""
-        fresh = self.measures.told(self.id, workload.key(self.spec.job), now_s)
-        before = self.told
+        fresh = self.measures.as_fact(self.id, workload.key(self.spec.job), now_s)
+        before = self.last_report
         pairs = [(getattr(fresh, name), getattr(before, name, 0)) for name in _MEASURED]
         return () if all(math.isclose(now, then, rel_tol=_NEWS) for now, then in pairs) else (fresh,)
 
@@ -152,7 +152,7 @@ class SweepState(msgspec.Struct, kw_only=True):
             self.to_retry[job.id] = exceeded
         else:
             self._end(trial, job, exceeded)
-        self.paces.forget(job.id)
+        self.speeds.forget(job.id)
 
     def note_run(self, job: Job, event: RunEnded) -> None:
         """Note whether a trial's run has failed for want of memory."""
@@ -182,7 +182,7 @@ class SweepState(msgspec.Struct, kw_only=True):
         self.drop(job.id, ENDINGS[job.state], value, problem, reason)
         if job.state is JobState.COMPLETED:
             self.seen_metrics.update(job.metrics)
-            self.paces.end(trial, self.units(trial), job.executed_s)
+            self.speeds.end(trial, self.units(trial), job.executed_s)
 
     def _once_more(self, job: Job) -> bool:
         shared = job.spec.sharing != "exclusive"

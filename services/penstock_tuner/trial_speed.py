@@ -110,7 +110,7 @@ class TrialMeasures(msgspec.Struct, kw_only=True):
         worth = waterfill.packing_c(iteration_s, LEAST_GAIN)
         return min(worth + 1 if worth == tried else worth, most)
 
-    def told(self, sweep_id: str, key: str, now_s: float) -> TrialsMeasured:
+    def as_fact(self, sweep_id: str, key: str, now_s: float) -> TrialsMeasured:
         """Return the measures as a fact about a workload."""
         return TrialsMeasured(
             at_s=now_s,

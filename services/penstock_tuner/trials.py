@@ -54,20 +54,20 @@ class SweepDevices(msgspec.Struct, frozen=True):
         return sum(self.free.values())
 
 
-def devices(spec: SweepSpec, cluster: Cluster, leases: GrantedDevices) -> SweepDevices:
+def devices(spec: SweepSpec, cluster: Cluster, grants: GrantedDevices) -> SweepDevices:
     """Return the devices that the sweep could use at present."""
     fitting = [
         (node.id, device) for node in cluster.usable(spec.job.pool) for device in node.devices if fits(spec.job, device)
     ]
     by_kind = Counter(device.kind for _, device in fitting)
-    free = Counter(device.kind for node_id, device in fitting if not leases.sharers(node_id, device.index))
+    free = Counter(device.kind for node_id, device in fitting if not grants.sharers(node_id, device.index))
     return SweepDevices(by_kind.total(), max(by_kind.values(), default=0), dict(free))
 
 
-def group(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices, idle: int) -> tuple[Trial, ...]:
+def group(sweep: SweepState, wanted: Sequence[WantedRun], available: SweepDevices, idle: int) -> tuple[Trial, ...]:
     """Return the trials of a group, :data:`GROUP` at most, with widths for so many idle devices."""
     some = wanted[:GROUP]
-    widths = _widths(sweep, some, there, idle)
+    widths = _widths(sweep, some, available, idle)
     return tuple(_trial(sweep, one, *width) for one, width in zip(some, widths, strict=True))
 
 
@@ -135,13 +135,13 @@ class TrialWidthBounds(msgspec.Struct, frozen=True):
         return max(spec.job.gpus, int(width)), round(1.0 / width) if width < 1.0 else 1
 
 
-def bounds(sweep: SweepState, there: SweepDevices) -> TrialWidthBounds:
+def bounds(sweep: SweepState, available: SweepDevices) -> TrialWidthBounds:
     """Return the bounds that the sweep allows and that its trials have shown to be worth it."""
     spec, measures = sweep.spec, sweep.measures
     plain = spec.job.sharing == "exclusive"
     return TrialWidthBounds(
         packing=measures.packing(spec.packing),
-        most=max(1, min(spec.max_gpus, there.of_one_kind, waterfill.widest(measures.beta))),
+        most=max(1, min(spec.max_gpus, available.of_one_kind, waterfill.widest(measures.beta))),
         mechanisms=waterfill.Mechanisms(
             intra=spec.intra and plain and spec.job.gpus == 1,
             inter=spec.inter,
@@ -151,15 +151,17 @@ def bounds(sweep: SweepState, there: SweepDevices) -> TrialWidthBounds:
     )
 
 
-def _widths(sweep: SweepState, wanted: Sequence[WantedRun], there: SweepDevices, idle: int) -> list[tuple[int, int]]:
+def _widths(
+    sweep: SweepState, wanted: Sequence[WantedRun], available: SweepDevices, idle: int
+) -> list[tuple[int, int]]:
     """
     Return how many devices each run gets: its share of the work, by the speeds that the trials have shown.
 
     Before any trial has run, all are expected to take equally long for a unit of budget.
     """
-    spec, bound = sweep.spec, bounds(sweep, there)
+    spec, bound = sweep.spec, bounds(sweep, available)
     match spec.filling:
-        case "water" if there.all:
+        case "water" if available.all:
             widths = fill(sweep, bound, left_s(sweep, wanted), idle)
         case "fixed":
             widths = [float(min(bound.most, max(1, idle // len(wanted))))] * len(wanted)
@@ -185,7 +187,7 @@ def fill(sweep: SweepState, bound: TrialWidthBounds, h1_s: Sequence[float], idle
 
 def left_s(sweep: SweepState, wanted: Sequence[WantedRun]) -> list[float]:
     """Return the seconds that each would take on one device; if nothing was measured, its units of budget."""
-    typical_s = sweep.paces.typical_s or 1.0
+    typical_s = sweep.speeds.typical_s or 1.0
     return [_left_of(sweep, one, typical_s) for one in wanted]
 
 
@@ -193,7 +195,7 @@ def _left_of(sweep: SweepState, wanted: WantedRun, typical_s: float) -> float:
     if wanted.origin < 0:
         return max(1, wanted.budget) * typical_s
     left = wanted.budget - sweep.past.runs[wanted.origin].budget
-    return max(1, left) * (sweep.paces.work_s(sweep.job_ids[wanted.origin]) or typical_s)
+    return max(1, left) * (sweep.speeds.work_s(sweep.job_ids[wanted.origin]) or typical_s)
 
 
 def _trial(sweep: SweepState, wanted: WantedRun, gpus: int, packed: int) -> Trial:
@@ -240,7 +242,13 @@ class OpenTrial(NamedTuple):
 
 
 def demands(
-    sweep: SweepState, jobs: JobTable, leases: GrantedDevices, there: SweepDevices, now_s: float, *, others_wait: bool
+    sweep: SweepState,
+    jobs: JobTable,
+    grants: GrantedDevices,
+    available: SweepDevices,
+    now_s: float,
+    *,
+    others_wait: bool,
 ) -> tuple[tuple[Demand, ...], float]:
     """
     Return new widths of trials, and when to ask again; no widths as long as any trial starts or stops.
@@ -253,7 +261,7 @@ def demands(
     sweep : SweepState
     jobs : JobTable
         The jobs that are not over.
-    there : SweepDevices
+    available : SweepDevices
         The devices that the sweep could use.
     others_wait : bool
         Whether jobs outside of this sweep wait for devices: then idle devices are theirs.
@@ -264,19 +272,19 @@ def demands(
     devices get new widths. A trial that has a device of its own because its neighbours have ended counts as that wide,
     and need not be moved.
     """
-    bound = bounds(sweep, there)
-    if not bound.mechanisms.dynamic or sweep.cancelled or not _settled(sweep, jobs) or sweep.paces.typical_s is None:
+    bound = bounds(sweep, available)
+    if not bound.mechanisms.dynamic or sweep.cancelled or not _settled(sweep, jobs) or sweep.speeds.typical_s is None:
         return (), math.inf
-    going = [_going(sweep, trial, jobs[trial.job_id], leases, now_s) for trial in sweep.running.values()]
-    waiting = [one for one in going if one.job.state is JobState.PENDING]
+    open_trials = [_open_trial(sweep, trial, jobs[trial.job_id], grants, now_s) for trial in sweep.running.values()]
+    waiting = [one for one in open_trials if one.job.state is JobState.PENDING]
     if not waiting and not sweep.measures.saves:
         return (), math.inf
     if waiting:
-        return tuple(_refilled(sweep, bound, waiting, there)), math.inf
-    room = _Room(there, leases, others_wait=others_wait)
-    found, again_s = tuple(_resized(sweep, bound, going, room)), math.inf
-    if there.idle and not others_wait and not found:
-        again_s = now_s + max(sweep.measures.overhead_s, min(now_s - one.job.started_s for one in going))
+        return tuple(_refilled(sweep, bound, waiting, available)), math.inf
+    free = _FreeDevices(available, grants, others_wait=others_wait)
+    found, again_s = tuple(_resized(sweep, bound, open_trials, free)), math.inf
+    if available.idle and not others_wait and not found:
+        again_s = now_s + max(sweep.measures.overhead_s, min(now_s - one.job.started_s for one in open_trials))
     return found, again_s
 
 
@@ -294,39 +302,37 @@ def _rests(job: Job) -> bool:
     return job.state is JobState.RUNNING and not job.stopping and job.demand is None and job.started_s > 0
 
 
-def _going(sweep: SweepState, trial: Trial, job: Job, leases: GrantedDevices, now_s: float) -> OpenTrial:
+def _open_trial(sweep: SweepState, trial: Trial, job: Job, grants: GrantedDevices, now_s: float) -> OpenTrial:
     width = float(job.spec.gpus)
-    if job.spec.sharing == "lane" and (beside := leases.most_on(job.id)) > 1:
+    if job.spec.sharing == "lane" and (beside := grants.most_on(job.id)) > 1:
         width = 1.0 / beside
     origin = sweep.numbers.get(trial.origin, -1)
     wanted = WantedRun(trial=trial.number, params=trial.params, budget=trial.budget, origin=origin)
     (whole_s,) = left_s(sweep, [wanted])
-    done_s = sweep.paces.done_by(job.id, width, now_s)
+    done_s = sweep.speeds.done_by(job.id, width, now_s)
     return OpenTrial(trial, job, max(_LEAST_S, whole_s - done_s if done_s < whole_s else _LATE * done_s), width)
 
 
 # --- those that wait
 def _refilled(
-    sweep: SweepState, bound: TrialWidthBounds, waiting: Sequence[OpenTrial], there: SweepDevices
+    sweep: SweepState, bound: TrialWidthBounds, waiting: Sequence[OpenTrial], available: SweepDevices
 ) -> Iterator[Demand]:
     """Yield the widths of trials that are too wide for what is idle, filled anew."""
-    widest = max(there.free.values(), default=0)
+    widest = max(available.free.values(), default=0)
     if not widest or all(one.job.spec.gpus <= widest for one in waiting):
         return
-    widths = fill(sweep, bound, [one.left_s for one in waiting], there.idle)
-    idle = "1 device is" if there.idle == 1 else f"{there.idle} devices are"
+    widths = fill(sweep, bound, [one.left_s for one in waiting], available.idle)
+    idle = "1 device is" if available.idle == 1 else f"{available.idle} devices are"
     for one, width in zip(waiting, widths, strict=True):
         if (form := bound.form(sweep.spec, min(width, widest)))[0] < one.job.spec.gpus:
             yield _demand(one, form, f"{idle} idle, and it waits for {one.job.spec.gpus}")
 
 
 # --- those that run
-class _Room:
-    """The devices that running trials may have."""
-
-    def __init__(self, there: SweepDevices, leases: GrantedDevices, *, others_wait: bool) -> None:
-        self.leases = leases
-        self.free: dict[str, int] = {} if others_wait else dict(there.free)
+class _FreeDevices:
+    def __init__(self, available: SweepDevices, grants: GrantedDevices, *, others_wait: bool) -> None:
+        self.grants = grants
+        self.free: dict[str, int] = {} if others_wait else dict(available.free)
 
     @property
     def idle(self) -> int:
@@ -344,13 +350,15 @@ class _Room:
         return False
 
 
-def _resized(sweep: SweepState, bound: TrialWidthBounds, going: Sequence[OpenTrial], room: _Room) -> Iterator[Demand]:
+def _resized(
+    sweep: SweepState, bound: TrialWidthBounds, open_trials: Sequence[OpenTrial], free: _FreeDevices
+) -> Iterator[Demand]:
     measures = sweep.measures
-    held = {at for one in going for at in room.leases.of_job.get(one.job.id, ())}
+    held = {at for one in open_trials for at in free.grants.of_job.get(one.job.id, ())}
     after = waterfill.resized(
-        np.array([one.left_s for one in going]),
-        np.array([one.width for one in going]),
-        room.idle + len(held),
+        np.array([one.left_s for one in open_trials]),
+        np.array([one.width for one in open_trials]),
+        free.idle + len(held),
         bound.packing,
         bound.most,
         overhead_s=measures.overhead_s,
@@ -358,28 +366,28 @@ def _resized(sweep: SweepState, bound: TrialWidthBounds, going: Sequence[OpenTri
         beta=measures.beta,
         mechanisms=bound.mechanisms,
     ).tolist()
-    moved = {one.job.id: width for one, width in zip(going, after, strict=True) if width != one.width}
-    stays = _staying(going, moved, room.leases)
-    for one in sorted(going, key=lambda one: (moved.get(one.job.id, 0.0) > one.width, -one.left_s)):
+    moved = {one.job.id: width for one, width in zip(open_trials, after, strict=True) if width != one.width}
+    stays = _left_alone(open_trials, moved, free.grants)
+    for one in sorted(open_trials, key=lambda one: (moved.get(one.job.id, 0.0) > one.width, -one.left_s)):
         width = moved.get(one.job.id, one.width)
         if width == one.width or one.job.id in stays:
             continue
         form = bound.form(sweep.spec, width)
         if form[1] > 1 and (one.job.spec.sharing == "lane" or is_alone(one.trial)):
             continue  # it shares its device already with whoever comes, or must not
-        if room.take(one.job, form[0], alone=room.leases.most_on(one.job.id) == 1):
+        if free.take(one.job, form[0], alone=free.grants.most_on(one.job.id) == 1):
             yield _demand(one, form, _why(sweep, one, width))
 
 
-def _staying(going: Sequence[OpenTrial], moved: Mapping[str, float], leases: GrantedDevices) -> set[str]:
+def _left_alone(open_trials: Sequence[OpenTrial], moved: Mapping[str, float], grants: GrantedDevices) -> set[str]:
     """Return the trials that get a device alone because the others leave it: on each, the one with most work left."""
-    there: defaultdict[tuple[str, ...], list[OpenTrial]] = defaultdict(list)
-    for one in going:
+    neighbours: defaultdict[tuple[str, ...], list[OpenTrial]] = defaultdict(list)
+    for one in open_trials:
         if one.width < 1.0:
-            there[leases.of_job[one.job.id]].append(one)
+            neighbours[grants.of_job[one.job.id]].append(one)
     stays = set()
-    for at, ones in there.items():
-        if len(ones) == leases.jobs_on[at[0]] and all(moved.get(one.job.id, 0.0) >= 1.0 for one in ones):
+    for at, ones in neighbours.items():
+        if len(ones) == grants.jobs_on[at[0]] and all(moved.get(one.job.id, 0.0) >= 1.0 for one in ones):
             best = max(ones, key=lambda one: (moved[one.job.id] == 1.0, one.left_s))
             if moved[best.job.id] == 1.0:
                 stays.add(best.job.id)
@@ -390,11 +398,11 @@ def _why(sweep: SweepState, one: OpenTrial, width: float) -> str:
     measures = sweep.measures
     now_s = one.left_s * measures.factor(one.width)
     then_s = one.left_s * measures.factor(width) + measures.overhead_s
-    change = f"{_words(width)} instead of {_words(one.width)}"
+    change = f"{_width_text(width)} instead of {_width_text(one.width)}"
     return f"{change}: {then_s:.1f} s left, moving included, instead of {now_s:.1f} s"
 
 
-def _words(width: float) -> str:
+def _width_text(width: float) -> str:
     return f"1/{round(1 / width)} of a device" if width < 1 else f"{width:g} device{'s' if width > 1 else ''}"
 
 
@@ -422,8 +430,8 @@ class GrantedDevices(msgspec.Struct):
     >>> job = Job(id="j", spec=JobSpec(name="j", command=("true",)), submitted_s=0.0)
     >>> job.placement = Placement(job_id="j", epoch=1, kind="fast", slots=(Slot(node_id="n1", devices=(0, 1)),))
     >>> job.open_nodes = {"n1"}
-    >>> leases = GrantedDevices()
-    >>> leases.note(job), leases.sharers("n1", 1), leases.sharers("n1", 2)
+    >>> grants = GrantedDevices()
+    >>> grants.note(job), grants.sharers("n1", 1), grants.sharers("n1", 2)
     (True, 1, 0)
     """
 

@@ -113,5 +113,5 @@ def test_every_trial_comes_to_one_end_and_no_device_has_more_jobs_than_it_may(ch
     assert [type(fact) for fact in world.said].count(SweepFinished) == 1
     opened = [trial.job_id for fact in world.said if isinstance(fact, TrialGroupOpened) for trial in fact.trials]
     assert sorted(opened) == sorted(fact.job_id for fact in world.said if isinstance(fact, TrialFinished))
-    assert world.tuner.state.leases.of_job == {}
-    assert world.tuner.state.leases.jobs_on == {}
+    assert world.tuner.state.grants.of_job == {}
+    assert world.tuner.state.grants.jobs_on == {}
