@@ -14,6 +14,7 @@ In reading order:
 * ``placement``: Which devices.
 * ``wait_causes``: Why a job waits.
 * ``what_if``: The production round on a changed pool; alternatives.
+* ``start_forecast``: When a waiting job is expected to start.
 * ``kernel_warmup``: Loads the kernels in a service; the one module here that starts a process.
 * ``pool/``: What a round knows of a pool: its settings, its jobs by what they ask for, its runs and its past rounds.
 * ``sharing/``: Jobs that share devices: with whom, on which, who makes way for whom, and why one waits.

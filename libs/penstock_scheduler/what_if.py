@@ -4,6 +4,9 @@ What-if: the production round on a pool that is changed for a moment, and the al
 The contexts below (:func:`changed`, :func:`submitted`, :func:`decided`, :func:`settled`) change a pool and change it
 back; :func:`start_of` and :func:`wait_of` decide a round on it. So the answer is what the matcher's round would do.
 
+Two things come before a new job's start, and :func:`followed` tries them with it: the samples that the profiler runs of
+a new workload (:func:`first_samples`), and the first size of an elastic job (:func:`first_size`).
+
 :class:`Alternatives` tries single changes of a waiting job with which it would start at once. It names an alternative
 only if the job starts in the very next round when the user takes it, in both ways: he cancels the job and submits it
 anew with the change, or he changes it in its place. Only what idle devices could hold is tried, so where nothing is
@@ -12,7 +15,8 @@ idle this costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -20,15 +24,33 @@ from typing import Final
 import msgspec
 
 from penstock_cluster.device_backend import CAPABILITIES
-from penstock_cluster.nodes import fits
-from penstock_log import Alternative, Job, JobRank, JobSpec, JobState, JobTable, Placement, RoundDecided, Wait, workload
+from penstock_cluster.nodes import Cluster, fits
+from penstock_log import (
+    Alternative,
+    Demand,
+    Job,
+    JobRank,
+    JobSpec,
+    JobState,
+    JobTable,
+    Placement,
+    RoundDecided,
+    SamplesRequested,
+    Scalability,
+    ScaleDecided,
+    Wait,
+    workload,
+)
 from penstock_log.text import gibibytes
 from penstock_policies import sample_plan
 from penstock_policies.queue_policies import newcomer
+from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.fairness import FairnessProgress
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
+from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, asked, key_of
+from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_scheduler.wait_causes import less_of_a_host
 
 TRIED: Final = "what-if"
@@ -178,6 +200,146 @@ def _with_user(progress: FairnessProgress, user: str, now_s: float, *, again: bo
         found.rested[user] = msgspec.structs.replace(found.rested[user])
     found.arrive(user, now_s)
     return found
+
+
+class SampleHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What is known of the samples of a new job's workload.
+
+    Attributes
+    ----------
+    key : str
+        The workload's key.
+    samples : sequence of Job
+        Its samples so far.
+    measured : collection of str
+        Kinds on which its iterations were measured.
+    ran_alone : bool
+        Whether it was measured on one device: times of gangs are no comparison.
+    asking : JobSpec or None
+        The latest open job for which it is sampled; None where there is none.
+    """
+
+    key: str
+    samples: Sequence[Job] = ()
+    measured: Collection[str] = ()
+    ran_alone: bool = False
+    asking: JobSpec | None = None
+
+
+def first_samples(cluster: Cluster, spec: JobSpec, history: SampleHistory, now_s: float) -> list[Job]:
+    """
+    Return the samples that the profiler requests when a job is submitted, as waiting jobs; none for a known workload.
+
+    Notes
+    -----
+    The search for the largest batch that a device holds is left out: its samples come one after the other.
+    """
+    own = sample_plan.is_sampled(spec)
+    sampled = spec if own else history.asking
+    if sampled is None or (not history.measured and any(job.state is JobState.FAILED for job in history.samples)):
+        return []
+    before = [job.sample for job in history.samples if job.sample is not None]
+    devices = Counter(d.kind for node in cluster.usable(sampled.pool) for d in node.devices if fits(sampled, d))
+    sizes: dict[str, list[sample_plan.SamplePoint]] = {}
+    for kind, count in devices.items() if own and spec.elastic else ():
+        same = [each for each in before if each.kind == kind and each.batch_size]
+        points = [sample_plan.SamplePoint(each.gpus, each.batch_size) for each in same]
+        sizes[kind] = sample_plan.missing(spec, count, points)
+    compared = {each.kind for each in before} | (set(history.measured) if history.ran_alone else set())
+    samples = sample_plan.samples(history.key, sample_plan.wanted(devices, sizes, compared))
+    return JobTable().apply(SamplesRequested(at_s=now_s, key=history.key, spec=sampled, samples=samples))
+
+
+class PoolSizeKnowledge(msgspec.Struct):
+    """
+    What a pool tells of its elastic jobs.
+
+    It does not tell which jobs ignore the batch that they are given, nor what did not fit on a device.
+    """
+
+    cluster: Cluster
+    ranks: Mapping[str, JobRank]
+    scaled: Mapping[str, tuple[Scalability, ...]]
+    speeds: Speeds
+    costs: PreemptionCosts
+    returning: dict[str, str]
+    shown: ShownBehaviour
+
+
+def first_size(
+    pool: PoolView,
+    spec: JobSpec,
+    scaled: Mapping[str, tuple[Scalability, ...]],
+    now_s: float,
+    settings: SizingSettings | None = None,
+) -> Job:
+    """
+    Return a new elastic job with its first size, or with its smallest size if there is no room for it.
+
+    Parameters
+    ----------
+    pool : PoolView
+        With the new job (:data:`TRIED`), tried at its smallest size, and its samples.
+    spec : JobSpec
+        The job as it is submitted.
+    scaled : mapping of str to tuple of Scalability
+        Workload key → its measured scaling on each kind of device.
+    settings : SizingSettings, optional
+        Settings of the autoscaler.
+    """
+    entries, chosen = pool.index.entries, settings or SizingSettings()
+    smallest = entries[TRIED].ranked.job
+    new = msgspec.structs.replace(smallest, spec=spec, epoch=0)
+    jobs = [*(entry.ranked.job for job_id, entry in entries.items() if job_id != TRIED), new]
+    shown = ShownBehaviour(saves={key_of(job): True for job in jobs if job.checkpoint is not None})
+    costs = pool.history.costs
+    known = PoolSizeKnowledge(pool.cluster, pool.ranks, scaled, pool.speeds, costs, returning={}, shown=shown)
+    problem = asked(known, jobs, pool.name, now_s, chosen)
+    sized = problem.sizing(chosen, pool.mode).jobs.get(TRIED)
+    if sized is None or not sized.gpus:
+        return smallest
+    kinds = (sized.kind,) if len(problem.kinds[TRIED]) > 1 else ()
+    demand = Demand(job_id=TRIED, epoch=0, gpus=sized.gpus, batch_size=sized.batch_size, kinds=kinds)
+    JobTable({TRIED: new}).apply(ScaleDecided(at_s=now_s, pool=pool.name, demands=(demand,)))
+    return new
+
+
+@contextmanager
+def followed(
+    pool: PoolView,
+    spec: JobSpec,
+    now_s: float,
+    rules: RoundRules,
+    samples: Sequence[Job],
+    *,
+    scaled: Mapping[str, tuple[Scalability, ...]] | None = None,
+    settings: SizingSettings | None = None,
+) -> Iterator[tuple[PoolView, Placement | None]]:
+    """
+    Give the pool once everything has followed from a submitted job, with the job's placement; None if it waits.
+
+    Parameters
+    ----------
+    pool : PoolView
+        With the new job (:data:`TRIED`), an elastic one at its smallest size.
+    spec : JobSpec
+        The job as it is submitted.
+    samples : sequence of Job
+        The samples that are requested for it (:func:`first_samples`).
+    scaled, settings
+        As for :func:`first_size`; with None for ``scaled`` an elastic job keeps its smallest size.
+    """
+    with ExitStack() as stack:
+        placement: Placement | None = None
+        if not spec.elastic:  # one that is starts when it has a size, and not before its samples
+            pool, placement = stack.enter_context(settled(pool, TRIED, now_s, rules))
+        if placement is None:
+            pool = stack.enter_context(changed(pool, *samples))
+            if spec.elastic and scaled is not None:
+                pool = stack.enter_context(changed(pool, first_size(pool, spec, scaled, now_s, settings)))
+            pool, placement = stack.enter_context(settled(pool, TRIED, now_s, rules))
+        yield pool, placement
 
 
 MOST: Final = 16

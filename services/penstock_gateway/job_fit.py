@@ -1,17 +1,14 @@
 """
 A job against the present nodes.
 
-:func:`never` says why the nodes can never hold a job, whatever ends, and :func:`warnings` says so to whoever submits
-it. An elastic job fits where its smallest size does: :func:`fixed` returns the job at that size, from what is known of
-its workload. :func:`holders` and :func:`taken` say who has which device, and what the jobs that share one hold of it.
+:func:`never` says why the nodes can never hold a job, whatever ends, :func:`problem` why an elastic job cannot start at
+its smallest size, and :func:`warnings` says so to whoever submits it. :func:`holders` and :func:`taken` say who has
+which device, and what the jobs that share one hold of it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import msgspec
 
 from penstock_cluster.nodes import Cluster
 from penstock_gateway.job_history import range_words
@@ -25,6 +22,7 @@ from penstock_scheduler.placement import FreeDevices
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.sharing.shared_devices import At, SharingLimits, sharing_demand
+from penstock_scheduler.sizing.smallest_size import Caps, cap, most_devices, needed
 from penstock_scheduler.wait_causes import RoundAftermath, WaitCause, impossible_cause
 
 
@@ -56,25 +54,21 @@ def never(job: Job, aftermath: RoundAftermath) -> WaitCause | None:
     return wait_causes.sharing_impossible_cause(job.spec, demand, aftermath, RoundRules().lane_reserve_share)
 
 
-Caps = Mapping[str, int]
-"""Device kind → most samples that one device of it holds; kinds without a known limit are not in it."""
-
-
 def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
     """Return a sentence if no kind of device could hold the job's smallest batch; empty if one can."""
     if not (spec.elastic and kinds):
         return ""
-    if any(needed(spec, kind, known) <= _most(spec, most) for kind, most in kinds.items()):
+    if any(needed(spec, kind, known) <= most_devices(spec, most) for kind, most in kinds.items()):
         return ""
     least = spec.batch.min if spec.batch is not None else spec.batch_size
     wants = [
-        f"{needed(spec, kind, known)} {kind} of at most {_cap(spec, kind, known)} samples each"
+        f"{needed(spec, kind, known)} {kind} of at most {cap(spec, kind, known)} samples each"
         for kind in kinds
-        if _cap(spec, kind, known)
+        if cap(spec, kind, known)
     ]
     if not wants:  # for its widths, not for its batch: said of the width itself
         return ""
-    there = listed(f"{_most(spec, most)} {kind}" for kind, most in kinds.items())
+    there = listed(f"{most_devices(spec, most)} {kind}" for kind, most in kinds.items())
     remedy = "lower the smallest batch" if spec.batch is not None else "lower batch_size"
     widest = f", or accept more than {count(spec.max_gpus, 'device')}" if spec.max_gpus else ""
     return (
@@ -106,48 +100,6 @@ def caps(state: GatewayState, spec: JobSpec) -> dict[str, int]:
     scaled = state.scaled.get(workload.key(spec))
     known: tuple[Scalability, ...] = scaled.kinds if scaled is not None else ()
     return {each.kind: each.per_gpu_cap for each in known if each.per_gpu_cap}
-
-
-def fixed(spec: JobSpec, known: Caps, kinds: Mapping[str, int]) -> JobSpec:
-    """
-    Return an elastic job as one that always has its smallest size; any other job is returned unchanged.
-
-    Parameters
-    ----------
-    kinds : mapping of str to int
-        Device kind that the job accepts → how many devices there are.
-
-    Notes
-    -----
-    The width is the smallest that holds the job's smallest batch on any kind with enough devices; if no kind has
-    enough, the smallest that would hold it.
-    """
-    if not spec.elastic:
-        return spec
-    widths = {kind: needed(spec, kind, known) for kind in kinds}
-    there = [width for kind, width in widths.items() if width <= _most(spec, kinds[kind])]
-    gpus = min(there or widths.values(), default=spec.widths[0])
-    batch_size = spec.batch_size or (spec.batch.min if spec.batch is not None else 0)
-    if spec.batch is not None and any(_cap(spec, kind, known) for kind in kinds):
-        batch_size = spec.batch.min
-    profile = "on" if sample_plan.is_sampled(spec) else "off"  # what an elastic job is sampled for is no longer said
-    size = {"gpus": gpus, "min_gpus": 0, "max_gpus": 0, "batch": None, "batch_size": batch_size}
-    return msgspec.structs.replace(spec, profile=profile, **size)
-
-
-def needed(spec: JobSpec, kind: str, known: Caps) -> int:
-    """
-    Return on how many devices of a kind the job's smallest batch fits, as far as is known.
-
-    Examples
-    --------
-    >>> job = JobSpec(name="a", command=("x",), min_gpus=2, max_gpus=8, batch_size=512)
-    >>> needed(job, "fast", {"fast": 100}), needed(job, "slow", {"fast": 100})
-    (6, 2)
-    """
-    cap = _cap(spec, kind, known)
-    least = spec.batch.min if spec.batch is not None else spec.batch_size
-    return max(spec.widths[0], math.ceil(least / cap)) if cap else spec.widths[0]
 
 
 def awaits_scaling(state: GatewayState, spec: JobSpec) -> bool:
@@ -196,15 +148,6 @@ def _could_shrink(job: Job, spec: JobSpec, kinds: Mapping[str, int]) -> bool:
 
 def _beyond(job: Job) -> int:
     return max(0, job.spec.gpus - job.spec.widths[0])
-
-
-def _most(spec: JobSpec, there: int) -> int:
-    return min(there, spec.widths[-1])
-
-
-def _cap(spec: JobSpec, kind: str, known: Caps) -> int:
-    limits = (spec.batch.per_gpu_max if spec.batch is not None else 0, known.get(kind, 0))
-    return min((limit for limit in limits if limit), default=0)
 
 
 def holders(jobs: Iterable[Job]) -> dict[At, list[Job]]:

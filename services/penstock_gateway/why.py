@@ -1,40 +1,32 @@
 """
-Why a job waits, what is ruled out, when it may start.
+Why a job waits, and what is ruled out.
 
 :class:`WaitExplainer` gives one dominant cause, its evidence, and what would change it. :func:`ruled_out_causes` lists
-what one might suspect and what clears it. :func:`expected_start` estimates when the job starts, from run times that are
-declared or were measured in its pool: :func:`start_in_s` lets the jobs before it take devices as these become free.
+what one might suspect and what clears it.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from bisect import insort
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
-import numpy as np
 
 from penstock_gateway import job_fit, job_history
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
-from penstock_log import ACTIVE, TERMINAL, Job, JobSpec, workload
+from penstock_log import ACTIVE, TERMINAL, Job, workload
 from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
 from penstock_log.views import RankView, WhyView
-from penstock_policies import job_lengths
-from penstock_scheduler import what_if
-from penstock_scheduler.pool.pool_index import PoolIndex
+from penstock_scheduler import start_forecast, what_if
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round import borrowers_of
-from penstock_scheduler.round_types import PreemptibleRun, RoundRules
+from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.what_if import Alternatives
 
 UNDECIDED: Final = "undecided"
@@ -139,7 +131,7 @@ class WaitExplainer:
         borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
         start_in_s, basis = None, ""
         if best is None and view.cause in _FOR_DEVICES:
-            start_in_s, basis = expected_start(self._state, pool, job.id, self._now_s)
+            start_in_s, basis = start_forecast.expected_start(pool, job.id, self._state.jobs, self._now_s)
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in _FOR_DEVICES else view.remedy,
@@ -197,8 +189,8 @@ class WaitExplainer:
         own = self._state.histories[job.id].rank
         if own is None:
             return None
-        key = pool.roster.entries[job.id].key
-        before = pool.roster.ranked(takewhile(lambda other: other < key, pool.roster.waiting))
+        key = pool.index.entries[job.id].key
+        before = pool.index.ranked(takewhile(lambda other: other < key, pool.index.waiting))
         jobs = (ranked.job for ranked in before if not ranked.sample and not ranked.job.held)
         return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
 
@@ -297,181 +289,3 @@ def _what_is_known(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
         yield f"not its profile: its speeds are {' and '.join(said)}"
     if cause != "backoff" and job.failures:
         yield "not its failures: the back-off is over"
-
-
-FINISHED = 256
-"""Jobs of a pool that finished last, whose run times tell those of the others."""
-
-Estimate = tuple[float | None, str]
-"""In how many seconds, None where nothing tells; and what that rests on."""
-
-
-def expected_start(state: GatewayState, pool: PoolView, job_id: str, now_s: float) -> Estimate:
-    """
-    Return when a job of the pool that waits for devices is expected to have them.
-
-    Measured run times count as they are, on whatever kind. Declared ones, and the job's own, are divided by the
-    measured speed of the kind. The estimate leaves out jobs behind this one in the order, and preemption.
-    """
-    if job_id in pool.index.sharing.demands:
-        return None, "no estimate: it shares devices, and nobody knows when there is room for it"
-    before, spec = _ahead(pool, job_id), pool.index.entries[job_id].ranked.job.spec
-    finished = _finished(state, spec.pool)
-    measured_s = [job.executed_s for job in finished]
-    held = pool.index.runs()
-    runs = [run.ranked.job for run in held]
-    left_s = _left_s([*runs, *before], measured_s, now_s)
-    ready_s = _ready_s(state, pool.index, held, left_s[: len(runs)])
-    waiting = [*before, pool.index.entries[job_id].ranked.job]
-    queue = [_need(state, job, pool, left) for job, left in zip(waiting, [*left_s[len(runs) :], 0.0], strict=True)]
-    start_s = start_in_s(ready_s, queue, in_order=not pool.mode.backfills)
-    silent = sum(math.isinf(left) for left in left_s)
-    if math.isinf(start_s):
-        declares = "declares" if silent == 1 else "declare"
-        why = f"{count(silent, 'job')} before it {declares} no duration, and none of pool `{spec.pool}` has finished"
-        return None, f"no estimate: {why}" if silent else ""
-    if start_s <= 0:  # it could start as far as this goes, but the round says that it has to wait
-        return None, ""
-    own = pool.index.entries[job_id].key[0]
-    demoted = sum(run.ranked.queue > own for run in held)
-    return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
-
-
-def _ahead(pool: PoolView, job_id: str) -> list[Job]:
-    """Return the waiting jobs of a pool that come before a job, without those that are held or never fit."""
-    own, index = pool.index.entries[job_id].key, pool.index
-    before = takewhile(lambda key: key < own, index.waiting)
-    jobs = (ranked.job for ranked in index.ranked(before) if ranked.job_id not in index.sharing.demands)
-    return [
-        job for job in jobs if not job.held and max(index.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
-    ]
-
-
-def _finished(state: GatewayState, pool: str) -> list[Job]:
-    done = (job for job in state.jobs if job.state is JobState.COMPLETED and job.sample is None)
-    return heapq.nlargest(FINISHED, (job for job in done if job.spec.pool == pool), key=lambda job: job.finished_s)
-
-
-def _left_s(jobs: Sequence[Job], measured_s: Sequence[float], now_s: float) -> list[float]:
-    had_s = [job.executed_by(now_s) for job in jobs]
-    expected = job_lengths.remaining_s(np.array(had_s, dtype=np.float64), measured_s, math.inf)
-    return [
-        0.0  # a matter of seconds
-        if job.sample is not None or job.stopping
-        else job_lengths.declared_s(job.spec.duration_s, had)
-        if job.spec.duration_s
-        else float(left)
-        for job, had, left in zip(jobs, had_s, expected, strict=True)
-    ]
-
-
-def _ready_s(
-    state: GatewayState, index: PoolIndex, running: Sequence[PreemptibleRun], left_s: Sequence[float]
-) -> dict[str, list[float]]:
-    ready: defaultdict[str, list[float]] = defaultdict(list)
-    for _, device in index.free:
-        ready[device.kind].append(0.0)
-    shared: dict[tuple[str, int], tuple[str, float]] = {}
-    for run, left in zip(running, left_s, strict=True):
-        in_s = left / _scale(state, run.ranked.job.spec, run.kind) / run.ranked.job.share
-        for node_id, device in run.devices:
-            if run.ranked.job_id in index.sharing.demands:  # free when the last is gone, if nobody joins
-                last_s = max(in_s, shared.get((node_id, device.index), ("", 0.0))[1])
-                shared[node_id, device.index] = device.kind, last_s
-            else:
-                ready[device.kind].append(in_s)
-    for kind, in_s in shared.values():
-        ready[kind].append(in_s)
-    return ready
-
-
-def _need(state: GatewayState, job: Job, pool: PoolView, left_s: float) -> QueuedNeed:
-    """Return what a waiting job asks for; if devices are reserved for it, of their kind."""
-    spec, kept = job.spec, pool.reservations.get(job.id)
-    kinds = [kept] if kept else pool.index.whole.kinds(spec)
-    return QueuedNeed(spec.gpus, {kind: left_s / _scale(state, spec, kind) for kind in kinds})
-
-
-def _scale(state: GatewayState, spec: JobSpec, kind: str) -> float:
-    """Return the speed by which a declared run time is divided."""
-    return (speed_of(state, spec, kind) or 1.0) if spec.duration_s else 1.0
-
-
-def speed_of(state: GatewayState, spec: JobSpec, kind: str) -> float:
-    """Return the measured speed of a job on a kind relative to its fastest; 0 where it was not measured."""
-    profile = state.profiles.get(workload.key(spec))
-    speeds = {speed.kind: speed.speed for speed in profile.speeds} if profile is not None else {}
-    return speeds.get(kind, 0.0)
-
-
-def _basis(jobs: Sequence[Job], finished: int, demoted: int) -> Iterator[str]:
-    declared = sum(job.spec.duration_s > 0 for job in jobs)
-    silent = sum(not job.spec.duration_s and job.sample is None for job in jobs)
-    if declared:
-        yield f"{count(declared, 'job')} by declared duration"
-    if silent and finished:
-        yield f"{count(silent, 'job')} by the run times of the last {count(finished, 'job')} that finished"
-    elif silent:
-        yield f"{count(silent, 'job')} of unknown duration not in its way"
-    if demoted:
-        yield f"sooner if it preempts one of {count(demoted, 'run')} of a later queue"
-
-
-class QueuedNeed(NamedTuple):
-    """
-    The devices and the run time of one waiting job.
-
-    Attributes
-    ----------
-    gpus : int
-        Devices that the job needs at once, all of one kind.
-    run_s : mapping of str to float
-        Kind that the job may run on → expected run time there, seconds; infinite where it is unknown.
-    """
-
-    gpus: int
-    run_s: Mapping[str, float]
-
-
-def start_in_s(ready_s: Mapping[str, Iterable[float]], queue: Sequence[QueuedNeed], *, in_order: bool = False) -> float:
-    """
-    Return in how many seconds the last job of a queue is expected to start.
-
-    Parameters
-    ----------
-    ready_s : mapping of str to iterable of float
-        Kind → in how many seconds each device is free: 0 for an idle device, infinite where it is unknown.
-    queue : sequence of QueuedNeed
-        The waiting jobs in order; not empty.
-    in_order : bool
-        Whether jobs start strictly in order.
-
-    Returns
-    -------
-    float, seconds; infinite where no kind will ever have enough devices, as far as is known
-
-    Notes
-    -----
-    List scheduling: each job in its turn takes the devices with which it ends first, or starts first where its run time
-    is not known. O(J (T + m)) at worst, with T kinds and m devices. Preemption, which it leaves out, would only shorten
-    the wait.
-
-    Examples
-    --------
-    >>> ahead, own = QueuedNeed(1, {"fast": 10.0}), QueuedNeed(2, {"fast": 5.0, "slow": 8.0})
-    >>> start_in_s({"fast": [0.0, 3.0], "slow": [1.0]}, [ahead, own])
-    10.0
-    """
-    ready = {kind: sorted(times) for kind, times in ready_s.items()}
-    start_s = floor_s = 0.0
-    for need in queue:
-        starts = {kind: ready[kind][need.gpus - 1] for kind in need.run_s if len(ready.get(kind, ())) >= need.gpus}
-        if not starts:
-            start_s = math.inf
-            continue
-        kind = min(starts, key=lambda kind: (starts[kind] + need.run_s[kind], starts[kind], kind))
-        start_s = floor_s = max(starts[kind], floor_s if in_order else 0.0)
-        del ready[kind][: need.gpus]
-        for _ in range(need.gpus):
-            insort(ready[kind], start_s + need.run_s[kind])
-    return start_s

@@ -7,6 +7,7 @@ In reading order:
 * ``pool_sizes``: A pool as a decision sees it.
 * ``decision``: One decision, from admission to reasons.
 * ``kind_search``: On which kind each job goes.
+* ``smallest_size``: The smallest size that holds a job's smallest batch.
 """
 
 from penstock_scheduler.sizing.decision import decide

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_gateway.why import QueuedNeed, start_in_s
+from penstock_scheduler.start_forecast import QueuedNeed, start_in_s
 
 
 def test_the_last_of_the_devices_that_a_gang_needs_decides():
