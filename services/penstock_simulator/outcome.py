@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +28,12 @@ class ClusterTimeline:
     busy_gpus: Ints
     waiting_jobs: Ints
 
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[float, int, int]]) -> ClusterTimeline:
+        """Return the timeline of rows (time, devices in use, jobs that wait)."""
+        at_s, busy, waiting = np.array(list(rows), dtype=np.float64).reshape(-1, 3).T
+        return cls(at_s, busy.astype(np.int64), waiting.astype(np.int64))
+
 
 @dataclass(frozen=True)
 class DeviceSpells:
@@ -46,6 +53,12 @@ class DeviceSpells:
     device: Ints
     from_s: Floats
     to_s: Floats
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, int, float, float]]) -> DeviceSpells:
+        """Return the spells of rows (job, device, from, to)."""
+        job, device, from_s, to_s = np.array(list(rows), dtype=np.float64).reshape(-1, 4).T
+        return cls(job.astype(np.int64), device.astype(np.int64), from_s, to_s)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ In reading order:
 * ``cluster_script``: Everything that happens to a virtual cluster from outside.
 * ``executors``: Virtual executors and the environment.
 * ``elastic_executors``: Executors of elastic jobs.
-* ``tasks``: The work that jobs really have.
+* ``elastic_sizing``: Elastic jobs on counted devices, by the autoscaler's decision alone.
+* ``tasks``: The work that jobs really have, and what becomes of it.
 * ``policies``: Policies as settings of the deciders.
 """

@@ -49,16 +49,16 @@ class EventEngine:
     Parameters
     ----------
     deciders : sequence of Decider
-        In the order in which they are asked at one time.
-    log : VirtualLog
+        In the order in which they are asked at one time; without any, the queue alone says what happens.
+    log : VirtualLog, optional
     delays : mapping of str to DecisionDelays, optional
         By a decider's name; the engine asks a decider that is not named at once.
     """
 
     def __init__(
         self,
-        deciders: Sequence[Decider[Any]],
-        log: VirtualLog,
+        deciders: Sequence[Decider[Any]] = (),
+        log: VirtualLog | None = None,
         delays: Mapping[str, DecisionDelays] = MappingProxyType({}),
     ) -> None:
         self.agenda = EventQueue()
@@ -67,7 +67,7 @@ class EventEngine:
         self._stations = [DeciderHost(decider, delays.get(decider.name)) for decider in deciders]
         self._heard = [station.heard for station in self._stations]
         self._heeding = cache(self._who_heeds)
-        self._log = log
+        self._log = log or VirtualLog()
         self._followers: defaultdict[type[Event], list[Callable[[Any], None]]] = defaultdict(list)
         self._witnesses: list[Callable[[Delivery], None]] = []
 

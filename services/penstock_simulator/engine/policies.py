@@ -15,7 +15,7 @@ free. What bounds preemption (``min_run_s``, ``overhead_share``) is as in produc
 * ``allox+2d-gittins``: Penstock's defaults but for the order;
 * ``configured``: the services' own settings, changed by nothing but what is set: what a cluster runs.
 
-``elastic`` is not among them: :mod:`penstock_simulator.fast.elastic_fast_path` counts it.
+``elastic`` is not among them: :mod:`penstock_simulator.engine.elastic_sizing` sizes its jobs on counted devices.
 """
 
 from __future__ import annotations

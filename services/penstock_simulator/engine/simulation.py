@@ -3,8 +3,8 @@ A trace in, an outcome out.
 
 :func:`simulate` runs a trace on a virtual cluster, under one policy, by the production deciders;
 :class:`SimulationOptions` has everything that may differ from a plain run. The same arguments give the same log, to the
-byte. :class:`OutcomeRecorder` notes what the outcome needs while the cluster runs. :func:`partitioned` serves virtual
-clusters that lend nothing: each becomes a pool of its own, as in a real cluster that is run so.
+byte. :func:`partitioned` serves virtual clusters that lend nothing: each becomes a pool of its own, as in a real
+cluster that is run so.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from penstock_simulator.engine.elastic_executors import ElasticExecutors, Elasti
 from penstock_simulator.engine.engine import DecisionDelays, EventEngine, LogFileWriter, VirtualLog
 from penstock_simulator.engine.executors import Environment, VirtualExecutors
 from penstock_simulator.engine.policies import PolicySettings, choose
-from penstock_simulator.engine.tasks import VirtualRun
+from penstock_simulator.engine.tasks import OutcomeRecorder
 from penstock_simulator.fast.fast_settings import JobShape
-from penstock_simulator.outcome import ClusterTimeline, DeviceSpells, Outcome
+from penstock_simulator.outcome import Outcome
 from penstock_simulator.trace import Trace
 from penstock_simulator.virtual_cluster import NodeGroup, SimulatedNodes, VirtualClusterPart, VirtualClusterQuotas
 
@@ -210,7 +210,8 @@ class _Simulation:
         shapes: Mapping[str, JobShape] = {}
         if options.elastic is not None:
             script, shapes = elastic(script, options.elastic)
-        self.records = OutcomeRecorder(script, resizes=bool(shapes) or options.autoscaler is not None)
+        resizes = bool(shapes) or options.autoscaler is not None
+        self.records = OutcomeRecorder(script.trace, script.tasks, script.sizes, script.shift_s, resizes=resizes)
         self.engine = EventEngine(
             self._deciders(), VirtualLog(written.add if written is not None else None), options.delays
         )
@@ -261,88 +262,6 @@ class _Simulation:
         if progress is not None and engine.instants % _LOOK_EVERY == 0 and not progress(self._executors.ended):
             return False
         return self._world.more()
-
-
-class OutcomeRecorder:
-    """
-    A recorder of what the outcome needs: promotions and, where they are asked for, the timeline and the spells.
-
-    Parameters
-    ----------
-    script : Script
-        Each of its tasks keeps its own times.
-    resizes : bool
-        Whether jobs may have other numbers of devices than they ask for.
-    """
-
-    def __init__(self, script: Script, *, resizes: bool = False) -> None:
-        self._resizes = resizes
-        self._trace, self._tasks, self._shift_s = script.trace, script.tasks, script.shift_s
-        self._by_id = {task.id: task for task in script.tasks}
-        self._gpus, self._first_device = 0, dict[str, int]()
-        for node_id, size in script.sizes.items():
-            self._first_device[node_id] = self._gpus
-            self._gpus += size
-        self._timeline: list[tuple[float, int, int]] = []
-        self._spells: list[tuple[int, int, float, float]] = []
-
-    def note_ranks(self, fact: JobsRanked) -> None:
-        """Count promotions."""
-        for rank in fact.ranks:
-            if (task := self._by_id.get(rank.job_id)) is not None:
-                task.promotions += rank.queue < task.queue
-                task.queue = rank.queue
-
-    def note_instant(self, now_s: float, busy: int, waiting: int) -> None:
-        """Note how the cluster is used from now on."""
-        if not self._timeline or self._timeline[-1][1:] != (busy, waiting):
-            self._timeline.append((now_s - self._shift_s, busy, waiting))
-
-    def note_spell(self, run: VirtualRun, node_id: str, devices: tuple[int, ...], now_s: float) -> None:
-        """Note the devices that a run held on a node until now; samples are left out."""
-        if run.task.row < 0 or run.started_s != run.started_s:
-            return
-        first = self._first_device[node_id]
-        from_s, to_s = run.started_s - self._shift_s, now_s - self._shift_s
-        self._spells += [(run.task.row, first + index, from_s, to_s) for index in devices]
-
-    def outcome(self, policy: str, instants: int, cpu_s: float) -> Outcome:
-        """Return the outcome of the trace."""
-        tasks = self._tasks
-        return Outcome(
-            policy=policy,
-            trace=self._trace,
-            gpus=self._gpus,
-            start_s=np.array([task.start_s for task in tasks]) - self._shift_s,
-            end_s=np.array([task.end_s for task in tasks]) - self._shift_s,
-            executed_s=np.array([task.executed_s for task in tasks]),
-            preemptions=np.array([task.preemptions for task in tasks], dtype=np.int64),
-            promotions=np.array([task.promotions for task in tasks], dtype=np.int64),
-            events=instants,
-            wall_s=cpu_s,
-            timeline=_timeline(self._timeline) if self._timeline else None,
-            spells=_spells(self._spells) if self._spells else None,
-            held_gpu_s=np.array([task.held_gpu_s for task in tasks]) if self._resizes else None,
-        )
-
-
-def _timeline(rows: list[tuple[float, int, int]]) -> ClusterTimeline:
-    at_s, busy, waiting = zip(*rows, strict=True)
-    return ClusterTimeline(
-        at_s=np.array(at_s),
-        busy_gpus=np.array(busy, dtype=np.int64),
-        waiting_jobs=np.array(waiting, dtype=np.int64),
-    )
-
-
-def _spells(rows: list[tuple[int, int, float, float]]) -> DeviceSpells:
-    job, device, from_s, to_s = zip(*rows, strict=True)
-    return DeviceSpells(
-        job=np.array(job, dtype=np.int64),
-        device=np.array(device, dtype=np.int64),
-        from_s=np.array(from_s),
-        to_s=np.array(to_s),
-    )
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

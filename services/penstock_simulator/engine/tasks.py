@@ -1,8 +1,8 @@
 """
-The work that jobs really have.
+The work that jobs really have, and what becomes of it.
 
 No service may know what stands here: a :class:`VirtualTask` has the real work of a job, and a :class:`VirtualRun` one
-run of it. Executors of a virtual cluster advance them.
+run of it. Executors of a virtual cluster advance them, and an :class:`OutcomeRecorder` makes the outcome of them.
 
 :class:`PreservedWork` says what a job loses when it is preempted, as the log shows it: some scripts save their work,
 others start anew. Replay and shadow use the same rule. A job that counts no iterations begins at its beginning each
@@ -13,13 +13,19 @@ checkpoint. A workload without either goes with the majority of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, Protocol
 
-from penstock_log import Outcome
+import numpy as np
 
-_WORST: Final[tuple[Outcome, ...]] = ("completed", "preempted", "failed", "lost", "cancelled")
+from penstock_log import JobsRanked
+from penstock_log import Outcome as RunOutcome
+from penstock_simulator.outcome import ClusterTimeline, DeviceSpells, Outcome
+from penstock_simulator.trace import Trace
+
+_WORST: Final[tuple[RunOutcome, ...]] = ("completed", "preempted", "failed", "lost", "cancelled")
 
 
 @dataclass(slots=True)
@@ -134,7 +140,7 @@ class VirtualRun:
     begins_s: float = math.inf
     done_s: float = math.nan
     asked: bool = False
-    outcome: Outcome = "completed"
+    outcome: RunOutcome = "completed"
 
     @property
     def stands(self) -> bool:
@@ -145,9 +151,82 @@ class VirtualRun:
         """Return the work done in this run up to a time at which it still works."""
         return min(max(0.0, now_s - self.begins_s) * self.speed, self.task.next_s - self.task.kept_s)
 
-    def worsen(self, outcome: Outcome) -> None:
+    def worsen(self, outcome: RunOutcome) -> None:
         """Note how one of its nodes' parts ended: a gang ends as its worst part did."""
         self.outcome = max(self.outcome, outcome, key=_WORST.index)
+
+
+class OutcomeRecorder:
+    """
+    A recorder of what the outcome needs: promotions and, where they are asked for, the timeline and the spells.
+
+    Parameters
+    ----------
+    trace : Trace
+    tasks : sequence of VirtualTask, (J,)
+        By row of the trace; each keeps its own times.
+    sizes : mapping of str to int
+        Node → its devices, in the order in which devices are numbered.
+    shift_s : float
+        Virtual time less the trace's time.
+    resizes : bool
+        Whether jobs may have other numbers of devices than they ask for.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        tasks: Sequence[VirtualTask],
+        sizes: Mapping[str, int],
+        shift_s: float = 0.0,
+        *,
+        resizes: bool = False,
+    ) -> None:
+        self._trace, self._tasks, self._shift_s, self._resizes = trace, tasks, shift_s, resizes
+        self._by_id = {task.id: task for task in tasks}
+        self._first_device = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        self._gpus = sum(sizes.values())
+        self._timeline: list[tuple[float, int, int]] = []
+        self._spells: list[tuple[int, int, float, float]] = []
+
+    def note_ranks(self, fact: JobsRanked) -> None:
+        """Count promotions."""
+        for rank in fact.ranks:
+            if (task := self._by_id.get(rank.job_id)) is not None:
+                task.promotions += rank.queue < task.queue
+                task.queue = rank.queue
+
+    def note_instant(self, now_s: float, busy: int, waiting: int) -> None:
+        """Note how the cluster is used from now on."""
+        if not self._timeline or self._timeline[-1][1:] != (busy, waiting):
+            self._timeline.append((now_s - self._shift_s, busy, waiting))
+
+    def note_spell(self, run: VirtualRun, node_id: str, devices: tuple[int, ...], now_s: float) -> None:
+        """Note the devices that a run held on a node until now; samples are left out."""
+        if run.task.row < 0 or run.started_s != run.started_s:
+            return
+        first = self._first_device[node_id]
+        from_s, to_s = run.started_s - self._shift_s, now_s - self._shift_s
+        self._spells += [(run.task.row, first + index, from_s, to_s) for index in devices]
+
+    def outcome(self, policy: str, instants: int, cpu_s: float) -> Outcome:
+        """Return the outcome of the trace."""
+        tasks = self._tasks
+        return Outcome(
+            policy=policy,
+            trace=self._trace,
+            gpus=self._gpus,
+            start_s=np.array([task.start_s for task in tasks]) - self._shift_s,
+            end_s=np.array([task.end_s for task in tasks]) - self._shift_s,
+            executed_s=np.array([task.executed_s for task in tasks]),
+            preemptions=np.array([task.preemptions for task in tasks], dtype=np.int64),
+            promotions=np.array([task.promotions for task in tasks], dtype=np.int64),
+            events=instants,
+            wall_s=cpu_s,
+            timeline=ClusterTimeline.of_rows(self._timeline) if self._timeline else None,
+            spells=DeviceSpells.of_rows(self._spells) if self._spells else None,
+            held_gpu_s=np.array([task.held_gpu_s for task in tasks]) if self._resizes else None,
+        )
 
 
 _NOT_KEPT: Final = frozenset({"preempted", "lost"})

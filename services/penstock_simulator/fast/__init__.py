@@ -8,7 +8,6 @@ In reading order:
 * ``kernel_state``: The kernels' arrays.
 * ``kernel_events``: The kernels' events.
 * ``tiresias_2019``: The published simulator, for ``--compat tiresias-2019``.
-* ``elastic_fast_path``: Elastic jobs, counted.
 * ``fast_warmup``: Compiles the kernels ahead.
 """
 

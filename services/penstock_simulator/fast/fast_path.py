@@ -2,7 +2,7 @@
 A trace in, an outcome out.
 
 :func:`simulate` is the way in to all counting simulators: it chooses between the events below, elastic jobs
-(:mod:`penstock_simulator.fast.elastic_fast_path`) and the published simulator
+(:mod:`penstock_simulator.engine.elastic_sizing`) and the published simulator
 (:mod:`penstock_simulator.fast.tiresias_2019`).
 
 :func:`simulate_events` scans no job list at any event. Events are submissions, completions, and the crossings and
@@ -24,8 +24,8 @@ import numpy as np
 
 from penstock_policies import gittins
 from penstock_policies.queue_policies import BY_ENTRY, FLOOR, QUEUE_POLICIES, QueueKey
+from penstock_simulator.engine.elastic_sizing import simulate_sized
 from penstock_simulator.fast import kernel_state
-from penstock_simulator.fast.elastic_fast_path import simulate_sized
 from penstock_simulator.fast.fast_settings import (
     SIZED_POLICIES,
     Curves,
