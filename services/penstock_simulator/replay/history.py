@@ -61,6 +61,7 @@ from penstock_simulator.engine.tasks import PreservedWork
 from penstock_simulator.traces import log_file
 
 _OF_PEOPLE: Final = (JobHeld, JobReleased, NodeDrained, NodeResumed, PolicySet)
+_OF_RUNS: Final = (RunStarted, RunEnded, RunCheckpointed, RunMeasured, RunRewound)
 _OF_SERVICES: Final = (SamplesRequested, WorkloadProfiled, WorkloadScaled, TrialsScaled)
 _MOST_LAG_S: Final = 0.25
 """A decision that came later than this waited for a time, such as the end of a job's patience."""
@@ -168,24 +169,147 @@ class PastRun:
         """Time in which it did not iterate, before it was asked to stop."""
         return max(0.0, self.held_s - self.loop_s - self.stop_s)
 
+    def end_on(self, node_id: str, place: int) -> RunEnded | None:
+        """Return the run's end on a node, or on the node in its place; None where no node wrote one."""
+        ends = list(self.ends.values())
+        return self.ends.get(node_id) or (ends[min(place, len(ends) - 1)] if ends else None)
+
 
 @dataclass
-class ClusterHistory:
+class RunHistory:
     """
-    A cluster's past.
+    The fold of a log's jobs, their runs, and the speeds of workloads.
 
     Attributes
     ----------
     jobs : JobTable
         All jobs that were submitted, samples among them.
-    specs : dict of str to JobSpec
-        Job → its specification as submitted; the job's own one changes with its size.
     runs : dict of str to list of PastRun
-        Job → its runs; the last run of a job that still runs ends with the log.
+        Job → its runs.
     placed : dict of str to list of PastRun
         Job → its runs, with those that an executor refused.
     cancelled_s : dict of str to float
         Job → when it was cancelled.
+    speeds : Speeds
+        Speeds as the profiler last published them.
+    saving : PreservedWork
+        Which workloads go on where they were when they are preempted.
+    """
+
+    jobs: JobTable = field(default_factory=JobTable)
+    runs: defaultdict[str, list[PastRun]] = field(default_factory=lambda: defaultdict(list))
+    placed: defaultdict[str, list[PastRun]] = field(default_factory=lambda: defaultdict(list))
+    cancelled_s: dict[str, float] = field(default_factory=dict)
+    speeds: Speeds = field(default_factory=Speeds)
+    saving: PreservedWork = field(default_factory=PreservedWork)
+    _placed_s: dict[str, float] = field(default_factory=dict)
+
+    def apply(self, fact: AnyEvent) -> list[Job]:
+        """Fold one fact in; return the jobs that it touched."""
+        match fact:
+            case RunStarted():
+                self._start(fact)
+            case RunEnded():
+                self._end(fact)
+            case RunRewound() if (job := self.jobs.get(fact.job_id)) is not None and job.started_s:
+                self.runs[job.id][-1].resumed_step = fact.step
+            case RunCheckpointed() | RunMeasured():
+                self._note_report(fact)
+            case JobCancelled():
+                self._cancel(fact)
+            case WorkloadProfiled():
+                self.speeds.apply(fact)
+            case RoundDecided():
+                self._decide(fact)
+            case _:
+                pass
+        return self.jobs.apply(fact)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job that is over."""
+        self.jobs.forget(job_id)
+        for by_job in (self.runs, self.placed, self.cancelled_s, self._placed_s):
+            by_job.pop(job_id, None)
+
+    def _cancel(self, fact: JobCancelled) -> None:
+        job = self.jobs.get(fact.job_id)
+        if job is None or job.state in TERMINAL:
+            return
+        self.cancelled_s.setdefault(fact.job_id, fact.at_s)
+        if job.started_s and not self.runs[job.id][-1].asked_s:
+            self.runs[job.id][-1].asked_s = fact.at_s
+
+    def _start(self, fact: RunStarted) -> None:
+        job = self.jobs.get(fact.job_id)
+        if job is None or not job.may_run(fact.epoch, fact.node_id) or job.started_s or job.placement is None:
+            return
+        run = self._place(job, job.placement, fact.at_s)
+        run.resumed_step = fact.resumed_step
+        if job.state is JobState.COMPLETING and job.id in self.cancelled_s:
+            run.asked_s = self.cancelled_s[job.id]
+        self.runs[job.id].append(run)
+
+    def _place(self, job: Job, placement: Placement, started_s: float) -> PastRun:
+        placed_s, batch = self._placed_s.get(job.id, started_s), job.spec.batch_size
+        run = PastRun(placement.kind, placed_s, started_s, 0, slots=placement.slots, batch_size=batch, asks=job.size)
+        self.placed[job.id].append(run)
+        return run
+
+    def _end(self, fact: RunEnded) -> None:
+        job = self.jobs.get(fact.job_id)
+        if job is None or not job.may_run(fact.epoch, fact.node_id):
+            return
+        if not job.started_s:
+            self._refuse(job, fact)
+            return
+        run = self.runs[job.id][-1]
+        run.ended_s, run.steps = fact.at_s, max(run.steps, fact.steps)
+        run.batch_size, run.samples = fact.batch_size or run.batch_size, max(run.samples, fact.samples)
+        run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
+        run.ends[fact.node_id] = fact
+        if fact.loop_s >= run.loop_s:
+            run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
+        if fact.outcome == "preempted":
+            advanced = fact.steps - run.resumed_step
+            self.saving.preempted(key_of(job), advanced=advanced, loop_steps=fact.loop_steps)
+
+    def _refuse(self, job: Job, fact: RunEnded) -> None:
+        """Note the end of a run without processes: the executor refused it, or the run was called off."""
+        if len(job.open_nodes) == 1 and job.placement is not None:
+            run = self._place(job, job.placement, fact.at_s)
+            run.ended_s, run.outcome, run.refused = fact.at_s, fact.outcome, True
+            run.ends[fact.node_id] = fact
+
+    def _note_report(self, fact: RunCheckpointed | RunMeasured) -> None:
+        job = self.jobs.get(fact.job_id)
+        if job is None:
+            return
+        if isinstance(fact, RunCheckpointed):
+            self.saving.checkpointed(key_of(job))
+        if job.may_run(fact.epoch, fact.node_id) and job.started_s:
+            self.runs[job.id][-1].facts.append(fact)
+
+    def _decide(self, fact: RoundDecided) -> None:
+        self._placed_s.update({placement.job_id: fact.at_s for placement in fact.placements})
+        lost = set(fact.lost_nodes)
+        for job in self.jobs if lost else ():
+            if job.started_s and lost & job.open_nodes:
+                run = self.runs[job.id][-1]
+                run.ended_s, run.outcome = fact.at_s, "lost"
+        for preemption in fact.preemptions:
+            if runs := self.runs.get(preemption.job_id):
+                runs[-1].asked_s = fact.at_s
+
+
+@dataclass
+class ClusterHistory(RunHistory):
+    """
+    A cluster's past; the last run of a job that still runs ends with the log.
+
+    Attributes
+    ----------
+    specs : dict of str to JobSpec
+        Job → its specification as submitted; the job's own one changes with its size.
     joined : list of NodeJoined
         Each node's first offer, by time.
     gone : list of (float, str, NodeJoined or None, bool)
@@ -193,14 +317,10 @@ class ClusterHistory:
         at the log's end does not count: the cluster was shut down.
     spoke_s : dict of (str, float) to float
         Lost node and the time at which it was declared lost → when it last wrote something of a run.
-    said : list of (str, fact)
+    people_facts : list of (str, fact)
         Subjects and facts of people: what they set and asked, beside jobs.
     statements : list of PastStatement
         Statements of the profiler and the tuner, in the log's order.
-    speeds : Speeds
-        Speeds as the profiler last published them.
-    saving : PreservedWork
-        Which workloads go on where they were when they are preempted.
     lags_s : dict of str to list of float
         Service → times from what it went by to its decisions; of the matcher, only to placements.
     lags_after_s : dict of str to dict of Moment to float
@@ -215,18 +335,12 @@ class ClusterHistory:
         Each commit's sequence in the log, rising, and the time of its first fact.
     """
 
-    jobs: JobTable = field(default_factory=JobTable)
     specs: dict[str, JobSpec] = field(default_factory=dict)
-    runs: defaultdict[str, list[PastRun]] = field(default_factory=lambda: defaultdict(list))
-    placed: defaultdict[str, list[PastRun]] = field(default_factory=lambda: defaultdict(list))
-    cancelled_s: dict[str, float] = field(default_factory=dict)
     joined: list[NodeJoined] = field(default_factory=list)
     gone: list[tuple[float, str, NodeJoined | None, bool]] = field(default_factory=list)
     spoke_s: dict[tuple[str, float], float] = field(default_factory=dict)
-    said: list[tuple[str, AnyEvent]] = field(default_factory=list)
+    people_facts: list[tuple[str, AnyEvent]] = field(default_factory=list)
     statements: list[PastStatement] = field(default_factory=list)
-    speeds: Speeds = field(default_factory=Speeds)
-    saving: PreservedWork = field(default_factory=PreservedWork)
     lags_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     lags_after_s: defaultdict[str, dict[Moment, float]] = field(default_factory=lambda: defaultdict(dict))
     underway: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -289,7 +403,6 @@ class HistoryFold:
 
     def __init__(self) -> None:
         self._found = ClusterHistory()
-        self._placed_s: dict[str, float] = {}
         self._here: dict[str, NodeJoined] = {}
         self._away: dict[str, tuple[float, bool]] = {}
         self._last_start_s = 0.0
@@ -309,6 +422,21 @@ class HistoryFold:
         self._causes.note(delivery, self._found.jobs)
         if facts and isinstance(facts[0], _OF_SERVICES):
             self._found.statements.append(self._causes.statement(delivery, sized))
+
+    def history(self) -> ClusterHistory:
+        """Close what is open at the log's end."""
+        found = self._found
+        for job in found.jobs:
+            if job.state in ACTIVE and job.started_s:
+                run = found.runs[job.id][-1]
+                run.ended_s, run.outcome = found.last_s, "cancelled"
+        found.gone += [
+            (at_s, node_id, None, orderly)
+            for node_id, (at_s, orderly) in self._away.items()
+            if at_s < self._last_start_s
+        ]
+        found.gone.sort(key=lambda departure: departure[:2])
+        return found
 
     def _measure_lag(self, delivery: Delivery) -> None:
         """Note how long a service took to decide; a round that waited for a time places its jobs late."""
@@ -330,138 +458,28 @@ class HistoryFold:
     def _add(self, subject: str, fact: AnyEvent) -> None:
         found = self._found
         found.last_s = max(found.last_s, fact.at_s)
+        if isinstance(fact, _OF_RUNS):
+            self._spoke_s[fact.node_id] = fact.at_s
         match fact:
             case JobSubmitted():
                 found.specs.setdefault(fact.job_id, fact.spec)
-            case JobCancelled():
-                self._cancel(fact)
-            case RunStarted() | RunEnded() | RunCheckpointed() | RunMeasured() | RunRewound():
-                self._add_run(fact)
+            case RunStarted() if (job := found.jobs.get(fact.job_id)) is not None:
+                if job.may_run(fact.epoch, fact.node_id) and not job.started_s:
+                    self._last_start_s = max(self._last_start_s, fact.at_s)
             case NodeJoined():
                 self._join(fact)
             case NodeLeft():
                 self._away.setdefault(fact.node_id, (fact.at_s, True))
-            case WorkloadProfiled():
-                found.speeds.apply(fact)
             case RoundDecided():
                 found.explained = found.explained or bool(fact.waits)
-                self._placed_s.update({placement.job_id: fact.at_s for placement in fact.placements})
-                self._lose(fact)
-                self._ask(fact)
+                for node_id in fact.lost_nodes:
+                    self._away.setdefault(node_id, (fact.at_s, False))
+                    found.spoke_s[node_id, fact.at_s] = self._spoke_s.get(node_id, 0.0)
             case _ if isinstance(fact, _OF_PEOPLE):
-                found.said.append((subject, fact))
+                found.people_facts.append((subject, fact))
             case _:
                 pass
-        found.jobs.apply(fact)
-
-    def _add_run(self, fact: RunStarted | RunEnded | RunCheckpointed | RunMeasured | RunRewound) -> None:
-        self._spoke_s[fact.node_id] = fact.at_s
-        match fact:
-            case RunStarted():
-                self._start(fact)
-            case RunEnded():
-                self._end(fact)
-            case RunRewound():
-                job = self._found.jobs.get(fact.job_id)
-                if job is not None and job.started_s:
-                    self._found.runs[job.id][-1].resumed_step = fact.step
-            case _:
-                self._tell(fact)
-
-    def history(self) -> ClusterHistory:
-        """Close what is open at the log's end."""
-        found = self._found
-        for job in found.jobs:
-            if job.state in ACTIVE and job.started_s:
-                run = found.runs[job.id][-1]
-                run.ended_s, run.outcome = found.last_s, "cancelled"
-        found.gone += [
-            (at_s, node_id, None, orderly)
-            for node_id, (at_s, orderly) in self._away.items()
-            if at_s < self._last_start_s
-        ]
-        found.gone.sort(key=lambda departure: departure[:2])
-        return found
-
-    def _cancel(self, fact: JobCancelled) -> None:
-        job = self._found.jobs.get(fact.job_id)
-        if job is None or job.state in TERMINAL:
-            return
-        self._found.cancelled_s.setdefault(fact.job_id, fact.at_s)
-        if job.started_s and not self._found.runs[job.id][-1].asked_s:
-            self._found.runs[job.id][-1].asked_s = fact.at_s
-
-    def _start(self, fact: RunStarted) -> None:
-        job = self._found.jobs.get(fact.job_id)
-        if job is None or not job.may_run(fact.epoch, fact.node_id) or job.started_s or job.placement is None:
-            return
-        self._last_start_s = max(self._last_start_s, fact.at_s)
-        run = self._place(job, job.placement, fact.at_s)
-        run.resumed_step = fact.resumed_step
-        if job.state is JobState.COMPLETING and job.id in self._found.cancelled_s:
-            run.asked_s = self._found.cancelled_s[job.id]
-        self._found.runs[job.id].append(run)
-
-    def _place(self, job: Job, placement: Placement, started_s: float) -> PastRun:
-        run = PastRun(
-            placement.kind,
-            self._placed_s.get(job.id, started_s),
-            started_s,
-            0,
-            slots=placement.slots,
-            batch_size=job.spec.batch_size,
-            asks=job.size,
-        )
-        self._found.placed[job.id].append(run)
-        return run
-
-    def _end(self, fact: RunEnded) -> None:
-        job = self._found.jobs.get(fact.job_id)
-        if job is None or not job.may_run(fact.epoch, fact.node_id):
-            return
-        if not job.started_s:
-            self._refuse(job, fact)
-            return
-        run = self._found.runs[job.id][-1]
-        run.ended_s, run.steps = fact.at_s, max(run.steps, fact.steps)
-        run.batch_size, run.samples = fact.batch_size or run.batch_size, max(run.samples, fact.samples)
-        run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
-        run.ends[fact.node_id] = fact
-        if fact.loop_s >= run.loop_s:
-            run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
-        if fact.outcome == "preempted":
-            advanced = fact.steps - run.resumed_step
-            self._found.saving.preempted(key_of(job), advanced=advanced, loop_steps=fact.loop_steps)
-
-    def _refuse(self, job: Job, fact: RunEnded) -> None:
-        """Note the end of a run without processes: the executor refused it, or the run was called off."""
-        if len(job.open_nodes) == 1 and job.placement is not None:
-            run = self._place(job, job.placement, fact.at_s)
-            run.ended_s, run.outcome, run.refused = fact.at_s, fact.outcome, True
-            run.ends[fact.node_id] = fact
-
-    def _tell(self, fact: RunCheckpointed | RunMeasured) -> None:
-        job = self._found.jobs.get(fact.job_id)
-        if job is None:
-            return
-        if isinstance(fact, RunCheckpointed):
-            self._found.saving.checkpointed(key_of(job))
-        if job.may_run(fact.epoch, fact.node_id) and job.started_s:
-            self._found.runs[job.id][-1].facts.append(fact)
-
-    def _ask(self, fact: RoundDecided) -> None:
-        for preemption in fact.preemptions:
-            if runs := self._found.runs.get(preemption.job_id):
-                runs[-1].asked_s = fact.at_s
-
-    def _lose(self, fact: RoundDecided) -> None:
-        for node_id in fact.lost_nodes:
-            self._away.setdefault(node_id, (fact.at_s, False))
-            self._found.spoke_s[node_id, fact.at_s] = self._spoke_s.get(node_id, 0.0)
-            for job in self._found.jobs:
-                if node_id in job.open_nodes and job.started_s:
-                    run = self._found.runs[job.id][-1]
-                    run.ended_s, run.outcome = fact.at_s, "lost"
+        found.apply(fact)
 
     def _join(self, fact: NodeJoined) -> None:
         if fact.node_id not in self._here:

@@ -10,7 +10,7 @@ past run said.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 import msgspec
@@ -31,9 +31,13 @@ from penstock_log import (
 from penstock_simulator.engine.engine import EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
 from penstock_simulator.engine.tasks import VirtualRun
-from penstock_simulator.replay.past_runs import PastAttempt, PastRunLedger, PastTask, told
+from penstock_simulator.replay.past_runs import PastAttempt, PastRunLedger, PastTask
 
 _NEAR_S: Final = 0.25
+_IDENTITY: Final = ("at_s", "epoch", "node_id")
+"""What the end of a run says of which run it is."""
+_NEEDS: Final = ("saves", "batch_size", "peak_memory_bytes", "skew")
+"""What a run needs does not depend on how it ends."""
 _ABOUT: Final = 1.1
 """What a run is taken to have done more, at most, than was reckoned: its node was lost before it could say."""
 
@@ -165,35 +169,20 @@ class PastExecutors(VirtualExecutors):
         task.lost_s -= task.kept_s
 
     def _ended(self, run: VirtualRun, node_id: str, outcome: Outcome, reason: str) -> RunEnded:
-        plain, task = super()._ended(run, node_id, outcome, reason), _past(run.task)
+        now, task, attempt = super()._ended(run, node_id, outcome, reason), _past(run.task), _past(run.task).attempt
         if task.unit == "seconds":
-            plain = msgspec.structs.replace(plain, loop_steps=0, loop_s=0.0)
-        attempt = task.attempt
-        said = told(attempt.run, node_id, _place_of(run, node_id)) if attempt is not None else None
-        if attempt is None or said is None:
-            return plain
-        share = min(1.0, run.done_s / attempt.worked) if attempt.worked and run.done_s == run.done_s else 0.0
-        if said.outcome != outcome:
-            return msgspec.structs.replace(
-                plain,
-                saves=said.saves,
-                batch_size=said.batch_size,
-                samples=round(task.kept_s) if task.unit == "samples" else 0,
-                peak_memory_bytes=said.peak_memory_bytes,
-                skew=said.skew,
-                loop_s=said.loop_s * share,
-            )
-        now = msgspec.structs.replace(said, at_s=plain.at_s, epoch=run.epoch, node_id=node_id)
-        if outcome != "preempted":
+            now = msgspec.structs.replace(now, loop_steps=0, loop_s=0.0)
+        past = attempt.run.end_on(node_id, list(run.open).index(node_id)) if attempt is not None else None
+        if attempt is None or past is None:
             return now
-        return msgspec.structs.replace(
-            now,
-            steps=plain.steps if said.steps else 0,
-            loop_steps=plain.loop_steps if said.loop_steps else 0,
-            loop_s=said.loop_s * share,
-            samples=round(task.kept_s) if task.unit == "samples" else said.samples,
-            reason=reason or said.reason,
-        )
+        share = min(1.0, run.done_s / attempt.worked) if attempt.worked and run.done_s == run.done_s else 0.0
+        own = {"loop_s": past.loop_s * share} | ({"samples": round(task.kept_s)} if task.unit == "samples" else {})
+        if past.outcome != outcome:
+            return _with(now, past, _NEEDS, **own)
+        if outcome != "preempted":
+            return _with(past, now, _IDENTITY)
+        counted = [name for name in ("steps", "loop_steps") if getattr(past, name)]
+        return _with(past, now, (*_IDENTITY, *counted), **own, reason=reason or past.reason)
 
     def _conclude(self, run: VirtualRun, now_s: float) -> None:
         task = _past(run.task)
@@ -209,6 +198,6 @@ def _past(task: Any) -> PastTask:
     return cast("PastTask", task)
 
 
-def _place_of(run: VirtualRun, node_id: str) -> int:
-    nodes: Sequence[str] = list(run.open)
-    return nodes.index(node_id) if node_id in nodes else 0
+def _with(end: RunEnded, other: RunEnded, names: Iterable[str], **values: Any) -> RunEnded:
+    """Return a run's end with some fields of another one's, and with further values."""
+    return msgspec.structs.replace(end, **{name: getattr(other, name) for name in names}, **values)

@@ -22,7 +22,6 @@ from penstock_log import (
     JobSpec,
     JobState,
     ProfileSample,
-    RunEnded,
     SamplesRequested,
     Scalability,
     Size,
@@ -396,14 +395,6 @@ class _Held:
     kind: str
     held_s: float
     outcome: str
-
-
-def told(run: PastRun, node_id: str, at: int) -> RunEnded | None:
-    """Return what a run's node said at its end: the node itself, or the one in its place."""
-    if node_id in run.ends:
-        return run.ends[node_id]
-    ends = list(run.ends.values())
-    return ends[min(at, len(ends) - 1)] if ends else None
 
 
 def _unit(runs: Sequence[PastRun], spec: JobSpec) -> Unit:

@@ -249,7 +249,7 @@ def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJ
         return JobSubmitted(at_s=job.submitted_s + shift_s, job_id=job.id, spec=spec)
 
     known = {joined.node_id for joined in nodes}
-    said = [(subject, fact, "gateway/sim") for subject, fact in history.said if _again(fact, policy, known)]
+    said = [(subject, fact, "gateway/sim") for subject, fact in history.people_facts if _again(fact, policy, known)]
     return Script(
         trace=trace,
         tasks=book.tasks,

@@ -14,72 +14,29 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Final
 
-from penstock_log import (
-    AnyEvent,
-    Job,
-    JobState,
-    JobTable,
-    RoundDecided,
-    RunCheckpointed,
-    RunEnded,
-    RunRewound,
-    RunStarted,
-    WorkloadProfiled,
-    workload,
-)
-from penstock_policies.workload_stats import Speeds
-from penstock_simulator.engine.tasks import PreservedWork, uncounted_work_s
-from penstock_simulator.replay.history import PastRun
+from penstock_log import Job, JobState, RunEnded
+from penstock_simulator.engine.tasks import uncounted_work_s
+from penstock_simulator.replay.history import PastRun, RunHistory, key_of
 
 LEAST_S: Final = 1e-3
 _REMEMBERED: Final = 101
 _KNOWN: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 
-class LiveWork:
-    """
-    The fold of the live cluster's jobs, runs and speeds.
-
-    Attributes
-    ----------
-    jobs : JobTable
-        All jobs, with samples of the profiler.
-    """
+class LiveWork(RunHistory):
+    """The runs of the live cluster so far, with what they say of their jobs' speeds, lengths and costs."""
 
     def __init__(self) -> None:
-        self.jobs = JobTable()
-        self._speeds = Speeds()
-        self._runs: defaultdict[str, list[PastRun]] = defaultdict(list)
-        self._placed_s: dict[str, float] = {}
-        self._saving = PreservedWork()
+        super().__init__()
         self._rests_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stops_s: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def apply(self, fact: AnyEvent) -> list[Job]:
-        """Fold one fact in; return the jobs that it touched."""
-        match fact:
-            case RunStarted():
-                self._start(fact)
-            case RunEnded():
-                self._end(fact)
-            case WorkloadProfiled():
-                self._speeds.apply(fact)
-            case RoundDecided():
-                self._decide(fact)
-            case RunCheckpointed() if (job := self.jobs.get(fact.job_id)) is not None:
-                self._saving.checkpointed(_key(job))
-            case RunRewound() if (job := self.jobs.get(fact.job_id)) is not None and job.started_s:
-                self._runs[job.id][-1].resumed_step = fact.step
-            case _:
-                pass
-        return self.jobs.apply(fact)
 
     def speed(self, job_id: str, kind: str) -> float:
         """Return the work that a job does in a second on a kind."""
         job, own = self.jobs.get(job_id), self._iterations_s(job_id)
-        key = _key(job) if job is not None else job_id
+        key = key_of(job) if job is not None else job_id
         if kind not in own:
-            return self._speeds.of(key, kind)
+            return self.speeds.of(key, kind)
         return self._unit_s(key, own) / own[kind]
 
     def work_s(self, job_id: str) -> float | None:
@@ -87,28 +44,28 @@ class LiveWork:
         job = self.jobs.get(job_id)
         if job is None or job.state not in _KNOWN:
             return None
-        runs, own = self._runs[job_id], self._iterations_s(job_id)
+        runs, own = self.runs[job_id], self._iterations_s(job_id)
         if not own:  # a command that counts no iterations: whatever it held its devices for is work
             return max(uncounted_work_s(runs, lambda kind: self.speed(job_id, kind)), LEAST_S)
         steps = max(run.steps for run in runs) + sum(_repeated(run, following) for run, following in pairwise(runs))
-        return max(steps * self._unit_s(_key(job), own), LEAST_S)
+        return max(steps * self._unit_s(key_of(job), own), LEAST_S)
 
     def iteration_s(self, job_id: str) -> float:
         """Return the work of one iteration of a job; 1 if none was measured."""
         job, own = self.jobs.get(job_id), self._iterations_s(job_id)
-        return self._unit_s(_key(job), own) if job is not None and own else 1.0
+        return self._unit_s(key_of(job), own) if job is not None and own else 1.0
 
     def kept_s(self, job: Job) -> float:
         """Return the work that earlier runs of a running job have done and saved."""
         own = self._iterations_s(job.id)
         if not own:
             return 0.0
-        kept = self._runs[job.id][-1].resumed_step if job.started_s else job.steps
-        return kept * self._unit_s(_key(job), own)
+        kept = self.runs[job.id][-1].resumed_step if job.started_s else job.steps
+        return kept * self._unit_s(key_of(job), own)
 
     def rest_s(self, job_id: str) -> float:
         """Return how long a run holds its devices before it advances, by its job's runs, else by other jobs' runs."""
-        rests_s: Iterable[float] = [run.rest_s for run in self._runs[job_id] if run.loop_steps] or self._rests_s
+        rests_s: Iterable[float] = [run.rest_s for run in self.runs[job_id] if run.loop_steps] or self._rests_s
         job = self.jobs.get(job_id)
         if job is not None and job.state in _KNOWN and not self._iterations_s(job_id):
             return 0.0  # what it did not iterate is in its work
@@ -123,11 +80,11 @@ class LiveWork:
         job = self.jobs.get(job_id)
         if job is None or (job.state in _KNOWN and not self._iterations_s(job_id)):
             return False
-        return self._saving.of(_key(job))
+        return self.saving.of(key_of(job))
 
     def asked_s(self, job_id: str) -> float:
         """Return when a job's present run was asked to stop; 0 if it was not."""
-        runs = self._runs.get(job_id)
+        runs = self.runs.get(job_id)
         return runs[-1].asked_s if runs and not runs[-1].ended_s else 0.0
 
     @property
@@ -135,15 +92,9 @@ class LiveWork:
         """The time that a preempted run takes to stop."""
         return median(self._stops_s) if self._stops_s else 0.0
 
-    def forget(self, job_id: str) -> None:
-        """Drop a job that is over."""
-        self.jobs.forget(job_id)
-        self._runs.pop(job_id, None)
-        self._placed_s.pop(job_id, None)
-
     def _iterations_s(self, job_id: str) -> dict[str, float]:
         """Return the time of an iteration of a job on each kind that its runs measured it on."""
-        runs = [run for run in self._runs.get(job_id, ()) if run.loop_steps and run.loop_s > 0]
+        runs = [run for run in self.runs.get(job_id, ()) if run.loop_steps and run.loop_s > 0]
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for run in runs:
             totals[run.kind][0] += run.loop_s
@@ -152,53 +103,20 @@ class LiveWork:
 
     def _unit_s(self, key: str, own: dict[str, float]) -> float:
         """Return the work of one iteration."""
-        return mean(each_s * self._speeds.of(key, kind) for kind, each_s in own.items())
-
-    def _start(self, fact: RunStarted) -> None:
-        job = self.jobs.get(fact.job_id)
-        if job is None or not job.may_run(fact.epoch, fact.node_id) or job.started_s or job.placement is None:
-            return
-        placed_s = self._placed_s.get(job.id, fact.at_s)
-        self._runs[job.id].append(PastRun(job.placement.kind, placed_s, fact.at_s, fact.resumed_step))
+        return mean(each_s * self.speeds.of(key, kind) for kind, each_s in own.items())
 
     def _end(self, fact: RunEnded) -> None:
+        super()._end(fact)
         job = self.jobs.get(fact.job_id)
-        if job is None or not job.may_run(fact.epoch, fact.node_id) or not job.started_s:
+        if job is None or not job.started_s or not job.may_run(fact.epoch, fact.node_id) or len(job.open_nodes) > 1:
             return
-        run = self._runs[job.id][-1]
-        run.ended_s, run.steps = fact.at_s, max(run.steps, fact.steps)
-        run.outcome = fact.outcome if job.outcome == "completed" else job.outcome
-        if fact.loop_s >= run.loop_s:
-            run.loop_s, run.loop_steps = fact.loop_s, fact.loop_steps
-        if fact.outcome == "preempted":
-            self._saving.preempted(_key(job), advanced=fact.steps - run.resumed_step, loop_steps=fact.loop_steps)
-        if len(job.open_nodes) == 1:
-            self._note_costs(run)
-
-    def _note_costs(self, run: PastRun) -> None:
+        run = self.runs[job.id][-1]
         if run.loop_steps and run.outcome in {"completed", "preempted"}:
             self._rests_s.append(run.rest_s)
         if run.outcome == "preempted":
             self._stops_s.append(run.stop_s)
 
-    def _decide(self, fact: RoundDecided) -> None:
-        for placement in fact.placements:
-            self._placed_s[placement.job_id] = fact.at_s
-        for preemption in fact.preemptions:
-            if runs := self._runs.get(preemption.job_id):
-                runs[-1].asked_s = fact.at_s
-        if fact.lost_nodes:
-            lost = set(fact.lost_nodes)
-            for job in self.jobs:
-                if job.started_s and lost & job.open_nodes:
-                    run = self._runs[job.id][-1]
-                    run.ended_s, run.outcome = fact.at_s, "lost"
-
 
 def _repeated(run: PastRun, following: PastRun) -> int:
     """Return the steps of a run that failed by itself and that the next run did once more."""
     return max(0, run.steps - following.resumed_step) if run.outcome == "failed" and run.loop_steps else 0
-
-
-def _key(job: Job) -> str:
-    return job.profile_key or workload.key(job.spec)
