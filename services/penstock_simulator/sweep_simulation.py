@@ -13,8 +13,6 @@ Start at :func:`play`, which returns a :class:`SweepOutcome`; the curves, the mo
 from __future__ import annotations
 
 import csv
-import heapq
-import itertools
 import math
 from collections.abc import Iterable
 from typing import Final, Literal
@@ -28,6 +26,7 @@ from penstock_policies import search
 from penstock_policies.search import RunHistory
 from penstock_policies.search.runs import RunSpending, SweepGoodput, TrialUse, account
 from penstock_policies.waterfill import IdleDevices, Mechanisms, fill, resized, run_time_s, widest
+from penstock_simulator.engine.engine import EventEngine
 
 __all__ = ["FILLINGS", "BadCurves", "FillingMethod", "LearningCurves", "SweepOutcome", "TrialModel", "play", "read"]
 
@@ -46,8 +45,6 @@ class SimulatedTrialRun(msgspec.Struct):
         What the run spent up to ``since_s``.
     starts : int
         How often the run was started: at first, and after each move.
-    turn : int
-        Number of the scheduled end that counts; earlier ends are void.
     """
 
     number: int
@@ -57,7 +54,6 @@ class SimulatedTrialRun(msgspec.Struct):
     since_s: float = 0.0
     spent: RunSpending = msgspec.field(default_factory=RunSpending)
     starts: int = 0
-    turn: int = 0
 
 
 def play(spec: SweepSpec, curves: LearningCurves, model: TrialModel, filling: FillingMethod) -> SweepOutcome:
@@ -87,25 +83,16 @@ class _Sweep:
         self.past = RunHistory()
         self.curve_of: dict[int, int] = {}
         self.pace_s: dict[int, float] = {}  # trial → seconds for one unit, as seen
-        self.room = IdleDevices(model.gpus)
+        self.devices = IdleDevices(model.gpus)
         self.waiting: list[SimulatedTrialRun] = []
         self.running: dict[int, SimulatedTrialRun] = {}
-        self.ends: list[tuple[float, int, int]] = []
-        self.order = itertools.count()
-        self.now_s = 0.0
+        self.engine = EventEngine()
         self.spent: dict[int, tuple[float, RunSpending]] = {}
         self.resizes = 0
 
     def play(self) -> SweepOutcome:
         self._open()
-        while self.ends:
-            now_s, turn, number = heapq.heappop(self.ends)
-            run = self.running.get(number)
-            if run is not None and run.turn == turn:
-                self.now_s = now_s
-                self._finish(run)
-                self._open()
-                self._resize()
+        self.engine.run(lambda: bool(self.running))
         return self._outcome()
 
     # --- opening
@@ -119,13 +106,13 @@ class _Sweep:
                 fresh.append(self._run(len(self.past.runs) - 1))
             self._fill(fresh)
             self.waiting += fresh
-        if self.filling.refills and self.waiting and self.room.idle:
+        if self.filling.refills and self.waiting and self.devices.idle:
             self._fill(self.waiting)
         self._start()
 
     def _fill(self, runs: list[SimulatedTrialRun]) -> None:
         """Give runs that wait their widths on the devices that are idle now."""
-        widths = self.filling.widths(np.array([run.guess_s for run in runs]), self.room.idle, self.model)
+        widths = self.filling.widths(np.array([run.guess_s for run in runs]), self.devices.idle, self.model)
         for run, width in zip(runs, widths.tolist(), strict=True):
             run.width = width
 
@@ -147,7 +134,7 @@ class _Sweep:
             self.waiting.sort(key=lambda run: -self._takes_s(run.guess_s, run.width))
         left = []
         for run in self.waiting:
-            if self.room.take(run.width):
+            if self.devices.take(run.width):
                 self._go(run)
             else:
                 left.append(run)
@@ -155,41 +142,48 @@ class _Sweep:
 
     def _go(self, run: SimulatedTrialRun) -> None:
         """Let a run go on from now, after what starting it takes."""
-        run.since_s, run.turn = self.now_s, next(self.order)
+        run.since_s = now_s = self.engine.now_s
         run.starts += 1
         self.running[run.number] = run
-        end_s = self.now_s + self.model.overhead_s + self._takes_s(run.h1_s, run.width)
-        heapq.heappush(self.ends, (end_s, run.turn, run.number))
+        end_s = now_s + self.model.overhead_s + self._takes_s(run.h1_s, run.width)
+        self.engine.agenda.at(end_s, self._end, run, run.starts)
 
     def _takes_s(self, h1_s: float, width: float) -> float:
         return run_time_s(h1_s, width, self.model.alpha, self.model.beta)
 
     # --- ending
+    def _end(self, run: SimulatedTrialRun, start: int) -> None:
+        """End a run, unless it was moved since this start; then open others, and move those that run."""
+        if run.starts == start:
+            self._finish(run)
+            self._open()
+            self._resize()
+
     def _finish(self, run: SimulatedTrialRun) -> None:
         self._advance(run)
         del self.running[run.number]
-        self.room.free(run.width)
+        self.devices.free(run.width)
         opened = self.past.runs[run.number]
         curve = self.curve_of[opened.trial]
         self.pace_s[opened.trial] = float(self.curves.unit_s[curve])
         value = self.curves.value(curve, opened.budget or float(self.curves.budgets[-1]))
         self.past.end(run.number, value)
-        self.spent[run.number] = (self.now_s, run.spent)
+        self.spent[run.number] = (self.engine.now_s, run.spent)
 
     def _advance(self, run: SimulatedTrialRun) -> None:
         """Bring a run up to now."""
-        went_s = self.now_s - run.since_s
+        went_s = self.engine.now_s - run.since_s
         working_s = max(0.0, went_s - self.model.overhead_s)
         done = min(1.0, working_s / takes_s) if (takes_s := self._takes_s(run.h1_s, run.width)) else 1.0
         run.spent.add(went_s * run.width, min(working_s, takes_s) * run.width, again=run.starts > 1)
         run.h1_s *= 1.0 - done
-        run.since_s = self.now_s
+        run.since_s = self.engine.now_s
 
     # --- moving
     def _resize(self) -> None:
         """Move running trials to other widths where devices are idle for which nobody waits."""
         runs = list(self.running.values())
-        if self.waiting or not runs or not self.room.idle:
+        if self.waiting or not runs or not self.devices.idle:
             return
         left_s = np.array([self._left_s(run) for run in runs])
         widths = np.array([run.width for run in runs])
@@ -197,16 +191,18 @@ class _Sweep:
         moved = [(run, float(width)) for run, width in zip(runs, after, strict=True) if width != run.width]
         for run, _ in moved:
             self._advance(run)
-            self.room.free(run.width)
+            self.devices.free(run.width)
         for run, width in moved:
             run.width = width
-            if not self.room.take(width):
-                raise RuntimeError(f"run {run.number} was moved to {width} devices, of which {self.room.idle} are idle")
+            if not self.devices.take(width):
+                raise RuntimeError(
+                    f"run {run.number} was moved to {width} devices, of which {self.devices.idle} are idle"
+                )
             self._go(run)
         self.resizes += len(moved)
 
     def _left_s(self, run: SimulatedTrialRun) -> float:
-        working_s = max(0.0, self.now_s - run.since_s - self.model.overhead_s)
+        working_s = max(0.0, self.engine.now_s - run.since_s - self.model.overhead_s)
         takes_s = self._takes_s(run.h1_s, run.width)
         return max(1e-9, run.h1_s * (1.0 - working_s / takes_s)) if takes_s else 1e-9
 
@@ -214,10 +210,10 @@ class _Sweep:
         uses = [self._use(number) for number in range(len(self.past.runs))]
         found = account(uses, self.spec.mode, target=self.spec.target)
         best = self.past.runs[int(found.best)].value if found.best is not None else None
-        there_gpu_s = self.model.gpus * self.now_s
+        there_gpu_s = self.model.gpus * self.engine.now_s
         shares = {name: self._share(getattr(found, f"{name}_gpu_s"), found) for name in PARTS}
         return SweepOutcome(
-            makespan_s=self.now_s,
+            makespan_s=self.engine.now_s,
             target_s=found.target_s,
             best=best,
             utilisation=found.allocated_gpu_s / there_gpu_s if there_gpu_s else 0.0,

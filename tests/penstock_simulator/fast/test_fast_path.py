@@ -171,4 +171,4 @@ def test_it_agrees_with_a_scan_of_all_jobs_by_the_published_rules_and_punctual_d
     assert found.preemptions.tolist() == [job.preemptions for job in jobs]
     assert found.timeline is not None
     points = zip(found.timeline.at_s, found.timeline.busy_gpus, found.timeline.waiting_jobs, strict=True)
-    assert list(points) == scanned.points
+    assert list(points) == scanned
