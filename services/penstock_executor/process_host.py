@@ -20,7 +20,7 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
 from penstock_executor.gang import Rendezvous
-from penstock_executor.launchers import LAUNCHERS, environment
+from penstock_executor.launchers import environment, process_launcher
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
@@ -109,7 +109,7 @@ class ProcessHost:
         limits: MemoryLimits | None = None,
         outputs: OutputStore | None = None,
         output_bytes: int = OUTPUT_BYTES,
-        launcher: Launcher[Any] = LAUNCHERS["process"],
+        launcher: Launcher[Any] = process_launcher,
     ) -> None:
         self.site, self.runs_dir = site, runs_dir
         self.limits = limits or MemoryLimits(site.devices)
@@ -165,8 +165,13 @@ class ProcessHost:
         cwd = self._cwd(job)
         if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
             return problem
-        path = environment.environment_of(job, member, self.site, {})["PATH"]
-        return environment.problem(job.spec.command, cwd, path)
+        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member, {}).get("PATH", ""))
+
+    def _environment(
+        self, job: Job, member: environment.GangMember, rendezvous: dict[str, str], resume: Resume | None = None
+    ) -> dict[str, str]:
+        own = environment.environment_of(job, member, self.site, rendezvous, resume)
+        return self.launcher.base_environment(self.site.pass_env) | own
 
     def _cwd(self, job: Job) -> str:
         return os.path.join(self.site.cwd, job.spec.cwd)
@@ -184,7 +189,7 @@ class ProcessHost:
             with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
             for member in mine:
-                env = environment.environment_of(job, member, self.site, meeting, resume) | self._room(run, job, member)
+                env = self._environment(job, member, meeting, resume) | self._room(run, job, member)
                 where = run_folders.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)

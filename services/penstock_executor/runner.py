@@ -96,6 +96,7 @@ class Executor:
         self.alone = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
         self.appender = FactAppender(shell.bus, self.live, self.actor, self._spawn, self.alone)
+        launcher = LAUNCHERS[settings.launcher](settings)
         self.host = ProcessHost(
             self.site,
             data / "runs",
@@ -105,10 +106,10 @@ class Executor:
             wake=self.wake,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
-            launcher=LAUNCHERS[settings.launcher],
+            launcher=launcher,
             limits=MemoryLimits(
                 self.found.devices,
-                host_limits.strongest_caps(Path(settings.cgroup) if settings.cgroup else None),
+                launcher.memory_caps(Path(settings.cgroup) if settings.cgroup else None),
                 self.capacity.share(len(self.found.devices)),
             ),
         )

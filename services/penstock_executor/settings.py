@@ -7,11 +7,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock_executor.launchers import LauncherName
 from penstock_log.spec import Name
 from penstock_sharing.lanes.turn_policy import Name as Policy
 
 _MIB: Final = 1 << 20
+LauncherName = Literal["process"]
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from fake_gateway import FakeGateway
 
 from penstock_cli import hoisted
 from penstock_cli.app import app
-from penstock_executor.launchers import environment
+from penstock_executor.launchers import process_launcher
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
@@ -171,9 +171,9 @@ def test_what_is_advised_instead_of_a_script_that_does_not_start_is_accepted_and
 @pytest.mark.parametrize("command", [("./hello.sh", "you"), ("hello.sh", "you"), ("go", "you")])
 def test_a_node_says_of_a_file_that_is_there_what_starts_it(here: Path, command: tuple[str, ...]) -> None:
     path = os.defpath
-    said = environment.problem(command, str(here), path)
+    said = process_launcher.problem(command, str(here), path)
     assert "was not found; looked" not in said
-    assert not environment.problem(advised(said), str(here), path)
+    assert not process_launcher.problem(advised(said), str(here), path)
 
 
 def test_a_file_that_nothing_is_known_to_run_may_be_made_a_program(penstock: Run, here: Path) -> None:
@@ -181,5 +181,5 @@ def test_a_file_that_nothing_is_known_to_run_may_be_made_a_program(penstock: Run
     code, _, err = penstock("submit", "--", "./tool")
     assert code == 2
     assert err.startswith(f"penstock: ./tool is not executable; make it so: chmod +x {here / 'tool'}")
-    assert "is not executable; chmod +x it in " in environment.problem(["./tool"], str(here), os.defpath)
+    assert "is not executable; chmod +x it in " in process_launcher.problem(["./tool"], str(here), os.defpath)
     assert penstock("submit", "--no-check", "--", "./tool")[0] == 0

@@ -43,7 +43,7 @@ PATH = os.environ["PATH"]
 def test_only_what_is_certainly_missing_is_refused(tmp_path: Path, command: tuple[str, ...], fine: bool) -> None:
     (tmp_path / "there.py").touch()
     (tmp_path / "tool").touch(mode=0o700)
-    problem = environment.problem(command, str(tmp_path), PATH)
+    problem = process_launcher.problem(command, str(tmp_path), PATH)
     assert (problem == "") is fine, problem
     assert fine or str(tmp_path) in problem
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock_cluster.device_backend import MemoryCaps
+from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers.launcher import OutputFate, OutputLimits
 
 
@@ -43,6 +45,18 @@ class FakeLauncher:
 
     def __init__(self) -> None:
         self.processes: dict[Path, FakeProcess] = {}
+
+    def base_environment(self, pass_env: Iterable[str] = (), /) -> dict[str, str]:
+        del pass_env
+        return {"PATH": "/nowhere"}
+
+    def problem(self, argv: Sequence[str], cwd: str, path: str, /) -> str:
+        del cwd
+        return "" if path == "/nowhere" else f"{argv[0]!r} is looked for in {path}"
+
+    def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
+        del cgroup
+        return Rlimit(reason="there are no processes")
 
     def start(
         self, folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None, /

@@ -4,17 +4,19 @@ Launchers: what starts and ends the processes of a run.
 In reading order:
 
 * ``launcher``: Port of launchers; ``LAUNCHERS`` here has them by name.
-* ``environment``: Ranks, environment and checks for every launcher.
+* ``environment``: Ranks and environment of a run's processes.
 * ``process_launcher``: The process launcher.
 * ``shim``: The program around each process.
 """
 
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final
 
 from penstock_executor.launchers import process_launcher
 from penstock_executor.launchers.launcher import Launcher
+from penstock_executor.settings import ExecutorSettings, LauncherName
 
-LauncherName = Literal["process"]
-
-LAUNCHERS: Final[dict[LauncherName, Launcher[Any]]] = {"process": process_launcher}
-"""Launchers by the name that ``launcher`` in the executor's settings gives them."""
+LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]] = {
+    "process": lambda settings: process_launcher,  # noqa: ARG005 - others have settings
+}
+"""Makers of launchers, by the name that ``launcher`` in the executor's settings gives them."""

@@ -2,17 +2,20 @@
 Port of launchers: what starts, adopts, signals and buries the processes of a run.
 
 ``tests/penstock_executor/launchers/test_launcher.py`` holds every launcher to it. A new launcher is a module or an
-object with these functions, and a row of :data:`penstock_executor.launchers.LAUNCHERS`.
+object with these functions, and a row of :data:`penstock_executor.launchers.LAUNCHERS`, which makes it from the
+executor's settings.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import msgspec
+
+from penstock_cluster.device_backend import MemoryCaps
 
 OUTPUT_BYTES: Final = 1 << 30
 
@@ -50,6 +53,15 @@ class Launcher(Protocol[ProcessT]):
     ``folder`` belongs to one process and to no other. It outlives the executor: what a launcher has to know of a
     process after a restart is there.
     """
+
+    def base_environment(self, pass_env: Iterable[str] = (), /) -> dict[str, str]:
+        """Return what a process has before the job's and Penstock's own; ``pass_env`` names more of the executor's."""
+
+    def problem(self, argv: Sequence[str], cwd: str, path: str, /) -> str:
+        """Return why a program cannot start there, and what to do; empty where nothing is known against it."""
+
+    def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
+        """Return what holds processes to their part of the host's memory; ``cgroup`` is the operator's."""
 
     def start(
         self, folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None, /

@@ -14,19 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from penstock_cluster.host_limits import MemoryCaps, strongest_caps
 from penstock_executor.launchers import shim
 from penstock_executor.launchers.launcher import OutputFate, OutputLimits
+from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
+INHERITED: Final = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "SSL_CERT_*", "REQUESTS_CA_BUNDLE"),
+    *("http_proxy", "https_proxy", "no_proxy"),
+)
+"""What a job gets of the executor's own environment: what a machine is like, never what its operator holds."""
 _SHIM: Final = shim.__file__
 _SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
@@ -84,6 +95,11 @@ def start(
 
 def _hidden(name: str) -> str:
     return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
+
+
+def memory_caps(cgroup: Path | None) -> MemoryCaps:
+    """Return the strongest way of holding processes of this host to their memory."""
+    return strongest_caps(cgroup)
 
 
 def adopt(folder: Path) -> ShimProcess | None:
@@ -254,3 +270,81 @@ def _parent(stat: str) -> int:
 
 def _ticks(stat: str) -> int:
     return int(_after_name(stat)[19])
+
+
+def base_environment(pass_env: Iterable[str] = ()) -> dict[str, str]:
+    """
+    Return what a job gets of the executor's own environment: :data:`INHERITED`, and what the operator lets through.
+
+    Whoever starts an executor may have tokens in the shell; jobs are other people's programs.
+
+    The executor's Python comes first on ``PATH``, so that ``python`` is one that has Penstock; a job that wants
+    another sets ``PATH`` or names it in full.
+    """
+    patterns = (*INHERITED, *pass_env)
+    env = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+    return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
+
+
+_INTERPRETERS: Final = {"python": ".py", "python3": ".py", "sh": ".sh", "bash": ".sh"}
+_TAKES_VALUE: Final = {"-W", "-X", "--check-hash-based-pycs", "-o", "-O"}
+
+
+def problem(command: Sequence[str], cwd: str, path: str) -> str:
+    """
+    Return why a command cannot start; empty where nothing is known against it.
+
+    Parameters
+    ----------
+    command : sequence of str
+    cwd : str
+        Absolute working directory.
+    path : str
+        The ``PATH`` that the command will have.
+    """
+    if not os.path.isdir(cwd):
+        return f"the working directory {cwd} does not exist on this node; create it or set cwd to one that does"
+    if not _program(command[0], cwd, path):
+        if os.path.isfile(os.path.join(cwd, command[0])):
+            return _not_started(command, cwd, path)
+        where = cwd if "/" in command[0] else f"PATH ({path})"
+        return f"program {command[0]!r} was not found; looked in {where}; install it on this node or give its full path"
+    script = _script(command)
+    if script and not os.path.isfile(os.path.join(cwd, script)):
+        return (
+            f"script {script!r} was not found; looked in {cwd}; "
+            "submit from the folder that holds it, set cwd, or give its full path"
+        )
+    return ""
+
+
+def _not_started(command: Sequence[str], cwd: str, path: str) -> str:
+    """Return why an existing file cannot be started as a program, and what would start it."""
+    name = command[0]
+    is_executable = os.access(os.path.join(cwd, name), os.X_OK)
+    wrong = "is not executable" if "/" in name else f"is a file in {cwd}, and was not found on PATH ({path})"
+    words = workload.run_by(command, is_executable=is_executable)
+    other = f"chmod +x it in {cwd}" if "/" in name else "give its path, such as ./program"
+    advice = f"submit it with what runs it: penstock submit -- {shlex.join(words)}" if words else other
+    return f"program {name!r} {wrong}; {advice}"
+
+
+def _program(name: str, cwd: str, path: str) -> str | None:
+    return shutil.which(os.path.join(cwd, name) if "/" in name else name, path=path)
+
+
+def _script(command: Sequence[str]) -> str:
+    """Return the script that an interpreter is to run; empty if there is none, or if it is not certain."""
+    name = os.path.basename(command[0])
+    suffix = _INTERPRETERS.get("python" if name.startswith("python") else name)
+    if suffix is None:
+        return ""
+    arguments = iter(command[1:])
+    for argument in arguments:
+        if not argument.startswith("-"):
+            return argument if argument.endswith(suffix) else ""
+        if argument in {"-", "-c", "-m"} or (suffix == ".sh" and "c" in argument):
+            return ""
+        if argument in _TAKES_VALUE and suffix == ".py":
+            next(arguments, "")
+    return ""

@@ -25,7 +25,7 @@ WAIT_MS = 30_000
 
 @pytest.fixture(params=[*LAUNCHERS, "fake"])
 def launcher(request: pytest.FixtureRequest) -> Launcher[Any]:
-    return FakeLauncher() if request.param == "fake" else LAUNCHERS[request.param]
+    return FakeLauncher() if request.param == "fake" else LAUNCHERS[request.param](ExecutorSettings())
 
 
 def has_ended(launcher: Launcher[Any], process: LaunchedProcess, wait_ms: int = WAIT_MS) -> bool:
@@ -41,6 +41,14 @@ def has_ended(launcher: Launcher[Any], process: LaunchedProcess, wait_ms: int = 
 def test_every_name_of_the_settings_has_a_launcher() -> None:
     assert set(LAUNCHERS) == set(get_args(LauncherName))
     assert ExecutorSettings().launcher in LAUNCHERS
+
+
+def test_a_program_that_is_where_the_launcher_looks_may_start(launcher: Launcher[Any]) -> None:
+    assert launcher.problem(["sh", "-c", "true"], "/", launcher.base_environment().get("PATH", "")) == ""
+
+
+def test_its_processes_are_held_to_their_memory_in_a_way_that_has_a_name(launcher: Launcher[Any]) -> None:
+    assert launcher.memory_caps(None).name
 
 
 def test_a_program_that_ends_leaves_its_status(launcher: Launcher[Any], tmp_path: Path) -> None:
@@ -105,7 +113,7 @@ def test_a_folder_that_is_not_there_is_an_error(launcher: Launcher[Any], tmp_pat
 
 async def test_an_executor_runs_jobs_on_any_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLauncher()
-    monkeypatch.setitem(LAUNCHERS, "process", fake)
+    monkeypatch.setitem(LAUNCHERS, "process", lambda _: fake)
     async with world_on(MemoryBus(), tmp_path) as world:
         await world.node()
         await world.run("j1", "true")
