@@ -47,10 +47,10 @@ def answer(
     own_s = _row(workload.times_s, kinds)
     times_s = workload_stats.predicted_s(_ratios(others, kinds), own_s) if np.isnan(own_s).any() else own_s
     speeds = workload_stats.speeds(times_s)
-    said = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
+    found = tuple(_kind_speed(workload, kind, float(speed)) for kind, speed in zip(kinds, speeds, strict=True))
     notes = [_why(workload, kind, float(t), len(kinds)) for kind, t in zip(kinds, times_s, strict=True)]
     note = "; ".join(filter(None, notes))
-    return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=said, note=note, skew=workload.skew)
+    return WorkloadProfiled(at_s=now_s, key=workload.key, speeds=found, note=note, skew=workload.skew)
 
 
 def _ratios(workloads: Iterable[WorkloadRecord], kinds: Sequence[str]) -> workload_stats.Floats:
@@ -90,7 +90,7 @@ def _why(workload: WorkloadRecord, kind: str, time_s: float, kinds: int) -> str:
     return f"{kind}: {source}; not sampled, {why_not}"
 
 
-MOST_WORDS: Final = 400
+MOST_CHARACTERS: Final = 400
 """Characters of a note: a workload may fail in many ways."""
 
 
@@ -107,49 +107,53 @@ def scalability(known: WorkloadRecord, spec: JobSpec, kind: str, devices: int) -
     """
     curve = known.curves.get(kind, ScalingCurve())
     note = "; ".join(_notes(known, spec, kind, devices))
-    shown = note if len(note) <= MOST_WORDS else note[: MOST_WORDS - 1] + "…"
+    shown = note if len(note) <= MOST_CHARACTERS else note[: MOST_CHARACTERS - 1] + "…"
     return Scalability(kind=kind, timings=tuple(curve.timings), per_gpu_cap=curve.cap, note=shown)
 
 
 def scaled(known: WorkloadRecord, spec: JobSpec, devices: Mapping[str, int], now_s: float) -> WorkloadScaled:
     """Return the fact about an elastic workload now, on all kinds that it fits or was measured on."""
     kinds = sorted({*devices, *known.curves})
-    told = tuple(scalability(known, spec, kind, devices.get(kind, 0)) for kind in kinds)
-    return WorkloadScaled(at_s=now_s, key=known.key, kinds=told)
+    found = tuple(scalability(known, spec, kind, devices.get(kind, 0)) for kind in kinds)
+    return WorkloadScaled(at_s=now_s, key=known.key, kinds=found)
 
 
-def differs(said: Scalability, now: Scalability, curve: ScalingCurve) -> bool:
-    """Return whether the present knowledge differs from what was said: something is new, or a time has changed."""
-    return curve.news or (said.per_gpu_cap, said.note) != (now.per_gpu_cap, now.note)
+def differs(announced: Scalability, now: Scalability, curve: ScalingCurve) -> bool:
+    """Return whether the present knowledge differs from the announced: something is new, or a time has changed."""
+    return curve.moved or (announced.per_gpu_cap, announced.note) != (now.per_gpu_cap, now.note)
 
 
 def judge(known: WorkloadRecord, kind: str) -> None:
-    """Note whether a time has changed since it was said, by more than its error and more than a tenth."""
+    """Note whether a time has changed since it was announced, by more than its error and more than a tenth."""
     curve, spec = known.curves.get(kind), known.elastic
     if curve is None or spec is None:
         return
-    said = (known.scaled or {}).get(kind)
-    before = {(each.gpus, each.local_batch): each for each in said.timings} if said is not None else {}
-    curve.news = said is not None and any(
-        _moved(before.get((each.gpus, each.local_batch)), each, said, spec) for each in curve.timings
+    if (announced := (known.scaled or {}).get(kind)) is None:
+        curve.moved = False
+        return
+    before = {(each.gpus, each.local_batch): each for each in announced.timings}
+    curve.moved = any(
+        _moved(before.get((each.gpus, each.local_batch)), each, announced, spec) for each in curve.timings
     )
 
 
-def _moved(before: Timing | None, now: Timing, said: Scalability, spec: JobSpec) -> bool:
-    iteration_s, error_s = (before.iteration_s, before.error_s) if before is not None else _expected(now, said, spec)
+def _moved(before: Timing | None, now: Timing, announced: Scalability, spec: JobSpec) -> bool:
+    iteration_s, error_s = (
+        (before.iteration_s, before.error_s) if before is not None else _expected(now, announced, spec)
+    )
     if before == now or math.isnan(iteration_s):
         return before != now
     apart_s = abs(now.iteration_s - iteration_s)
     return workload_stats.moved(iteration_s, now.iteration_s, MOVED) and apart_s > math.hypot(error_s, now.error_s)
 
 
-def _expected(size: Timing, said: Scalability, spec: JobSpec) -> tuple[float, float]:
+def _expected(size: Timing, announced: Scalability, spec: JobSpec) -> tuple[float, float]:
     """Return the expected time of an iteration at another size, and its error; nan if nothing was expected."""
-    gangs = {each.gpus for each in said.timings}
+    gangs = {each.gpus for each in announced.timings}
     if 1 not in gangs or (size.gpus > 1 and gangs == {1}):
         return math.nan, math.nan
     batch = size.local_batch * size.gpus
-    speed, error = scaling_model.throughput(said, spec, batch, size.gpus)
+    speed, error = scaling_model.throughput(announced, spec, batch, size.gpus)
     return batch / speed, error * batch / speed**2
 
 

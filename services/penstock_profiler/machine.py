@@ -83,7 +83,7 @@ def decider(
     return Decider(
         name="profiler",
         state=ProfilerState,
-        schema="profiler.8",
+        schema="profiler.9",
         apply=apply,
         decide=partial(decide, settings=settings or ProfilerSettings(), mine=mine),
         leads=False,
@@ -131,7 +131,7 @@ def _next_facts(
         return (SamplesRequested(at_s=now_s, key=known.key, spec=spec, samples=chosen),)
     late = now_s >= _until_s(state, known, settings)
     facts: list[AnyEvent] = []
-    if _is_unsaid(state, known) and (late or not _is_awaited(state, known)):
+    if _is_unannounced(state, known) and (late or not _is_awaited(state, known)):
         facts.append(
             answer(known, reversed(state.workloads.values()), sorted(fitting(state.offers, known.spec)), now_s)
         )
@@ -159,11 +159,11 @@ def _scales_differently(state: ProfilerState, known: WorkloadRecord, *, late: bo
         return False
     if known.scaled is None and known.open_kinds() and not late and not any(c.timings for c in known.curves.values()):
         return False  # jobs wait for the first answer, which would say nothing
-    devices, said = fitting(state.offers, known.elastic), known.scaled or {}
+    devices, announced = fitting(state.offers, known.elastic), known.scaled or {}
     if known.scaled is None and not devices and not known.curves:
         return True
     for kind in {*devices, *known.curves}:
-        now, before = scalability(known, known.elastic, kind, devices.get(kind, 0)), said.get(kind)
+        now, before = scalability(known, known.elastic, kind, devices.get(kind, 0)), announced.get(kind)
         overflowed = before is not None and before.timings and before.per_gpu_cap != now.per_gpu_cap
         if kind in known.open_kinds() and not late and not overflowed:
             continue
@@ -176,28 +176,28 @@ def _is_awaited(state: ProfilerState, known: WorkloadRecord) -> bool:
     """Return whether an answer without the open samples would be premature."""
     if known.announced is None:
         return bool(known.open_kinds())
-    return not known.news() and bool(known.open_kinds() & _unsaid_kinds(state, known))
+    return not known.differs() and bool(known.open_kinds() & _unannounced_kinds(state, known))
 
 
 def _wanted(state: ProfilerState, known: WorkloadRecord) -> list[Wanted]:
     return wanted(known, fitting(state.offers, known.sampled or known.spec), fitting(state.offers, known.elastic))
 
 
-def _unsaid_kinds(state: ProfilerState, known: WorkloadRecord) -> set[str]:
+def _unannounced_kinds(state: ProfilerState, known: WorkloadRecord) -> set[str]:
     """Return the kinds that an active workload fits and that nothing was said about."""
     return set(fitting(state.offers, known.spec)) - (known.announced or {}).keys() if known.active else set()
 
 
-def _is_unsaid(state: ProfilerState, known: WorkloadRecord) -> bool:
+def _is_unannounced(state: ProfilerState, known: WorkloadRecord) -> bool:
     """Return whether the known speeds differ from those in the log."""
-    return known.announced is None or known.news() or bool(_unsaid_kinds(state, known))
+    return known.announced is None or known.differs() or bool(_unannounced_kinds(state, known))
 
 
 def _settle(state: ProfilerState, key: str) -> None:
     """Update ``unsettled`` for a workload after a change."""
     known = state.workloads[key]
-    unsaid = _is_unsaid(state, known) or _scales_differently(state, known, late=True)
-    if unsaid or _wanted(state, known):
+    unannounced = _is_unannounced(state, known) or _scales_differently(state, known, late=True)
+    if unannounced or _wanted(state, known):
         state.unsettled.add(key)
     else:
         state.unsettled.discard(key)
@@ -262,9 +262,9 @@ def _note_run(state: ProfilerState, event: RunEnded, seq: int) -> None:
 
 def _loop_of(state: ProfilerState, job: Job, event: RunEnded) -> RunEnded:
     """Return the end that the node with a gang's first process reported: the other nodes know nothing of the loop."""
-    told = state.loops.pop(job.id, event)
-    if told.epoch == event.epoch and told.loop_steps > event.loop_steps:
-        event = told
+    earlier = state.loops.pop(job.id, event)
+    if earlier.epoch == event.epoch and earlier.loop_steps > event.loop_steps:
+        event = earlier
     if job.placement is not None:
         state.loops[job.id] = event
     return event
@@ -362,7 +362,7 @@ def _sizes(known: WorkloadRecord, kind: str, devices: int) -> list[SamplePoint]:
     spec, asked = known.elastic, known.asked_points(kind)
     if spec is None or not known.elastic_active or not is_sampled(spec):
         return []
-    fits, too_large = known.room(kind)
+    fits, too_large = known.batch_limits(kind)
     beyond = [size for size in missing(spec, devices, asked) if not too_large or size.local_batch < too_large]
     if not beyond and not known.open_points(kind):
         beyond = between(fits, too_large, asked)

@@ -182,7 +182,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         """Return the workload's curve on a kind; an empty one if nothing is known."""
         return self.curves.setdefault(kind, ScalingCurve())
 
-    def room(self, kind: str) -> tuple[int, int]:
+    def batch_limits(self, kind: str) -> tuple[int, int]:
         """Return the largest local batch that has run on a kind, and the smallest that ran out of memory; 0: none."""
         curve = self.curves.get(kind)
         return (curve.fits, curve.too_large) if curve is not None else (0, 0)
@@ -218,14 +218,14 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         """Whether samples were tried and never gave a measure: further ones would not either."""
         return bool(self.failures) and not self.iteration_s
 
-    def news(self) -> bool:
+    def differs(self) -> bool:
         """Whether the measured times differ enough from the announced ones to announce them, or the skew at all."""
         if self.skew != self.announced_skew:
             return True
         announced = self.announced or {}
         for kind, now_s in self.times_s.items():
-            said = announced.get(kind)
-            if said is None or said.predicted or workload_stats.moved(said.iteration_s or said.run_s, now_s, MOVED):
+            then = announced.get(kind)
+            if then is None or then.predicted or workload_stats.moved(then.iteration_s or then.run_s, now_s, MOVED):
                 return True
         return False
 
@@ -303,15 +303,15 @@ class ScalingCurve(msgspec.Struct, kw_only=True):
         The largest local batch that has run, and the smallest that ran out of memory; 0 where there is none.
     failures : dict of str to str
         Point → why its sample gave no measure.
-    news : bool
-        Whether the timings differ enough from what was said last to say so.
+    moved : bool
+        Whether the timings differ enough from the announced ones to announce them.
     """
 
     timings: list[Timing] = msgspec.field(default_factory=list)
     fits: int = 0
     too_large: int = 0
     failures: dict[str, str] = msgspec.field(default_factory=dict)
-    news: bool = False
+    moved: bool = False
 
     @property
     def cap(self) -> int:
