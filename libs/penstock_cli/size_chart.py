@@ -10,7 +10,7 @@ from penstock_cli.value_formats import span
 
 if TYPE_CHECKING:
     from penstock_log import views
-    from penstock_log.views import RunView
+    from penstock_log.views import SizedRunView
 
 
 RUN_HEADERS: Final = ("FROM", "FOR", "GPUS", "KIND", "BATCH", "STEPS", "EXAMPLES/S", "ENDED")
@@ -40,7 +40,7 @@ def chart(job: views.JobView, sizing: views.SizingView, now_s: float) -> list[st
     return [*picture, "", *told, *render.table(RUN_HEADERS, rows, width=columns)]
 
 
-def lines(runs: Sequence[RunView], span_s: tuple[float, float], width: int, zero_s: float) -> list[str]:
+def lines(runs: Sequence[SizedRunView], span_s: tuple[float, float], width: int, zero_s: float) -> list[str]:
     """
     Return the chart, at most ``width`` columns wide: devices above, samples a second below, over the same time.
 
@@ -75,14 +75,14 @@ def lines(runs: Sequence[RunView], span_s: tuple[float, float], width: int, zero
     return [*(line.rstrip() for line in found), f"{'':>{margin}}  {axis}"]
 
 
-def _row(run: views.RunView, submitted_s: float, to_s: float) -> tuple[str, ...]:
+def _row(run: views.SizedRunView, submitted_s: float, to_s: float) -> tuple[str, ...]:
     rate = "-" if run.samples_per_s is None else render.rate(run.samples_per_s)
     lasted_s = (to_s if run.end_s is None else run.end_s) - run.start_s
     head = (f"+{span(run.start_s - submitted_s)}", span(lasted_s), str(run.gpus), run.kind, str(run.batch_size or "-"))
     return (*head, str(run.steps), rate, run.outcome or "goes on")
 
 
-def _run_at(runs: Sequence[RunView], at_s: float) -> RunView | None:
+def _run_at(runs: Sequence[SizedRunView], at_s: float) -> SizedRunView | None:
     return next((run for run in runs if run.start_s <= at_s and (run.end_s is None or at_s < run.end_s)), None)
 
 
@@ -107,7 +107,7 @@ def _device_labels(most: int) -> Callable[[int], str]:
     return lambda row: f"{most * row / _MOST_ROWS:.4g}" if row % 2 == 0 else ""
 
 
-def _figures(shown: Sequence[RunView | None], figure: Callable[[RunView], str]) -> str:
+def _figures(shown: Sequence[SizedRunView | None], figure: Callable[[SizedRunView], str]) -> str:
     """Return a figure of each run where it begins with another than before, if that one leaves room for it."""
     line, before = "", ""
     for column, run in enumerate(shown):
@@ -117,7 +117,7 @@ def _figures(shown: Sequence[RunView | None], figure: Callable[[RunView], str]) 
     return line
 
 
-def _pace(run: RunView) -> str:
+def _pace(run: SizedRunView) -> str:
     return _UNKNOWN if run.samples_per_s is None else render.rate(run.samples_per_s)
 
 

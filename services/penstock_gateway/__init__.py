@@ -5,13 +5,14 @@ In reading order:
 
 * ``__main__``: ``python -m penstock_gateway``.
 * ``machine``: Settings, state, apply, decide.
-* ``job_history``: A job's past and its sizes.
+* ``job_sizes``: The sizes of an elastic job.
+* ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``acceptance``: The rules of all commands.
 * ``commands``: Commands, by request and by inbox.
-* ``queries``: Queries, and what is heard outside of the log.
-* ``views``: From the read model to views.
-* ``why``: Why a job waits, what is ruled out, when it may start.
+* ``queries``: Queries, and what runs and services report outside of the log.
+* ``answers``: From the read model to views.
+* ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.

@@ -51,6 +51,7 @@ from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
 from penstock_log.text import count, listed, pairs
 from penstock_log.validation import BadInput
+from penstock_log.views import SubmitAnswer
 from penstock_policies import search
 from penstock_scheduler.pool import pool_settings
 
@@ -66,14 +67,6 @@ MOST_STRING_BYTES: Final = 128 * 1024
 _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
-class AcceptedBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a specification that was accepted before."""
-
-    id: str
-    seq: int
-    warnings: tuple[str, ...] = ()
-
-
 class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
     """A specification that can be accepted, with the fact to append."""
 
@@ -83,15 +76,15 @@ class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> AcceptedBefore | Acceptable:
+def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> SubmitAnswer | Acceptable:
     """
-    Accept a job whose id is given.
+    Accept a job whose id is given; return the answer if it was accepted before, else what is to be appended.
 
     Raises
     ------
     BadInput
         If the specification contradicts itself.
-    Refused
+    RequestRefused
         409 if the id belongs to something else; with ``strict``, 400 if the job could not run on the present nodes.
     """
     check(spec)
@@ -103,14 +96,14 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> Ac
             raise RequestRefused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
         past = state.histories[spec.id]
         _same(past.asked(there), spec, f"job {spec.id}")
-        return AcceptedBefore(id=spec.id, seq=past.seq, warnings=warnings)
+        return SubmitAnswer(id=spec.id, seq=past.seq, created=False, warnings=warnings)
     _strictly(strict, warnings)
     _check_beginning(state, spec)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
 
-def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -> AcceptedBefore | Acceptable:
+def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -> SubmitAnswer | Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
     validation.check(spec)
@@ -122,7 +115,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -
     there = state.sweeps.get(spec.id)
     if there is not None:
         _same(there.spec, spec, f"sweep {spec.id}")
-        return AcceptedBefore(id=spec.id, seq=there.seq, warnings=warnings)
+        return SubmitAnswer(id=spec.id, seq=there.seq, created=False, warnings=warnings)
     _strictly(strict, warnings)
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
@@ -261,7 +254,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:40]}…"
 
 
-_SAID: Final = {
+_ENDINGS: Final = {
     JobState.COMPLETED: "has completed",
     JobState.FAILED: "has failed",
     JobState.CANCELLED: "was cancelled",
@@ -291,14 +284,13 @@ def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
     """End a job; 409 where it ended by itself."""
     job = _job(state, ask.id)
     if job.state in {JobState.COMPLETING, JobState.CANCELLED}:
-        said = "is being cancelled already" if job.state is JobState.COMPLETING else "was cancelled before"
-        return JobAction(id=job.id, state=job.state, message=f"job {job.id} {said}")
+        how = "is being cancelled already" if job.state is JobState.COMPLETING else "was cancelled before"
+        return _job_action(job, how)
     _not_over(job, "cancel")
     running = job.state in ACTIVE
     after = JobState.COMPLETING if running else JobState.CANCELLED
-    message = f"job {job.id} " + ("is being stopped" if running else "is cancelled; it was not running")
     fact = JobCancelled(job_id=job.id, by=ask.by, reason=ask.reason, at_s=now_s)
-    return JobAction(id=job.id, state=after, message=message, subject=subjects.job(job.id), fact=fact)
+    return _job_action(job, "is being stopped" if running else "is cancelled; it was not running", fact, after)
 
 
 def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
@@ -306,11 +298,9 @@ def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> J
     job = _job(state, ask.id)
     _not_over(job, "hold")
     if job.held:
-        return JobAction(id=job.id, state=job.state, message=f"job {job.id} is held already")
+        return _job_action(job, "is held already")
     goes_on = "; it runs on, and will not be started again after a preemption" if job.state in ACTIVE else ""
-    fact = JobHeld(job_id=job.id, by=ask.by, at_s=now_s)
-    message = f"job {job.id} is held{goes_on}"
-    return JobAction(id=job.id, state=job.state, message=message, subject=subjects.job(job.id), fact=fact)
+    return _job_action(job, f"is held{goes_on}", JobHeld(job_id=job.id, by=ask.by, at_s=now_s))
 
 
 def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
@@ -318,10 +308,8 @@ def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -
     job = _job(state, ask.id)
     _not_over(job, "release")
     if not job.held:
-        return JobAction(id=job.id, state=job.state, message=f"job {job.id} is not held")
-    fact = JobReleased(job_id=job.id, by=ask.by, at_s=now_s)
-    message = f"job {job.id} may start again"
-    return JobAction(id=job.id, state=job.state, message=message, subject=subjects.job(job.id), fact=fact)
+        return _job_action(job, "is not held")
+    return _job_action(job, "may start again", JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
 
 
 def drain(state: GatewayState, ask: request_bodies.DrainRequest, now_s: float) -> JobAction:
@@ -330,13 +318,12 @@ def drain(state: GatewayState, ask: request_bodies.DrainRequest, now_s: float) -
     running = sum(node.id in job.open_nodes for job in state.jobs)
     after = "draining" if running else "drained"
     if node.drained and (node.evicting or not ask.preempt):
-        return JobAction(id=node.id, state=after, message=f"node {node.id} is drained already")
+        return _node_action(node, "is drained already", after)
     fact = NodeDrained(node_id=node.id, by=ask.by, reason=ask.reason, preempt=ask.preempt, at_s=now_s)
     one = running == 1
     what = ("is moved" if one else "are moved") if ask.preempt else ("ends there" if one else "end there")
-    said = f"{count(running, 'running job')} {what}" if running else "none runs there"
-    message = f"node {node.id} takes no new jobs; {said}"
-    return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+    runs = f"{count(running, 'running job')} {what}" if running else "none runs there"
+    return _node_action(node, f"takes no new jobs; {runs}", after, fact)
 
 
 def resume(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
@@ -344,10 +331,8 @@ def resume(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
     node = node_named(state, ask.id)
     after = node.gone or "up"
     if not node.drained:
-        return JobAction(id=node.id, state=after, message=f"node {node.id} is not drained")
-    fact = NodeResumed(node_id=node.id, by=ask.by, at_s=now_s)
-    message = f"node {node.id} takes jobs again"
-    return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+        return _node_action(node, "is not drained", after)
+    return _node_action(node, "takes jobs again", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
 
 
 def remove(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
@@ -363,8 +348,7 @@ def remove(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
             CONFLICT, f"{count(open_, 'run')} on node {node.id} may still go on; try again once the node is lost"
         )
     fact = NodeRemoved(node_id=node.id, by=ask.by, reason=ask.reason, at_s=now_s)
-    message = f"node {node.id} is removed; if its executor starts again, it joins as a new node"
-    return JobAction(id=node.id, state="removed", message=message, subject=subjects.request(node.id), fact=fact)
+    return _node_action(node, "is removed; if its executor starts again, it joins as a new node", "removed", fact)
 
 
 def cancel_sweep(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
@@ -439,6 +423,16 @@ def node_named(state: GatewayState, wanted: str) -> Node:
     return endpoints.one(state.cluster.nodes, wanted, "node")
 
 
+def _job_action(job: Job, what: str, fact: AnyEvent | None = None, after: JobState | None = None) -> JobAction:
+    message = f"job {job.id} {what}"
+    return JobAction(id=job.id, state=after or job.state, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def _node_action(node: Node, what: str, after: str, fact: AnyEvent | None = None) -> JobAction:
+    message = f"node {node.id} {what}"
+    return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
+
+
 def _check_pool(state: GatewayState, wanted: str) -> None:
     known = sorted({*state.pools(), *state.policies})
     if wanted not in known:
@@ -461,4 +455,4 @@ def _job(state: GatewayState, wanted: str) -> Job:
 
 def _not_over(job: Job, what: str) -> None:
     if job.state in TERMINAL:
-        raise RequestRefused(CONFLICT, f"job {job.id} {_SAID[job.state]} already; there is nothing to {what}")
+        raise RequestRefused(CONFLICT, f"job {job.id} {_ENDINGS[job.state]} already; there is nothing to {what}")

@@ -105,7 +105,7 @@ class Commands:
         """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
         spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
 
-        def decide() -> acceptance.AcceptedBefore | acceptance.Acceptable:
+        def decide() -> SubmitAnswer | acceptance.Acceptable:
             decided = acceptance.sweep(self._live.state, spec, strict=strict, now_s=self._now_s())
             self._check_trial(spec)
             return decided
@@ -127,15 +127,14 @@ class Commands:
         asked = sweep_asked(body, self.most_bytes)
         return await self.submit_sweep(asked.spec, strict=asked.strict)
 
-    async def _accept(self, decide: Callable[[], acceptance.AcceptedBefore | acceptance.Acceptable]) -> SubmitAnswer:
+    async def _accept(self, decide: Callable[[], SubmitAnswer | acceptance.Acceptable]) -> SubmitAnswer:
         for _ in range(_TRIES):
-            match decided := decide():
-                case acceptance.AcceptedBefore():
-                    return SubmitAnswer(id=decided.id, seq=decided.seq, created=False, warnings=decided.warnings)
-                case acceptance.Acceptable():
-                    if seq := await self._store(decided.subject, decided.fact):
-                        _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
-                        return SubmitAnswer(id=decided.id, seq=seq, created=True, warnings=decided.warnings)
+            decided = decide()
+            if isinstance(decided, SubmitAnswer):
+                return decided
+            if seq := await self._store(decided.subject, decided.fact):
+                _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
+                return SubmitAnswer.of(decided, seq=seq, created=True)
         raise Conflict(f"the subject of {decided.id}", 0)
 
     def _acting(self, act: Callable[[GatewayState, A, float], acceptance.JobAction], type_: type[A]) -> Answering:
@@ -149,12 +148,11 @@ class Commands:
     async def _act(self, decide: Callable[[], acceptance.JobAction]) -> ActAnswer:
         for _ in range(_TRIES):
             done = decide()
-            answer = ActAnswer(id=done.id, changed=done.fact is not None, state=done.state, message=done.message)
             if done.fact is None:
-                return answer
+                return ActAnswer.of(done, changed=False)
             if seq := await self._store(done.subject, done.fact):
                 _log.info("acted", message=done.message, seq=seq)
-                return msgspec.structs.replace(answer, seq=seq)
+                return ActAnswer.of(done, changed=True, seq=seq)
         raise Conflict(done.subject, 0)
 
     async def _store(self, subject: str, fact: AnyEvent) -> int:

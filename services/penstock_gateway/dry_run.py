@@ -55,7 +55,7 @@ def dry_run(
         warnings = (*warnings, too_large)
     least = smallest_size.smallest(spec, caps, kinds)
     key, waits = workload.key(spec), job_fit.awaits_scaling(state, spec)
-    size = job_fit.told(spec, least, rules.await_profile_s if waits else 0.0)
+    size = job_fit.size_text(spec, least, rules.await_profile_s if waits else 0.0)
     asks, is_sized = (spec, False) if waits else (least, spec.elastic)
     pool_now = state.pool(spec.pool, state.jobs, rules.topology)
     with what_if.submitted(pool_now, asks, now_s, key=key, sized=is_sized) as pool:
@@ -63,8 +63,8 @@ def dry_run(
         scaled = None if waits else {key: known.kinds for key, known in state.scaled.items()}
         with what_if.followed(pool, spec, now_s, rules, samples, scaled=scaled, settings=sizes) as (then, placement):
             if placement is not None:
-                told = (*warnings, *_sampled_first(state, spec), *_alone_at_first(then))
-                found = msgspec.structs.replace(_starts(state, placement, told), size=size)
+                warnings = (*warnings, *_sampled_first(state, spec), *_alone_at_first(then))
+                found = msgspec.structs.replace(_starts(state, placement, warnings), size=size)
                 if spec.elastic and (len(kinds) > 1 or _width(placement) != least.gpus):  # which is for the autoscaler
                     return msgspec.structs.replace(found, kind="", devices=())
                 return found
@@ -73,15 +73,15 @@ def dry_run(
         if wait is not None and wait.cause in _WAITS_FOR_DEVICES:
             estimate = start_forecast.expected_start(pool, what_if.TRIED, state.jobs, now_s)
         best = Alternatives(pool, now_s, rules).best(pool.index.entries[what_if.TRIED].ranked.job)
-    said = wait or Wait(job_id=what_if.TRIED, cause="capacity", evidence="the next round does not start it")
-    held = said.cause == "held"
+    wait = wait or Wait(job_id=what_if.TRIED, cause="capacity", evidence="the next round does not start it")
+    held = wait.cause == "held"
     return DryRunView(
         starts=False,
         start_in_s=estimate[0],
         basis=estimate[1],
-        cause=said.cause,
-        evidence="it asks to be held" if held else said.evidence,
-        remedy="leave `hold` out" if held else said.remedy or (best.text if best is not None else ""),
+        cause=wait.cause,
+        evidence="it asks to be held" if held else wait.evidence,
+        remedy="leave `hold` out" if held else wait.remedy or (best.text if best is not None else ""),
         warnings=(*warnings, *job_fit.making_way(state, spec, kinds)),
         alternative=best,
         size=size,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock_cluster.nodes import Cluster
-from penstock_gateway.job_history import range_words
+from penstock_gateway.job_sizes import range_text
 from penstock_gateway.machine import GatewayState
 from penstock_log import ACTIVE, Device, Job, JobSpec, Scalability, workload
 from penstock_log.text import count, listed
@@ -108,7 +108,7 @@ def awaits_scaling(state: GatewayState, spec: JobSpec) -> bool:
     return sample_plan.awaits_scaling(job, known=workload.key(spec) in state.scaled)
 
 
-def told(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
+def size_text(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
     """
     Return a sentence about the size that a dry run has tried for an elastic job; empty for other jobs.
 
@@ -119,7 +119,7 @@ def told(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
     batch = f" and a batch of {trial.batch_size}" if trial.batch_size else ""
     when = f"once its workload is measured, or after {await_s:g} s" if await_s else "when it comes"
     return (
-        f"tried with {count(trial.gpus, 'device')}{batch}, the fewest that do; it may be given {range_words(spec)}, "
+        f"tried with {count(trial.gpus, 'device')}{batch}, the fewest that do; it may be given {range_text(spec)}, "
         f"and what it gets of that is decided {when}"
     )
 

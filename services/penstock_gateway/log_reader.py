@@ -2,7 +2,7 @@
 Past moments and raw facts, read from the log.
 
 :func:`stretch` reads a part of the log, so that nobody waits long for a question about the distant past.
-:func:`parse` says which :class:`LogMoment` a question is about, and :func:`scene_at` folds the read model up to it.
+:func:`parse` says which :class:`LogMoment` a question is about, and :func:`model_at` folds the read model up to it.
 :func:`answer` returns raw facts, as the log holds them: of one entity or of all, the newest or those after a sequence.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
@@ -21,9 +21,9 @@ import structlog
 from penstock_bus import Delivery, LogReader, Timeout
 from penstock_bus.decider import Decider, Fold
 from penstock_bus.follower import FoldFollower
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import BAD, RequestRefused
 from penstock_gateway.machine import GatewayState
-from penstock_gateway.views import ReadView
 from penstock_log import fields_of, request_bodies, services, subjects, tag_of
 from penstock_log.views import EventsView, EventView
 
@@ -177,7 +177,7 @@ async def end_of(bus: LogReader, moment: LogMoment | None) -> int:
     return moment.seq
 
 
-async def scene_at(bus: LogReader, decider: Decider[GatewayState], moment: LogMoment) -> ReadView:
+async def model_at(bus: LogReader, decider: Decider[GatewayState], moment: LogMoment) -> ReadModel:
     """
     Fold the log up to a moment.
 
@@ -194,7 +194,7 @@ async def scene_at(bus: LogReader, decider: Decider[GatewayState], moment: LogMo
     async for delivery in stretch(bus, 0, until_seq):
         fold.apply(delivery)
         now_s = delivery.stored_s
-    return ReadView(state=fold.state, now_s=moment.time_s if moment.time_s is not None else now_s, seq=fold.last_seq)
+    return ReadModel(state=fold.state, now_s=moment.time_s if moment.time_s is not None else now_s, seq=fold.last_seq)
 
 
 def _rfc3339(text: str) -> float:
@@ -245,24 +245,10 @@ async def _own_subjects(bus: LogReader, entity_id: str, after_seq: int) -> tuple
     return list(there), max(there.values(), default=0)
 
 
-def _views(delivery: Delivery) -> list[EventView]:
-    views = []
+def _views(delivery: Delivery) -> Iterator[EventView]:
     for fact in delivery.commit.facts:
-        plain = fields_of(fact)
-        plain.pop("type", None)
-        plain.pop("at_s", None)
-        view = EventView(
-            seq=delivery.seq,
-            stored_s=delivery.stored_s,
-            subject=delivery.subject,
-            actor=delivery.commit.actor,
-            cause=delivery.commit.cause,
-            type=tag_of(fact),
-            at_s=fact.at_s,
-            fact=plain,
-        )
-        views.append(view)
-    return views
+        fields = {name: value for name, value in fields_of(fact).items() if name not in {"type", "at_s"}}
+        yield EventView.of(delivery, delivery.commit, type=tag_of(fact), at_s=fact.at_s, fact=fields)
 
 
 def _whole_commits(facts: list[EventView], limit: int) -> list[EventView]:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_gateway import job_history, sweep_table
+from penstock_gateway import job_sizes, sweep_table
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.sweep_table import SweepRecord
 from penstock_log import (
@@ -47,7 +47,7 @@ from penstock_log import (
 from penstock_log.job_state import JobState
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v11"
+SCHEMA: Final = "gateway.v12"
 
 
 class GatewayState(SchedulerState):
@@ -145,7 +145,7 @@ def _learn(state: GatewayState, event: Event) -> None:
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     past = state.histories.get(job.id)
     if past is None:
-        past = state.histories[job.id] = job_history.begin_history(job, event, seq)
+        past = state.histories[job.id] = JobHistory.begin(job, event, seq)
         _index(state, job)
     past.note(job, event, seq)
     _follow_up(state, job, seq)
@@ -155,11 +155,11 @@ def _note_demands(state: GatewayState, changed: Iterable[Job], event: ScaleDecid
     """Note decisions about sizes, with the jobs that give up devices, and for whom."""
     heeded = {job.id for job in changed}
     demands = {demand.job_id: demand for demand in event.demands if demand.job_id in heeded}
-    takes = job_history.givers(demands.values())
+    takes = job_sizes.givers(demands.values())
     for job_id, demand in demands.items():
         past = state.histories.get(job_id)
         if past is not None and past.sizing is not None:
-            past.sizing.demanded(state.jobs[job_id], demand, event, takes.get(job_id, {}))
+            past.sizing.note_demand(state.jobs[job_id], demand, event, takes.get(job_id, {}))
     for job_id, givers in takes.items():
         if (past := state.histories.get(job_id)) is not None:
             past.freed = givers

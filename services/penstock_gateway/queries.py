@@ -1,8 +1,8 @@
 """
-Queries, and what is heard outside of the log.
+Queries, and what runs and services report outside of the log.
 
 Each query of :class:`Queries` is a look at the read model, now or as it was at some moment. :class:`Presence` holds
-what is heard outside of the log: heartbeats of nodes and services, and the progress of running jobs.
+what is reported outside of the log: heartbeats of nodes and services, and the progress of running jobs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, heard
-from penstock_gateway import acceptance, dry_run, log_reader, story, views
+from penstock_gateway import acceptance, answers, dry_run, log_reader, story
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import Answering, ask, endpoint, job_asked
-from penstock_gateway.job_history import RunReport
+from penstock_gateway.job_sizes import RunReport
 from penstock_gateway.machine import GatewayState
-from penstock_gateway.views import ReadView
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
 from penstock_log.services import CORE
 from penstock_log.views import (
@@ -29,8 +29,6 @@ from penstock_log.views import (
     EventsView,
     JobDetail,
     JobsView,
-    NodesView,
-    PoliciesView,
     ProfileView,
     RejectedListView,
     RejectedView,
@@ -38,8 +36,8 @@ from penstock_log.views import (
     SchemaView,
     StatusView,
     StoryView,
-    SweepsView,
     SweepView,
+    View,
     WhyView,
 )
 from penstock_scheduler.pool.pool_settings import MatcherSettings
@@ -60,7 +58,7 @@ class Queries:
     Parameters
     ----------
     bus, live, presence
-        The log, the read model that follows it, and what is heard outside of it.
+        The log, the read model that follows it, and what is reported outside of it.
     may_match : callable
         Awaited before a query asks a round, and only then: a gateway without such queries never loads the compiler.
     now_s : callable
@@ -100,10 +98,10 @@ class Queries:
             "job": self._job,
             "why": self._why,
             "story": self._story,
-            "nodes": self._nodes,
+            "nodes": self._whole(answers.nodes),
             "events": self._events,
-            "policies": self._policies,
-            "sweeps": self._sweeps,
+            "policies": self._whole(answers.policies),
+            "sweeps": self._whole(answers.sweeps),
             "sweep": self._sweep,
             "profile": self._profile,
             "dryrun": self._dryrun,
@@ -119,51 +117,48 @@ class Queries:
 
     async def _jobs(self, body: bytes) -> JobsView:
         asked = ask(body, request_bodies.JobsRequest)
-        return views.jobs(await self._scene(asked.at), asked)
+        return answers.jobs(await self._model(asked.at), asked)
 
     async def _job(self, body: bytes) -> JobDetail:
-        scene, job = await self._one(body)
+        model, job = await self._model_and_job(body)
         if job.state is JobState.PENDING:
             await self._may_match()
-        return views.detail(scene, job)
+        return answers.detail(model, job)
 
     async def _why(self, body: bytes) -> WhyView:
-        scene, job = await self._one(body)
+        model, job = await self._model_and_job(body)
         if job.state is JobState.PENDING:
             await self._may_match()
-        return scene.why.explain(job)
+        return model.why.explain(job)
 
     async def _story(self, body: bytes) -> StoryView:
-        scene, job = await self._one(body)
-        teller = story.Timeline(job)
-        lines = [line async for delivery in self._life(scene, job) for line in teller.lines(delivery)]
+        model, job = await self._model_and_job(body)
+        timeline = story.Timeline(job)
+        lines = [line async for delivery in self._life(model, job) for line in timeline.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
 
-    async def _nodes(self, body: bytes) -> NodesView:
-        return views.nodes(await self._scene(ask(body, request_bodies.AllRequest).at))
+    def _whole(self, answer: Callable[[ReadModel], View]) -> Answering:
+        async def handle(body: bytes) -> View:
+            return answer(await self._model(ask(body, request_bodies.AllRequest).at))
 
-    async def _policies(self, body: bytes) -> PoliciesView:
-        return views.policies(await self._scene(ask(body, request_bodies.AllRequest).at))
-
-    async def _sweeps(self, body: bytes) -> SweepsView:
-        return views.sweeps(await self._scene(ask(body, request_bodies.AllRequest).at))
+        return handle
 
     async def _sweep(self, body: bytes) -> SweepView:
         asked = ask(body, request_bodies.OneRequest)
-        scene = await self._scene(asked.at)
-        return views.sweep(scene, acceptance.sweep_named(scene.state, asked.id))
+        model = await self._model(asked.at)
+        return answers.sweep(model, acceptance.sweep_named(model.state, asked.id))
 
     async def _profile(self, body: bytes) -> ProfileView:
         asked = ask(body, request_bodies.OneRequest)
-        scene = await self._scene(asked.at)
-        return views.profile(scene, acceptance.workload_named(scene.state, asked.id))
+        model = await self._model(asked.at)
+        return answers.profile(model, acceptance.workload_named(model.state, asked.id))
 
     async def _status(self, body: bytes) -> StatusView:
         asked = ask(body, request_bodies.AllRequest)
-        scene = await self._scene(asked.at)
+        model = await self._model(asked.at)
         if log_reader.parse(asked.at) is not None:
-            return views.status(scene, scene.seq)
-        view = views.status(scene, max(await self._bus.last_seq(), scene.seq))
+            return answers.status(model, model.seq)
+        view = answers.status(model, max(await self._bus.last_seq(), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
 
     async def _dryrun(self, body: bytes) -> DryRunView:
@@ -176,15 +171,7 @@ class Queries:
     async def _rejected(self, body: bytes) -> RejectedListView:
         ask(body, request_bodies.EmptyRequest)
         newest = (await self._bus.rejections())[-_REJECTED:]
-        shown = [
-            RejectedView(
-                reason=one.reason,
-                origin=one.origin,
-                body=one.body[:_SHOWN_BYTES].decode(errors="replace"),
-                stored_s=one.stored_s,
-            )
-            for one in newest
-        ]
+        shown = [RejectedView.of(one, body=one.body[:_SHOWN_BYTES].decode(errors="replace")) for one in newest]
         return RejectedListView(rejected=tuple(shown))
 
     async def _schema(self, body: bytes) -> SchemaView:
@@ -195,35 +182,35 @@ class Queries:
         asked = ask(body, request_bodies.EventsRequest)
         return await log_reader.answer(self._bus, asked, self._whole_id(asked.id))
 
-    async def _life(self, scene: ReadView, job: Job) -> AsyncIterator[Delivery]:
+    async def _life(self, model: ReadModel, job: Job) -> AsyncIterator[Delivery]:
         """Yield the job's commits, and those of its pool while the job lasted: a pool may have very many."""
-        past, own = scene.state.histories[job.id], story.own_subjects(job)
-        ended_seq = past.last_seq if job.state in TERMINAL else scene.seq
+        past, own = model.state.histories[job.id], story.own_subjects(job)
+        ended_seq = past.last_seq if job.state in TERMINAL else model.seq
         patterns = [*own, *story.shared_subjects(job)]
         async for delivery in log_reader.stretch(self._bus, past.seq - 1, ended_seq, patterns):
             yield delivery
         for subject in own:
-            for delivery in await self._bus.read(subject, ended_seq, scene.seq):
+            for delivery in await self._bus.read(subject, ended_seq, model.seq):
                 yield delivery
 
-    async def _one(self, body: bytes) -> tuple[ReadView, Job]:
+    async def _model_and_job(self, body: bytes) -> tuple[ReadModel, Job]:
         asked = ask(body, request_bodies.OneRequest)
-        scene = await self._scene(asked.at)
-        return scene, acceptance.job_named(scene.state, asked.id)
+        model = await self._model(asked.at)
+        return model, acceptance.job_named(model.state, asked.id)
 
-    async def _scene(self, at: request_bodies.At) -> ReadView:
+    async def _model(self, at: request_bodies.At) -> ReadModel:
         moment = log_reader.parse(at)
         if moment is not None:
             async with self._looking_back:  # one at a time: each builds a whole read model of its own
-                scene = await log_reader.scene_at(self._bus, self._live.fold.decider, moment)
-                return replace(scene, settings=self._settings)
+                model = await log_reader.model_at(self._bus, self._live.fold.decider, moment)
+                return replace(model, settings=self._settings)
         await log_reader.catch_up(self._bus, self._live)
-        return ReadView(
+        return ReadModel(
             state=self._live.state,
             now_s=self._now_s(),
             seq=self._live.last_seq,
-            told=self._presence.told,
-            heard=self._presence.nodes,
+            reports=self._presence.reports,
+            heartbeats=self._presence.nodes,
             settings=self._settings,
         )
 
@@ -237,16 +224,12 @@ class Queries:
         return begin[0] if wanted not in known and len(begin) == 1 else wanted
 
 
-_SAID: Final = ("ready", "elected", "leading", "term_s", "lease_s", "last_seq", "decided_seq", "undecided_s")
-
-
 class Presence:
-    """The last heartbeats and progress that were heard; lost on a restart, and heard again within a second."""
+    """The last heartbeats and reports of progress; lost on a restart, and there again within a second."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        """Start without having heard anybody."""
         self.nodes: dict[str, float] = {}
-        self.told: dict[str, RunReport] = {}
+        self.reports: dict[str, RunReport] = {}
         self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
         self._now_s = now_s
 
@@ -259,16 +242,19 @@ class Presence:
         ]
 
     def services(self) -> tuple[ReplicaView, ...]:
-        """Return the replicas that were heard lately."""
+        """Return the replicas whose heartbeat is not too old."""
         now_s = self._now_s()
         self._replicas = {who: last for who, last in self._replicas.items() if now_s - last[0] < GONE_AFTER_S}
-        return tuple(_shown(*who, *self._replicas[who]) for who in sorted(self._replicas))
+        return tuple(
+            ReplicaView.of(*filter(None, [vitals]), service=service, id=replica_id, heard_s=heard_s)
+            for (service, replica_id), (heard_s, vitals) in sorted(self._replicas.items())
+        )
 
     def forget(self, delivery: Delivery) -> None:
-        """Drop the progress of runs that have ended: from then on the log's word counts."""
+        """Drop the progress of runs that have ended: from then on the log counts."""
         for fact in delivery.commit.facts:
             if isinstance(fact, RunEnded):
-                self.told.pop(fact.job_id, None)
+                self.reports.pop(fact.job_id, None)
 
     async def _hear_nodes(self, bus: TelemetryPort) -> None:
         async for subject, _ in bus.listen(subjects.HEARTBEATS):
@@ -281,32 +267,23 @@ class Presence:
     async def _hear_progress(self, bus: TelemetryPort) -> None:
         async for subject, body in bus.listen(subjects.PROGRESS):
             try:
-                told = msgspec.json.decode(body, type=RunReport)
+                report = msgspec.json.decode(body, type=RunReport)
             except (ValueError, RecursionError):
                 continue  # not a job's progress; nobody depends on it
             job_id = _last_token(subject)
-            self.told[job_id] = _later(self.told.get(job_id, RunReport()), told)
+            self.reports[job_id] = _later(self.reports.get(job_id, RunReport()), report)
 
 
-def _later(before: RunReport, told: RunReport) -> RunReport:
+def _later(before: RunReport, now: RunReport) -> RunReport:
     """Return the later of two reports of a job; a late report of an earlier run changes nothing."""
-    if told.epoch < before.epoch:
-        return before
-    if told.epoch > before.epoch:
-        return told
+    if now.epoch != before.epoch:
+        return max(before, now, key=lambda report: report.epoch)
     return msgspec.structs.replace(
-        told,
-        step=max(told.step, before.step),
-        samples=max(told.samples, before.samples),
-        metrics={**before.metrics, **told.metrics},
+        now,
+        step=max(now.step, before.step),
+        samples=max(now.samples, before.samples),
+        metrics={**before.metrics, **now.metrics},
     )
-
-
-def _shown(service: str, replica_id: str, heard_s: float, vitals: Vitals | None) -> ReplicaView:
-    view = ReplicaView(service=service, id=replica_id, heard_s=heard_s)
-    if vitals is None:  # some other program's words; nobody depends on them
-        return view
-    return msgspec.structs.replace(view, **{name: getattr(vitals, name) for name in _SAID})
 
 
 def _last_token(subject: str) -> str:

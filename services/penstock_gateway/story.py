@@ -14,7 +14,7 @@ from typing import Final, assert_never
 import msgspec
 
 from penstock_bus import Delivery
-from penstock_gateway import job_history
+from penstock_gateway import job_sizes
 from penstock_gateway.job_history import device_names, rewound
 from penstock_log import (
     AnyEvent,
@@ -89,8 +89,8 @@ def shared_subjects(job: Job) -> list[str]:
 def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
     """Return a fact as a sentence, for the story of a job that has devices of this kind."""
     if isinstance(fact, LaneChanged):
-        said = _SAID[fact.change].format(lane=fact.lane, device=f"{fact.node_id}/{kind}{fact.device}")
-        return f"{said} ({fact.reason})" if fact.reason else said
+        text = _LANE_CHANGES[fact.change].format(lane=fact.lane, device=f"{fact.node_id}/{kind}{fact.device}")
+        return f"{text} ({fact.reason})" if fact.reason else text
     need = fact.need
     return (
         f"measured on {fact.node_id} over {fact.iterations} iterations: {gibibytes(need.persistent_bytes)} persistent, "
@@ -102,7 +102,6 @@ class Timeline:
     """A job's life in sentences; it remembers the last sentence, so that it says nothing twice in a row."""
 
     def __init__(self, job: Job) -> None:
-        """Begin the timeline of a job."""
         self._job = job
         self._queue: int | None = None
         self._cause, self._sized = "", ""
@@ -116,14 +115,7 @@ class Timeline:
                 yield from self._as_it_is(fact, delivery)
                 continue
             for text in self._sentences(fact):
-                yield StoryLine(
-                    at_s=fact.at_s,
-                    after_s=fact.at_s - self._job.submitted_s,
-                    text=text,
-                    seq=delivery.seq,
-                    cause=delivery.commit.cause,
-                    actor=delivery.commit.actor,
-                )
+                yield self._line(text, fact.at_s, delivery)
 
     def _as_it_is(self, fact: UnknownFact, delivery: Delivery) -> Iterator[StoryLine]:
         """Yield an unknown fact that stands under the job's own id: as it is, by the store's time if it has none."""
@@ -131,14 +123,11 @@ class Timeline:
             return
         at_s = fact.at_s or delivery.stored_s
         fields = {key: value for key, value in fact.raw.items() if key not in {"type", "at_s"}}
-        yield StoryLine(
-            at_s=at_s,
-            after_s=at_s - self._job.submitted_s,
-            text=f"{fact.tag} {msgspec.json.encode(fields).decode()}",
-            seq=delivery.seq,
-            cause=delivery.commit.cause,
-            actor=delivery.commit.actor,
-        )
+        yield self._line(f"{fact.tag} {msgspec.json.encode(fields).decode()}", at_s, delivery)
+
+    def _line(self, text: str, at_s: float, delivery: Delivery) -> StoryLine:
+        after_s = at_s - self._job.submitted_s
+        return StoryLine.of(delivery, delivery.commit, text=text, at_s=at_s, after_s=after_s)
 
     def _sentences(self, fact: AnyEvent) -> Iterator[str]:
         match fact:
@@ -248,9 +237,8 @@ class Timeline:
         for demand in fact.demands:
             if demand.job_id == self._job.id:
                 batch = f" with a batch of {demand.batch_size}" if demand.batch_size else ""
-                said = demand.reason or f"to have {count(demand.gpus, 'device')}{batch}"
-                self._sized = said
-                yield f"sized ({_BECAUSE[fact.because]}): {said}"
+                self._sized = demand.reason or f"to have {count(demand.gpus, 'device')}{batch}"
+                yield f"sized ({_BECAUSE[fact.because]}): {self._sized}"
             elif devices := demand.gives.get(self._job.id):
                 yield f"job {demand.job_id} is to give up {count(devices, 'device')} for it"
         if self._job.id in fact.dropped:
@@ -285,7 +273,7 @@ def _submitted(fact: JobSubmitted) -> str:
     spec = fact.spec
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
-    size = job_history.range_words(spec) or count(spec.gpus, "device")
+    size = job_sizes.range_text(spec) or count(spec.gpus, "device")
     return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}"
 
 
@@ -314,7 +302,7 @@ def _policy(fact: PolicySet) -> str:
     return f"pool {fact.pool}: {what}{f', by {fact.by}' if fact.by else ''}"
 
 
-_SAID: Final = {
+_LANE_CHANGES: Final = {
     "entered": "takes its turns in lane {lane} of device {device}",
     "moved": "goes on in lane {lane} of device {device}",
     "parked": "is parked on device {device}: it keeps what it holds and waits at a boundary",

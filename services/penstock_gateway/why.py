@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_gateway import job_fit, job_history
+from penstock_gateway import job_fit, job_sizes
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_log import ACTIVE, TERMINAL, Job, workload
@@ -39,10 +39,16 @@ _ENDINGS: Final = {
 _NEVER: Final = {"never_fits", "no_nodes"}
 _NO_PLACE: Final = {*_NEVER, "held"}
 """Causes with which it does not matter who stands before the job."""
+_RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 _FOR_DEVICES: Final = {"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"}
 
-Said = tuple[str, str, str]
-"""Cause, evidence and remedy."""
+
+class StateCause(NamedTuple):
+    """Why a job is in its state, and what would change that; of a waiting job, one of the causes of a round."""
+
+    cause: str
+    evidence: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,18 +106,16 @@ class WaitExplainer:
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
-        said, past = self._said(job), self._state.histories[job.id]
+        past = self._state.histories[job.id]
         view = WhyView(
             id=job.id,
             name=job.spec.name,
             state=job.state,
-            cause=said[0],
-            evidence=said[1],
-            remedy=said[2],
+            **self._present_cause(job)._asdict(),
             not_causes=(),
             since_s=past.since_s,
             rank=None,
-            size=job_history.words(job.spec),
+            size=job_sizes.size_text(job.spec),
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
             freed=past.freed if job.state is JobState.PENDING else {},
         )
@@ -122,10 +126,11 @@ class WaitExplainer:
         rules = rules_of(self._state, job.spec.pool, self._settings)
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
-        unsaid = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
+        unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
         aged = view.cause == "fairness" or (bool(rules.quotas) and view.cause in _FOR_DEVICES)
-        if unsaid or aged:  # the round spoke of the first in the order alone; or others may be stopped by now
-            view = self._asked(job, view, pool, rules)
+        asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
+        if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
+            view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
         borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
@@ -142,21 +147,15 @@ class WaitExplainer:
             basis=basis,
         )
 
-    def _asked(self, job: Job, view: WhyView, pool: PoolView, rules: RoundRules) -> WhyView:
-        wait = what_if.wait_of(pool, job.id, self._now_s, rules)
-        if wait is None:
-            return view
-        return msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
-
     def cause(self, job: Job) -> str:
         """Return the cause why a job waits, in one word; empty if it does not wait."""
-        return self._waiting(job)[0] if job.state is JobState.PENDING else ""
+        return self._waiting(job).cause if job.state is JobState.PENDING else ""
 
-    def _said(self, job: Job) -> Said:
+    def _present_cause(self, job: Job) -> StateCause:
         if job.state in TERMINAL:
-            return "finished", _ending(job), ""
+            return StateCause("finished", _ending(job))
         if job.state is JobState.RUNNING:
-            return "running", _running(job, self._now_s) + self._beside(job), ""
+            return StateCause("running", _running(job, self._now_s) + self._beside(job))
         return _stopping(job) if job.state in ACTIVE else self._waiting(job)
 
     def _beside(self, job: Job) -> str:
@@ -168,16 +167,15 @@ class WaitExplainer:
         what = f"beside {listed(others)}" if others else "beside nobody else"
         return f", {what}, with {job.share:.0%} of the time"
 
-    def _waiting(self, job: Job) -> Said:
+    def _waiting(self, job: Job) -> StateCause:
         """Return the job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""
         if (own := _own(job, self._now_s)) is not None:
             return own
-        said = self._state.wait_of(job)
-        if said is not None and said.cause not in {"held", "backoff"}:  # which was so then, and is no more
-            return said.cause, said.evidence, said.remedy
-        reason = job_fit.never(job, self._nodes(job.spec.pool))
-        if reason is not None:
-            return reason.cause, reason.evidence, reason.remedy
+        wait = self._state.wait_of(job)
+        if wait is not None and wait.cause not in {"held", "backoff"}:  # which was so then, and is no more
+            return StateCause(wait.cause, wait.evidence, wait.remedy)
+        if (never := job_fit.never(job, self._nodes(job.spec.pool))) is not None:
+            return StateCause(*never)
         return _without_a_round(self._state, job)
 
     def _rank(self, job: Job, pool: PoolView) -> RankView | None:
@@ -195,27 +193,27 @@ class WaitExplainer:
         return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
 
 
-def _own(job: Job, now_s: float) -> Said | None:
+def _own(job: Job, now_s: float) -> StateCause | None:
     """Return a cause that lies in the job itself, whatever the cluster is like."""
     if job.held:
-        return "held", "it is on hold", f"penstock release {job.id}"
+        return StateCause("held", "it is on hold", f"penstock release {job.id}")
     if job.not_before_s > now_s:
         failed = f"{job.failures} of at most {count(job.spec.retries + 1, 'run')} failed"
         last = f" ({job.reason})" if job.reason else ""
-        return "backoff", f"{failed}{last}; the next may start in {duration(job.not_before_s - now_s)}", ""
+        return StateCause("backoff", f"{failed}{last}; the next may start in {duration(job.not_before_s - now_s)}")
     return None
 
 
-def _without_a_round(state: GatewayState, job: Job) -> Said:
+def _without_a_round(state: GatewayState, job: Job) -> StateCause:
     """Return the cause if the matcher has not given one."""
     key = workload.key(job.spec)
     samples = [state.jobs[sample_id] for sample_id in state.samples.get(key, ())]
     done = sum(sample.state in TERMINAL for sample in samples)
     if done < len(samples):
         evidence = f"{done} of {count(len(samples), 'sample')} of its workload {key} are done"
-        return "profiling", evidence, "submit it with `--profile off`, and it is not sampled"
-    evidence = "no round of the matcher has spoken of it yet"
-    return UNDECIDED, evidence, "wait a moment; if it stays so, see with `penstock doctor` whether the matcher runs"
+        return StateCause("profiling", evidence, "submit it with `--profile off`, and it is not sampled")
+    remedy = "wait a moment; if it stays so, see with `penstock doctor` whether the matcher runs"
+    return StateCause(UNDECIDED, "no round of the matcher has spoken of it yet", remedy)
 
 
 def _running(job: Job, now_s: float) -> str:
@@ -225,10 +223,10 @@ def _running(job: Job, now_s: float) -> str:
     return f"it has been running on {where} for {duration(now_s - job.started_s)}"
 
 
-def _stopping(job: Job) -> Said:
+def _stopping(job: Job) -> StateCause:
     what = "being preempted" if job.state is JobState.PREEMPTING else "being cancelled"
     reason = f" ({job.reason})" if job.reason else ""
-    return "stopping", f"it is {what}{reason}; its processes have not all ended yet", ""
+    return StateCause("stopping", f"it is {what}{reason}; its processes have not all ended yet")
 
 
 def _ending(job: Job) -> str:
@@ -236,9 +234,6 @@ def _ending(job: Job) -> str:
     ran = f"{duration(job.executed_s)} of them running" if job.first_started_s else "it never ran"
     reason = f": {job.reason}" if job.reason else ""
     return f"it {_ENDINGS[job.state]} {after} ({ran}){reason}"
-
-
-_RULED_OUT_FOR_DEVICES = {"capacity", "gang", "order"}
 
 
 def _quota(job: Job, place: WaitingPosition) -> str:
@@ -281,11 +276,11 @@ def _idle(devices: int) -> str:
 
 def _what_is_known(job: Job, cause: str, pool: PoolView) -> Iterator[str]:
     key, accepted = pool.keys[job.id], pool.index.whole.kinds(job.spec)
-    told = sorted(kind for kind in pool.speeds.by_key.get(key, {}) if kind in accepted)
-    predicted = [kind for kind in told if kind in pool.speeds.predicted(key)]
-    known = [kind for kind in told if kind not in predicted]
-    if cause != "profiling" and told:
-        said = [f"{how} on {listed(kinds)}" for how, kinds in (("known", known), ("predicted", predicted)) if kinds]
-        yield f"not its profile: its speeds are {' and '.join(said)}"
+    kinds = sorted(kind for kind in pool.speeds.by_key.get(key, {}) if kind in accepted)
+    predicted = [kind for kind in kinds if kind in pool.speeds.predicted(key)]
+    measured = [kind for kind in kinds if kind not in predicted]
+    if cause != "profiling" and kinds:
+        found = [f"{how} on {listed(some)}" for how, some in (("known", measured), ("predicted", predicted)) if some]
+        yield f"not its profile: its speeds are {' and '.join(found)}"
     if cause != "backoff" and job.failures:
         yield "not its failures: the back-off is over"

@@ -13,9 +13,9 @@ from penstock_bus.decider import Fold
 from penstock_bus.port import ServiceError
 from penstock_bus.stored_messages import matches_any
 from penstock_gateway import acceptance, story
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState, decider
-from penstock_gateway.views import ReadView
 from penstock_log import Job
 from penstock_log.views import StoryView, WhyView
 from penstock_simulator.traces import log_file
@@ -36,7 +36,7 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
         If a line is no fact of a log.
     """
     log = list(_until(log_file.decode(text), at))
-    job = _named(_scene(log, at), job_id)
+    job = _named(_model(log, at), job_id)
     teller = story.Timeline(job)
     about = [*story.own_subjects(job), *story.shared_subjects(job)]
     life = [delivery for delivery in _life(log, job.id) if matches_any(about, delivery.subject)]
@@ -46,8 +46,8 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
 
 def explain(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> tuple[WhyView, float]:
     """Return why a job is where it is, and the time of the answer; raises as :func:`tell` does."""
-    scene = _scene(_until(log_file.decode(text), at), at)
-    return scene.why.explain(_named(scene, job_id)), scene.now_s
+    model = _model(_until(log_file.decode(text), at), at)
+    return model.why.explain(_named(model, job_id)), model.now_s
 
 
 def _until(log: Iterable[Delivery], at: Moment) -> Iterable[Delivery]:
@@ -66,17 +66,17 @@ def _life(log: Iterable[Delivery], job_id: str) -> Iterable[Delivery]:
             yield delivery
 
 
-def _scene(log: Iterable[Delivery], at: Moment) -> ReadView:
+def _model(log: Iterable[Delivery], at: Moment) -> ReadModel:
     fold: Fold[GatewayState] = Fold(decider(GatewaySettings()))
     now_s = 0.0
     for delivery in log:
         fold.apply(delivery)
         now_s = delivery.stored_s
-    return ReadView(state=fold.state, now_s=at if isinstance(at, float) else now_s, seq=fold.last_seq)
+    return ReadModel(state=fold.state, now_s=at if isinstance(at, float) else now_s, seq=fold.last_seq)
 
 
-def _named(scene: ReadView, job_id: str) -> Job:
+def _named(model: ReadModel, job_id: str) -> Job:
     try:
-        return acceptance.job_named(scene.state, job_id)
+        return acceptance.job_named(model.state, job_id)
     except RequestRefused as error:
         raise ServiceError(error.code, str(error)) from error

@@ -22,11 +22,11 @@ ELASTIC = job_view(
 )  # fmt: skip
 
 
-def run(start_s: float, end_s: float | None, gpus: int, batch_size: int, **fields: Any) -> views.RunView:
+def run(start_s: float, end_s: float | None, gpus: int, batch_size: int, **fields: Any) -> views.SizedRunView:
     default: dict[str, Any] = {"kind": "fast", "steps": 100, "loop_s": 10.0, "samples_per_s": 10.0 * batch_size}
     outcome = "" if end_s is None else "resized"
     made = {"start_s": start_s, "end_s": end_s, "gpus": gpus, "batch_size": batch_size, "outcome": outcome}
-    return views.RunView(**{**default, **made, **fields})
+    return views.SizedRunView(**{**default, **made, **fields})
 
 
 RUNS = (

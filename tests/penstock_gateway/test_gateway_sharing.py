@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from gateway_cases import NOW_S, joined, placed, spec, started, submitted
 
-from penstock_gateway import acceptance, job_fit, machine, views
+from penstock_gateway import acceptance, answers, job_fit, machine
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.dry_run import dry_run
 from penstock_gateway.machine import GatewaySettings
-from penstock_gateway.views import ReadView
 from penstock_gateway.why import WaitExplainer
 from penstock_log import MemoryNeed
 from penstock_log.validation import BadInput
@@ -33,15 +33,15 @@ def running(log: Scenario[machine.GatewayState], *job_ids: str, device: int = 0,
 def test_a_device_shows_all_who_share_it_and_what_they_hold(log: Scenario[machine.GatewayState]) -> None:
     running(log, "a", "b", **LANE)
     running(log, "x", device=1)
-    shared, alone = views.nodes(ReadView(log.state, log.now_s, 9)).nodes[0].devices
+    shared, alone = answers.nodes(ReadModel(log.state, log.now_s, 9)).nodes[0].devices
     assert (shared.job_id, shared.shared_by, shared.taken) == ("a", ("a", "b"), "2 jobs hold 0.488 of 1 GiB")
     assert (alone.job_id, alone.shared_by, alone.taken) == ("x", (), "")
 
 
 def test_a_job_shows_how_it_shares_and_its_share(log: Scenario[machine.GatewayState]) -> None:
     running(log, "a", "b", **LANE)
-    scene = ReadView(log.state, log.now_s, 9)
-    view = views.job(scene, log.state.jobs["a"])
+    model = ReadModel(log.state, log.now_s, 9)
+    view = answers.job(model, log.state.jobs["a"])
     assert (view.sharing, view.share) == ("lane", 0.5)
     why = WaitExplainer(log.state, log.now_s).explain(log.state.jobs["a"])
     assert why.evidence == "it has been running on n1/fast0 for 10.0 s, beside b, with 50% of the time"

@@ -10,9 +10,10 @@ import pytest
 from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, preempted, refusal, spec, started, submitted
 
 from penstock_bus import Bus, Delivery
-from penstock_gateway import job_history, machine, story, views
+from penstock_gateway import answers, machine, story
 from penstock_gateway.dry_run import dry_run
-from penstock_gateway.job_history import MOST_RESIZES, MOST_RUNS, JobHistory, RunReport
+from penstock_gateway.job_history import JobHistory
+from penstock_gateway.job_sizes import MOST_RESIZES, MOST_RUNS, RunReport
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import (
     Batch,
@@ -94,16 +95,16 @@ def shrinks(log: Scenario[machine.GatewayState], at_s: float = NOW_S + 30) -> No
 def sizes(log: Scenario[machine.GatewayState], told: RunReport | None = None) -> SizingView:
     own = log.state.histories["j1"].sizing
     assert own is not None
-    return job_history.view(own, log.state.jobs["j1"], told or RunReport(), log.now_s)
+    return own.view(log.state.jobs["j1"], told or RunReport(), log.now_s)
 
 
 def detail(log: Scenario[machine.GatewayState], told: RunReport | None = None) -> JobDetail:
-    scene = views.ReadView(state=log.state, now_s=log.now_s, seq=1, told={"j1": told} if told else {})
-    return views.detail(scene, log.state.jobs["j1"])
+    model = answers.ReadModel(state=log.state, now_s=log.now_s, seq=1, reports={"j1": told} if told else {})
+    return answers.detail(model, log.state.jobs["j1"])
 
 
 def why(log: Scenario[machine.GatewayState], job_id: str = "j1") -> WhyView:
-    return views.ReadView(state=log.state, now_s=log.now_s, seq=1).why.explain(log.state.jobs[job_id])
+    return answers.ReadModel(state=log.state, now_s=log.now_s, seq=1).why.explain(log.state.jobs[job_id])
 
 
 def asked(log: Scenario[machine.GatewayState], **fields: Any) -> DryRunView:

@@ -188,8 +188,8 @@ async def test_what_fails_within_a_question_is_logged_with_its_place(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("of the test")
 
+    monkeypatch.setattr(queries.answers, "sweeps", broken)
     async with gateway(memory_bus, joined()) as served:
-        monkeypatch.setattr(queries.views, "sweeps", broken)
         with capture_logs() as logs, pytest.raises(ServiceError, match="ZeroDivisionError") as failed:
             await served.query("sweeps")
     assert failed.value.code == 500

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from gateway_cases import NOW_S, ended, joined, placed, preempted, spec, started, submitted, sweep_spec
 
-from penstock_gateway import views
+from penstock_gateway import answers
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.machine import GatewayState, apply
-from penstock_gateway.views import ReadView
 from penstock_log import (
     AnyEvent,
     Budget,
@@ -30,16 +30,16 @@ from penstock_log import (
 BUDGET = Budget(param="steps", least=1, most=3)
 
 
-def scene(*facts: AnyEvent, now_s: float = NOW_S + 20) -> ReadView:
+def model(*facts: AnyEvent, now_s: float = NOW_S + 20) -> ReadModel:
     state = GatewayState()
     for seq, fact in enumerate(facts, 1):
         apply(state, fact, seq)
-    return ReadView(state, now_s, len(facts))
+    return ReadModel(state, now_s, len(facts))
 
 
 def shown(*facts: AnyEvent, **more: Any) -> Any:
-    now = scene(*facts, **more)
-    return views.sweep(now, now.state.sweeps["s1"])
+    now = model(*facts, **more)
+    return answers.sweep(now, now.state.sweeps["s1"])
 
 
 def swept(**fields: Any) -> SweepSubmitted:
@@ -247,5 +247,5 @@ def test_a_search_that_is_not_known_here_any_more_is_shown_all_the_same():
 
 
 def test_a_list_of_sweeps_leaves_their_runs_out():
-    (view,) = views.sweeps(scene(swept(), opened(0, *FIRST))).sweeps
+    (view,) = answers.sweeps(model(swept(), opened(0, *FIRST))).sweeps
     assert (view.trials, view.rungs, view.goodput, view.opened) == ((), (), None, 3)

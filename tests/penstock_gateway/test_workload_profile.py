@@ -6,10 +6,10 @@ import pytest
 from gateway_cases import NOW_S, spec, submitted, sweep_spec
 
 from penstock_cli.commands import policies
-from penstock_gateway import acceptance, views
+from penstock_gateway import acceptance, answers
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewayState, apply
-from penstock_gateway.views import ReadView
 from penstock_log import (
     KindSpeed,
     Scalability,
@@ -27,31 +27,31 @@ SHOWN = TrialsMeasured(
 )
 
 
-def scene(*facts: object) -> ReadView:
+def model(*facts: object) -> ReadModel:
     state = GatewayState()
     for seq, fact in enumerate((submitted(), SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec()), *facts), 1):
         apply(state, fact, seq)
-    return ReadView(state, NOW_S, 9)
+    return ReadModel(state, NOW_S, 9)
 
 
 def lines(*facts: object, of: str = "s1") -> list[str]:
-    now = scene(*facts)
-    return policies.profile_lines(views.profile(now, acceptance.workload_named(now.state, of)))
+    now = model(*facts)
+    return policies.profile_lines(answers.profile(now, acceptance.workload_named(now.state, of)))
 
 
 def test_a_workload_is_named_by_its_key_or_by_what_is_of_it():
-    now = scene(SHOWN)
+    now = model(SHOWN)
     assert {acceptance.workload_named(now.state, name) for name in ("s1", "j1", KEY, KEY[:6])} == {KEY}
     with pytest.raises(RequestRefused, match="nothing"):
         acceptance.workload_named(now.state, "nothing")
 
 
 def test_a_name_of_one_workload_is_as_good_as_its_key():
-    assert acceptance.workload_named(scene().state, "job") == KEY
+    assert acceptance.workload_named(model().state, "job") == KEY
 
 
 def test_a_name_of_several_workloads_is_answered_with_their_keys():
-    now = scene(submitted("j2", model="other"))
+    now = model(submitted("j2", model="other"))
     other = workload.key(spec(model="other"))
     with pytest.raises(RequestRefused, match=f"no workload 'job'; that is a name, its ids are {KEY}, {other}"):
         acceptance.workload_named(now.state, "job")
@@ -59,14 +59,14 @@ def test_a_name_of_several_workloads_is_answered_with_their_keys():
 
 def test_a_name_that_nothing_has_is_answered_with_those_that_are_near():
     with pytest.raises(RequestRefused, match="no workload 'jop'; did you mean job"):
-        acceptance.workload_named(scene().state, "jop")
+        acceptance.workload_named(model().state, "jop")
 
 
 def test_an_elastic_workload_shows_its_curve_in_the_view():
     timing = Timing(local_batch=64, iteration_s=0.1, error_s=0.001)
     found = (Scalability(kind="fast", timings=(timing,), per_gpu_cap=64),)
-    now = scene(WorkloadScaled(at_s=NOW_S, key=KEY, kinds=found))
-    assert views.profile(now, KEY).scaling == found
+    now = model(WorkloadScaled(at_s=NOW_S, key=KEY, kinds=found))
+    assert answers.profile(now, KEY).scaling == found
 
 
 def test_what_sweeps_have_shown_stands_beside_the_speeds():

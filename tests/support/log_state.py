@@ -19,8 +19,8 @@ import msgspec
 
 from penstock_bus import Decider, Delivery
 from penstock_bus.decider import Fold
-from penstock_gateway import story, views
-from penstock_gateway.views import ReadView
+from penstock_gateway import answers, story
+from penstock_gateway.answers import ReadModel
 from penstock_log import Job, JobTable, codec, request_bodies
 
 DECIDERS = ("autoscaler", "gateway", "ranker", "tuner")
@@ -150,22 +150,22 @@ def _queries(log: Sequence[Delivery], moments: set[int]) -> dict[str, Any]:
     for delivery in log:
         fold.apply(delivery)
         if delivery.seq in moments:
-            found[str(delivery.seq)] = _answers(ReadView(fold.state, delivery.stored_s, delivery.seq))
+            found[str(delivery.seq)] = _answers(ReadModel(fold.state, delivery.stored_s, delivery.seq))
     last = {job.id: _story(job, log) for job in fold.state.jobs}
     return {"at": found, "story": last}
 
 
-def _answers(scene: ReadView) -> dict[str, Any]:
-    state = scene.state
+def _answers(model: ReadModel) -> dict[str, Any]:
+    state = model.state
     return {
-        "jobs": views.jobs(scene, request_bodies.JobsRequest(limit=1000)),
-        "job": {job.id: views.detail(scene, job) for job in state.jobs},
-        "nodes": views.nodes(scene),
-        "policies": views.policies(scene),
-        "sweeps": views.sweeps(scene),
-        "sweep": {key: views.sweep(scene, sweep) for key, sweep in state.sweeps.items()},
-        "profile": {key: views.profile(scene, key) for key in sorted({views.known_as(job) for job in state.jobs})},
-        "status": views.status(scene, scene.seq),
+        "jobs": answers.jobs(model, request_bodies.JobsRequest(limit=1000)),
+        "job": {job.id: answers.detail(model, job) for job in state.jobs},
+        "nodes": answers.nodes(model),
+        "policies": answers.policies(model),
+        "sweeps": answers.sweeps(model),
+        "sweep": {key: answers.sweep(model, sweep) for key, sweep in state.sweeps.items()},
+        "profile": {key: answers.profile(model, key) for key in sorted({answers.known_as(job) for job in state.jobs})},
+        "status": answers.status(model, model.seq),
     }
 
 

@@ -8,18 +8,43 @@ went, and why they came to others.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from functools import cache
+from typing import Any, Optional, TypeVar
 
 import msgspec
 
 from penstock_log.decision_facts import Alternative, TrialsMeasured
-from penstock_log.facts import KindSpeed, Scalability
+from penstock_log.facts import KindSpeed, RunEnded, Scalability
 from penstock_log.job_state import Size
 from penstock_log.spec import JobSpec, MemoryNeed
+
+V = TypeVar("V", bound="View")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """Root of all answers."""
+
+    @classmethod
+    def of(cls: type[V], *records: msgspec.Struct, **own: Any) -> V:
+        """
+        Return the view with ``own`` fields, and each other one from the first record that has a field of this name.
+
+        Examples
+        --------
+        >>> rank = RankView(queue=2, ahead=5)
+        >>> RankView.of(rank, ahead=0)
+        RankView(queue=2, ahead=0)
+        """
+        for record in records:
+            for name in _shared_fields(cls, type(record)):
+                if name not in own:
+                    own[name] = getattr(record, name)
+        return cls(**own)
+
+
+@cache
+def _shared_fields(view: type[View], record: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(name for name in view.__struct_fields__ if name in record.__struct_fields__)
 
 
 class SubmitAnswer(View, frozen=True, kw_only=True):
@@ -286,6 +311,8 @@ class JobDetail(View, frozen=True, kw_only=True):
         What the profiler knows of its workload.
     sizing : SizingView or None
         Of an elastic job: its sizes so far.
+    run_end : RunEnded or None
+        The last end of one of its runs on a node, as the log has it.
     """
 
     job: JobView
@@ -295,6 +322,7 @@ class JobDetail(View, frozen=True, kw_only=True):
     speeds: tuple[KindSpeed, ...]
     seq: int
     sizing: Optional[SizingView] = None
+    run_end: Optional[RunEnded] = None
 
 
 class ProfileView(View, frozen=True, kw_only=True):
@@ -366,7 +394,7 @@ class DryRunView(View, frozen=True, kw_only=True):
     size: str = ""
 
 
-class RunView(View, frozen=True, kw_only=True):
+class SizedRunView(View, frozen=True, kw_only=True):
     """
     One run of an elastic job.
 
@@ -419,11 +447,11 @@ class ResizeView(View, frozen=True, kw_only=True):
     because: str
     before: Size
     after: Size
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
     reason: str
-    gives: dict[str, int]
-    takes: dict[str, int]
-    done_s: Optional[float]
+    gives: dict[str, int] = {}
+    takes: dict[str, int] = {}
+    done_s: Optional[float] = None
 
 
 class SizingView(View, frozen=True, kw_only=True):
@@ -444,7 +472,7 @@ class SizingView(View, frozen=True, kw_only=True):
         What that makes of it at the present one; None where the script's own function says.
     samples_per_s : float or None
         Of the run that goes on.
-    runs : tuple of RunView
+    runs : tuple of SizedRunView
         The last of its runs, oldest first.
     left_out : int
         How many before them are not kept.
@@ -460,7 +488,7 @@ class SizingView(View, frozen=True, kw_only=True):
     lr_rule: str
     lr_factor: Optional[float]
     samples_per_s: Optional[float]
-    runs: tuple[RunView, ...]
+    runs: tuple[SizedRunView, ...]
     left_out: int
     resizes: tuple[ResizeView, ...]
     unfit: tuple[Size, ...]

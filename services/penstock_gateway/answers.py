@@ -1,15 +1,15 @@
 """
-From the read model to views: the answers of the gateway.
+The gateway's answers, from its read model.
 
-A :class:`ReadView` is the read model at one moment, with what was heard outside of the log. Each function turns a part
-of it into a view: jobs, nodes, workloads and pools as people see them. :func:`sweep` shows a sweep's rungs, its best
-trial so far, its time left, and what became of its device time.
+A :class:`ReadModel` is what the gateway knows at one moment, with what was heard outside of the log. Each function
+turns a part of it into a view of :mod:`penstock_log.views`, which takes over the records' fields by their names.
+:func:`sweep` adds a sweep's rungs, its best trial so far, its time left, and what became of its device time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -17,8 +17,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock_cluster.nodes import Node, taken_devices
-from penstock_gateway import job_fit, job_history
-from penstock_gateway.job_history import RunReport, device_names
+from penstock_gateway import job_fit
+from penstock_gateway.job_history import device_names
+from penstock_gateway.job_sizes import RunReport
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
@@ -34,7 +35,6 @@ from penstock_log.views import (
     PolicyView,
     ProfileView,
     RungView,
-    SizingView,
     StatusView,
     SweepsView,
     SweepView,
@@ -44,21 +44,20 @@ from penstock_policies import search
 from penstock_policies.search.runs import SweepGoodput, TrialUse, account
 from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
-from penstock_scheduler.sharing.shared_devices import At
 
 _NAMES: Final = 5
 
 
 @dataclass(frozen=True)
-class ReadView:
+class ReadModel:
     """
     The read model at one moment: up to ``seq``, with the time and what was heard outside the log (nothing in the past).
 
     Attributes
     ----------
-    told : mapping of str to RunReport
+    reports : mapping of str to RunReport
         Job id → what its run last reported.
-    heard : mapping of str to float
+    heartbeats : mapping of str to float
         Node id → time of its last heartbeat.
     settings : MatcherSettings
         Settings of the matcher.
@@ -67,9 +66,14 @@ class ReadView:
     state: GatewayState
     now_s: float
     seq: int
-    told: Mapping[str, RunReport] = field(default_factory=dict)
-    heard: Mapping[str, float] = field(default_factory=dict)
+    reports: Mapping[str, RunReport] = field(default_factory=dict)
+    heartbeats: Mapping[str, float] = field(default_factory=dict)
     settings: MatcherSettings = field(default_factory=MatcherSettings)
+
+    def report_of(self, job: Job) -> RunReport:
+        """Return what a job's present run has reported; reports of an earlier run do not count."""
+        report = self.reports.get(job.id, RunReport())
+        return report if job.state in ACTIVE and report.epoch in (0, job.epoch) else RunReport()
 
     @cached_property
     def why(self) -> WaitExplainer:
@@ -77,91 +81,58 @@ class ReadView:
         return WaitExplainer(self.state, self.now_s, self.settings)
 
 
-def job(scene: ReadView, job: Job) -> JobView:
+def job(model: ReadModel, job: Job) -> JobView:
     """Return one job as a line of the list of jobs."""
-    past, spec = scene.state.histories[job.id], job.spec
-    told = _told(scene, job)
+    past, spec = model.state.histories[job.id], job.spec
+    report = model.report_of(job)
     over = job.state in TERMINAL
-    return JobView(
-        id=job.id,
-        name=spec.name,
-        state=job.state,
-        user=spec.user,
-        team=spec.team,
-        parent=spec.parent,
-        pool=spec.pool,
-        gpus=spec.gpus,
-        kinds=spec.kinds,
-        submitted_s=job.submitted_s,
+    return JobView.of(
+        job,
+        spec,
         started_s=job.first_started_s or None,
         finished_s=job.finished_s if over else None,
-        wait_s=job.waited_by(scene.now_s),
-        run_s=job.executed_by(scene.now_s),
+        wait_s=job.waited_by(model.now_s),
+        run_s=job.executed_by(model.now_s),
         jct_s=job.finished_s - job.submitted_s if over else None,
         devices=tuple(past.devices),
         placed_on=tuple(device_names(job.placement)) if job.placement is not None else (),
-        preemptions=job.preemptions,
-        attempts=job.attempts,
-        steps=max(job.steps, told.step),
-        metrics={**job.metrics, **told.metrics},
-        reason=job.reason,
-        exit_code=job.exit_code,
+        steps=max(job.steps, report.step),
+        metrics={**job.metrics, **report.metrics},
         queue=past.rank.queue if past.rank is not None else None,
-        held=job.held,
-        cause=scene.why.cause(job),
+        cause=model.why.cause(job),
         sample=job.sample is not None,
-        model=spec.model,
-        epoch=job.epoch,
         warnings=tuple(past.warnings),
-        sharing=spec.sharing,
-        share=job.share,
-        min_gpus=spec.min_gpus,
-        max_gpus=spec.max_gpus,
-        batch_size=spec.batch_size,
         batches=(spec.batch.min, spec.batch.max) if spec.batch is not None else None,
-        samples=max(job.samples, told.samples),
-        cpus=spec.cpus,
-        host_memory_bytes=spec.host_memory_bytes,
+        samples=max(job.samples, report.samples),
     )
 
 
-def _told(scene: ReadView, job: Job) -> RunReport:
-    """Return what a job's present run has reported; reports of an earlier run do not count."""
-    told = scene.told.get(job.id, RunReport())
-    return told if job.state in ACTIVE and told.epoch in (0, job.epoch) else RunReport()
-
-
-def jobs(scene: ReadView, ask: request_bodies.JobsRequest) -> JobsView:
+def jobs(model: ReadModel, ask: request_bodies.JobsRequest) -> JobsView:
     """Return the jobs that match all filters."""
     tests = _tests(ask)
-    found = [job for job in _candidates(scene.state, ask) if all(test(job) for test in tests)]
-    return JobsView(jobs=tuple(job(scene, one) for one in found[-ask.limit :]), total=len(found), seq=scene.seq)
+    found = [job for job in _candidates(model.state, ask) if all(test(job) for test in tests)]
+    return JobsView(jobs=tuple(job(model, one) for one in found[-ask.limit :]), total=len(found), seq=model.seq)
 
 
-def detail(scene: ReadView, one: Job) -> JobDetail:
+def detail(model: ReadModel, one: Job) -> JobDetail:
     """Return one job in full."""
-    key = one.profile_key or workload.key(one.spec)
-    profile = scene.state.profiles.get(key)
+    key, past = known_as(one), model.state.histories[one.id]
+    profile = model.state.profiles.get(key)
     return JobDetail(
-        job=job(scene, one),
+        job=job(model, one),
         spec=one.spec,
-        why=scene.why.explain(one),
+        why=model.why.explain(one),
         workload=key,
         speeds=profile.speeds if profile is not None else (),
-        seq=scene.seq,
-        sizing=_sizing(scene, one),
+        seq=model.seq,
+        sizing=past.sizing.view(one, model.report_of(one), model.now_s) if past.sizing is not None else None,
+        run_end=past.run_end,
     )
 
 
-def _sizing(scene: ReadView, one: Job) -> SizingView | None:
-    own = scene.state.histories[one.id].sizing
-    told = _told(scene, one)
-    return job_history.view(own, one, told, scene.now_s) if own is not None else None
-
-
-def profile(scene: ReadView, key: str) -> ProfileView:
+def profile(model: ReadModel, key: str) -> ProfileView:
     """Return what is known of a workload."""
-    state = scene.state
+    state = model.state
     found, scaled = state.profiles.get(key), state.scaled.get(key)
     names = {job.spec.name for job in state.jobs if known_as(job) == key}
     return ProfileView(
@@ -172,7 +143,7 @@ def profile(scene: ReadView, key: str) -> ProfileView:
         note=found.note if found is not None else "",
         need=state.needs.get(key),
         trials=state.measured.get(key),
-        seq=scene.seq,
+        seq=model.seq,
         scaling=scaled.kinds if scaled is not None else (),
     )
 
@@ -182,24 +153,29 @@ def known_as(one: Job) -> str:
     return one.profile_key or workload.key(one.spec)
 
 
-def nodes(scene: ReadView) -> NodesView:
+def nodes(model: ReadModel) -> NodesView:
     """Return all nodes by id, with who is on their devices."""
-    holders, taken = job_fit.holders(scene.state.jobs), job_fit.taken(scene.state, scene.settings)
-    known = sorted(scene.state.cluster.nodes.values(), key=lambda node: node.id)
-    return NodesView(nodes=tuple(_node(scene, node, holders, taken) for node in known), seq=scene.seq)
+    holders, taken = job_fit.holders(model.state.jobs), job_fit.taken(model.state, model.settings)
+    found = []
+    for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
+        held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
+        devices = tuple(job_fit.device(node.id, each, jobs, taken) for each, jobs in held)
+        state, heard_s = _node_state(model.state, node), model.heartbeats.get(node.id)
+        found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
+    return NodesView(nodes=tuple(found), seq=model.seq)
 
 
-def policies(scene: ReadView) -> PoliciesView:
+def policies(model: ReadModel) -> PoliciesView:
     """Return the settings that operators have set for each pool."""
-    live = scene.state.policies
-    names = sorted(scene.state.cluster.pools() | live.keys())
+    live = model.state.policies
+    names = sorted(model.state.cluster.pools() | live.keys())
     found = tuple(PolicyView(pool=name, settings=live.get(name, {})) for name in names)
-    return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=scene.seq)
+    return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=model.seq)
 
 
-def status(scene: ReadView, last_seq: int) -> StatusView:
+def status(model: ReadModel, last_seq: int) -> StatusView:
     """Return the cluster's counts; the caller adds the services that it heard."""
-    state = scene.state
+    state = model.state
     return StatusView(
         jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
         devices=_device_counts(state),
@@ -207,7 +183,7 @@ def status(scene: ReadView, last_seq: int) -> StatusView:
         sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
         services=(),
         last_seq=last_seq,
-        backlog=last_seq - scene.seq,
+        backlog=last_seq - model.seq,
     )
 
 
@@ -236,23 +212,6 @@ def _tests(ask: request_bodies.JobsRequest) -> list[Callable[[Job], bool]]:
     return tests
 
 
-def _node(scene: ReadView, node: Node, holders: Mapping[At, Sequence[Job]], taken: Mapping[At, str]) -> NodeView:
-    return NodeView(
-        id=node.id,
-        pool=node.pool,
-        state=_node_state(scene.state, node),
-        devices=tuple(
-            job_fit.device(node.id, device, holders.get((node.id, device.index), ()), taken) for device in node.devices
-        ),
-        joined_s=node.joined_s,
-        heard_s=scene.heard.get(node.id),
-        labels=node.labels,
-        cpus=node.cpus,
-        host_memory_bytes=node.host_memory_bytes,
-        held_by=node.held_by,
-    )
-
-
 def _node_state(state: GatewayState, node: Node) -> str:
     if node.gone:
         return node.gone
@@ -272,21 +231,18 @@ def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
     return counts
 
 
-def sweep(scene: ReadView, sweep: SweepRecord, *, whole: bool = True) -> SweepView:
+def sweep(model: ReadModel, sweep: SweepRecord, *, whole: bool = True) -> SweepView:
     """Return one sweep; if ``whole``, with its runs, rungs and goodput."""
     finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
     rows = list(sweep.trials.values())
     counted = [row for row in rows if not row.retried]
     failed = sorted((row for row in counted if row.failed), key=lambda row: row.ended_s)
-    spent = _account(scene, sweep, rows) if whole else None
-    end_s = finished.at_s if finished is not None else max(scene.now_s, sweep.submitted_s)
-    return SweepView(
-        id=sweep.id,
-        name=sweep.spec.name,
+    spent = _account(model, sweep, rows) if whole else None
+    end_s = finished.at_s if finished is not None else max(model.now_s, sweep.submitted_s)
+    return SweepView.of(
+        sweep,
+        sweep.spec,
         state=sweep.state,
-        metric=sweep.spec.metric,
-        mode=sweep.spec.mode,
-        submitted_s=sweep.submitted_s,
         finished_s=finished.at_s if finished is not None else None,
         wanted=plan.runs if plan is not None else 0,
         done=sum(row.finished is not None for row in counted),
@@ -294,25 +250,24 @@ def sweep(scene: ReadView, sweep: SweepRecord, *, whole: bool = True) -> SweepVi
         best_job_id=best.trial.job_id if best is not None else "",
         best_value=best.value if best is not None else None,
         reason=finished.reason if finished is not None else "",
-        eta_s=_eta_s(scene, sweep, plan),
+        eta_s=_eta_s(model, sweep, plan),
         failed=len(failed),
         failed_promotions=sum(bool(row.trial.origin) for row in failed),
         first_failed=failed[0].trial.job_id if failed else "",
         first_error=failed[0].error if failed else "",
-        trials=tuple(_trials(scene, rows)) if whole else (),
+        trials=tuple(_trials(model, rows)) if whole else (),
         rungs=tuple(_rungs(sweep, counted)) if whole else (),
-        goodput=_goodput(spent) if spent is not None else None,
+        goodput=GoodputView.of(spent) if spent is not None else None,
         makespan_s=end_s - sweep.submitted_s,
         target_s=_since(sweep, spent.target_s if spent is not None else None),
-        utilisation=_utilisation(scene, sweep, spent) if spent is not None else None,
-        spec=sweep.spec,
+        utilisation=_utilisation(model, sweep, spent) if spent is not None else None,
     )
 
 
-def sweeps(scene: ReadView) -> SweepsView:
+def sweeps(model: ReadModel) -> SweepsView:
     """Return all sweeps without their trials."""
     return SweepsView(
-        sweeps=tuple(sweep(scene, one, whole=False) for one in scene.state.sweeps.values()), seq=scene.seq
+        sweeps=tuple(sweep(model, one, whole=False) for one in model.state.sweeps.values()), seq=model.seq
     )
 
 
@@ -323,7 +278,7 @@ def _plan(sweep: SweepRecord) -> search.SearchPlan | None:
         return None
 
 
-def _eta_s(scene: ReadView, sweep: SweepRecord, plan: search.SearchPlan | None) -> float | None:
+def _eta_s(model: ReadModel, sweep: SweepRecord, plan: search.SearchPlan | None) -> float | None:
     """Return the seconds that are left if the rest starts and trains as fast as what is done."""
     over = [row for row in sweep.trials.values() if row.finished is not None and not row.retried]
     done = sum(_work(sweep, row) for row in over)
@@ -336,7 +291,7 @@ def _eta_s(scene: ReadView, sweep: SweepRecord, plan: search.SearchPlan | None) 
         left = whole_s / (training_s + starting_s) - 1.0
     else:
         left = plan.work / done - 1.0
-    return max(0.0, (scene.now_s - sweep.submitted_s) * left)
+    return max(0.0, (model.now_s - sweep.submitted_s) * left)
 
 
 def _work(sweep: SweepRecord, row: TrialRow) -> int:
@@ -346,23 +301,18 @@ def _work(sweep: SweepRecord, row: TrialRow) -> int:
     return row.trial.budget - (origin.trial.budget if origin is not None else 0)
 
 
-def _trials(scene: ReadView, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
+def _trials(model: ReadModel, rows: Iterable[TrialRow]) -> Iterable[TrialView]:
     rows = list(rows)
     origins = {row.trial.origin for row in rows}
     for row in rows:
-        trial, finished, job = row.trial, row.finished, scene.state.jobs.get(row.trial.job_id)
-        yield TrialView(
-            job_id=trial.job_id,
-            params=trial.params,
+        trial, finished, job = row.trial, row.finished, model.state.jobs.get(row.trial.job_id)
+        yield TrialView.of(
+            trial,
             gpus=job.spec.gpus if job is not None else trial.gpus,
             packed=_packed(job, trial),
             group=row.group,
             state=str(job.state) if job is not None else "",
             value=finished.value if finished is not None else None,
-            number=trial.number,
-            bracket=trial.bracket,
-            rung=trial.rung,
-            budget=trial.budget,
             promoted=trial.job_id in origins,
             problem=finished.problem if finished is not None else "",
             reason=row.error,
@@ -394,21 +344,21 @@ def _rungs(sweep: SweepRecord, rows: list[TrialRow]) -> Iterable[RungView]:
         )
 
 
-def _account(scene: ReadView, sweep: SweepRecord, rows: list[TrialRow]) -> SweepGoodput:
+def _account(model: ReadModel, sweep: SweepRecord, rows: list[TrialRow]) -> SweepGoodput:
     """Return what devices were held for, including the profiler's samples of the sweep's workload."""
-    uses = [_use(scene, row) for row in rows]
-    ids = scene.state.samples.get(workload.key(sweep.spec.job), ())
-    end_s = sweep.finished.at_s if sweep.finished is not None else scene.now_s
-    samples = [job for job in map(scene.state.jobs.get, ids) if job is not None]
+    uses = [_use(model, row) for row in rows]
+    ids = model.state.samples.get(workload.key(sweep.spec.job), ())
+    end_s = sweep.finished.at_s if sweep.finished is not None else model.now_s
+    samples = [job for job in map(model.state.jobs.get, ids) if job is not None]
     sampled_s = [job.executed_s for job in samples if sweep.submitted_s <= job.submitted_s <= end_s]
     return account(uses, sweep.spec.mode, target=sweep.spec.target, profile_gpu_s=sum(sampled_s))
 
 
-def _use(scene: ReadView, row: TrialRow) -> TrialUse:
-    finished, job = row.finished, scene.state.jobs.get(row.trial.job_id)
+def _use(model: ReadModel, row: TrialRow) -> TrialUse:
+    finished, job = row.finished, model.state.jobs.get(row.trial.job_id)
     spent = row.spent
     if finished is None and job is not None and job.started_s:
-        held_gpu_s = row.devices * max(0.0, job.served_by(scene.now_s) - row.served_s)
+        held_gpu_s = row.devices * max(0.0, job.served_by(model.now_s) - row.served_s)
         spent = replace(spent, held_gpu_s=spent.held_gpu_s + held_gpu_s)
     return TrialUse(
         key=row.trial.job_id,
@@ -420,15 +370,10 @@ def _use(scene: ReadView, row: TrialRow) -> TrialUse:
     )
 
 
-def _goodput(spent: SweepGoodput) -> GoodputView:
-    names = (name for name in GoodputView.__struct_fields__)
-    return GoodputView(**{name: getattr(spent, name) for name in names})
-
-
 def _since(sweep: SweepRecord, at_s: float | None) -> float | None:
     return None if at_s is None else max(0.0, at_s - sweep.submitted_s)
 
 
-def _utilisation(scene: ReadView, sweep: SweepRecord, spent: SweepGoodput) -> float | None:
-    there_gpu_s = sweep.there_by_gpu_s(scene.now_s)
+def _utilisation(model: ReadModel, sweep: SweepRecord, spent: SweepGoodput) -> float | None:
+    there_gpu_s = sweep.there_by_gpu_s(model.now_s)
     return min(1.0, (spent.allocated_gpu_s + spent.running_gpu_s) / there_gpu_s) if there_gpu_s else None
