@@ -64,7 +64,7 @@ def simulate(asked: SimulationArguments, wanted: ReportOptions) -> None:
 
 def compile_kernels(planned: SimulationPlan, *, says: bool) -> None:
     """Have what is compiled ready before anything is timed; where that takes long, ``says`` so."""
-    from penstock_policies.matching import flow, matching_warmup
+    from penstock_policies import matching
     from penstock_simulator.fast import kernel_state
     from penstock_simulator.fast.fast_path import warm
 
@@ -72,7 +72,7 @@ def compile_kernels(planned: SimulationPlan, *, says: bool) -> None:
     if planned.engine == "counted" or sizing_option(planned.asked):
         found.append((kernel_state.KERNELS, warm))
     if planned.engine == "deciders":
-        found.append((flow.KERNELS, matching_warmup.compile_kernels))
+        found.append((matching.KERNELS, matching.warm))
     for kernels, compile_all in found:
         if not kernels.are_kept():
             if says:

@@ -33,8 +33,8 @@ import numpy.typing as npt
 
 from penstock_cluster.nodes import fits
 from penstock_log import Device, Job
-from penstock_policies.matching.schedule import IMPOSSIBLE_US, Ints
-from penstock_policies.matching.solver import KeptMatching, assign
+from penstock_policies.matching import UNFIT, KeptMatching, assign
+from penstock_policies.matching.flow import Ints
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.round_types import ASSIGNS, RankedJob, RoundContext
 
@@ -229,7 +229,7 @@ class _Walk:
         """Return each job's fastest class, -1 where it fits none, if all of them find idle devices there."""
         if self.machines is not None or not lengths.size:
             return None
-        fastest: list[int] = np.where((lengths != IMPOSSIBLE_US).any(axis=1), lengths.argmin(axis=1), -1).tolist()
+        fastest: list[int] = np.where((lengths != UNFIT).any(axis=1), lengths.argmin(axis=1), -1).tolist()
         idle = self.free.classes()
         if any(fastest.count(column) > idle.get(like, 0) for column, like in enumerate(self.classes)):
             return None
@@ -237,7 +237,7 @@ class _Walk:
 
     def _shortest_on_the_only_class(self, lengths: Ints) -> list[tuple[int, int]] | None:
         """Return the jobs that an only class's idle devices go to; None where several are of use."""
-        fitting = lengths != IMPOSSIBLE_US
+        fitting = lengths != UNFIT
         columns = np.flatnonzero(fitting.any(axis=0))
         if self.machines is not None or len(columns) != 1:
             return None
@@ -388,7 +388,7 @@ class DeviceSchedule:
 
 
 def lengths_us(jobs: Sequence[Job], classes: Sequence[Device], context: RoundContext) -> Ints:
-    """Return the (J, T) processing times, :data:`IMPOSSIBLE_US` where a job does not fit."""
+    """Return the (J, T) processing times, :data:`UNFIT` where a job does not fit."""
     rows: dict[tuple[object, ...], int] = {}
     speeds: list[list[float]] = []  # of each workload that accepts the same devices; 0 where it does not fit
     of_job = []
@@ -401,7 +401,7 @@ def lengths_us(jobs: Sequence[Job], classes: Sequence[Device], context: RoundCon
     speed = np.array(speeds, dtype=np.float64).reshape(len(speeds), len(classes))[of_job]
     service_s = np.asarray(context.remaining(jobs), dtype=np.float64)[:, None]
     fitting = speed > 0
-    return np.where(fitting, _whole_us(service_s / np.where(fitting, speed, 1.0)), IMPOSSIBLE_US)
+    return np.where(fitting, _whole_us(service_s / np.where(fitting, speed, 1.0)), UNFIT)
 
 
 def _whole_us(times_s: npt.NDArray[np.float64]) -> Ints:
@@ -449,7 +449,7 @@ def _fair_rows(lengths_us: Ints, kind: Ints, starts_us: Ints) -> Ints:
 
 def _most(lengths: Ints, ready: Sequence[Ints]) -> int:
     """Return more than any job can add to the sum, at whatever place."""
-    longest = int(lengths[lengths != IMPOSSIBLE_US].max(initial=0))
+    longest = int(lengths[lengths != UNFIT].max(initial=0))
     return 2 * (len(lengths) + 2) * (longest + 1) + max((int(times.max(initial=0)) for times in ready), default=0)
 
 
@@ -463,7 +463,7 @@ def _unit(lengths: Ints, ready: Sequence[Ints]) -> int:
 
 
 def _coarse(lengths: Ints, unit: int) -> Ints:
-    return lengths if unit == 1 else np.where(lengths == IMPOSSIBLE_US, lengths, -(-lengths // unit))
+    return lengths if unit == 1 else np.where(lengths == UNFIT, lengths, -(-lengths // unit))
 
 
 class DeviceSupply(msgspec.Struct, frozen=True):

@@ -16,12 +16,15 @@ from typing import Final, Self
 
 from penstock_bus.server import dies_with_parent, end
 from penstock_bus.shell import Shell
-from penstock_policies.matching import schedule
+from penstock_policies.matching import KERNELS, warm
 
 _GRACE_S: Final = 2.0
 COMPILING: Final = (
     "compiles its kernels, once on this machine and for about 40 s; jobs start meanwhile, in rounds that take longer"
 )
+WARMING: Final = "penstock_policies.matching.matching_warmup"
+"""The program that compiles the kernels and keeps them."""
+
 _NICE: Final = 5
 """Compiling makes way for the services and jobs of the machine."""
 
@@ -53,32 +56,32 @@ class MatchingKernels:
         if self._compiling is not None:
             self._compiling.cancel()
             await asyncio.gather(self._compiling, return_exceptions=True)
-            schedule.interpret(False)
+            KERNELS.interpreted = False
 
     async def usable(self) -> None:
         """Return when rounds can be decided: when the kernels are loaded or, where none are kept, at once."""
         async with self._loading:
             if self._asked:
                 return
-            if await asyncio.to_thread(schedule.are_kept):
+            if await asyncio.to_thread(KERNELS.are_kept):
                 await self._load()
             else:
-                schedule.interpret(True)
+                KERNELS.interpreted = True
                 self._shell.vitals.note = COMPILING
                 self._compiling = asyncio.create_task(self._compile())
             self._asked = True
 
     async def _load(self) -> None:
         before_s = self._shell.now_s()
-        await asyncio.to_thread(schedule.warm)
-        schedule.interpret(False)
+        await asyncio.to_thread(warm)
+        KERNELS.interpreted = False
         self._log.info("matching_warmed", took_s=round(self._shell.now_s() - before_s, 3))
 
     async def _compile(self) -> None:
         self._log.info("kernels_compiling", meanwhile="rounds are decided in plain Python")
         before_s = self._shell.now_s()
         try:
-            if schedule.can_be_kept() and (trouble := await self._compiled_by_another()):
+            if KERNELS.can_be_kept() and (trouble := await self._compiled_by_another()):
                 self._log.warning("kernels_not_compiled", trouble=trouble, until="the next start")
             else:
                 await self._load()
@@ -100,7 +103,7 @@ class MatchingKernels:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                schedule.WARMING,
+                WARMING,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=before_exec,

@@ -40,7 +40,7 @@ from penstock_log import (
 )
 from penstock_log.codec import subject_of
 from penstock_matcher import machine
-from penstock_policies.matching import schedule
+from penstock_policies import matching
 from penstock_testing import delivery
 
 KINDS = ("v100", "p100", "k80")
@@ -70,7 +70,7 @@ def spec(model: int, duration_s: float = 0.0) -> JobSpec:
 def alone() -> None:
     """Be the new process: print what warming and two equal rounds cost it."""
     before_s = time.process_time()
-    schedule.warm()
+    matching.warm()
     warmed_s, times_ms = time.process_time() - before_s, []
     for _ in range(2):
         fold = Fold(machine.decider())

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from penstock_policies.matching import schedule
+from penstock_policies import matching
 from penstock_simulator.engine.policies import SIMULATED_POLICIES
 from penstock_simulator.engine.simulation import simulate
 from penstock_simulator.trace import Trace
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--one-by-one", type=float, default=0.5, metavar="LOAD")
     options = parser.parse_args()
-    schedule.warm()
+    matching.warm()
     speeds = measured()
     print(f"{len(speeds)} models; {EACH} each of {', '.join(KINDS)}; {options.jobs} jobs, {options.seeds} seeds")
     print("mean completion time by allox, and how many times as long the others take: mean (least to most)")

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from matching_oracle import assign_lsa
 
+from penstock_policies.matching import warm
 from penstock_policies.matching.flow import Ints
-from penstock_policies.matching.schedule import assign_lsa, warm
 from penstock_policies.matching.solver import KeptMatching, assign
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))

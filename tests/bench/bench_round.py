@@ -34,7 +34,7 @@ from penstock_log import (
     workload,
 )
 from penstock_matcher import machine
-from penstock_policies.matching import schedule
+from penstock_policies import matching
 from penstock_scheduler.placement import FreeDevices
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import delivery
@@ -274,7 +274,7 @@ def first_fit(bench: Bench) -> None:
 def main() -> None:
     """Print rounds of a busy pool and of a quiet one."""
     before = time.process_time()
-    schedule.warm()
+    matching.warm()
     print(f"kernels ready after {time.process_time() - before:.2f} s")
     full(300, MatcherSettings(), "full")
     small(list(KINDS), MatcherSettings(), "small, four kinds")

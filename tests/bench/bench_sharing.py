@@ -14,7 +14,7 @@ import numpy as np
 from bench_round import KINDS, Bench, fill, waiting
 
 from penstock_log import JobSpec, JobSubmitted, MemoryNeed
-from penstock_policies.matching import schedule
+from penstock_policies import matching
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 GIB = 2**30
@@ -64,7 +64,7 @@ def measure(jobs: int, sharing: Literal["exclusive", "lane"]) -> None:
 
 def main() -> None:
     """Print rounds with much room, with some, and with none: a device each, there is none for most in any case."""
-    schedule.warm()
+    matching.warm()
     for jobs in (1_500, 8_000, 12_000):
         measure(jobs, "exclusive")
         measure(jobs, "lane")

@@ -19,8 +19,8 @@ from penstock_bus.shell import Shell
 from penstock_log import AnyEvent, Commit, RoundDecided, subjects
 from penstock_matcher import machine
 from penstock_matcher.__main__ import run
-from penstock_policies.matching import schedule
-from penstock_policies.matching.flow import KERNELS
+from penstock_policies.matching.flow import KERNELS, Ints
+from penstock_scheduler import kernel_warmup
 from penstock_scheduler.assignment import DeviceSchedule, SolvedWindow
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import eventually, subject_of
@@ -68,8 +68,8 @@ async def test_kernels_that_are_kept_are_loaded_before_the_first_round(
         said.append("decided")
         return decide(*args)
 
-    monkeypatch.setattr(schedule, "are_kept", lambda: True)
-    monkeypatch.setattr(schedule, "warm", lambda: said.append("warmed"))
+    monkeypatch.setattr(KERNELS, "are_kept", lambda: True)
+    monkeypatch.setattr(kernel_warmup, "warm", lambda: said.append("warmed"))
     monkeypatch.setattr(machine, "decide", deciding)
     async with matcher(bus):
         await tell(bus, node("n1", fast=1), job("a"))
@@ -86,14 +86,14 @@ async def test_jobs_are_placed_while_the_kernels_are_being_compiled(
     compiler, ended = tmp_path / "endless_compiler.py", threading.Event()
     compiler.write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(schedule, "are_kept", lambda: False)
-    monkeypatch.setattr(schedule, "can_be_kept", lambda: keeps)
-    monkeypatch.setattr(schedule, "WARMING", compiler.stem)
-    monkeypatch.setattr(schedule, "warm", ended.wait)
+    monkeypatch.setattr(KERNELS, "are_kept", lambda: False)
+    monkeypatch.setattr(KERNELS, "can_be_kept", lambda: keeps)
+    monkeypatch.setattr(kernel_warmup, "WARMING", compiler.stem)
+    monkeypatch.setattr(kernel_warmup, "warm", ended.wait)
     solved: list[bool] = []
     solve = DeviceSchedule.solve
 
-    def solving(self: DeviceSchedule, lengths_us: schedule.Ints) -> SolvedWindow:
+    def solving(self: DeviceSchedule, lengths_us: Ints) -> SolvedWindow:
         solved.append(KERNELS.interpreted)
         return solve(self, lengths_us)
 

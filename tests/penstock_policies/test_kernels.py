@@ -12,7 +12,7 @@ import pytest
 
 from penstock_policies import kernels
 from penstock_policies.kernels import Kernels, open_directory
-from penstock_policies.matching.schedule import warm
+from penstock_policies.matching import warm
 
 VARIABLES = ("NUMBA_CACHE_DIR", "PENSTOCK_CACHE_DIR", "XDG_CACHE_HOME")
 
@@ -171,7 +171,7 @@ def test_whoever_matches_interpreted_does_not_load_a_compiler():
     code = (
         "import sys, numpy as np\n"
         "from penstock_policies import matching\n"
-        "matching.interpret(True)\n"
+        "matching.KERNELS.interpreted = True\n"
         "matching.assign(np.array([[1, 2]]), [np.array([0]), np.array([0])])\n"
         "assert 'numba' not in sys.modules"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matching_oracle import assign_lsa
 
 from penstock_log import Device, Job, JobSpec
-from penstock_policies.matching.schedule import assign_lsa
 from penstock_scheduler.assignment import (
     LOOKED_AT,
     Busy,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from matching_cases import instances
+from matching_oracle import assign_lsa, savings_us, starts_us
 
 from penstock_log import Device
-from penstock_policies.matching.schedule import IMPOSSIBLE_US, assign_lsa, savings_us, starts_us
+from penstock_policies.matching import UNFIT
 from penstock_policies.matching.solver import assign
 from penstock_scheduler.assignment import LONGEST_US, DeviceSchedule, begins_us
 from penstock_scheduler.placement import FreeDevices
@@ -65,7 +66,7 @@ def test_of_jobs_that_are_alike_the_first_starts_first_and_then_ends_first():
 def test_jobs_of_years_are_counted_in_coarser_units_and_still_proved():
     lengths = np.full((300, 2), LONGEST_US)
     lengths[:, 1] = LONGEST_US // 3
-    lengths[7] = IMPOSSIBLE_US
+    lengths[7] = UNFIT
     found = machines([[0], [0, LONGEST_US]]).solve(lengths)
     assert found.gap_us == 0
     assert sorted(np.flatnonzero(found.starts_us == 0).tolist()) == [0, 1]

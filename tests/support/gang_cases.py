@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from penstock_policies.matching.schedule import IMPOSSIBLE_US
+from penstock_policies.matching import UNFIT
 
 
 def gang_instance(seed, jobs=5):
@@ -29,7 +29,7 @@ def least_total(p, gpus, ready):
     """
     best = np.inf
     for kinds in itertools.product(range(len(ready)), repeat=len(p)):
-        if any(p[j, t] == IMPOSSIBLE_US or gpus[j] > len(ready[t]) for j, t in enumerate(kinds)):
+        if any(p[j, t] == UNFIT or gpus[j] > len(ready[t]) for j, t in enumerate(kinds)):
             continue
         best = min(best, sum(_least_in_kind(p, gpus, ready[t], t, kinds) for t in set(kinds)))
     return best

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock_policies.matching.schedule import IMPOSSIBLE_US
+from penstock_policies.matching import UNFIT
 
 
 def arrays(case):
@@ -19,7 +19,7 @@ def instances(draw, max_jobs=12, max_machines=4):
     """Draw lengths and ready times: with many ties or few, on kinds with no machine or more machines than jobs."""
     jobs, kinds = draw(st.integers(0, max_jobs)), draw(st.integers(1, 3))
     longest = draw(st.sampled_from([1, 3, 9, 10**6, 10**13]))
-    length = st.one_of(st.integers(0, longest), st.integers(0, longest), st.just(IMPOSSIBLE_US))
+    length = st.one_of(st.integers(0, longest), st.integers(0, longest), st.just(UNFIT))
     rows = draw(st.lists(st.lists(length, min_size=kinds, max_size=kinds), min_size=jobs, max_size=jobs))
     ready = st.lists(st.integers(0, draw(st.sampled_from([0, 3, 3 * longest]))), max_size=max_machines)
     return np.array(rows, dtype=np.int64).reshape(jobs, kinds), [
@@ -30,7 +30,7 @@ def instances(draw, max_jobs=12, max_machines=4):
 def by_flow(p, ready):
     """Return the least sum of completion times and, among such schedules, of places, by networkx's network simplex."""
     usable = [t for t, r in enumerate(ready) if len(r)]
-    jobs = [j for j in range(len(p)) if any(p[j, t] != IMPOSSIBLE_US for t in usable)]
+    jobs = [j for j in range(len(p)) if any(p[j, t] != UNFIT for t in usable)]
     graph = nx.MultiDiGraph()
     graph.add_node("end", demand=len(jobs))
     scale = len(jobs) + 1
@@ -41,7 +41,7 @@ def by_flow(p, ready):
             for w in ready[t].tolist():
                 graph.add_edge((t, k), "end", capacity=1, weight=w * scale)
             for j in jobs:
-                if p[j, t] != IMPOSSIBLE_US:
+                if p[j, t] != UNFIT:
                     graph.add_edge(j, (t, k), capacity=1, weight=k * (int(p[j, t]) * scale + 1))
     if not jobs:
         return 0, 0

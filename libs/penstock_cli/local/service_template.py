@@ -274,7 +274,7 @@ def preload(services: Sequence[str]) -> None:
 def _load_kernels() -> None:
     """Load the matching's compiled kernels where they are kept; otherwise the matcher has them compiled."""
     matching = import_module("penstock_policies.matching")
-    if matching.are_kept():
+    if matching.KERNELS.are_kept():
         matching.warm()
 
 

@@ -1,62 +1,31 @@
 """
-Exact matching of jobs to devices of several kinds: which job gets which kind, and in which order.
+AlloX: which waiting job runs on which machine, and how many run after it there, for the least sum of completion times.
 
-Read `schedule` first (the question, its oracle and the kernels' state), then `flow` (levels instead of machines),
-`shortest_paths` (the exact search), `start_prices` (where it begins) and `solver` (the whole, with its proof).
-`matching_warmup` compiles the kernels ahead. What is compiled loads when it is first used: numba takes most of a
-second.
+Running the ``k``-th from last on a machine that is busy until ``w``, a job of length ``p`` adds ``w + k p`` to that sum
+(every job behind it waits ``p`` longer). So the best schedule is an assignment of jobs to (machine, place) pairs.
+:func:`assign` solves it exactly and proves it; :class:`KeptMatching` keeps the solution as jobs come and go;
+:func:`warm` loads the compiled kernels ahead, and ``KERNELS`` says whether they are there. Numba, which takes most of a
+second, loads with the first compiled kernel.
 
 In reading order:
 
-* ``schedule``: The question and its oracle; loading of the kernels.
 * ``solver``: The exact matching, kept as jobs come and go, and its proof.
-* ``start_prices``: Prices to begin with.
+* ``flow``: The flow that all of them work on: levels instead of machines.
 * ``shortest_paths``: The exact part.
-* ``flow``: The flow that all of them work on.
-* ``matching_warmup``: Compiles the kernels ahead.
+* ``start_prices``: Prices to begin with.
+* ``matching_warmup``: The program that compiles the kernels ahead.
+
+References
+----------
+Le et al., AlloX: Compute allocation in hybrid clusters, EuroSys 2020, section 4.
 """
 
-from typing import Any
+from penstock_policies.matching.flow import KERNELS as KERNELS
+from penstock_policies.matching.flow import UNFIT as UNFIT
+from penstock_policies.matching.solver import KeptMatching as KeptMatching
+from penstock_policies.matching.solver import MatchedSchedule as MatchedSchedule
+from penstock_policies.matching.solver import assign as assign
+from penstock_policies.matching.solver import warm as warm
 
-from penstock_policies.matching import schedule
-from penstock_policies.matching.schedule import (
-    IMPOSSIBLE_US,
-    WARMING,
-    ExpandedSchedule,
-    Floats,
-    Ints,
-    are_being_compiled,
-    are_kept,
-    assign_lsa,
-    can_be_kept,
-    interpret,
-    savings_us,
-    starts_us,
-    warm,
-)
-
-Assignment = ExpandedSchedule
+Assignment = MatchedSchedule
 """The name under which the result of `assign` was published."""
-
-__all__ = [
-    "IMPOSSIBLE_US",
-    "WARMING",
-    "Assignment",
-    "ExpandedSchedule",
-    "Floats",
-    "Ints",
-    "KeptMatching",
-    "are_being_compiled",
-    "are_kept",
-    "assign",
-    "assign_lsa",
-    "can_be_kept",
-    "interpret",
-    "savings_us",
-    "starts_us",
-    "warm",
-]
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(schedule, name)

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from penstock_policies.matching.flow import (
+    KERNELS,
     NOWHERE,
     UNFIT,
     Flow,
@@ -81,6 +82,20 @@ def assign(processing_us: Ints, ready_us: Sequence[Ints]) -> MatchedSchedule:
     (85, 0, [1, 1, 0, 0], [1, 1, 1, 1])
     """
     return KeptMatching(processing_us, ready_us).assignment()
+
+
+def warm() -> None:
+    """
+    Go once through everything that is compiled, on two jobs, so that no later call waits for the compiler.
+
+    It loads what is kept, in half a second; else it compiles for some twenty seconds and keeps the result where it can.
+    It may be called again and from any thread, also while the kernels are interpreted.
+    """
+    with KERNELS.compiling():
+        kept = KeptMatching(np.array([[1, 2], [2, 3]]), [np.array([0]), np.array([1])])
+        kept.remove(kept.add(np.array([1, 1])))
+        kept.set_ready(0, 0, 1)
+        kept.assignment()
 
 
 class KeptMatching:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching_cases import arrays, by_flow, instances
+from matching_oracle import assign_lsa, starts_us
 from published import reference
 
+from penstock_policies.matching import UNFIT, warm
 from penstock_policies.matching.flow import KERNELS
-from penstock_policies.matching.matching_warmup import compile_kernels
-from penstock_policies.matching.schedule import IMPOSSIBLE_US, assign_lsa, starts_us
 from penstock_policies.matching.solver import KeptMatching, assign
 
 
@@ -42,7 +42,7 @@ def test_total_and_places_are_those_of_the_expanded_matrix(instance):
     oracle = assign_lsa(p, ready)
     assert (found.kind >= 0).tolist() == (oracle.kind >= 0).tolist()
     assert (found.total_us, found.gap_us) == (oracle.total_us, 0)
-    if p[p != IMPOSSIBLE_US].max(initial=0) < 10**9:  # beyond, the oracle's floats drop the tie-break
+    if p[p != UNFIT].max(initial=0) < 10**9:  # beyond, the oracle's floats drop the tie-break
         assert found.place.sum() == oracle.place.sum()
 
 
@@ -107,7 +107,7 @@ def test_a_kept_matching_stays_optimal_as_jobs_come_and_go_and_machines_change(i
             gone.discard(job)
         elif what == "remove" and len(gone) < len(rows):
             job = data.draw(st.sampled_from(sorted(set(range(len(rows))) - gone)))
-            rows[job] = [IMPOSSIBLE_US] * p.shape[1]
+            rows[job] = [UNFIT] * p.shape[1]
             gone.add(job)
             kept.remove(job)
         elif what == "ready" and (kinds := [t for t, r in enumerate(ready) if len(r)]):
@@ -151,7 +151,7 @@ def test_many_jobs_of_few_workloads_are_matched_as_by_the_expanded_matrix(worklo
 
 
 def test_the_kernels_can_be_compiled_ahead():
-    compile_kernels()
+    warm()
 
 
 def test_no_kinds_no_machines_and_no_jobs_are_no_trouble():

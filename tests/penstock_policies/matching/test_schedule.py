@@ -11,8 +11,9 @@ import published
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matching_oracle import assign_lsa, savings_us, starts_us
 
-from penstock_policies.matching.schedule import IMPOSSIBLE_US, assign_lsa, savings_us, starts_us
+from penstock_policies.matching import UNFIT
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def brute_force(p, ready):
     machines = [(t, m) for t, r in enumerate(ready) for m in range(len(r))]
     best = (np.inf, np.inf)
     for where in itertools.product(machines, repeat=len(p)):
-        if any(p[j, t] == IMPOSSIBLE_US for j, (t, _) in enumerate(where)):
+        if any(p[j, t] == UNFIT for j, (t, _) in enumerate(where)):
             continue
         total = places = 0
         for t, m in machines:
@@ -61,7 +62,7 @@ def brute_force(p, ready):
 @st.composite
 def instances(draw):
     jobs, kinds = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    length = st.one_of(st.integers(1, 9), st.just(IMPOSSIBLE_US))
+    length = st.one_of(st.integers(1, 9), st.just(UNFIT))
     rows = draw(st.lists(st.lists(length, min_size=kinds, max_size=kinds), min_size=jobs, max_size=jobs))
     ready = [draw(st.lists(st.integers(0, 9), min_size=1, max_size=2)) for _ in range(kinds)]
     return np.array(rows, dtype=np.int64), [np.array(r, dtype=np.int64) for r in ready]
@@ -71,7 +72,7 @@ def instances(draw):
 @given(instances())
 def test_the_total_is_optimal_and_ties_go_to_the_least_sum_of_places(instance):
     p, ready = instance
-    fitting = (p != IMPOSSIBLE_US).any(axis=1)
+    fitting = (p != UNFIT).any(axis=1)
     found = assign_lsa(p, ready)
     assert (found.kind[~fitting] == -1).all()
     assert (found.kind[fitting] >= 0).all()

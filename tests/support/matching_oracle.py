@@ -1,108 +1,21 @@
-"""
-AlloX: which waiting job runs on which machine, and how many run after it there, for the least sum of completion times.
-
-Running the ``k``-th from last on a machine that is busy until ``w``, a job of length ``p`` adds ``w + k p`` to that sum
-(every job behind it waits ``p`` longer). So the best schedule is an assignment of jobs to (machine, place) pairs.
-
-:func:`assign` solves it exactly on levels (see :mod:`penstock_policies.matching`) and proves it; :class:`KeptMatching`
-keeps the solution as jobs come and go; :func:`assign_lsa` solves it on the expanded matrix with scipy: plain and exact,
-and the oracle for anything faster.
-
-References
-----------
-Le et al., AlloX: Compute allocation in hybrid clusters, EuroSys 2020, section 4.
-"""
+"""Plain oracles of the matching: the expanded matrix, solved by scipy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
 
-if TYPE_CHECKING:
-    from penstock_policies.kernels import Kernels
-    from penstock_policies.matching.solver import KeptMatching, MatchedSchedule, assign
-
-__all__ = [
-    "IMPOSSIBLE_US",
-    "WARMING",
-    "ExpandedSchedule",
-    "Floats",
-    "Ints",
-    "KeptMatching",
-    "are_being_compiled",
-    "are_kept",
-    "assign",
-    "assign_lsa",
-    "can_be_kept",
-    "interpret",
-    "savings_us",
-    "starts_us",
-    "warm",
-]
-
-WARMING: Final = "penstock_policies.matching.matching_warmup"
-"""The program that compiles the kernels and keeps them."""
-
-_COMPILED: Final = frozenset({"KeptMatching", "assign"})
+from penstock_policies.matching import UNFIT, MatchedSchedule
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-IMPOSSIBLE_US: Final = int(np.iinfo(np.int64).max)
-"""Processing time of a job on a kind that it does not fit."""
-
 _EXACT: Final = 2.0**53  # whole numbers up to here are exact in the solver's floats
-
-
-def __getattr__(name: str) -> Any:
-    """Load what is compiled for those who ask for it: numba takes most of a second to import."""
-    if name not in _COMPILED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("penstock_policies.matching.solver"), name)
-
-
-def warm() -> None:
-    """
-    Load the compiled kernels, or compile them where no cache holds them: before a first round, in a thread.
-
-    Safe to call again and from any thread, also while :func:`interpret` holds; at once when everything is there. A
-    cache that cannot be written costs the compiling at each start of a process, some twenty seconds, and is no error.
-    """
-    import_module(WARMING).compile_kernels()
-
-
-def interpret(instead: bool) -> None:
-    """
-    Compute in plain Python from now on instead of by compiled kernels: for those who cannot wait for the compiler.
-
-    The results are the same, a hundred times slower: 0.1 s for a hundred jobs, a second for a thousand.
-    """
-    _kernels().interpreted = instead
-
-
-def are_kept() -> bool:
-    """Say whether :func:`warm` only has to load, for half a second."""
-    return _kernels().are_kept()
-
-
-def can_be_kept() -> bool:
-    """Say whether :data:`WARMING`, run as a program, spares this process the compiling."""
-    return _kernels().can_be_kept()
-
-
-def are_being_compiled() -> bool:
-    """Say whether :data:`WARMING` is at work on this machine, for the directory that this process would read."""
-    return _kernels().are_being_compiled()
-
-
-def _kernels() -> Kernels:
-    kernels: Kernels = import_module("penstock_policies.matching.flow").KERNELS
-    return kernels
 
 
 @dataclass(frozen=True)
@@ -137,7 +50,7 @@ def assign_lsa(processing_us: Ints, ready_us: Sequence[Ints], depth: int | None 
     Parameters
     ----------
     processing_us : (J, T) int array, microseconds
-        Length of each job on each kind, at least 0; :data:`IMPOSSIBLE_US` where it does not fit.
+        Length of each job on each kind, at least 0; ``UNFIT`` where it does not fit.
     ready_us : T arrays of (m_t,) ints, microseconds
         When each machine of each kind is next free; 0 for an idle one.
     depth : int, optional
@@ -158,13 +71,11 @@ def assign_lsa(processing_us: Ints, ready_us: Sequence[Ints], depth: int | None 
     >>> found.total_us, found.kind.tolist(), found.place.tolist()
     (85, [1, 1, 0, 0], [1, 1, 1, 1])
     """
-    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - half a second, which services do not need
-
     jobs = processing_us.shape[0]
     slots = _Slots.expand(ready_us, jobs if depth is None else min(depth, jobs))
     none = np.full(jobs, -1, dtype=np.int64)
     kind, machine, place = none.copy(), none.copy(), np.zeros(jobs, dtype=np.int64)
-    fitting = np.flatnonzero((processing_us[:, np.unique(slots.kind)] != IMPOSSIBLE_US).any(axis=1))
+    fitting = np.flatnonzero((processing_us[:, np.unique(slots.kind)] != UNFIT).any(axis=1))
     if not fitting.size:
         return ExpandedSchedule(kind=kind, machine=machine, place=place, total_us=0)
     cost = slots.cost(processing_us[fitting])
@@ -250,7 +161,7 @@ class _Slots:
         )
 
     def cost(self, processing_us: Ints) -> Floats:
-        length_us = np.where(processing_us == IMPOSSIBLE_US, np.inf, processing_us)[:, self.kind]
+        length_us = np.where(processing_us == UNFIT, np.inf, processing_us)[:, self.kind]
         return np.asarray(length_us * self.place + self.ready_us, dtype=np.float64)
 
 
