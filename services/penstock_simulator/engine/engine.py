@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
-from penstock_bus import Decider, Delivery
+from penstock_bus import Decider, Decision, Delivery
 from penstock_bus.decider import Fold, Proposal
 from penstock_bus.replica import ReplicaPace
 from penstock_log import AnyEvent, Commit, Event
@@ -64,7 +64,7 @@ class EventEngine:
         self.agenda = EventQueue()
         self.now_s = 0.0
         self.instants = 0
-        self._stations = [DeciderHost(decider, delays.get(decider.name)) for decider in deciders]
+        self._stations = [_host(decider, delays.get(decider.name)) for decider in deciders]
         self._heard = [station.heard for station in self._stations]
         self._heeding = cache(self._who_heeds)
         self._log = log or VirtualLog()
@@ -103,10 +103,7 @@ class EventEngine:
                 return
 
     def _next_s(self) -> float:
-        next_s = self.agenda.next_s
-        for station in self._stations:
-            next_s = min(next_s, station.next_s)
-        return max(self.now_s, next_s)
+        return max(self.now_s, min(self.agenda.next_s, *[station.next_s for station in self._stations]))
 
     def _settle(self) -> None:
         for _ in range(_RESTLESS):
@@ -233,9 +230,6 @@ class DecisionDelays:
         return max(at_s, self.stalls[following - 1][1]) if following else at_s
 
 
-_NONE = DecisionDelays()
-
-
 class DeciderHost:
     """
     One decider under virtual time: its fold of the log, and when the engine asks it again.
@@ -246,60 +240,90 @@ class DeciderHost:
         The name under which it writes.
     ignores : frozenset of type
         Kinds of facts after which the engine need not ask it.
-    wake_at_s : float
-        When it wants to be asked again; infinite where it does not.
-    delays : DecisionDelays
-        How long after what it heeds the engine asks it.
-    woken_s : float
-        When the engine asks it for what it has heard; infinite where it has heard nothing that it heeds.
+    next_s : float
+        When the engine asks it next; infinite where it has heard nothing that it heeds and wants nothing.
     heard : list of Delivery
         Commits since its last decision: the engine adds each delivery, and the host folds them in before it decides.
     """
 
-    def __init__(self, decider: Decider[Any], delays: DecisionDelays | None = None) -> None:
+    def __init__(self, decider: Decider[Any]) -> None:
         self.actor, self.ignores = f"{decider.name}/sim", decider.ignores
         self.fold: Fold[Any] = Fold(decider)
         self.heard: list[Delivery] = []
-        self.wake_at_s = math.inf
-        self.delays, self.woken_s = delays or _NONE, 0.0
-        self._wakes: list[tuple[float, int]] = []  # when it is asked, and how many of those heard it goes by then
+        self.next_s = 0.0
         self._decide = decider.decide
 
-    @property
-    def next_s(self) -> float:
-        """When the engine asks this host next."""
-        return min(self.woken_s, self.wake_at_s)
-
     def wake(self, now_s: float) -> None:
-        """Have the engine ask this host after its delay; it decides on what it has heard up to now."""
-        at_s = self.delays.end_s(now_s)
-        self.woken_s = min(self.woken_s, at_s)
-        if self.delays is not _NONE:
-            self._wakes.append((at_s, len(self.heard)))
+        """Have the engine ask this host for what it has heard."""
+        self.next_s = min(self.next_s, now_s)
 
     def decide(self, now_s: float) -> Sequence[Proposal]:
         """Ask the decider; return its proposals."""
-        apply, known = self.fold.apply, self._known(now_s)
-        for delivery in self.heard[:known]:
+        apply = self.fold.apply
+        for delivery in self.heard:
             apply(delivery)
+        self.heard.clear()
+        decision = self._decide(self.fold.state, now_s)
+        self.next_s = _wake_s(decision, now_s)
+        return decision.proposals
+
+
+class DelayedHost(DeciderHost):
+    """
+    A host that the engine asks only some time after what it heeds.
+
+    Attributes
+    ----------
+    wake_at_s : float
+        When it wants to be asked again; infinite where it does not.
+    woken_s : float
+        When the engine asks it for what it has heard; infinite where it has heard nothing that it heeds.
+    """
+
+    def __init__(self, decider: Decider[Any], delays: DecisionDelays) -> None:
+        super().__init__(decider)
+        self._delays, self.woken_s, self.wake_at_s = delays, 0.0, math.inf
+        self._wakes: list[tuple[float, int]] = []  # when it is asked, and how many of those heard it goes by then
+
+    def wake(self, now_s: float) -> None:
+        """Have the engine ask this host after its delay; it decides on what it has heard up to now."""
+        at_s = self._delays.end_s(now_s)
+        self._wakes.append((at_s, len(self.heard)))
+        self.woken_s = min(self.woken_s, at_s)
+        self.next_s = min(self.woken_s, self.wake_at_s)
+
+    def decide(self, now_s: float) -> Sequence[Proposal]:
+        """Ask the decider, which knows what it had heard when it was woken; return its proposals."""
+        known = self._known(now_s)
+        for delivery in self.heard[:known]:
+            self.fold.apply(delivery)
         del self.heard[:known]
         self._wakes = [(at_s, count - known) for at_s, count in self._wakes if count > known]
         decision = self._decide(self.fold.state, now_s)
         self.woken_s = min((max(at_s, now_s) for at_s, _ in self._wakes), default=math.inf)
-        wake_s = decision.wake_at_s
-        if wake_s is None:
-            self.wake_at_s = math.inf
-        else:  # as the shell: a time that has passed is taken up after a moment
-            self.wake_at_s = wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
+        self.wake_at_s = _wake_s(decision, now_s)
+        self.next_s = min(self.woken_s, self.wake_at_s)
         return decision.proposals
 
     def _known(self, now_s: float) -> int:
         """Return how many of the commits heard a decision goes by; commits that come meanwhile are for the next one."""
-        if self.delays is _NONE or self.wake_at_s <= now_s:
+        if self.wake_at_s <= now_s:
             return len(self.heard)
         asked = max((count for at_s, count in self._wakes if at_s <= now_s), default=len(self.heard))
         own = max((at + 1 for at, one in enumerate(self.heard) if one.commit.actor == self.actor), default=0)
         return max(asked, own)
+
+
+def _host(decider: Decider[Any], delays: DecisionDelays | None) -> DeciderHost:
+    return DeciderHost(decider) if delays is None else DelayedHost(decider, delays)
+
+
+def _wake_s(decision: Decision, now_s: float) -> float:
+    """Return when a decider wants to be asked again, as the shell has it: a time that has passed means soon."""
+    wake_s = decision.wake_at_s
+    if wake_s is None:
+        return math.inf
+    return wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
 
 
 _AT_ONCE: Final = 2_000
