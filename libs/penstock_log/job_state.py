@@ -39,6 +39,7 @@ class JobState(str, Enum):
 
 TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 ACTIVE: Final = frozenset({JobState.RUNNING, JobState.PREEMPTING, JobState.COMPLETING})
+_STOPPING: Final = frozenset({JobState.PREEMPTING, JobState.COMPLETING})
 
 _ENDED: Final = {
     "completed": JobState.COMPLETED,
@@ -245,7 +246,7 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def stopping(self) -> bool:
         """Whether processes that still run are to end: preempted, cancelled, or the gang has ended badly elsewhere."""
-        return self.state in {JobState.PREEMPTING, JobState.COMPLETING} or self.outcome != "completed"
+        return self.state in _STOPPING or self.outcome != "completed"
 
     def move(self, what: str) -> bool:
         """Go to the next state, if there is one for what has happened."""

@@ -242,9 +242,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def widths(self) -> range:
         """The numbers of devices that it may be given, feasible or not."""
-        least, most = (self.min_gpus, self.max_gpus) if self.max_gpus else (self.gpus, self.gpus)
-        least = max(1, least)  # neither empty nor of no devices, whatever a foreign fact says
-        return range(least, max(least, most) + 1)
+        least = self.least_gpus
+        return range(least, max(least, self.max_gpus or self.gpus) + 1)
+
+    @property
+    def least_gpus(self) -> int:
+        """The fewest devices that it may be given: one at least, whatever a foreign fact says."""
+        return max(1, self.min_gpus if self.max_gpus else self.gpus)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):

@@ -318,6 +318,6 @@ def is_token(text: str) -> bool:
 
 
 def _token(text: str) -> str:
-    if not is_token(text):
+    if not text or not _NO_TOKEN.isdisjoint(text):
         raise ValueError(f"{text!r} cannot be part of a subject; expected letters, digits, - and _")
     return text

@@ -80,8 +80,10 @@ class Lengths(msgspec.Struct):
         if gpu_s <= 0:
             return False
         self.count += 1
-        insort(self.kept, (_priority(job_id, self.count), gpu_s))
-        del self.kept[KEPT:]
+        job = _priority(job_id, self.count), gpu_s
+        if len(self.kept) < KEPT or job < self.kept[-1]:
+            insort(self.kept, job)
+            del self.kept[KEPT:]
         if self.count < self.edition_count + max(FIRST, min(self.edition_count, KEPT) // 4):
             return False
         self.edition_gpu_s = sorted([gpu_s for _, gpu_s in self.kept])

@@ -3,7 +3,7 @@ One pool's jobs kept in order as things happen: what is due for another place no
 
 Every job has at most one alarm: the time at which its place changes if nothing else happens. A running job's is its
 next crossing of a threshold, a waiting one's its promotion; a new job, or one whose position is out of date, is due at
-once. Alarms and order are sorted collections, so that an event costs a few searches and nobody looks at all jobs.
+once. Alarms to come are a sorted collection, so that an event costs a few searches and nobody looks at all jobs.
 
 Reading changes nothing: ``due`` says which moves are to be made, and a move becomes true with ``commit`` (or ``put``,
 where it comes back from the log). So the same structure serves a decider, whose decisions become true only through the
@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from functools import cached_property
+from itertools import chain, islice, takewhile
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -78,7 +79,7 @@ class QueueLadder:
     promote_knob: float | None = None
     name: str = BY_QUEUE.order
 
-    @property
+    @cached_property
     def mode(self) -> DispatchMode:
         """How it is walked, and what it is called."""
         return msgspec.structs.replace(self.order.mode, order=self.name)
@@ -165,8 +166,8 @@ class PoolRanking:
         self.ladder, self.learnt = ladder, learnt
         self._limits = ladder.limits
         self._entries: dict[str, RankingEntry] = {}
+        self._overdue: dict[str, None] = {}  # whose alarm is at minus infinity
         self._alarms: SortedList[tuple[float, str]] = SortedList()
-        self._keys: SortedList[Key] = SortedList()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -178,7 +179,7 @@ class PoolRanking:
         return self._entries[job_id]
 
     def __iter__(self) -> Iterator[str]:
-        return (key[3] for key in self._keys)
+        return (key[3] for key in sorted([entry.key for entry in self._entries.values() if entry.placed]))
 
     def add(
         self, job_id: str, *, gpus: int, submitted_s: float, length_s: float = 0.0, least: int | None = None
@@ -201,7 +202,7 @@ class PoolRanking:
             queue=0.0,
         )
         self._entries[job_id] = entry
-        self._alarms.add((entry.alarm_s, job_id))
+        self._overdue[job_id] = None
 
     def note(
         self,
@@ -238,13 +239,10 @@ class PoolRanking:
     def put(self, move: RankMove, *, executed_before_s: float, waited_before_s: float) -> None:
         """Make a place true, with what the job had executed and waited when it was last promoted."""
         entry = self._entries[move.job_id]
-        if entry.placed:
-            self._keys.remove(entry.key)
         entry.queue, entry.position, entry.entered_s = float(move.queue), move.position, move.entered_s
         entry.executed_before_s, entry.waited_before_s = executed_before_s, waited_before_s
         entry.served_s = entry.executed_s - executed_before_s
         entry.placed = True
-        self._keys.add(entry.key)
         self._set_alarm(entry)
 
     def commit(self, move: RankMove, now_s: float) -> None:
@@ -262,11 +260,7 @@ class PoolRanking:
 
     def remove(self, job_id: str) -> None:
         """Drop a job."""
-        entry = self._entries.pop(job_id)
-        if entry.alarm_s < math.inf:
-            self._alarms.remove((entry.alarm_s, job_id))
-        if entry.placed:
-            self._keys.remove(entry.key)
+        self._drop_alarm(self._entries.pop(job_id))
 
     def learn(self, learnt: LengthKnowledge) -> None:
         """Go by other lengths from here on: O(n), so not at every job that ends. Jobs that never ran stay in place."""
@@ -283,12 +277,15 @@ class PoolRanking:
         """
         if self.first_s > now_s:  # as at most events
             return []
-        alarms = takewhile(lambda alarm: alarm[0] <= now_s, islice(self._alarms, most))
-        return [self._move(self._entries[job_id], now_s) for _, job_id in alarms]
+        due_later = takewhile(lambda alarm: alarm[0] <= now_s, self._alarms)
+        due = chain(sorted(self._overdue), (job_id for _, job_id in due_later))
+        return [self._move(self._entries[job_id], now_s) for job_id in islice(due, most)]
 
     @property
     def first_s(self) -> float:
         """When a place changes, or was to change; infinite if none will."""
+        if self._overdue:
+            return -math.inf
         return self._alarms[0][0] if self._alarms else math.inf
 
     def next_s(self, now_s: float) -> float:
@@ -333,14 +330,21 @@ class PoolRanking:
         return RankMove(entry.id, queue, position, entered_s, promoted)
 
     def _set_alarm(self, entry: RankingEntry) -> None:
-        before_s, alarm_s = entry.alarm_s, self._alarm_s(entry)
-        if alarm_s == before_s:
+        alarm_s = self._alarm_s(entry)
+        if alarm_s == entry.alarm_s:
             return
+        self._drop_alarm(entry)
         entry.alarm_s = alarm_s
-        if before_s < math.inf:
-            self._alarms.remove((before_s, entry.id))
-        if alarm_s < math.inf:
+        if alarm_s == -math.inf:
+            self._overdue[entry.id] = None
+        elif alarm_s < math.inf:
             self._alarms.add((alarm_s, entry.id))
+
+    def _drop_alarm(self, entry: RankingEntry) -> None:
+        if entry.alarm_s == -math.inf:
+            del self._overdue[entry.id]
+        elif entry.alarm_s < math.inf:
+            self._alarms.remove((entry.alarm_s, entry.id))
 
     def _alarm_s(self, entry: RankingEntry) -> float:
         """Return when a job's place changes by itself."""

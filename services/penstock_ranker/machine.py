@@ -273,7 +273,7 @@ class PoolRankings:
                 gpus=job.spec.gpus,
                 submitted_s=job.submitted_s,
                 length_s=job.spec.duration_s,
-                least=job.spec.widths[0],
+                least=job.spec.least_gpus,
             )
         phase, since_s = _phase(job)
         carried_s = job.carried_gpu_s / job.spec.gpus
@@ -376,7 +376,7 @@ def rank_of(move: RankMove, job: Job, now_s: float, order: QueuePolicy) -> JobRa
         position=move.position,
         since_s=None if move.entered_s == move.position else move.entered_s,
         attained_gpu_s=job.attained_gpu_s(now_s),
-        falls_per_s=order.falls_per_s(job.spec.gpus, job.spec.widths[0]),
+        falls_per_s=order.falls_per_s(job.spec.gpus, job.spec.least_gpus),
     )
 
 

@@ -326,7 +326,8 @@ def _wake_s(decision: Decision, now_s: float) -> float:
     return wake_s if wake_s > now_s else now_s + _PACE.least_wait_s
 
 
-_AT_ONCE: Final = 2_000
+_AT_ONCE: Final = 100
+"""Commits that are encoded together, while they are still at hand for the processor."""
 
 
 class UnexpectedSequence(RuntimeError):
